@@ -1,0 +1,74 @@
+# One command each; `make help` lists them. The environment is made on first use and kept in $(VENV).
+#
+#   PYTHON       the Python (3.11 or newer) that makes the environment
+#   VENV         where the environment lives
+#   CONSTRAINTS  what pip is held to (the torch version)
+#   WORKERS      test processes
+#   ARGS         further arguments of `make demo`, `make bench` and `make pytest`
+
+PYTHON      ?= python3
+VENV        ?= .venv
+CONSTRAINTS ?= constraints.txt
+WORKERS     ?= 2
+ARGS        ?=
+
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip
+# One OpenMP thread per test process: the tests themselves run side by side.
+TEST_ENV := OMP_NUM_THREADS=1
+
+# What pip installs without isolation, so that a change in csrc/ is compiled in seconds.
+BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+CORE_SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test pytest test-torch bench lint types clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+demo: $(VENV)/installed-demo ## fit a Gaussian process, print a summary, write demo.png
+	$(BIN)/lapgrad demo --output demo.png $(ARGS)
+
+test: lint types pytest ## lint, types and all tests (what CI runs)
+
+pytest: $(VENV)/installed-test ## the tests only
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/installed-test ## ruff
+	$(BIN)/ruff check .
+
+types: $(VENV)/installed-test ## mypy
+	$(BIN)/mypy
+
+bench: $(VENV)/installed-demo ## time every operator against torch, write bench.json
+	$(BIN)/lapgrad bench ops --output bench.json $(ARGS)
+
+test-torch: ## the tests against another torch: make test-torch TORCH=2.11.0 (or TORCH=newest)
+ifndef TORCH
+	$(error say which torch: make test-torch TORCH=2.11.0)
+endif
+	@mkdir -p .venv-torch-$(TORCH)
+	echo "$(if $(filter newest,$(TORCH)),torch,torch==$(TORCH))" > .venv-torch-$(TORCH)/constraints.txt
+	$(MAKE) pytest VENV=.venv-torch-$(TORCH) CONSTRAINTS=.venv-torch-$(TORCH)/constraints.txt
+
+clean: ## remove environments, build outputs and caches
+	rm -rf .venv .venv-torch-* build dist demo.png bench.json
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/ready:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "lapgrad needs Python 3.11 or newer; say which one: make ... PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(BUILD_TOOLS)
+	@touch $@
+
+# The stamps are remade when the core's sources, the dependencies or the torch pin change.
+$(VENV)/installed-demo: $(VENV)/ready $(CORE_SOURCES) $(CONSTRAINTS)
+	$(PIP) install --quiet --no-build-isolation --constraint $(CONSTRAINTS) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/ready $(CORE_SOURCES) $(CONSTRAINTS)
+	$(PIP) install --quiet --no-build-isolation --constraint $(CONSTRAINTS) --editable '.[test]'
+	@touch $@ $(VENV)/installed-demo
