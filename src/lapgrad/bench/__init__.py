@@ -1,0 +1,11 @@
+"""Benchmarks: every operator against torch, in the same process.
+
+timing.py     interleaved timing of several functions
+cases.py      one row per operator: its torch peer, its inputs, its flop counts
+runner.py     times forward and backward of cases
+bars.py       the speed the operators have to reach, and how each of these is measured
+coexist.py    lapgrad and torch calls in turns: do their threads get in each other's way?
+memory.py     peak memory of one call
+report.py     tables, Markdown, JSON
+command.py    the command `lapgrad bench`
+"""

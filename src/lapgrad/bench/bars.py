@@ -1,0 +1,212 @@
+"""The speed and memory the operators have to reach, and how each figure is measured.
+
+Two tables: one for a machine of few cores (2), one for many (16). All speed-ups are against torch in the same
+process, medians, forward and backward separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+import lapgrad as lg
+from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name
+from lapgrad.bench.coexist import alternate
+from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.runner import Measurement, Phase, measure
+
+Machine = Literal["few-cores", "many-cores"]
+MANY_CORES = 8
+"""From this number of threads on a machine is held to the bars for many cores."""
+
+
+@dataclass
+class Bench:
+    """Measures what bars ask for, each case and phase once."""
+
+    threads: int
+    seconds: float
+    measured: dict[tuple[Case, Phase, int], Measurement] = field(default_factory=dict)
+
+    def measurement(self, case: Case, phase: Phase, threads: int | None = None) -> Measurement:
+        """The measurement of one phase, from memory if it was taken before."""
+        key = (case, phase, threads or self.threads)
+        if key not in self.measured:
+            (self.measured[key],) = measure(case, [phase], key[2], self.seconds)
+        return self.measured[key]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure that is to be reached.
+
+    Attributes:
+        what: what is measured.
+        sense: whether the figure must be at least or at most `bound`.
+        bound: the figure that is to be reached.
+        value: measures the figure.
+        unit: printed behind both figures.
+    """
+
+    what: str
+    sense: Literal["≥", "≤"]
+    bound: float
+    value: Callable[[Bench], float]
+    unit: str = "×"
+
+    def holds(self, figure: float) -> bool:
+        """Whether the figure reaches the bar."""
+        return figure >= self.bound if self.sense == "≥" else figure <= self.bound
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bar and what was measured."""
+
+    bar: Bar
+    figure: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bar was reached."""
+        return self.bar.holds(self.figure)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As stored in JSON."""
+        bar = self.bar
+        return {
+            "what": bar.what,
+            "wanted": f"{bar.sense} {bar.bound:g}{bar.unit}",
+            "measured": self.figure,
+            "passed": self.passed,
+        }
+
+
+def bars(machine: Machine) -> list[Bar]:
+    """The table for one kind of machine.
+
+    Example:
+        >>> bars("few-cores")[0].what
+        'potrf 128 float64 backward'
+    """
+    return list(_few_cores() if machine == "few-cores" else _many_cores())
+
+
+def judge(bar: Bar, bench: Bench) -> Verdict:
+    """Measures one bar."""
+    return Verdict(bar, bar.value(bench))
+
+
+_Bounds = tuple[float | None, float | None]
+_FLOATS = (torch.float64, torch.float32)
+
+
+def _few_cores() -> Iterator[Bar]:
+    for n in (128, 256, 512):
+        yield from _speedups("potrf", n, (None, 3.0), (None, 2.5))
+    yield from _speedups("potrf", 1024, (None, 4.0), (None, 3.5))
+    for n in (2048, 4096):
+        yield from _speedups("potrf", n, (None, 5.5), (None, 5.0))
+    for n in (512, 1024, 2048, 4096):
+        for dtype in _FLOATS:
+            yield _backward_over_forward(Case(OPERATORS["potrf"], Shape(n, n), dtype), 2.0)
+    for n in (64, 128, 256, 512, 1024, 2048, 4096):
+        least = 1.3 if n == 1024 else 1.0
+        yield from _speedups("potrf", n, (least, None), (least, None))
+    for batch in ("1000x8x8", "10000x4x4"):
+        yield from _speedups("potrf", batch, (6.0, 10.0), (6.0, 10.0))
+    yield from _speedups("potrf", "200x64x64", (2.0, 5.0), (2.0, 5.0))
+    for n in (1024, 2048):
+        yield from _speedups("trsm", n, (1.1, 1.6), (1.5, 1.6))
+    for name in ("trsm", "trmm"):
+        yield from _speedups(name, "1000x8x8", (3.0, 3.0), (3.0, 3.0))
+    for n in (1024, 2048, 4096):
+        yield from _speedups("syrk", n, (1.6, 1.7), (1.6, 1.7))
+        yield from _speedups("trmm", n, (1.6, 1.5), (1.6, 1.5))
+    for dtype in _FLOATS:
+        one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
+        yield _speedup(one, "forward", 1.0)
+        yield _speedup(one, "step", 1.3)
+    yield _memory("forward with overwrite", 0.1, _overwriting_potrf)
+    yield _memory("backward", 1.1, _potrf_backward)
+    what = "potrf and torch.mm in turns / each alone"
+    yield Bar(what, "≤", 1.15, lambda bench: alternate(bench.seconds).ratio)
+
+
+def _many_cores() -> Iterator[Bar]:
+    for exponent in range(4, 14):
+        n = 2**exponent
+        float64, float32 = (4.5, 3.5) if n >= 4096 else (1.0, 1.0)
+        yield from _speedups("potrf", n, (None, float64), (None, float32))
+    for batch in ("10000x8x8", "200x64x64"):
+        yield from _speedups("potrf", batch, (10.0, 10.0), (10.0, 10.0))
+        for dtype in _FLOATS:
+            for phase in ("forward", "backward"):
+                yield _scaling(Case(OPERATORS["potrf"], Shape.parse(batch), dtype), phase, 8.0)
+
+
+def _speedups(name: str, shape: int | str, float64: _Bounds, float32: _Bounds) -> Iterator[Bar]:
+    """Bars on (forward, backward) for both dtypes; None: no bar."""
+    for dtype, bounds in zip(_FLOATS, (float64, float32), strict=True):
+        case = Case(OPERATORS[name], Shape.parse(str(shape)), dtype)
+        phases: tuple[Phase, Phase] = ("forward", "backward")
+        for phase, bound in zip(phases, bounds, strict=True):
+            if bound is not None:
+                yield _speedup(case, phase, bound)
+
+
+def _speedup(case: Case, phase: Phase, bound: float) -> Bar:
+    return Bar(f"{case} {phase}", "≥", bound, lambda bench: bench.measurement(case, phase).ratio)
+
+
+def _backward_over_forward(case: Case, bound: float) -> Bar:
+    def value(bench: Bench) -> float:
+        backward, forward = (bench.measurement(case, phase).ours.median for phase in ("backward", "forward"))
+        return backward / forward
+
+    return Bar(f"{case} backward / forward", "≤", bound, value)
+
+
+def _scaling(case: Case, phase: Phase, bound: float) -> Bar:
+    def value(bench: Bench) -> float:
+        alone = bench.measurement(case, phase, threads=1).ours.median
+        return alone / bench.measurement(case, phase).ours.median
+
+    return Bar(f"{case} {phase}, 1 thread / all", "≥", bound, value)
+
+
+# Memory is counted in buffers of n² at n = 4096 float64 (134 MB). The tenth above the whole number is for the
+# packing buffers of the BLAS.
+
+_MEMORY_N = 4096
+
+
+def _memory(phase: str, bound: float, prepare: Callable[[torch.Tensor], Callable[[], Any]]) -> Bar:
+    def value(bench: Bench) -> float:
+        if not measurable():
+            return float("nan")
+        generator = torch.Generator().manual_seed(0)
+        (A,) = OPERATORS["potrf"].inputs(Shape(_MEMORY_N, _MEMORY_N), torch.float64, generator)
+        return peak_extra_bytes(prepare(A)) / (A.numel() * A.itemsize)
+
+    what = f"potrf {_MEMORY_N} {dtype_name(torch.float64)} {phase}, extra peak memory"
+    return Bar(what, "≤", bound, value, " n²")
+
+
+def _overwriting_potrf(A: torch.Tensor) -> Callable[[], Any]:
+    work = A.clone()
+
+    def call() -> torch.Tensor:
+        work.copy_(A)
+        return lg.potrf(work, overwrite=True)
+
+    return call
+
+
+def _potrf_backward(A: torch.Tensor) -> Callable[[], Any]:
+    A.requires_grad_()
+    L, cotangent = lg.potrf(A), torch.ones_like(A)
+    return lambda: torch.autograd.grad(L, A, cotangent, retain_graph=True)

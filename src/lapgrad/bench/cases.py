@@ -1,0 +1,268 @@
+"""One row per operator: what it is timed against, on which inputs, and how much work it is.
+
+Flop counts: one multiply-add is 2. The formulas count what lapgrad's algorithm does; the same count divides
+torch's time, so that the rates of both can be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import lapgrad as lg
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`batch` matrices of n × m. Operators on square matrices take n × n; n is then what counts.
+
+    Example:
+        >>> Shape.parse("1000x8x8"), str(Shape.parse("64"))
+        (Shape(n=8, m=8, batch=(1000,)), '64')
+    """
+
+    n: int
+    m: int
+    batch: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """`64` is one 64 × 64 matrix, `1000x8x8` a batch of 1000 of 8 × 8."""
+        try:
+            sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
+        except ValueError:
+            sizes = ()
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"{text!r} is no shape: 64, 64x32 or 1000x8x8 was wanted")
+        if len(sizes) == 1:
+            return cls(sizes[0], sizes[0])
+        return cls(sizes[-2], sizes[-1], sizes[:-2])
+
+    def __str__(self) -> str:
+        if not self.batch and self.n == self.m:
+            return str(self.n)
+        return "×".join(map(str, (*self.batch, self.n, self.m)))
+
+    @property
+    def items(self) -> int:
+        """Number of matrices."""
+        return math.prod(self.batch)
+
+
+Inputs = tuple[Tensor, ...]
+Generate = Callable[[Shape, torch.dtype, torch.Generator], Inputs]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator and its peer.
+
+    Attributes:
+        name: the operator's name in lapgrad.
+        ours, peer: functions of the same inputs with the same result.
+        peer_text: the peer as a user of torch writes it.
+        inputs: makes the inputs; all of them take a gradient.
+        forward, backward: work for one matrix of the batch.
+        unit: what the work is counted in: flops, or elements moved for operators without arithmetic.
+        lower: positions of lower triangular inputs: only that triangle of their gradient is compared.
+    """
+
+    name: str
+    ours: Callable[..., Tensor]
+    peer: Callable[..., Tensor]
+    peer_text: str
+    inputs: Generate
+    forward: Callable[[int, int], float]
+    backward: Callable[[int, int], float]
+    unit: Literal["flop", "element"] = "flop"
+    lower: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator at one shape and dtype."""
+
+    operator: Operator
+    shape: Shape
+    dtype: torch.dtype
+
+    def work(self, phase: str) -> float:
+        """Flops (or elements moved) of the whole batch."""
+        n, m = self.shape.n, self.shape.m
+        forward, backward = self.operator.forward(n, m), self.operator.backward(n, m)
+        amounts = {"forward": forward, "backward": backward, "step": forward + backward}
+        return self.shape.items * amounts[phase]
+
+    def __str__(self) -> str:
+        return f"{self.operator.name} {self.shape} {dtype_name(self.dtype)}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float64` for torch.float64."""
+    return str(dtype).removeprefix("torch.")
+
+
+# Inputs. Triangles have a diagonal of 1 to 2 and row sums of about 1 beside it, so that L⁻¹ is of the order
+# of 1 at every size; symmetric matrices have eigenvalues of 1 to about 5.
+
+
+def _normal(*sizes: int, shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape.batch, *sizes, dtype=dtype, generator=generator)
+
+
+def _symmetric(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    X = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    A = (X @ X.mT).div_(shape.n)
+    A.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return (A,)
+
+
+def _triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    L = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator).div_(shape.n).tril_(-1)
+    L.diagonal(dim1=-2, dim2=-1).uniform_(1.0, 2.0, generator=generator)
+    return L
+
+
+def _triangle_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return _triangle(shape, dtype, generator), A
+
+
+def _one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_triangle(shape, dtype, generator),)
+
+
+def _one_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator),)
+
+
+def _one_square(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator),)
+
+
+def _two_factors(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return A, _normal(shape.m, shape.n, shape=shape, dtype=dtype, generator=generator)
+
+
+def _two_factors_and_sum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    C = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    return (*_two_factors(shape, dtype, generator), C)
+
+
+def _diagonal(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n, shape=shape, dtype=dtype, generator=generator),)
+
+
+def _packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n * (shape.n + 1) // 2, shape=shape, dtype=dtype, generator=generator),)
+
+
+# Peers: how a user of torch writes the same thing.
+
+
+def _triangular_product(L: Tensor, A: Tensor) -> Tensor:
+    # One large triangle is multiplied as it is: masking it would only slow torch down. In batches of small
+    # matrices the triangle is cut out, as a parametrisation by an unconstrained matrix does.
+    return L @ A if L.ndim == 2 else L.tril() @ A
+
+
+def _sum_log_diagonal(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+
+@functools.lru_cache(maxsize=8)
+def _lower_indices(n: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(n, n)
+    return rows, columns
+
+
+def _pack_triangle(A: Tensor) -> Tensor:
+    rows, columns = _lower_indices(A.shape[-1])
+    return A[..., rows, columns]
+
+
+def _unpack_triangle(v: Tensor) -> Tensor:
+    n = (math.isqrt(8 * v.shape[-1] + 1) - 1) // 2
+    rows, columns = _lower_indices(n)
+    A = v.new_zeros(*v.shape[:-1], n, n)
+    A[..., rows, columns] = v
+    return A
+
+
+def _multiply_and_add(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    return torch.addmm(C, A, B) if A.ndim == 2 else C + A @ B
+
+
+# fmt: off
+_ROWS = (
+    Operator(
+        "potrf", lg.potrf, torch.linalg.cholesky, "torch.linalg.cholesky(A)", _symmetric,
+        lambda n, m: n**3 / 3, lambda n, m: 2 * n**3 / 3,
+    ),
+    Operator(
+        "potrf_ex", lambda A: lg.potrf_ex(A)[0], lambda A: torch.linalg.cholesky_ex(A)[0],
+        "torch.linalg.cholesky_ex(A)", _symmetric, lambda n, m: n**3 / 3, lambda n, m: 2 * n**3 / 3,
+    ),
+    Operator(
+        "trsm", lg.trsm, functools.partial(torch.linalg.solve_triangular, upper=False),
+        "torch.linalg.solve_triangular(L, A, upper=False)", _triangle_and_matrix,
+        lambda n, m: n * n * m, lambda n, m: 2 * n * n * m, lower=(0,),
+    ),
+    Operator(
+        "trmm", lg.trmm, _triangular_product, "L @ A (batches: L.tril() @ A)", _triangle_and_matrix,
+        lambda n, m: n * n * m, lambda n, m: 2 * n * n * m, lower=(0,),
+    ),
+    Operator(
+        "syrk", lg.syrk, lambda A: A @ A.mT, "A @ A.mT", _one_matrix,
+        lambda n, m: n * n * m, lambda n, m: 2 * n * n * m,
+    ),
+    Operator(
+        "gemmt", lg.gemmt, lambda A, B: (A @ B).tril(), "(A @ B).tril()", _two_factors,
+        lambda n, m: n * n * m, lambda n, m: 2 * n * n * m,
+    ),
+    Operator(
+        "gemm2", lg.gemm2, torch.matmul, "A @ B", _two_factors,
+        lambda n, m: 2 * n * n * m, lambda n, m: 4 * n * n * m,
+    ),
+    Operator(
+        "gemm", lg.gemm, _multiply_and_add, "torch.addmm(C, A, B) (batches: C + A @ B)", _two_factors_and_sum,
+        lambda n, m: 2 * n * n * m + n * n, lambda n, m: 4 * n * n * m,
+    ),
+    Operator(
+        "sumlogdiag", lg.sumlogdiag, _sum_log_diagonal, "A.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)",
+        _one_triangle, lambda n, m: n, lambda n, m: n * n, "element",
+    ),
+    Operator(
+        "extractdiag", lg.extractdiag, lambda A: A.diagonal(dim1=-2, dim2=-1).clone(),
+        "A.diagonal(dim1=-2, dim2=-1).clone()", _one_square,
+        lambda n, m: 2 * n, lambda n, m: n * n, "element",
+    ),
+    Operator(
+        "makediag", lg.makediag, torch.diag_embed, "torch.diag_embed(d)", _diagonal,
+        lambda n, m: n * n, lambda n, m: 2 * n, "element",
+    ),
+    Operator(
+        "extracttrian", lg.extracttrian, _pack_triangle, "A[..., rows, columns] (torch.tril_indices)",
+        _one_square,
+        lambda n, m: n * (n + 1), lambda n, m: 1.5 * n * n, "element",
+    ),
+    Operator(
+        "maketrian", lg.maketrian, _unpack_triangle, "A[..., rows, columns] = v (torch.tril_indices)",
+        _packed_triangle, lambda n, m: 1.5 * n * n, lambda n, m: n * (n + 1), "element",
+    ),
+    Operator(
+        "copyltu", lg.copyltu, lambda A: A.tril() + A.tril(-1).mT, "A.tril() + A.tril(-1).mT", _one_square,
+        lambda n, m: 1.5 * n * n, lambda n, m: 1.5 * n * n, "element",
+    ),
+)
+# fmt: on
+
+OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
+"""All operators with a benchmark, by name. A test compares the names with the package's operators."""

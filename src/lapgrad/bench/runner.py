@@ -1,0 +1,145 @@
+"""Times forward and backward of cases, lapgrad and torch in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lapgrad.bench.cases import Case, dtype_name
+from lapgrad.bench.timing import Thunk, Timing, interleaved
+
+Phase = Literal["forward", "backward", "step"]
+"""forward: no gradient is asked for. backward: all gradients, on a graph that is kept. step: both, with a new
+graph each time."""
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+_TOLERANCE = 50.0
+"""Units of n·eps by which lapgrad and torch may differ, relative to the largest entry: both round."""
+
+
+class DisagreementError(AssertionError):
+    """lapgrad and torch gave different results: their times cannot be compared."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One phase of one case at one number of threads."""
+
+    case: Case
+    phase: Phase
+    threads: int
+    ours: Timing
+    peer: Timing
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster than torch."""
+        return self.peer.median / self.ours.median
+
+    def rate(self, timing: Timing) -> float:
+        """Gflop/s, or GB/s for operators that only move elements."""
+        amount = self.case.work(self.phase)
+        if self.case.operator.unit == "element":
+            amount *= self.case.dtype.itemsize
+        return amount / timing.median / 1e9
+
+    def as_dict(self) -> dict[str, Any]:
+        """As stored in JSON: times in seconds."""
+        return {
+            "operator": self.case.operator.name,
+            "peer": self.case.operator.peer_text,
+            "shape": [*self.case.shape.batch, self.case.shape.n, self.case.shape.m],
+            "dtype": dtype_name(self.case.dtype),
+            "phase": self.phase,
+            "threads": self.threads,
+            "lapgrad": vars(self.ours),
+            "torch": vars(self.peer),
+            "ratio": self.ratio,
+            "work": self.case.work(self.phase),
+            "unit": self.case.operator.unit,
+        }
+
+
+def measure(case: Case, phases: Sequence[Phase], threads: int, seconds: float) -> list[Measurement]:
+    """Checks that lapgrad and torch agree on the case, then times each phase for about `seconds`."""
+    with thread_count(threads):
+        ours, peer = _prepare(case)
+        _compare(case, ours, peer)
+        found = []
+        for phase in phases:
+            timings = interleaved([ours.thunk(phase), peer.thunk(phase)], seconds, least_rounds=3)
+            found.append(Measurement(case, phase, threads, *timings))
+        return found
+
+
+@contextmanager
+def thread_count(threads: int) -> Iterator[None]:
+    """torch.set_num_threads for the length of a with block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Side:
+    """One of the two sides (lapgrad, torch) of a case, with a graph ready for backward."""
+
+    def __init__(self, function: Any, inputs: Sequence[Tensor], cotangent: Tensor) -> None:
+        self.function = function
+        self.plain = tuple(inputs)
+        self.tracked = tuple(x.detach().requires_grad_() for x in inputs)
+        self.result: Tensor = function(*self.tracked)
+        self.cotangent = cotangent
+
+    def thunk(self, phase: Phase) -> Thunk:
+        """The function to be timed."""
+        return {"forward": self._forward, "backward": self._backward, "step": self._step}[phase]()
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """Gradients of all inputs."""
+        gradients: tuple[Tensor, ...] = self._backward()()
+        return gradients
+
+    def _forward(self) -> Thunk:
+        function, inputs = self.function, self.plain
+        return lambda: function(*inputs)
+
+    def _backward(self) -> Thunk:
+        result, inputs, cotangent, grad = self.result, self.tracked, self.cotangent, torch.autograd.grad
+        return lambda: grad(result, inputs, cotangent, retain_graph=True)
+
+    def _step(self) -> Thunk:
+        function, inputs, cotangent, grad = self.function, self.tracked, self.cotangent, torch.autograd.grad
+        return lambda: grad(function(*inputs), inputs, cotangent)
+
+
+def _prepare(case: Case) -> tuple[Side, Side]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = case.operator.inputs(case.shape, case.dtype, generator)
+    with torch.no_grad():
+        result = case.operator.peer(*inputs)
+    cotangent = torch.randn(result.shape, dtype=case.dtype, generator=generator)
+    return Side(case.operator.ours, inputs, cotangent), Side(case.operator.peer, inputs, cotangent)
+
+
+def _compare(case: Case, ours: Side, peer: Side) -> None:
+    pairs = {"the result": (ours.result.detach(), peer.result.detach())}
+    for i, (mine, theirs) in enumerate(zip(ours.gradients(), peer.gradients(), strict=True)):
+        lower = i in case.operator.lower
+        pairs[f"gradient {i}"] = (mine.tril(), theirs.tril()) if lower else (mine, theirs)
+    allowed = _TOLERANCE * case.shape.n * torch.finfo(case.dtype).eps
+    for what, (mine, theirs) in pairs.items():
+        difference = float((mine - theirs).abs().max() / theirs.abs().max())
+        if not difference <= allowed:
+            raise DisagreementError(
+                f"{case}: {what} differs from torch by {difference:.1e} (relative to its largest entry), "
+                f"allowed {allowed:.1e}"
+            )

@@ -1,0 +1,95 @@
+"""Interleaved timing: functions under comparison take turns, so that the noise of the machine meets all."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Thunk = Callable[[], Any]
+
+_SHORTEST_SAMPLE = 200e-6
+"""Seconds. A faster function is called several times per sample, so that the clock's own cost vanishes."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over all samples of one function."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Median and quartiles of the samples.
+
+        Example:
+            >>> Timing.of([3.0, 1.0, 2.0])
+            Timing(median=2.0, low=1.0, high=3.0, samples=3)
+        """
+        ordered = sorted(seconds)
+        if len(ordered) < 4:
+            low, high = ordered[0], ordered[-1]
+        else:
+            low, _, high = statistics.quantiles(ordered, n=4)
+        return cls(statistics.median(ordered), low, high, len(ordered))
+
+
+def interleaved(
+    functions: Sequence[Thunk], seconds: float, *, least_rounds: int = 5, most_rounds: int = 2000
+) -> list[Timing]:
+    """Times functions in turns: one sample of each per round, every second round in reverse order.
+
+    Args:
+        functions: what to time, without arguments.
+        seconds: how long to go on, all functions together.
+        least_rounds: rounds that are run even when `seconds` is over.
+        most_rounds: rounds after which `seconds` does not matter.
+
+    Returns:
+        One Timing per function.
+    """
+    calls = [_calls_per_sample(function) for function in functions]
+    samples: list[list[float]] = [[] for _ in functions]
+    order = list(range(len(functions)))
+    with _no_garbage_collection():
+        end = time.perf_counter() + seconds
+        for turn in range(most_rounds):
+            if turn >= least_rounds and time.perf_counter() >= end:
+                break
+            for i in order:
+                samples[i].append(_sample(functions[i], calls[i]))
+            order.reverse()
+    return [Timing.of(one) for one in samples]
+
+
+def _calls_per_sample(function: Thunk) -> int:
+    """Warms the function up and finds how many calls make a sample long enough to be measured."""
+    function()
+    once = min(_sample(function, 1) for _ in range(3))
+    return max(1, round(_SHORTEST_SAMPLE / max(once, 1e-7)))
+
+
+def _sample(function: Thunk, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,64 @@
+"""The command `lapgrad`: info, demo, bench."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from lapgrad import info
+from lapgrad.bench import command as bench
+from lapgrad.demo import command as demo
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] | None = getattr(chosen, "run", None)
+    if run is None:
+        parser.print_help()
+        return 2
+    try:
+        return run(chosen)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    purpose = "Differentiable BLAS and LAPACK operators for PyTorch."
+    version = f"lapgrad {importlib.metadata.version('lapgrad')}"
+    parser = argparse.ArgumentParser(prog="lapgrad", description=purpose)
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(title="commands", metavar="command")
+
+    about = commands.add_parser("info", help="versions, CPU, BLAS, threads, CUDA")
+    about.add_argument("--json", action="store_true", help="print JSON")
+    about.set_defaults(run=_info)
+
+    shown = commands.add_parser("demo", help="fit a Gaussian process to measurements of CO2 in the air")
+    demo.add_arguments(shown)
+    shown.set_defaults(run=demo.run)
+
+    timed = commands.add_parser("bench", help="time the operators against torch")
+    topics = timed.add_subparsers(title="topics", metavar="topic", required=True)
+    operators = topics.add_parser("ops", help="forward and backward of every operator")
+    bench.add_arguments(operators)
+    operators.set_defaults(run=bench.run)
+    return parser
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    print(json.dumps(info.collect(), indent=1, default=str) if arguments.json else info.text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

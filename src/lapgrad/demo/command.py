@@ -1,0 +1,140 @@
+"""The command `lapgrad demo`: learns, forecasts, compares the time with torch.linalg, draws."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lapgrad.demo import carbon
+from lapgrad.demo.gp import PARAMETERS, CarbonModel, learn
+from lapgrad.demo.timing import Comparison, compare_carbon, compare_synthetic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `lapgrad demo`."""
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo.png"), help="where the figure goes [demo.png]"
+    )
+    parser.add_argument("--steps", type=_positive, default=300, help="steps of Adam [300]")
+    parser.add_argument("--dtype", choices=list(_DTYPES), default="float64", help="[float64]")
+    parser.add_argument("--seed", type=int, default=0, help="of the random data that are timed [0]")
+    parser.add_argument("--threads", type=_positive, help="torch.set_num_threads [torch's]")
+    parser.add_argument(
+        "--large", type=_positive, default=2048, help="size of the random data that are timed [2048]"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demonstration; returns the exit code."""
+    missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"lapgrad demo needs {' and '.join(missing)}: pip install 'lapgrad[demo]'", file=sys.stderr)
+        return 1
+    from rich.console import Console
+
+    from lapgrad.demo.plot import draw
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    console = Console()
+    dtype = _DTYPES[arguments.dtype]
+    train, test = carbon.load()
+    console.print("[bold]Gaussian process regression[/]: CO2 at Mauna Loa, monthly means")
+    console.print(
+        f"learn from {len(train)} months (1959 to 1987), forecast {len(test)} (1988 to 1997); "
+        f"{arguments.dtype}, {torch.get_num_threads()} threads\n"
+    )
+    model = CarbonModel(train, dtype)
+    seconds = _learn_with_progress(model, arguments.steps, console)
+    with console.status("timing value and gradient against torch.linalg"):
+        comparisons = [
+            compare_carbon(model, seconds=2.0),
+            compare_synthetic(arguments.large, dtype, arguments.seed, seconds=4.0),
+        ]
+    _summarise(model, train, test, seconds, comparisons, console)
+    draw(model, train, test, arguments.output)
+    console.print(f"\nfigure: [bold]{arguments.output}[/]", soft_wrap=True)
+    return 0
+
+
+def _learn_with_progress(model: CarbonModel, steps: int, console: Console) -> float:
+    """Learns under a progress bar; returns the seconds it took."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("learning"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("−log likelihood {task.fields[value]:9.2f}"),
+        TimeElapsedColumn(),
+    )
+    start = time.perf_counter()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=steps, value=float("nan"))
+        learn(model, steps, lambda value: progress.update(task, advance=1, value=value))
+    return time.perf_counter() - start
+
+
+def _summarise(
+    model: CarbonModel,
+    train: carbon.Series,
+    test: carbon.Series,
+    seconds: float,
+    comparisons: list[Comparison],
+    console: Console,
+) -> None:
+    from rich.table import Table
+
+    learned = Table(title="learned hyper-parameters", title_justify="left", show_header=False)
+    learned.add_column()
+    learned.add_column(justify="right")
+    learned.add_column()
+    for name, parameter in PARAMETERS.items():
+        learned.add_row(parameter.text, f"{model.shown(name):.4g}", parameter.unit)
+
+    mean, deviation = model.predict(test.years)
+    log_likelihood = torch.distributions.Normal(mean, deviation).log_prob(test.ppm).mean()
+    covered = ((mean - test.ppm).abs() < 1.96 * deviation).double().mean()
+    drift = carbon.last_year_with_drift(train, len(test))
+    forecast = Table(title=f"forecast of {len(test)} months", title_justify="left", show_header=False)
+    forecast.add_column()
+    forecast.add_column(justify="right")
+    forecast.add_column()
+    forecast.add_row("RMSE", f"{_rmse(mean, test.ppm):.3f}", "ppm")
+    forecast.add_row("  last year + ten-year drift", f"{_rmse(drift, test.ppm):.3f}", "ppm")
+    forecast.add_row("  mean of the training data", f"{_rmse(train.ppm.mean(), test.ppm):.3f}", "ppm")
+    forecast.add_row("mean log likelihood", f"{float(log_likelihood):.3f}", "per month")
+    forecast.add_row("inside the 95% band", f"{100 * float(covered):.0f}", "%")
+    forecast.add_row("learning took", f"{seconds:.1f}", "s")
+
+    timed = Table(title="value and gradient, medians", title_justify="left")
+    timed.add_column("")
+    for heading in ("lapgrad ms", "torch.linalg ms", "faster"):
+        timed.add_column(heading, justify="right")
+    for row in comparisons:
+        timed.add_row(row.what, f"{row.ours * 1e3:.1f}", f"{row.peer * 1e3:.1f}", f"{row.faster:.2f}×")
+
+    console.print()
+    for table in (learned, forecast, timed):
+        console.print(table)
+
+
+def _rmse(prediction: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((prediction - truth).square().mean().sqrt())
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+    return int(text)

@@ -1,0 +1,180 @@
+"""Benchmarks: every operator has a case, like is compared with like, the command tells what was measured."""
+
+import inspect
+import json
+import time
+
+import pytest
+import torch
+
+import lapgrad
+from lapgrad import cli
+from lapgrad.bench import bars, report, runner
+from lapgrad.bench.cases import OPERATORS, Case, Operator, Shape
+from lapgrad.bench.coexist import Alternation
+from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.timing import Timing, interleaved
+
+
+def public_operators():
+    """Names of the package's operators: its public functions that are defined in lapgrad.ops."""
+    public = {name: getattr(lapgrad, name) for name in lapgrad.__all__}
+    return {n for n, f in public.items() if not inspect.isclass(f) and f.__module__.startswith("lapgrad.ops")}
+
+
+def test_the_search_for_operators_finds_them():
+    assert {"potrf", "potrf_ex", "trsm", "copyltu"} <= public_operators()
+
+
+def test_every_operator_has_a_benchmark_case():
+    assert set(OPERATORS) == public_operators()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("shape", ["5", "3x4x4", "2x3x5x5"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lapgrad_and_its_peer_agree_and_are_timed(name, shape, dtype):
+    case = Case(OPERATORS[name], Shape.parse(shape), dtype)
+    measurements = runner.measure(case, runner.PHASES, torch.get_num_threads(), seconds=0)
+    assert [m.phase for m in measurements] == ["forward", "backward", "step"]
+    for m in measurements:
+        assert m.ours.samples >= 3
+        assert m.ratio > 0
+        assert m.rate(m.ours) > 0
+        json.dumps(m.as_dict())
+
+
+@pytest.mark.parametrize("name", ["trsm", "trmm", "syrk", "gemmt", "gemm2", "gemm"])
+def test_products_take_rectangles(name):
+    case = Case(OPERATORS[name], Shape.parse("6x3"), torch.float64)
+    assert runner.measure(case, ["backward"], torch.get_num_threads(), seconds=0)
+
+
+def test_flops_of_a_batch_and_of_a_step():
+    batch = Case(OPERATORS["potrf"], Shape.parse("10x6x6"), torch.float64)
+    assert batch.work("forward") == 10 * 6**3 / 3
+    assert batch.work("backward") == 2 * batch.work("forward")
+    assert batch.work("step") == batch.work("forward") + batch.work("backward")
+
+
+def test_results_that_differ_are_not_timed():
+    right = OPERATORS["syrk"]
+    wrong = Operator(**{**vars(right), "ours": lambda A: A @ A.mT + 1e-3})
+    with pytest.raises(runner.DisagreementError, match=r"syrk 5 float64: the result differs from torch by"):
+        runner.measure(Case(wrong, Shape(5, 5), torch.float64), ["forward"], 1, seconds=0)
+
+
+def test_thread_count_is_put_back():
+    before = torch.get_num_threads()
+    with runner.thread_count(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_functions_take_turns_and_the_order_is_reversed():
+    calls = []
+    slow = [lambda: (calls.append("a"), time.sleep(1e-3)), lambda: (calls.append("b"), time.sleep(1e-3))]
+    interleaved(slow, 0, least_rounds=4)
+    assert "".join(calls).endswith("abbaabba")
+
+
+def test_interleaved_measures_a_known_time():
+    fast, slow = interleaved([lambda: None, lambda: time.sleep(2e-3)], 0.02)
+    assert slow.median >= 2e-3
+    assert fast.median < 1e-4
+    assert slow.low <= slow.median <= slow.high
+
+
+def test_time_budget_ends_the_rounds():
+    (timing,) = interleaved([lambda: time.sleep(1e-3)], 0.05, least_rounds=2)
+    assert 2 <= timing.samples <= 60
+
+
+@pytest.mark.skipif(not measurable(), reason="the peak memory of a process cannot be reset here")
+def test_peak_memory_of_a_known_allocation():
+    megabyte = 2**20
+    held = peak_extra_bytes(lambda: bytearray(64 * megabyte))
+    assert 62 * megabyte < held < 70 * megabyte
+
+
+@pytest.mark.parametrize("machine", ["few-cores", "many-cores"])
+def test_bars_are_named_once(machine):
+    names = [bar.what for bar in bars.bars(machine)]
+    assert len(names) == len(set(names))
+
+
+def test_a_bar_has_a_sense():
+    least, most = (bars.Bar("what", sense, 2.0, lambda bench: 0.0) for sense in ("≥", "≤"))
+    assert least.holds(2.5)
+    assert not most.holds(2.5)
+    assert not most.holds(float("nan"))
+
+
+def test_bars_share_measurements():
+    bench = bars.Bench(torch.get_num_threads(), seconds=0)
+    case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64)
+    assert bench.measurement(case, "forward") is bench.measurement(case, "forward")
+
+
+def test_alternation_compares_a_pair_with_the_sum():
+    assert Alternation(512, 512, 4e-3, 4e-3, 12e-3).ratio == pytest.approx(1.5)
+
+
+def test_tables_without_rich(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    report.show((["operator", "ms"], [["potrf", "1.2"]]), "title")
+    assert capsys.readouterr().out == "\ntitle\noperator  ms\npotrf     1.2\n"
+
+
+def test_scaling_table_compares_with_the_fewest_threads():
+    case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64)
+    seconds = {1: 8.0, 4: 2.0}
+    found = [
+        runner.Measurement(case, "forward", t, Timing(s, s, s, 1), Timing(1, 1, 1, 1))
+        for t, s in seconds.items()
+    ]
+    headings, rows = report.scaling_table(found)
+    assert headings[-2:] == ["1 threads", "4 threads"]
+    assert rows == [["potrf", "5", "float64", "forward", "1.00×", "4.00×"]]
+
+
+def test_command_prints_ratios_and_writes_the_machine(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    options = ["--quick", "--ops", "potrf,trmm", "--sizes", "8", "--batches", "3x4x4", "--output", str(file)]
+    assert (
+        cli.main(["bench", "ops", *options, "--dtypes", "float64", "--threads", "1,2", "--seconds", "0.001"])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    for text in ("potrf", "trmm", "3×4×4", "×", "GF/s", "scaling of lapgrad with threads"):
+        assert text in printed
+    written = json.loads(file.read_text())
+    assert len(written["measurements"]) == 2 * 2 * 2 * 2
+    machine = written["machine"]
+    assert machine["cpu"]["model"]
+    assert machine["torch"]["version"] == torch.__version__
+    assert machine["date"]
+
+
+def test_command_prints_markdown(capsys):
+    options = ["--ops", "syrk", "--sizes", "4", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
+    assert cli.main(["bench", "ops", *options, "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| operator | shape |")
+    assert lines[2].startswith("| syrk | 4 | float64 |")
+
+
+@pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 1)])
+def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
+    table = [
+        bars.Bar("potrf 1 forward", "≥", 2.0, lambda bench: 2.5),
+        bars.Bar("potrf 2 forward", "≥", 2.0, lambda bench: 1.5),
+        bars.Bar("syrk 2 forward", "≥", 2.0, lambda bench: 1.5),
+    ]
+    monkeypatch.setattr("lapgrad.bench.command.bars", lambda machine: table)
+    file = tmp_path / "bars.json"
+    assert cli.main(["bench", "ops", "--ops", "potrf", "--bars", "--output", str(file), *strict]) == code
+    printed = capsys.readouterr().out
+    assert "1 of 2 bars reached" in printed
+    assert "MISS" in printed
+    assert [bar["passed"] for bar in json.loads(file.read_text())["bars"]] == [True, False]

@@ -1,0 +1,65 @@
+"""The command line: what each command prints, and what it answers to wrong options."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lapgrad import cli, info
+
+
+def test_info_names_version_cpu_blas_threads_and_cuda(capsys):
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    for section in ("lapgrad", "torch", "cpu", "core", "blas", "cuda"):
+        assert f"\n{section}\n" in "\n" + printed
+    assert "threads" in printed
+
+
+def test_info_as_json_is_what_collect_returns(capsys):
+    assert cli.main(["info", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == info.collect().keys()
+    assert printed["lapgrad"]["version"]
+
+
+def test_info_says_so_when_a_layer_is_absent():
+    assert "not available" in info._describe("lapgrad._no_such_layer")["state"]
+
+
+def test_no_command_prints_the_help(capsys):
+    assert cli.main([]) == 2
+    assert "bench" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("lapgrad ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "ops", "--ops", "portf"], "'portf' is not one of potrf"),
+        (["bench", "ops", "--batches", "8xx8"], "'8xx8' is no shape"),
+        (["bench", "ops", "--dtypes", "float16"], "'float16' is not one of"),
+        (["bench", "ops", "--threads", "0"], "'0' is no list of thread counts"),
+        (["bench"], "required: topic"),
+        (["demo", "--steps", "0"], "'0' is no positive whole number"),
+    ],
+)
+def test_wrong_options_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m lapgrad.cli info | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "lapgrad\n"
+    assert "Error" not in done.stderr
