@@ -1,0 +1,154 @@
+// The operators on batches: which of the three ways (one matrix per lane, one item per thread, all threads on one item)
+// a batch takes, and the steps around the recursion (copy in, clear the other triangle, failed items).
+#pragma once
+
+#include "potrf.h"
+#include "trmm.h"
+
+namespace lapgrad {
+
+// body(item index, parallel inside the item?) for every item: the items side by side when there are enough of them,
+// otherwise one after the other with all threads on each.
+template <class F>
+void for_items(index_t count, index_t order, F body) {
+    const int team = parallel::threads();
+    const bool inside = order > plan::serial_order(team);
+    const bool beside = count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region;
+    if (beside) {
+        parallel::for_each(count, [&](index_t b) { body(b, false); });
+        return;
+    }
+    const blas::OneThread serial(!inside || team == 1);
+    for (index_t b = 0; b < count; ++b) body(b, inside && team > 1);
+}
+
+// Lanes pay from a few matrices on; items must be dense for the transposing loads.
+template <class T, class... Batches>
+bool fits_lanes(index_t count, index_t order, const Batches&... batches) {
+    return count > 1 && order <= plan::lane_order<T> && (batches.dense() && ...);
+}
+
+// body(begin, end) over groups of whole vectors.
+template <class T, class F>
+void for_lane_ranges(index_t count, index_t work_per_item, F body) {
+    const index_t lanes = isa::kernels<T>().lanes;
+    const index_t groups = (count + lanes - 1) / lanes;
+    // About 20,000 operations make a range worth handing to another thread.
+    const index_t grain = std::max<index_t>(1, 20000 / std::max<index_t>(1, work_per_item * lanes));
+    parallel::for_ranges(groups, grain, [&](index_t begin, index_t end) {
+        body(begin * lanes, std::min(count, end * lanes));
+    });
+}
+
+// L := lower factor of A, info per item. Failed items become the identity.
+template <class T>
+void potrf_batch(Batch<const T> A, Batch<T> L, std::int32_t* info) {
+    const index_t n = A.rows;
+    if (n == 0) {
+        std::fill(info, info + A.count, 0);
+        return;
+    }
+    if (fits_lanes<T>(A.count, n, A, L) && A.row_stride == L.row_stride) {
+        for_lane_ranges<T>(A.count, n * n * (n + 12) / 3, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_potrf(A, L, info, begin, end, thread_scratch());
+        });
+        for (index_t b = 0; b < A.count; ++b)
+            if (info[b]) set_identity<T>(L[b]);
+        return;
+    }
+    for_items(A.count, n, [&](index_t b, bool parallel) {
+        copy_lower<T>(A[b], T(1), L[b], parallel);
+        info[b] = factor_lower<T>(L[b], parallel);
+        if (info[b])
+            set_identity<T>(L[b]);
+        else
+            clear_strict_upper<T>(L[b], parallel);
+    });
+}
+
+// gA := symmetric gradient of A from the factor and its cotangent, whose lower triangles are read. Items whose info is
+// not 0 get zero. info may be null.
+template <class T>
+void potrf_vjp_batch(Batch<const T> L, Batch<const T> gL, Batch<T> gA, const std::int32_t* info) {
+    const index_t n = L.rows;
+    if (n == 0) return;
+    const auto failed = [&](index_t b) { return info && info[b]; };
+    if (fits_lanes<T>(L.count, n, L, gL, gA)) {
+        for_lane_ranges<T>(L.count, n * n * (2 * n + 12) / 3, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_potrf_reverse(L, gL, gA, begin, end, thread_scratch());
+        });
+        for (index_t b = 0; b < L.count; ++b)
+            if (failed(b)) set_zero<T>(gA[b]);
+        return;
+    }
+    for_items(L.count, n, [&](index_t b, bool parallel) {
+        if (failed(b)) return set_zero<T>(gA[b]);
+        copy_lower<T>(gL[b], T(0.5), gA[b], parallel);
+        reverse_lower<T>(L[b], gA[b], parallel);
+    });
+}
+
+// The first zero on a diagonal, as item * order + index; -1 if there is none.
+template <class T>
+index_t find_zero_diagonal(Batch<const T> L) {
+    const index_t items = L.batch_stride == 0 && L.count > 0 ? 1 : L.count;
+    for (index_t b = 0; b < items; ++b)
+        for (index_t i = 0; i < L.rows; ++i)
+            if (L[b](i, i) == T(0)) return b * L.rows + i;
+    return -1;
+}
+
+// X := L^-1 A (Solve) or L A. X may be A's own memory.
+template <class T, bool Solve>
+void triangle_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) {
+    const index_t n = L.rows, m = A.cols;
+    if (n == 0 || m == 0) return;
+    if (fits_lanes<T>(A.count, std::max(n, m), L, A, X) && A.row_stride == X.row_stride) {
+        for_lane_ranges<T>(A.count, n * n * m + 8 * n, [&](index_t begin, index_t end) {
+            (Solve ? isa::kernels<T>().lane_solve : isa::kernels<T>().lane_multiply)(L, lower, A, X, begin, end,
+                                                                                     thread_scratch());
+        });
+        return;
+    }
+    // The order that decides about threads is that of a cube with as much work.
+    const index_t order = m >= n ? std::max(n, std::min(m, 2 * n)) : n;
+    for_items(A.count, order, [&](index_t b, bool parallel) {
+        copy<T>(A[b], T(1), X[b], parallel);
+        Solve ? trsm<T>(L[b], lower, X[b], parallel) : trmm<T>(L[b], lower, X[b], parallel);
+    });
+}
+
+// C := alpha A B on the lower triangle; the upper one mirrored if symmetric, else zero.
+template <class T>
+void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric) {
+    const index_t n = C.rows, k = A.cols;
+    if (n == 0) return;
+    if (k > 0 && fits_lanes<T>(C.count, std::max(n, k), A, B, C)) {
+        for_lane_ranges<T>(C.count, n * n * k, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_product(alpha, A, B, C, symmetric, begin, end, thread_scratch());
+        });
+        return;
+    }
+    for_items(C.count, std::max(n, std::min(k, 2 * n)), [&](index_t b, bool parallel) {
+        gemmt<T>(alpha, A[b], B[b], false, C[b], parallel);
+        symmetric ? mirror_lower<T>(C[b], parallel) : clear_strict_upper<T>(C[b], parallel);
+    });
+}
+
+template <class T>
+void copyltu_batch(Batch<const T> A, Batch<T> B) {
+    const index_t n = A.rows;
+    const auto mirror = [&](index_t b, bool parallel) {
+        copy_lower<T>(A[b], T(1), B[b], parallel);
+        mirror_lower<T>(B[b], parallel);
+    };
+    if (n * n >= parallel_elements) {
+        for (index_t b = 0; b < A.count; ++b) mirror(b, true);
+        return;
+    }
+    parallel::for_ranges(A.count, parallel_elements / std::max<index_t>(1, n * n), [&](index_t begin, index_t end) {
+        for (index_t b = begin; b < end; ++b) mirror(b, false);
+    });
+}
+
+}  // namespace lapgrad

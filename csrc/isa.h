@@ -1,0 +1,64 @@
+// The kernels that exist once per instruction set, and the choice among them at run time.
+//
+// isa_kernels.cpp is compiled several times, each time with other compiler flags and LAPGRAD_ISA set to another
+// name. What it shares with the rest of the core is this table of function pointers and nothing else: an inline
+// function compiled with AVX-512 must never be the copy the linker keeps for everybody.
+#pragma once
+
+#include "view.h"
+
+namespace lapgrad::isa {
+
+// Largest order of the single-matrix leaves. Everything above is recursion on products.
+constexpr index_t leaf = 32;
+// Operands of the own product stay within this, so that its packed panel fits a fixed scratch.
+constexpr index_t product_limit = 512;
+// Largest order of the batch kernels that hold one matrix per vector lane.
+constexpr index_t lane_limit = 32;
+
+// Scratch elements a kernel may use, given by the caller (one buffer per thread).
+constexpr index_t scratch_elements = product_limit * 64 + 4 * leaf * leaf;
+constexpr index_t lane_scratch_bytes = 3 * lane_limit * lane_limit * 64 + 64;
+
+template <class T>
+struct Kernels {
+    index_t lanes;
+    // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
+    void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
+    // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May scribble on the
+    // strict upper triangle.
+    int (*potrf)(View<T> A, T* scratch);
+    // Reverse sweep in place, order <= leaf: lower G in, symmetric S out (see potrf.h).
+    void (*potrf_reverse)(View<const T> L, View<T> G, T* scratch);
+    // X := L^-1 X and X := L X with L lower, order <= leaf; strides may be negative.
+    void (*solve)(View<const T> L, View<T> X, T* scratch);
+    void (*multiply)(View<const T> L, View<T> X, T* scratch);
+
+    // One matrix per lane: items [begin, end) of dense batches of order <= lane_limit.
+    void (*lane_potrf)(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin, index_t end, void* scratch);
+    void (*lane_potrf_reverse)(Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin, index_t end,
+                               void* scratch);
+    void (*lane_solve)(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, index_t begin, index_t end,
+                       void* scratch);
+    void (*lane_multiply)(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> B, index_t begin, index_t end,
+                          void* scratch);
+    void (*lane_product)(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin,
+                         index_t end, void* scratch);
+};
+
+template <class T>
+struct Choice {
+    static const Kernels<T>* current;
+};
+
+template <class T>
+const Kernels<T>& kernels() {
+    return *Choice<T>::current;
+}
+
+// "avx512", "avx2", "baseline": the best one this machine runs, or the one that is asked for by name.
+const char* selected();
+bool supported(const char* name);
+bool select(const char* name);
+
+}  // namespace lapgrad::isa

@@ -1,0 +1,39 @@
+// Compiled once per instruction set, with LAPGRAD_ISA naming it (see isa.h and CMakeLists.txt).
+#include "isa.h"
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace lapgrad::isa::LAPGRAD_ISA {
+
+namespace {
+#include "simd.h"
+
+#include "product.h"
+
+#include "leaves.h"
+
+#include "lanes.h"
+
+template <class T>
+constexpr Kernels<T> make_table() {
+    return {lanes_of<T>,
+            &product<T>,
+            &potrf_leaf<T>,
+            &potrf_reverse_leaf<T>,
+            &triangle_leaf<T, true>,
+            &triangle_leaf<T, false>,
+            &lane_potrf<T>,
+            &lane_potrf_reverse<T>,
+            &lane_triangle<T, true>,
+            &lane_triangle<T, false>,
+            &lane_product<T>};
+}
+}  // namespace
+
+extern const Kernels<float> kernels_f32 = make_table<float>();
+extern const Kernels<double> kernels_f64 = make_table<double>();
+
+}  // namespace lapgrad::isa::LAPGRAD_ISA

@@ -1,0 +1,215 @@
+// Leaves of the recursions: one matrix of order <= leaf on one thread, in a row-major buffer with leading dimension
+// `leaf`. Included by isa_kernels.cpp alone.
+
+// Cholesky, right-looking on the transpose. With U = L' row-major, step k is
+//     u_kk = sqrt(a_kk);  u_k* = a_k* / u_kk;  a_i* -= u_ki u_k*  for i > k,
+// whole rows at a time; entries left of the diagonal are scribbled on and never read.
+template <class T>
+int potrf_leaf(View<T> A, T* scratch) {
+    using S = Simd<T>;
+    using Vec = typename S::Vec;
+    constexpr index_t W = S::W;
+    const index_t n = A.rows;
+    T(&U)[leaf][leaf] = *reinterpret_cast<T(*)[leaf][leaf]>(scratch);
+    const index_t end = (n + W - 1) / W * W;
+    for (index_t k = 0; k < n; ++k)
+        for (index_t j = n; j < end; ++j) U[k][j] = T(0);
+    pack<T>(A.t(), T(1), &U[0][0], leaf);
+    for (index_t k = 0; k < n; ++k) {
+        const T pivot = U[k][k];
+        const T largest = std::numeric_limits<T>::max();
+        if (!(pivot > T(0) && pivot <= largest))  // finite but not positive, or else NaN or infinite
+            return pivot <= T(0) && pivot >= -largest ? int(k + 1) : -int(k + 1);
+        const T root = square_root(pivot);
+        const Vec scale = S::fill(T(1) / root);
+        const index_t first = k / W * W;
+        for (index_t j = first; j < end; j += W) S::store(&U[k][j], S::load(&U[k][j]) * scale);
+        U[k][k] = root;
+        for (index_t i = k + 1; i < n; ++i) {
+            const Vec x = S::fill(U[k][i]);
+            for (index_t j = i / W * W; j < end; j += W)
+                S::store(&U[i][j], S::load(&U[i][j]) - x * S::load(&U[k][j]));
+        }
+    }
+    unpack<T>(&U[0][0], leaf, A.t());
+    return 0;
+}
+
+// x[v0 ...] := (S_k* - sum_j u_kj S_j*) * inverse on NV vectors; two chains of accumulators hide the latency.
+template <class T, int NV>
+void reverse_row(const T (&U)[leaf][leaf], const T (&S)[leaf][leaf], index_t k, index_t n, index_t v0, T inverse, T* x) {
+    using Vc = Simd<T>;
+    typename Vc::Vec even[NV], odd[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) {
+        even[v] = Vc::load(&S[k][(v0 + v) * Vc::W]);
+        odd[v] = typename Vc::Vec{};
+    }
+    index_t j = k + 1;
+    for (; j + 1 < n; j += 2) {
+        const typename Vc::Vec a = Vc::fill(U[k][j]), b = Vc::fill(U[k][j + 1]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+            even[v] -= a * Vc::load(&S[j][(v0 + v) * Vc::W]);
+            odd[v] += b * Vc::load(&S[j + 1][(v0 + v) * Vc::W]);
+        }
+    }
+    if (j < n)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) even[v] -= Vc::fill(U[k][j]) * Vc::load(&S[j][(v0 + v) * Vc::W]);
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) Vc::store(x + (v0 + v) * Vc::W, (even[v] - odd[v]) * Vc::fill(inverse));
+}
+
+// Reverse sweep of the above. S holds the symmetric G + G' of the trailing block in full; step k, from the last, is
+//     x = (g_k* - S u_k*) / u_kk,   s_kk = (g_kk - x . u_k*) / u_kk,   s_k* = s_*k = x.
+template <class T>
+void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
+    using Vc = Simd<T>;
+    using Vec = typename Vc::Vec;
+    constexpr index_t W = Vc::W;
+    const index_t n = L.rows, vectors = (n + W - 1) / W;
+    T(&U)[leaf][leaf] = *reinterpret_cast<T(*)[leaf][leaf]>(scratch);
+    T(&S)[leaf][leaf] = *reinterpret_cast<T(*)[leaf][leaf]>(scratch + leaf * leaf);
+    pack<T>(L.t(), T(1), &U[0][0], leaf);
+    pack<T>(G.readonly().t(), T(1), &S[0][0], leaf);
+    for (index_t k = 0; k < n; ++k) {
+        for (index_t j = n; j < leaf; ++j) U[k][j] = S[k][j] = T(0);
+        for (index_t j = 0; j < k; ++j) U[k][j] = T(0);
+    }
+    T x[leaf];
+    for (index_t k = n - 1; k >= 0; --k) {
+        const index_t first = (k + 1) / W;  // vectors before it hold nothing right of the diagonal
+        const T inverse = T(1) / U[k][k];
+        index_t v = first;
+        if constexpr (leaf / W >= 4)
+            for (; v + 4 <= vectors; v += 4) reverse_row<T, 4>(U, S, k, n, v, inverse, x);
+        for (; v + 2 <= vectors; v += 2) reverse_row<T, 2>(U, S, k, n, v, inverse, x);
+        for (; v < vectors; ++v) reverse_row<T, 1>(U, S, k, n, v, inverse, x);
+        // Left of the diagonal S still holds whatever G held there.
+        for (index_t i = first * W; i <= k; ++i) x[i] = T(0);
+        Vec sum{};
+        for (v = first; v < vectors; ++v) sum += Vc::load(x + v * W) * Vc::load(&U[k][v * W]);
+        T dot = 0;
+        for (index_t l = 0; l < W; ++l) dot += sum[l];
+        S[k][k] = (S[k][k] - dot) * inverse;
+        for (index_t i = k + 1; i < n; ++i) S[i][k] = S[k][i] = x[i];
+    }
+    // S is symmetric: either storage order of G takes its rows.
+    unpack<T>(&S[0][0], leaf, G.col_stride == 1 ? G : G.t());
+}
+
+// L with zeros above the diagonal, row-major and padded to a multiple of four rows; for a solve the strict lower part
+// is kept and the diagonal replaced by its reciprocal.
+constexpr index_t rows_at_once = 4;
+
+template <class T, bool Inverted>
+index_t pack_triangle(View<const T> L, T* packed) {
+    const index_t n = L.rows, padded = (n + rows_at_once - 1) / rows_at_once * rows_at_once;
+    for (index_t i = 0; i < padded; ++i)
+        for (index_t j = 0; j < padded; ++j) packed[i * leaf + j] = i < n && j <= i ? L(i, j) : T(0);
+    if (Inverted)
+        for (index_t i = 0; i < n; ++i) packed[i * leaf + i] = T(1) / packed[i * leaf + i];
+    return padded;
+}
+
+// Forward substitution on NV vectors of columns, four rows at a time: the part left of the diagonal block is a product,
+// the block itself is solved in registers.
+template <class T, int NV>
+void solve_panel(const T* L, index_t padded, T* x, index_t ldx) {
+    using S = Simd<T>;
+    using Vec = typename S::Vec;
+    for (index_t i = 0; i < padded; i += rows_at_once) {
+        Vec acc[rows_at_once][NV];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows_at_once; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[r][v] = S::load(x + (i + r) * ldx + v * S::W);
+        for (index_t k = 0; k < i; ++k) {
+            Vec row[NV];
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) row[v] = S::load(x + k * ldx + v * S::W);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows_at_once; ++r) {
+                const Vec l = S::fill(L[(i + r) * leaf + k]);
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) acc[r][v] -= l * row[v];
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows_at_once; ++r) {
+#pragma GCC unroll 4
+            for (int s = 0; s < r; ++s) {
+                const Vec l = S::fill(L[(i + r) * leaf + i + s]);
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) acc[r][v] -= l * acc[s][v];
+            }
+            const Vec inverse = S::fill(L[(i + r) * leaf + i + r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[r][v] *= inverse;
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows_at_once; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) S::store(x + (i + r) * ldx + v * S::W, acc[r][v]);
+    }
+}
+
+// Product with the triangle, from the last rows up, so that the rows still needed are the old ones.
+template <class T, int NV>
+void multiply_panel(const T* L, index_t padded, T* x, index_t ldx) {
+    using S = Simd<T>;
+    using Vec = typename S::Vec;
+    for (index_t i = padded - rows_at_once; i >= 0; i -= rows_at_once) {
+        Vec acc[rows_at_once][NV] = {};
+        for (index_t k = 0; k < i + rows_at_once; ++k) {
+            Vec row[NV];
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) row[v] = S::load(x + k * ldx + v * S::W);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows_at_once; ++r) {
+                const Vec l = S::fill(L[(i + r) * leaf + k]);
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) acc[r][v] += l * row[v];
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows_at_once; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) S::store(x + (i + r) * ldx + v * S::W, acc[r][v]);
+    }
+}
+
+template <class T, bool Solve>
+void triangle_leaf(View<const T> L, View<T> X, T* scratch) {
+    constexpr index_t W = Simd<T>::W;
+    constexpr int NV = 4;
+    T* packed = scratch;
+    T* panel = scratch + leaf * leaf;  // leaf x NV*W at most: leaf x 64
+    const index_t padded = pack_triangle<T, Solve>(L, packed);
+    for (index_t j = 0; j < X.cols; j += NV * W) {
+        const index_t width = X.cols - j < NV * W ? X.cols - j : NV * W;
+        const index_t vectors = (width + W - 1) / W;
+        const View<T> columns = X.columns(j, width);
+        const bool direct = columns.col_stride == 1 && width == NV * W && padded == X.rows;
+        T* x = columns.data;
+        index_t ldx = columns.row_stride;
+        if (!direct) {
+            x = panel;
+            ldx = NV * W;
+            for (index_t i = 0; i < padded; ++i)
+                for (index_t c = i < X.rows ? width : 0; c < vectors * W; ++c) x[i * ldx + c] = T(0);
+            pack<T>(columns, T(1), x, ldx);
+        }
+        if (vectors == 1)
+            Solve ? solve_panel<T, 1>(packed, padded, x, ldx) : multiply_panel<T, 1>(packed, padded, x, ldx);
+        else if (vectors == 2)
+            Solve ? solve_panel<T, 2>(packed, padded, x, ldx) : multiply_panel<T, 2>(packed, padded, x, ldx);
+        else {
+            if (!direct && vectors == 3)
+                for (index_t i = 0; i < padded; ++i) Simd<T>::store(x + i * ldx + 3 * W, typename Simd<T>::Vec{});
+            Solve ? solve_panel<T, NV>(packed, padded, x, ldx) : multiply_panel<T, NV>(packed, padded, x, ldx);
+        }
+        if (!direct) unpack<T>(x, ldx, columns);
+    }
+}

@@ -1,0 +1,112 @@
+// Vectors of the instruction set that this translation unit is compiled for (compiler vector extensions).
+// Included by isa_kernels.cpp alone, inside its own namespace; see isa.h for why.
+
+#if defined(__AVX512F__)
+constexpr int vector_bytes = 64;
+constexpr int tile_rows = 8, tile_vectors = 3;  // 24 accumulators of 32 registers
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32;
+constexpr int tile_rows = 4, tile_vectors = 3;  // 12 of 16
+#else
+constexpr int vector_bytes = 16;
+constexpr int tile_rows = 4, tile_vectors = 2;  // 8 of 16
+#endif
+
+template <class T>
+constexpr index_t lanes_of = vector_bytes / sizeof(T);
+
+template <class T>
+struct Simd {
+    static constexpr int W = vector_bytes / sizeof(T);
+    typedef T Vec __attribute__((vector_size(vector_bytes)));
+    typedef T Loose __attribute__((vector_size(vector_bytes), aligned(alignof(T)), may_alias));
+    using Lane = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+    typedef Lane Mask __attribute__((vector_size(vector_bytes)));
+
+    [[gnu::always_inline]] static Vec load(const T* p) { return *reinterpret_cast<const Loose*>(p); }
+    [[gnu::always_inline]] static void store(T* p, Vec v) { *reinterpret_cast<Loose*>(p) = v; }
+    [[gnu::always_inline]] static Vec fill(T x) { return x - Vec{}; }
+
+    [[gnu::always_inline]] static Vec shuffle(Vec a, Vec b, Mask m) {
+#if defined(__clang__)
+        Vec r;
+        for (int l = 0; l < W; ++l) r[l] = m[l] < W ? a[m[l]] : b[m[l] - W];
+        return r;
+#else
+        return __builtin_shuffle(a, b, m);
+#endif
+    }
+
+    // Transposes the W x W block held in x, by exchanging half-blocks of size W/2, W/4, ..., 1.
+    [[gnu::always_inline]] static void transpose(Vec (&x)[W]) { exchange<W / 2>(x); }
+
+  private:
+    template <int H, int... L>
+    static constexpr Mask low_mask(std::integer_sequence<int, L...>) {
+        return Mask{((L & H) ? W + L - H : L)...};
+    }
+    template <int H, int... L>
+    static constexpr Mask high_mask(std::integer_sequence<int, L...>) {
+        return Mask{((L & H) ? W + L : L + H)...};
+    }
+    template <int H>
+    [[gnu::always_inline]] static void exchange(Vec (&x)[W]) {
+        if constexpr (H > 0) {
+            constexpr auto lanes = std::make_integer_sequence<int, W>{};
+            const Mask low = low_mask<H>(lanes), high = high_mask<H>(lanes);
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) {
+                if (i & H) continue;
+                const Vec a = x[i], b = x[i + H];
+                x[i] = shuffle(a, b, low);
+                x[i + H] = shuffle(a, b, high);
+            }
+            exchange<H / 2>(x);
+        }
+    }
+};
+
+[[gnu::always_inline]] inline double square_root(double x) { return __builtin_sqrt(x); }
+[[gnu::always_inline]] inline float square_root(float x) { return __builtin_sqrtf(x); }
+
+// dst (row-major, leading dimension ldd) := scale * src; whichever way src is stored.
+template <class T>
+inline void pack(View<const T> src, T scale, T* dst, index_t ldd) {
+    using S = Simd<T>;
+    using Vec = typename S::Vec;
+    constexpr index_t W = S::W;
+    if (src.col_stride == 1) {
+        for (index_t i = 0; i < src.rows; ++i)
+            for (index_t j = 0; j < src.cols; ++j) dst[i * ldd + j] = scale * src(i, j);
+        return;
+    }
+    index_t i = 0;
+    if (src.row_stride == 1) {
+        for (; i + W <= src.rows; i += W) {
+            index_t j = 0;
+            for (; j + W <= src.cols; j += W) {
+                Vec x[W];
+#pragma GCC unroll 16
+                for (int l = 0; l < W; ++l) x[l] = S::load(src.at(i, j + l)) * S::fill(scale);
+                S::transpose(x);
+#pragma GCC unroll 16
+                for (int l = 0; l < W; ++l) S::store(dst + (i + l) * ldd + j, x[l]);
+            }
+            for (; j < src.cols; ++j)
+                for (index_t l = 0; l < W; ++l) dst[(i + l) * ldd + j] = scale * src(i + l, j);
+        }
+    }
+    for (; i < src.rows; ++i)
+        for (index_t j = 0; j < src.cols; ++j) dst[i * ldd + j] = scale * src(i, j);
+}
+
+// The way back: dst := src (row-major, leading dimension lds).
+template <class T>
+inline void unpack(const T* src, index_t lds, View<T> dst) {
+    if (dst.col_stride != 1 && dst.row_stride == 1) {
+        pack<T>(View<const T>{src, dst.cols, dst.rows, 1, lds}, T(1), dst.data, dst.col_stride);
+        return;
+    }
+    for (index_t i = 0; i < dst.rows; ++i)
+        for (index_t j = 0; j < dst.cols; ++j) dst(i, j) = src[i * lds + j];
+}

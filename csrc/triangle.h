@@ -1,0 +1,93 @@
+// Passes over memory: copies, mirrors and fills of triangles.
+#pragma once
+
+#include <algorithm>
+
+#include "parallel.h"
+
+namespace lapgrad {
+
+// Rows are handed out in strips of this many; a strip of a transposed source stays within the cache.
+constexpr index_t strip = 32;
+// Below this many elements a pass runs on the calling thread.
+constexpr index_t parallel_elements = 1 << 15;
+
+template <class F>
+void for_strips(index_t rows, index_t cols, bool parallel, F body) {
+    const index_t strips = (rows + strip - 1) / strip;
+    const auto run = [&](index_t s) { body(s * strip, std::min(rows, (s + 1) * strip)); };
+    if (parallel && rows * cols >= parallel_elements)
+        parallel::for_each(strips, run);
+    else
+        for (index_t s = 0; s < strips; ++s) run(s);
+}
+
+// dst(i, j) := scale * src(i, j) in blocks of strip x strip, so that neither order of either side is walked badly.
+template <class T>
+void copy_block(View<const T> src, T scale, View<T> dst) {
+    if (dst.col_stride != 1) return copy_block<T>(src.t(), scale, dst.t());
+    for (index_t j0 = 0; j0 < dst.cols; j0 += strip) {
+        const index_t j1 = std::min(dst.cols, j0 + strip);
+        for (index_t i = 0; i < dst.rows; ++i)
+            for (index_t j = j0; j < j1; ++j) dst(i, j) = scale * src(i, j);
+    }
+}
+
+// dst := scale * src. Nothing is done when they are the same memory.
+template <class T>
+void copy(View<const T> src, T scale, View<T> dst, bool parallel) {
+    if (src.data == dst.data && scale == T(1)) return;
+    if (dst.col_stride != 1) return copy<T>(src.t(), scale, dst.t(), parallel);
+    for_strips(dst.rows, dst.cols, parallel, [&](index_t begin, index_t end) {
+        copy_block<T>(src.block(begin, 0, end - begin, src.cols), scale, dst.block(begin, 0, end - begin, dst.cols));
+    });
+}
+
+// The lower triangle of dst := scale * the lower triangle of src; the strict upper one is left as it is, except
+// within the strips on the diagonal, where src may show through.
+template <class T>
+void copy_lower(View<const T> src, T scale, View<T> dst, bool parallel) {
+    if (src.data == dst.data && scale == T(1)) return;
+    for_strips(dst.rows, dst.cols, parallel, [&](index_t begin, index_t end) {
+        copy_block<T>(src.block(begin, 0, end - begin, end), scale, dst.block(begin, 0, end - begin, end));
+    });
+}
+
+template <class T>
+void clear_strict_upper(View<T> A, bool parallel) {
+    const bool row_major = A.col_stride == 1;
+    for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
+        for (index_t i = begin; i < end; ++i) {
+            // Row i right of the diagonal, or column i above it: whichever is contiguous.
+            const index_t from = row_major ? i + 1 : 0, to = row_major ? A.cols : i;
+            T* line = row_major ? A.at(i, 0) : A.at(0, i);
+            const index_t step = row_major ? A.col_stride : A.row_stride;
+            for (index_t j = from; j < to; ++j) line[j * step] = T(0);
+        }
+    });
+}
+
+// The strict upper triangle := the mirrored strict lower one.
+template <class T>
+void mirror_lower(View<T> A, bool parallel) {
+    for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
+        copy_block<T>(A.block(begin, 0, end - begin, begin).readonly().t(), T(1),
+                      A.block(0, begin, begin, end - begin));
+        for (index_t i = begin; i < end; ++i)
+            for (index_t j = begin; j < i; ++j) A(j, i) = A(i, j);
+    });
+}
+
+template <class T>
+void set_identity(View<T> A) {
+    for (index_t i = 0; i < A.rows; ++i)
+        for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(i == j);
+}
+
+template <class T>
+void set_zero(View<T> A) {
+    for (index_t i = 0; i < A.rows; ++i)
+        for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(0);
+}
+
+}  // namespace lapgrad

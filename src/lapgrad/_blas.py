@@ -1,0 +1,142 @@
+"""Which BLAS the compiled core calls, and whose threads it runs on.
+
+The core is not linked against a BLAS: it gets four function pointers (gemm and trsm, float32 and float64) at
+import. They come from the library that torch carries, so that both run on one thread pool; where that library
+does not export them, from the ``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROUTINES = ("sgemm", "dgemm", "strsm", "dtrsm")
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Addresses of the BLAS routines in one library.
+
+    Attributes:
+        name: ``torch``, ``mkl`` or ``scipy``.
+        library: the file they were found in.
+        addresses: routine name to address.
+        set_threads_local: address of MKL's per-thread thread count, 0 where there is none.
+        serial_in_parallel_region: whether a call from inside an OpenMP region of torch's pool stays on its thread.
+    """
+
+    name: str
+    library: str
+    addresses: dict[str, int]
+    set_threads_local: int
+    serial_in_parallel_region: bool
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    try:
+        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+def torch_library() -> Path:
+    """The shared library that holds torch's CPU operators (and, on most builds, its BLAS)."""
+    return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+
+
+def _from_shared_library(name: str, path: Path, library: ctypes.CDLL) -> Provider | None:
+    addresses = {routine: _address(library, routine + "_") for routine in ROUTINES}
+    if not all(addresses.values()):
+        return None
+    # The lower-case spelling is the Fortran one, which takes a pointer.
+    set_threads_local = _address(library, "MKL_Set_Num_Threads_Local")
+    return Provider(name, str(path), addresses, set_threads_local, serial_in_parallel_region=set_threads_local != 0)
+
+
+def _torch() -> Provider | None:
+    path = torch_library()
+    if not path.exists():
+        return None
+    return _from_shared_library("torch", path, ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW))
+
+
+def _mkl() -> Provider | None:
+    folders = (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib")
+    found = [path for folder in folders for path in sorted(folder.glob("libmkl_rt.so*"), reverse=True)]
+    if not found:
+        return None
+    # MKL's GNU threading layer takes its OpenMP from the global symbols: give it torch's, not a second one.
+    ctypes.CDLL(str(torch_library()), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+    library = ctypes.CDLL(str(found[0]))
+    mkl_interface_lp64, mkl_threading_gnu = 0, 3
+    library.MKL_Set_Interface_Layer(mkl_interface_lp64)
+    library.MKL_Set_Threading_Layer(mkl_threading_gnu)
+    return _from_shared_library("mkl", found[0], library)
+
+
+def _scipy() -> Provider | None:
+    try:
+        from scipy.linalg import cython_blas
+    except ImportError:
+        return None
+    capsules: dict[str, Any] = cython_blas.__pyx_capi__
+    get_name = ctypes.pythonapi.PyCapsule_GetName
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    addresses = {routine: get_pointer(capsules[routine], get_name(capsules[routine])) for routine in ROUTINES}
+    return Provider("scipy", str(cython_blas.__file__), addresses, 0, serial_in_parallel_region=False)
+
+
+_FINDERS: dict[str, Callable[[], Provider | None]] = {"torch": _torch, "mkl": _mkl, "scipy": _scipy}
+
+_bound: Provider | None = None
+_pool: str | None = None
+
+
+def find(name: str | None = None) -> Provider:
+    """The provider of that name, or the first one that is there.
+
+    Raises:
+        ImportError: if the name is unknown, or no such library exports what is needed.
+    """
+    if name is not None and name not in _FINDERS:
+        raise ImportError(f"LAPGRAD_BLAS={name!r} is not one of {', '.join(_FINDERS)}")
+    for candidate in [name] if name else _FINDERS:
+        provider = _FINDERS[candidate]()
+        if provider is not None:
+            return provider
+    wanted = f"the BLAS provider {name!r}" if name else "a BLAS provider (torch, mkl or scipy)"
+    raise ImportError(f"{wanted} with {', '.join(ROUTINES)} was not found")
+
+
+def bind(core: Any) -> None:
+    """Hand the BLAS routines and the thread pool to the compiled core."""
+    global _bound, _pool
+    provider = find(os.environ.get("LAPGRAD_BLAS") or None)
+    core.bind_blas(
+        *(provider.addresses[routine] for routine in ROUTINES),
+        provider.set_threads_local,
+        provider.serial_in_parallel_region,
+    )
+    _bound = provider
+    # Symbols are looked up through libtorch_cpu, so that the OpenMP found is the one torch itself is bound to.
+    _pool = core.bind_pool(str(torch_library())) or None
+
+
+def describe() -> dict[str, Any]:
+    """What is in use: for ``lapgrad info``."""
+    return {
+        "provider": _bound.name if _bound else None,
+        "library": _bound.library if _bound else None,
+        "threads": torch.get_num_threads(),
+        "symbols": list(_bound.addresses) if _bound else [],
+        "thread_pool": _pool or "none: loops run on one thread",
+    }

@@ -1,0 +1,249 @@
+"""Raw CPU kernels over the compiled core: tensors in, addresses and strides down.
+
+A row-major matrix is handed over as it lies. The core knows only lower triangles and left sides: ``lower=False`` and
+``rightside=True`` become swapped strides here (the transpose of a matrix is the same memory, read the other way).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _blas
+from lapgrad._fallback import (
+    extractdiag,
+    extracttrian,
+    gemm,
+    makediag,
+    maketrian,
+    sumlogdiag,
+    sumlogdiag_vjp,
+)
+
+__all__ = [
+    "copyltu",
+    "extractdiag",
+    "extracttrian",
+    "gemm",
+    "gemmt",
+    "makediag",
+    "maketrian",
+    "potrf",
+    "potrf_vjp",
+    "sumlogdiag",
+    "sumlogdiag_vjp",
+    "syrk",
+    "syrk_vjp",
+    "trmm",
+    "trsm",
+]
+
+try:
+    from lapgrad import _core
+except ImportError:  # installed without the compiled core
+    _core = None  # type: ignore[assignment]
+
+ISA_VARIANTS = ("avx512", "avx2", "baseline")
+
+
+def available() -> bool:
+    """Whether the compiled core is there and has found its BLAS."""
+    return _ready
+
+
+def _start() -> bool:
+    if _core is None or os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false"):
+        return False
+    isa = os.environ.get("LAPGRAD_ISA", "")
+    if not _core.select_isa(isa):
+        raise ImportError(f"LAPGRAD_ISA={isa!r} is not one of {', '.join(ISA_VARIANTS)}, or this CPU does not run it")
+    try:
+        _blas.bind(_core)
+    except ImportError:
+        if os.environ.get("LAPGRAD_BLAS"):
+            raise
+        return False
+    return True
+
+
+_ready = _start()
+
+
+def describe() -> dict[str, Any]:
+    """What is in use: for ``lapgrad info``."""
+    if not _ready:
+        return {"core": False, "isa": None, "isa_supported": [], "plan": ""}
+    return {
+        "core": True,
+        "isa": _core.isa(),
+        "isa_supported": [name for name in ISA_VARIANTS if _core.isa_supported(name)],
+        "plan": _core.plan(),
+    }
+
+
+class Operand(NamedTuple):
+    """A batch of matrices as the core takes it; ``tensor`` keeps the memory alive."""
+
+    tensor: Tensor
+    address: int
+    batch_stride: int
+    row_stride: int
+    col_stride: int
+
+    def t(self) -> Operand:
+        return Operand(self.tensor, self.address, self.batch_stride, self.col_stride, self.row_stride)
+
+
+def _strides(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Batch, row and column stride, if one stride walks all batch dimensions and BLAS can read the matrices."""
+    *batch_strides, row_stride, col_stride = tensor.stride()
+    *batch_shape, rows, cols = tensor.shape
+    # A dimension of size 1 may carry any stride: give it one that BLAS accepts.
+    if cols == 1 and (rows == 1 or row_stride >= 1):
+        row_stride, col_stride = max(row_stride, 1), 1
+    elif rows == 1 and col_stride > 1:
+        row_stride = 1
+    elif rows == 1 and col_stride == 1:
+        row_stride = max(cols, row_stride)
+    if not ((col_stride == 1 and row_stride >= cols) or (row_stride == 1 and col_stride >= rows)):
+        return None
+    batch_stride, span = 0, 1
+    for size, stride in zip(reversed(batch_shape), reversed(batch_strides), strict=True):
+        if size == 1:
+            continue
+        if span == 1:
+            batch_stride = stride
+        elif stride != batch_stride * span:
+            return None
+        span *= size
+    return batch_stride, row_stride, col_stride
+
+
+def _operand(tensor: Tensor) -> Operand:
+    """The tensor as an operand to read, copied only if its strides cannot be expressed."""
+    if not tensor.is_contiguous():
+        strides = _strides(tensor)
+        if strides is not None:
+            return Operand(tensor, tensor.data_ptr(), *strides)
+        tensor = tensor.contiguous()
+    rows, cols = tensor.shape[-2:]
+    return Operand(tensor, tensor.data_ptr(), rows * cols, cols, 1)
+
+
+def _writable(out: Tensor) -> Tensor:
+    """``out`` itself if the core can write into it, else a contiguous tensor to be copied back."""
+    if out.is_contiguous() or _strides(out) is not None:
+        return out
+    return torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
+def _count(tensor: Tensor) -> int:
+    return tensor.shape[:-2].numel() if tensor.dim() > 2 else 1
+
+
+def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
+    target = _writable(L)
+    source, factor = _operand(A), _operand(target)
+    if not lower:
+        source, factor = source.t(), factor.t()
+    status = info if info is None or info.is_contiguous() else torch.empty_like(info).contiguous()
+    failure: tuple[int, int] | None = _core.potrf(
+        A.element_size(),
+        *source[1:],
+        *factor[1:],
+        _count(A),
+        A.shape[-1],
+        0 if status is None else status.data_ptr(),
+    )
+    if target is not L:
+        L.copy_(target)
+    if status is not info and info is not None:
+        info.copy_(status)
+    return failure
+
+
+def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
+    factor, cotangent, gradient = _operand(L), _operand(gL), _operand(gA)
+    if not lower:
+        factor, cotangent, gradient = factor.t(), cotangent.t(), gradient.t()
+    status = None if info is None else info.contiguous()
+    _core.potrf_vjp(
+        L.element_size(),
+        *factor[1:],
+        *cotangent[1:],
+        *gradient[1:],
+        _count(L),
+        L.shape[-1],
+        0 if status is None else status.data_ptr(),
+    )
+
+
+def _triangle(
+    routine: Any, X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+) -> tuple[int, int] | None:
+    # A t(L)^-1 = (t(L)^-T A')': a right side is a left side with everything transposed.
+    target = _writable(X)
+    triangle, source, result = _operand(L), _operand(A), _operand(target)
+    if transpose != rightside:
+        triangle, lower = triangle.t(), not lower
+    if rightside:
+        source, result = source.t(), result.t()
+    n = L.shape[-1]
+    m = A.shape[-2] if rightside else A.shape[-1]
+    zero = routine(L.element_size(), *triangle[1:], *source[1:], *result[1:], _count(L), n, m, lower)
+    if zero >= 0:
+        return divmod(zero, n)
+    if target is not X:
+        X.copy_(target)
+    return None
+
+
+def trsm(
+    X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+) -> tuple[int, int] | None:
+    return _triangle(_core.trsm, X, L, A, lower, transpose, rightside)
+
+
+def trmm(B: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
+    _triangle(_core.trmm, B, L, A, lower, transpose, rightside)
+
+
+def gemmt(
+    C: Tensor, A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
+) -> None:
+    left, right, result = _operand(A), _operand(B), _operand(C)
+    left = left.t() if transpose_a else left
+    right = right.t() if transpose_b else right
+    if not lower:  # the upper triangle of A B is the lower one of B' A'
+        left, right, result = right.t(), left.t(), result.t()
+    k = A.shape[-2] if transpose_a else A.shape[-1]
+    _core.gemmt(
+        A.element_size(), *left[1:], *right[1:], *result[1:], _count(C), C.shape[-1], k, alpha, False
+    )
+
+
+def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
+    left, result = _operand(A), _operand(B)
+    left = left.t() if transpose else left
+    k = A.shape[-2] if transpose else A.shape[-1]
+    _core.gemmt(
+        A.element_size(), *left[1:], *left.t()[1:], *result[1:], _count(B), B.shape[-1], k, 1.0, True
+    )
+
+
+def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
+    symmetric = gB + gB.mT
+    torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)
+
+
+def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
+    target = _writable(B)
+    source, result = _operand(A), _operand(target)
+    if not lower:
+        source, result = source.t(), result.t()
+    _core.copyltu(A.element_size(), *source[1:], *result[1:], _count(A), A.shape[-1])
+    if target is not B:
+        B.copy_(target)
