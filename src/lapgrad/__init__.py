@@ -1,0 +1,59 @@
+"""lapgrad: differentiable BLAS and LAPACK operators for PyTorch."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from lapgrad._errors import (
+    DeviceError,
+    DTypeError,
+    LapgradError,
+    NonFiniteError,
+    NotPositiveDefiniteError,
+    ShapeError,
+    SingularMatrixError,
+    SizeError,
+)
+from lapgrad.ops.copyltu import copyltu
+from lapgrad.ops.extractdiag import extractdiag
+from lapgrad.ops.extracttrian import extracttrian
+from lapgrad.ops.gemm import gemm
+from lapgrad.ops.gemm2 import gemm2
+from lapgrad.ops.gemmt import gemmt
+from lapgrad.ops.makediag import makediag
+from lapgrad.ops.maketrian import maketrian
+from lapgrad.ops.potrf import Factorisation, potrf, potrf_ex
+from lapgrad.ops.sumlogdiag import sumlogdiag
+from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trmm import trmm
+from lapgrad.ops.trsm import trsm
+
+try:
+    __version__ = version("lapgrad")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DTypeError",
+    "DeviceError",
+    "Factorisation",
+    "LapgradError",
+    "NonFiniteError",
+    "NotPositiveDefiniteError",
+    "ShapeError",
+    "SingularMatrixError",
+    "SizeError",
+    "__version__",
+    "copyltu",
+    "extractdiag",
+    "extracttrian",
+    "gemm",
+    "gemm2",
+    "gemmt",
+    "makediag",
+    "maketrian",
+    "potrf",
+    "potrf_ex",
+    "sumlogdiag",
+    "syrk",
+    "trmm",
+    "trsm",
+]

@@ -1,0 +1,350 @@
+"""The operator factory: from kernel and derivative formulas to an operator that works everywhere in PyTorch.
+
+An operator is registered once with the dispatcher: schema, CPU and CUDA kernel, fake kernel (shapes only), vmap rule and
+an Autograd kernel of its own. torch.compile, torch.export, torch.func, forward mode and tensor subclasses meet it there.
+
+The dispatcher costs several microseconds per call, which for a 4x4 matrix is more than the mathematics. So every operator
+also has front doors that look whether the call is a plain eager one, and then run the kernel directly, or a
+``torch.autograd.Function`` around it when gradients are recorded.
+
+Formulas are written in terms of other operators of this library, through their front doors, and therefore have
+derivatives themselves. There are two kinds of operators:
+
+``define``
+    kernel, vjp and jvp are given. Derivatives of any order follow from those of the operators in the formulas.
+``define_fused``
+    a kernel that computes in one sweep what a *composite* formula says in several operators, such as the vjp of the
+    Cholesky factorisation. The first derivative of potrf always runs the fused kernel; its own derivatives are those
+    of the composite.
+
+Registered operators take tensors first, then flags, all positional and without defaults (the dispatcher would drop
+arguments that equal their default before the Autograd kernel sees them), and all operands have equal leading dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from lapgrad import _define_public, _errors, _layout, _torch_private
+from lapgrad._torch_private import skips_dispatcher
+
+_LIBRARY = torch.library.Library("lapgrad", "DEF")
+
+#: vjp(needs, saved, flags, *cotangents of the results) -> one gradient, or None, per operand.
+Vjp = Callable[..., tuple[Tensor | None, ...]]
+#: jvp(saved, flags, *tangents of the operands, None for a constant) -> tangent of the result, or one per result.
+Jvp = Callable[..., Any]
+#: vmap(dispatched, batch_size, in_dims, arguments) -> the results, mapped dimension in front.
+VmapRule = Callable[[Any, int, Sequence[int | None], Sequence[Any]], Any]
+
+
+def batched(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Any:
+    """The vmap rule of almost every operator: the mapped dimension becomes one more leading dimension."""
+    return dispatched(*_layout.batch_operands(batch_size, in_dims, arguments))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operator:
+    """The doors of an operator. Arguments are positional: the operands, then the flags.
+
+    Attributes:
+        call: Returns fresh results.
+        overwrite: Leaves the result in the operand that the operator may overwrite, and returns that operand.
+        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand nobody else needs.
+        dispatched: The operator as registered with PyTorch.
+    """
+
+    call: Callable[..., Any]
+    overwrite: Callable[..., Any]
+    consume: Callable[..., Any]
+    dispatched: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Overwriting:
+    """How an operator reuses an operand.
+
+    Attributes:
+        operand: Position of the operand that receives the (first) result.
+        argument: Its name in messages.
+        kernel: Writes the result there; returns the further results, if there are any.
+    """
+
+    operand: int
+    argument: str
+    kernel: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Formulas:
+    """The derivatives of an operator.
+
+    Attributes:
+        saves: For each operand the slots its vjp reads. Slots count the operands first, then the results.
+        vjp: See ``Vjp``; ``saved`` has one entry per slot in ascending order, None where no gradient asked needs it.
+        jvp: See ``Jvp``; all slots are saved.
+        constant_results: Positions of results without a derivative, such as a status.
+    """
+
+    saves: tuple[tuple[int, ...], ...]
+    vjp: Vjp
+    jvp: Jvp
+    constant_results: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(sorted(set(itertools.chain(*self.saves))))
+
+    def slots_by_need(self) -> dict[tuple[bool, ...], tuple[int | None, ...]]:
+        """For each set of operands that need a gradient: which slots to save, None for the ones to leave out."""
+        return {
+            needs: tuple(
+                slot if any(need and slot in reads for need, reads in zip(needs, self.saves, strict=True)) else None
+                for slot in self.slots
+            )
+            for needs in itertools.product((False, True), repeat=len(self.saves))
+        }
+
+
+def define(
+    name: str,
+    schema: str,
+    *,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    formulas: Formulas,
+    vmap: VmapRule = batched,
+    overwriting: Overwriting | None = None,
+) -> Operator:
+    """Register an operator with explicit derivatives and return its doors.
+
+    Args:
+        name: The name under ``torch.ops.lapgrad``.
+        schema: Arguments and results in PyTorch's schema language, without the name.
+        kernel: Computes fresh, contiguous results that are not views.
+        fake: The same for shapes, dtypes and devices only.
+        formulas: The derivatives.
+        vmap: The rule under torch.func.vmap.
+        overwriting: The in-place variant, if there is one.
+    """
+    dispatched = _register(name, schema, kernel, fake, vmap)
+    if not _torch_private.AVAILABLE:
+        call = _define_public.attach(dispatched, formulas, vmap)
+        return Operator(call, _copying_back(call, formulas, overwriting), call, dispatched)
+
+    operands = len(formulas.saves)
+    slots, slots_by_need = formulas.slots, formulas.slots_by_need()
+    constant_results, vjp, jvp = formulas.constant_results, formulas.vjp, formulas.jvp
+
+    def remember(ctx: Any, arguments: Sequence[Any], kept: Tensor | None, result: Any, forward_mode: bool) -> Any:
+        """Save what the formulas read; ``kept`` stands in for an operand that has been overwritten."""
+        results = result if type(result) is tuple else (result,)
+        values = (*arguments[:operands], *results)
+        if kept is not None and overwriting is not None:
+            values = (*values[: overwriting.operand], kept, *values[overwriting.operand + 1 :])
+        wanted = slots_by_need[ctx.needs_input_grad[1 : 1 + operands]]
+        ctx.save_for_backward(*[None if slot is None else values[slot] for slot in wanted])
+        if forward_mode:
+            ctx.save_for_forward(*[values[slot] for slot in slots])
+        ctx.flags = arguments[operands:]
+        ctx.set_materialize_grads(False)
+        if constant_results:
+            ctx.mark_non_differentiable(*[results[position] for position in constant_results])
+        return result
+
+    def forward(ctx: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
+        return remember(ctx, arguments, None, compute(*arguments), compute is not kernel)
+
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad
+        nothing = (None,) * (len(needs) - 1 - operands)
+        for cotangent in cotangents:
+            if cotangent is not None:
+                gradients = vjp(needs[1 : 1 + operands], ctx.saved_tensors, ctx.flags, *cotangents)
+                return (None, *gradients, *nothing)
+        return (None,) * len(needs)
+
+    def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
+        with _torch_private.primals_of_level(ctx.saved_tensors) as saved:
+            return jvp(saved, ctx.flags, *tangents[:operands])
+
+    apply = _torch_private.single_level_function(name, forward=forward, backward=backward, jvp=push_forward)
+    _LIBRARY.impl(name, _torch_private.autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
+
+    def call(*arguments: Any) -> Any:
+        if not skips_dispatcher(arguments[:operands]):
+            return dispatched(*arguments)
+        if torch.is_grad_enabled():
+            for tensor in arguments[:operands]:
+                if tensor.requires_grad:
+                    return apply(kernel, *arguments)
+        return kernel(*arguments)
+
+    if overwriting is None:
+        return Operator(call, call, call, dispatched)
+    target_position, argument, write = overwriting.operand, overwriting.argument, overwriting.kernel
+    copying_back = _copying_back(call, formulas, overwriting)
+
+    def forward_overwriting(ctx: Any, _: None, *arguments: Any) -> Any:
+        target = arguments[target_position]
+        ctx.mark_dirty(target)
+        wanted = slots_by_need[ctx.needs_input_grad[1 : 1 + operands]]
+        kept = target.clone() if target_position in wanted else None
+        further = write(*arguments)
+        return remember(ctx, arguments, kept, target if further is None else (target, *further), False)
+
+    apply_overwriting = _torch_private.single_level_function(
+        name + "_", forward=forward_overwriting, backward=backward
+    )
+
+    def write_into_target(arguments: tuple[Any, ...]) -> Any:
+        target = arguments[target_position]
+        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in arguments[:operands]]):
+            return apply_overwriting(None, *arguments)
+        further = write(*arguments)
+        if not target.is_inference():
+            increment_version(target)
+        return target if further is None else (target, *further)
+
+    def overwrite(*arguments: Any) -> Any:
+        tensors = arguments[:operands]
+        target = arguments[target_position]
+        if not skips_dispatcher(tensors):
+            return copying_back(*arguments)
+        if _torch_private.internally_overlapping(target):
+            raise _errors.overwritten_overlap(name, argument, target)
+        if torch.is_grad_enabled() and target.requires_grad and _is_leaf_or_view_of_one(target):
+            raise _errors.overwritten_leaf(name, argument)
+        if constant_results and target._is_view():
+            # PyTorch does not record an in-place change of a view by a function with several results.
+            return copying_back(*arguments)
+        apart = [
+            tensor.clone() if tensor is not target and _layout.may_overlap(tensor, target) else tensor
+            for tensor in tensors
+        ]
+        return write_into_target((*apart, *arguments[operands:]))
+
+    def consume(*arguments: Any) -> Any:
+        if not skips_dispatcher(arguments[:operands]):
+            return dispatched(*arguments)
+        return write_into_target(arguments)
+
+    return Operator(call, overwrite, consume, dispatched)
+
+
+def define_fused(
+    name: str,
+    schema: str,
+    *,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    composite: Callable[..., Any],
+    vmap: VmapRule = batched,
+) -> Operator:
+    """Register an operator whose derivatives are those of a composite formula, and return its doors.
+
+    Args:
+        name: The name under ``torch.ops.lapgrad``.
+        schema: Arguments and results in PyTorch's schema language, without the name.
+        kernel: Computes fresh, contiguous results that are not views.
+        fake: The same for shapes, dtypes and devices only.
+        composite: The same function of the same arguments, in differentiable operators.
+        vmap: The rule under torch.func.vmap.
+    """
+    dispatched = _register(name, schema, kernel, fake, vmap)
+    if not _torch_private.AVAILABLE:
+        return Operator(composite, composite, composite, dispatched)
+
+    def forward(ctx: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
+        ctx.arguments = [None if isinstance(argument, Tensor) else argument for argument in arguments]
+        ctx.positions = [i for i, argument in enumerate(arguments) if isinstance(argument, Tensor)]
+        ctx.save_for_backward(*[arguments[i] for i in ctx.positions])
+        return compute(*arguments)
+
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        arguments = list(ctx.arguments)
+        for position, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
+            arguments[position] = tensor
+        return (None, *_composite_vjp(composite, arguments, ctx.needs_input_grad[1:], cotangents))
+
+    apply = _torch_private.single_level_function(name, forward=forward, backward=backward)
+    # A Function that has a backward but no jvp refuses tangents: the composite takes them.
+    autograd = _torch_private.autograd_kernel(dispatched, apply, instead=composite)
+    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+
+    def call(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() or not skips_dispatcher([a for a in arguments if isinstance(a, Tensor)]):
+            return dispatched(*arguments)
+        return kernel(*arguments)
+
+    return Operator(call, call, call, dispatched)
+
+
+def _composite_vjp(
+    composite: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], cotangents: tuple[Tensor, ...]
+) -> list[Tensor | None]:
+    """The vjp of ``composite``: a gradient for each argument that needs one."""
+    varying = [position for position, need in enumerate(needs) if need]
+
+    def of_varying(*values: Tensor) -> Any:
+        complete = list(arguments)
+        for position, value in zip(varying, values, strict=True):
+            complete[position] = value
+        return composite(*complete)
+
+    _, pull_back = torch.func.vjp(of_varying, *[arguments[position] for position in varying])
+    gradients = dict(zip(varying, pull_back(cotangents if len(cotangents) > 1 else cotangents[0]), strict=True))
+    return [gradients.get(position) for position in range(len(arguments))]
+
+
+def _register(
+    name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], vmap: VmapRule
+) -> Any:
+    """Everything but autograd: schema, kernels, shapes and the vmap rule."""
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    dispatched = getattr(torch.ops.lapgrad, name).default
+    results = len(dispatched._schema.returns)
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        return vmap(dispatched, info.batch_size, in_dims, arguments), 0 if results == 1 else (0,) * results
+
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, kernel, device)
+    torch.library.register_fake(f"lapgrad::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
+    return dispatched
+
+
+def _copying_back(
+    call: Callable[..., Any], formulas: Formulas, overwriting: Overwriting | None
+) -> Callable[..., Any]:
+    """``overwrite`` where memory cannot be reused: compute a fresh result and copy it back."""
+    if overwriting is None:
+        return call
+    position = overwriting.operand
+    read_by_backward = position in formulas.slots
+
+    def copying_back(*arguments: Any) -> Any:
+        target = arguments[position]
+        if read_by_backward:
+            arguments = (*arguments[:position], target.clone(), *arguments[position + 1 :])
+        result = call(*arguments)
+        if type(result) is tuple:
+            return target.copy_(result[0]), *result[1:]
+        return target.copy_(result)
+
+    return copying_back
+
+
+def _is_leaf_or_view_of_one(tensor: Tensor) -> bool:
+    if tensor.is_leaf:
+        return True
+    base = tensor._base
+    return base is not None and base.is_leaf and base.requires_grad

@@ -1,0 +1,208 @@
+"""What can go wrong: one exception class per kind of mistake, and the words that explain it.
+
+Every class is also the built-in (or torch) class a caller would catch anyway, so ``except ValueError`` around
+a shape mistake and ``except torch.linalg.LinAlgError`` around a failed factorisation keep working.
+
+The functions below build an exception from what was seen. They are called only once something has already
+failed: the checks themselves live next to the code they protect and stay cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+#: BLAS and LAPACK count rows and columns in 32-bit integers.
+LARGEST_DIMENSION = 2**31 - 1
+
+
+class LapgradError(Exception):
+    """Base of every exception that lapgrad raises on purpose."""
+
+
+class DTypeError(LapgradError, TypeError):
+    """An argument is not a float32 or float64 tensor, or the arguments differ in dtype."""
+
+
+class ShapeError(LapgradError, ValueError):
+    """The shape of an argument does not fit the operator, or the shapes do not fit each other."""
+
+
+class DeviceError(LapgradError, ValueError):
+    """The arguments live on different devices."""
+
+
+class SizeError(LapgradError, OverflowError):
+    """A dimension is larger than the 32-bit integers of BLAS can count."""
+
+
+class NotPositiveDefiniteError(LapgradError, torch.linalg.LinAlgError):
+    """A matrix handed to a Cholesky factorisation is not positive definite.
+
+    Attributes:
+        item: Batch index of the first matrix that failed; ``()`` when there is no batch.
+        minor: Order of its first leading minor that is not positive (counted from 1).
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = (), minor: int = 0) -> None:
+        super().__init__(message)
+        self.item = item
+        self.minor = minor
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item, self.minor)
+
+
+class NonFiniteError(LapgradError, ValueError):
+    """A NaN or an infinity was met in a matrix to be factorised.
+
+    Attributes:
+        item: Batch index of the first matrix that failed; ``()`` when there is no batch.
+        pivot: The column whose pivot came out as NaN or infinite (counted from 1).
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = (), pivot: int = 0) -> None:
+        super().__init__(message)
+        self.item = item
+        self.pivot = pivot
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item, self.pivot)
+
+
+class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):
+    """A triangular matrix to be solved with has an exact zero on its diagonal.
+
+    Attributes:
+        item: Batch index of the first matrix that failed; ``()`` when there is no batch.
+        index: Position of the first zero on its diagonal (counted from 0).
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
+        super().__init__(message)
+        self.item = item
+        self.index = index
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item, self.index)
+
+
+def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
+    """``value`` is not a tensor, or not one of float32 or float64."""
+    if not isinstance(value, torch.Tensor):
+        return DTypeError(f"{operator}: {argument} must be a torch.Tensor, got {type(value).__name__}.")
+    return DTypeError(f"{operator}: {argument} has dtype {value.dtype}; supported are float32 and float64.")
+
+
+def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeError:
+    """The arguments are float tensors of different precision."""
+    seen = _listing({name: value.dtype for name, value in arguments.items()})
+    return DTypeError(f"{operator}: all arguments must have the same dtype, got {seen}.")
+
+
+def mixed_devices(operator: str, arguments: dict[str, torch.Tensor]) -> DeviceError:
+    """The arguments live on different devices."""
+    seen = _listing({name: value.device for name, value in arguments.items()})
+    return DeviceError(f"{operator}: all arguments must be on the same device, got {seen}.")
+
+
+def not_a_matrix(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:
+    """Fewer than two dimensions where a matrix was wanted."""
+    return ShapeError(
+        f"{operator}: {argument} must be a matrix or a batch of matrices (at least 2 dimensions), "
+        f"got shape {tuple(shape)}."
+    )
+
+
+def not_square(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:
+    """Rows and columns differ where a square matrix was wanted."""
+    return ShapeError(
+        f"{operator}: {argument} must be square in its last two dimensions, got shape {tuple(shape)}."
+    )
+
+
+def shapes_do_not_fit(operator: str, arguments: dict[str, torch.Tensor], wanted: str) -> ShapeError:
+    """Each argument is well formed, but they do not fit each other."""
+    seen = _listing({name: tuple(value.shape) for name, value in arguments.items()})
+    return ShapeError(f"{operator}: {wanted}, got shapes {seen}.")
+
+
+def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
+    """A dimension does not fit the 32-bit integers of BLAS."""
+    return SizeError(
+        f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no matrix dimension "
+        f"may exceed {LARGEST_DIMENSION}."
+    )
+
+
+def factorisation_failed(
+    operator: str, batch: Sequence[int], failure: tuple[int, int], with_status: str
+) -> LapgradError:
+    """Explain ``(flat item, code)`` as reported by the kernel: code > 0 names a minor, code < 0 a pivot."""
+    flat, code = failure
+    item = batch_index(flat, batch)
+    name = _item_name("A", item)
+    if code < 0:
+        return NonFiniteError(
+            f"{operator}: {name} contains NaN or infinity: pivot {-code} is not finite. "
+            f"Check the input, or use {with_status} to get a status per item.",
+            item,
+            -code,
+        )
+    return NotPositiveDefiniteError(
+        f"{operator}: {name} is not positive definite: its leading minor of order {code} is not positive. "
+        f"Add jitter to the diagonal, or use {with_status} to get a status per item.",
+        item,
+        code,
+    )
+
+
+def singular(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> SingularMatrixError:
+    """Explain ``(flat item, index)`` of the first zero on the diagonal of a triangular matrix."""
+    flat, index = failure
+    item = batch_index(flat, batch)
+    return SingularMatrixError(
+        f"{operator}: {_item_name('L', item)} is singular: its diagonal entry {index} is exactly zero.", item, index
+    )
+
+
+def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
+    """Autograd needs the value of a leaf; it cannot be overwritten while gradients are recorded."""
+    return RuntimeError(
+        f"{operator}: overwrite=True would overwrite {argument}, a leaf that requires grad (or a view of one). "
+        f"Use overwrite=False, pass a copy, or run under torch.no_grad()."
+    )
+
+
+def overwritten_broadcast(operator: str, argument: str, seen: Sequence[int], wanted: Sequence[int]) -> ShapeError:
+    """The operand that receives the result is smaller than the result."""
+    return ShapeError(
+        f"{operator}: overwrite=True reuses {argument}, which must already have the shape of the result "
+        f"{tuple(wanted)}, got {tuple(seen)}."
+    )
+
+
+def overwritten_overlap(operator: str, argument: str, tensor: torch.Tensor) -> ShapeError:
+    """Several elements of the operand that receives the result share one place in memory."""
+    return ShapeError(
+        f"{operator}: overwrite=True reuses {argument}, but its elements share memory (shape {tuple(tensor.shape)}, "
+        f"strides {tensor.stride()}). Pass a contiguous copy."
+    )
+
+
+def batch_index(flat: int, batch: Sequence[int]) -> tuple[int, ...]:
+    """Position ``flat`` of a row-major enumeration of ``batch``, as an index tuple."""
+    index: list[int] = []
+    for size in reversed(batch):
+        flat, remainder = divmod(flat, size)
+        index.append(remainder)
+    return tuple(reversed(index))
+
+
+def _item_name(argument: str, item: tuple[int, ...]) -> str:
+    return f"{argument}[{', '.join(map(str, item))}]" if item else argument
+
+
+def _listing(values: dict[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,85 @@
+"""One table: routine x device -> the raw kernel, an in-place function on tensors that knows nothing of autograd.
+
+The signatures are those of ``_fallback.py``, which has every routine and works on every device. A device with
+kernels of its own replaces them name by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad import _fallback
+
+Kernel = Callable[..., Any]
+
+ROUTINES = (
+    "potrf",
+    "potrf_vjp",
+    "trsm",
+    "trmm",
+    "gemmt",
+    "syrk",
+    "syrk_vjp",
+    "gemm",
+    "copyltu",
+    "sumlogdiag",
+    "sumlogdiag_vjp",
+    "extractdiag",
+    "makediag",
+    "extracttrian",
+    "maketrian",
+)
+
+
+def lookup(routine: str, tensor: Tensor) -> Kernel:
+    """The kernel of ``routine`` for the device of ``tensor``."""
+    return _CPU[routine] if tensor.is_cpu else _ELSEWHERE[routine]
+
+
+def core_in_use() -> bool:
+    """Whether CPU tensors run on the compiled core."""
+    return _CPU["potrf"] is not _fallback.potrf
+
+
+class _OnFirstUse(dict[str, Kernel]):
+    """A table of kernels filled at the first question, so that importing lapgrad stays cheap and silent."""
+
+    def __init__(self, find_module: Callable[[], ModuleType | None]) -> None:
+        super().__init__()
+        self._find_module = find_module
+
+    def __missing__(self, routine: str) -> Kernel:
+        module = self._find_module()
+        self.update({name: getattr(module, name, getattr(_fallback, name)) for name in ROUTINES})
+        return self[routine]
+
+
+def _compiled_core() -> ModuleType | None:
+    """The kernels over the compiled core; None, with one warning, when it is missing; None when switched off."""
+    if os.environ.get("LAPGRAD_CORE", "").lower() == "off":
+        return None
+    try:
+        core = importlib.import_module("lapgrad._cpu")
+        if core.available():
+            return core
+        reason = "it found no BLAS to work with"
+    except ImportError as error:
+        reason = str(error)
+    warnings.warn(
+        f"lapgrad's compiled core is not available ({reason}); CPU tensors use the slower kernels in plain PyTorch. "
+        f"Set LAPGRAD_CORE=off to choose them without this warning.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return None
+
+
+_CPU = _OnFirstUse(_compiled_core)
+_ELSEWHERE = _OnFirstUse(lambda: None)

@@ -1,0 +1,147 @@
+"""Shapes: are the arguments what the operator wants, and how do their leading dimensions meet?
+
+The checks run on every call, so the happy path is a few comparisons; what is wrong is worked out, and put
+into words, only once something is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from lapgrad import _errors
+from lapgrad._errors import LARGEST_DIMENSION
+
+_FLOATS = frozenset((torch.float32, torch.float64))
+_HALVES = frozenset((torch.float16, torch.bfloat16))
+
+
+def matrix(operator: str, argument: str, A: Tensor) -> Tensor:
+    """``A`` of shape (*batch, m, n), float32 or float64; under autocast a half precision ``A`` as float32."""
+    try:
+        if A.dtype in _FLOATS:
+            shape = A.shape
+            # While compiling, the comparison would become a guard on a dynamic size.
+            if len(shape) >= 2 and (
+                is_compiling() or (shape[-1] <= LARGEST_DIMENSION and shape[-2] <= LARGEST_DIMENSION)
+            ):
+                return A
+    except AttributeError:
+        pass
+    A = _float_tensor(operator, argument, A)
+    if A.dim() < 2:
+        raise _errors.not_a_matrix(operator, argument, A.shape)
+    if not is_compiling() and max(A.shape[-2:]) > LARGEST_DIMENSION:
+        raise _errors.too_large(operator, argument, A.shape)
+    return A
+
+
+def square_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
+    """``A`` of shape (*batch, n, n), float32 or float64; under autocast a half precision ``A`` as float32."""
+    try:
+        if A.dtype in _FLOATS:
+            shape = A.shape
+            if len(shape) >= 2 and shape[-1] == shape[-2] and (is_compiling() or shape[-1] <= LARGEST_DIMENSION):
+                return A
+    except AttributeError:
+        pass
+    A = matrix(operator, argument, A)
+    if A.shape[-1] != A.shape[-2]:
+        raise _errors.not_square(operator, argument, A.shape)
+    return A
+
+
+def vector(operator: str, argument: str, v: Tensor) -> Tensor:
+    """``v`` of shape (*batch, n), float32 or float64; under autocast a half precision ``v`` as float32."""
+    v = _float_tensor(operator, argument, v)
+    if v.dim() < 1:
+        raise _errors.ShapeError(
+            f"{operator}: {argument} must be a vector or a batch of vectors (at least 1 dimension), got a scalar."
+        )
+    return v
+
+
+def _float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.dtype in _FLOATS:
+            return value
+        if value.dtype in _HALVES and torch.is_autocast_enabled(value.device.type):
+            return value.float()
+    raise _errors.wrong_dtype(operator, argument, value)
+
+
+def same_kind(operator: str, **tensors: Tensor) -> None:
+    """All arguments have one dtype and one device."""
+    first, *others = tensors.values()
+    for other in others:
+        if other.dtype is not first.dtype:
+            raise _errors.mixed_dtypes(operator, tensors)
+        if other.device != first.device:
+            raise _errors.mixed_devices(operator, tensors)
+
+
+def common_batch(operator: str, **tensors: Tensor) -> Sequence[int]:
+    """The leading dimensions that those of all arguments broadcast to."""
+    try:
+        return torch.broadcast_shapes(*[tensor.shape[:-2] for tensor in tensors.values()])
+    except RuntimeError:
+        raise _errors.shapes_do_not_fit(
+            operator, tensors, "the leading (batch) dimensions must broadcast against each other"
+        ) from None
+
+
+def expand_batch(A: Tensor, batch: Sequence[int]) -> Tensor:
+    """``A`` with leading dimensions ``batch``; nothing is copied."""
+    return A if A.shape[:-2] == batch else A.expand(*batch, *A.shape[-2:])
+
+
+def is_shared(A: Tensor) -> bool:
+    """Whether ``A`` is one matrix: no leading dimensions, or all of them 1."""
+    return all(size == 1 for size in A.shape[:-2])
+
+
+def fresh(like: Tensor) -> Tensor:
+    """An uninitialised contiguous tensor with the shape of ``like``, never a view."""
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def fresh_matrix(like: Tensor, rows: int, columns: int) -> Tensor:
+    """An uninitialised contiguous tensor (*batch of ``like``, rows, columns)."""
+    return like.new_empty((*like.shape[:-2], rows, columns))
+
+
+def may_overlap(A: Tensor, B: Tensor) -> bool:
+    """Whether some element of ``A`` and some element of ``B`` may share a place in memory.
+
+    Interleaved blocks of one matrix count as overlapping: the answer is cheap, and errs on the safe side.
+    """
+    if A.untyped_storage().data_ptr() != B.untyped_storage().data_ptr() or not (A.numel() and B.numel()):
+        return False
+    return A.data_ptr() < _end(B) and B.data_ptr() < _end(A)
+
+
+def _end(A: Tensor) -> int:
+    """The address after the last element of ``A``."""
+    last = sum((size - 1) * stride for size, stride in zip(A.shape, A.stride(), strict=True))
+    return A.data_ptr() + (last + 1) * A.element_size()
+
+
+def batch_operands(
+    batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> list[Any]:
+    """Under vmap: every operand with the mapped dimension in front, those without one expanded.
+
+    The operands of a registered operator agree in their leading dimensions, and so do the results.
+    """
+    return [
+        argument
+        if not isinstance(argument, Tensor)
+        else argument.expand(batch_size, *argument.shape)
+        if dim is None
+        else argument.movedim(dim, 0)
+        for dim, argument in zip(in_dims, arguments, strict=True)
+    ]

@@ -1,0 +1,166 @@
+"""Every private name of PyTorch that lapgrad touches, in one place, with the public substitute.
+
+Two things need them. The *front door* of an operator (``_define.py``) asks in a few hundred nanoseconds whether a
+call is a plain eager one that may skip the dispatcher. The *Autograd kernel* of an operator applies a
+``Function`` for exactly one level of autograd and redispatches below it: that is what makes one definition work under
+torch.func, torch.compile, torch.export and forward mode alike.
+
+``AVAILABLE`` is false when a name has gone missing in a new PyTorch. Operators are then built from public names
+only (``_define_public.py``): slower in eager mode, and without ``torch.compile`` over ``torch.func``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, _C
+from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
+
+try:
+    from torch._functorch.autograd_function import enable_single_level_autograd_function as _single_level
+    from torch.autograd.function import _SingleLevelFunction
+
+    _functorch_active = _C._are_functorch_transforms_active
+    _dispatch_modes = _C._len_torch_dispatch_stack
+    _function_modes = _C._len_torch_function_stack
+    _dispatch_keys = _C._dispatch_keys
+    _below_autograd_keys = _C._after_autograd_keyset
+    _BelowAutograd = _C._AutoDispatchBelowAutograd
+    _unpack_dual = torch._VF._unpack_dual
+    _forward_ad_enabled = _C._is_fwd_grad_enabled
+    _set_forward_ad_enabled = forward_ad._set_fwd_grad_enabled
+    _compiled_autograd_key = Function._compiled_autograd_key
+    _ = forward_ad._current_level, _dispatch_keys(torch.empty(0)).raw_repr()
+    AVAILABLE = True
+except (ImportError, AttributeError) as missing:
+    AVAILABLE = False
+    warnings.warn(
+        f"lapgrad does not know this PyTorch ({torch.__version__}: {missing}); operators run through public "
+        f"interfaces only, which is slower in eager mode. Please look for a newer lapgrad.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def internally_overlapping(tensor: Tensor) -> bool:
+    """Whether two elements of ``tensor`` surely share one place in memory."""
+    if hasattr(torch, "_debug_has_internal_overlap"):
+        return torch._debug_has_internal_overlap(tensor) == 1
+    return any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """``tensor.view(shape)`` of a tensor that nobody else holds, so that the result does not count as a view.
+
+    A view made under ``no_grad`` could later not be modified in place with gradients on.
+    """
+    return torch.ops.aten._unsafe_view.default(tensor, shape)
+
+
+if AVAILABLE:
+    #: Dispatch key sets of a tensor that has nothing unusual about it: normal, and made in inference mode.
+    _plain_key_sets: set[int] = set()
+    _plain_types = (Tensor, torch.nn.Parameter)
+    _devices_seen: set[torch.device] = set()
+
+    def _learn_device(device: torch.device) -> None:
+        _devices_seen.add(device)
+        _plain_key_sets.add(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
+        with torch.inference_mode():
+            _plain_key_sets.add(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
+
+    _learn_device(torch.device("cpu"))
+
+    def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
+        """Whether a call on ``tensors`` is a plain eager one: no tracing, transform, mode, subclass or tangent.
+
+        functorch wrappers (also dead ones), tensors with a negative bit and zero tensors all have type ``Tensor``;
+        only their dispatch keys tell them apart.
+        """
+        if (
+            is_compiling()
+            or _functorch_active()
+            or _dispatch_modes()
+            or _function_modes()
+            or forward_ad._current_level >= 0
+        ):
+            return False
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            if type(tensor) not in _plain_types:
+                return False
+            if _dispatch_keys(tensor).raw_repr() not in _plain_key_sets:
+                return _is_first_of_its_device(tensor)
+        return True
+
+    def _is_first_of_its_device(tensor: Tensor) -> bool:
+        """Key sets of CUDA tensors are learned when the first one arrives: asking earlier would start CUDA.
+
+        Always ``False``: that one call takes the long way round.
+        """
+        if tensor.is_cuda and tensor.device not in _devices_seen:
+            _learn_device(tensor.device)
+        return False
+
+    def has_tangent(arguments: Iterable[Any]) -> bool:
+        """Whether a tensor carries a forward-mode tangent.
+
+        ``forward_ad._current_level`` does not know dual levels entered inside a compiled graph, so each tensor is
+        asked.
+        """
+        return any(isinstance(a, Tensor) and _unpack_dual(a, level=0)[1] is not None for a in arguments)
+
+    def single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
+        """``apply`` of a ``Function`` that acts on one level of autograd, whatever torch.func transforms are on."""
+        namespace: dict[str, Any] = {key: staticmethod(method) for key, method in methods.items()}
+        namespace["_compiled_autograd_key"] = staticmethod(_compiled_autograd_key)
+        return type(name, (_SingleLevelFunction,), namespace).apply
+
+    def autograd_kernel(
+        dispatched: Any, apply: Callable[..., Any], instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """The kernel of ``dispatched`` for the Autograd key.
+
+        It runs ``apply(below, *arguments)``, where ``below`` redispatches under autograd with the gradient modes of
+        the caller: the levels of torch.func further down need them.
+
+        Args:
+            dispatched: The registered operator.
+            apply: ``apply`` of a single level function.
+            instead: Replaces the operator when an argument carries a tangent.
+        """
+
+        def kernel(keys: Any, *arguments: Any) -> Any:
+            if instead is not None and has_tangent(arguments):
+                return instead(*arguments)
+            gradients, tangents = torch.is_grad_enabled(), _forward_ad_enabled()
+
+            def below(*arguments: Any) -> Any:
+                with torch.set_grad_enabled(gradients), _set_forward_ad_enabled(tangents), _BelowAutograd():
+                    return dispatched.redispatch(keys & _below_autograd_keys, *arguments)
+
+            with _single_level() if _functorch_active() else contextlib.nullcontext():
+                return apply(below, *arguments)
+
+        return kernel
+
+    @contextlib.contextmanager
+    def primals_of_level(saved: tuple[Tensor | None, ...]) -> Any:
+        """Inside a jvp: the saved tensors without this level's tangents, and outer levels of forward mode back on.
+
+        PyTorch switches forward mode off inside a jvp. Under torch.func the tangents of outer levels live in
+        wrappers below this one and would silently be lost.
+        """
+        if not _functorch_active():
+            yield saved
+            return
+        with _set_forward_ad_enabled(True):
+            yield tuple([None if t is None else forward_ad.unpack_dual(t, level=0).primal for t in saved])

@@ -1,0 +1,115 @@
+"""What trsm and trmm share: their arguments, one triangle for a whole batch, and the gradient of the triangle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors, _layout
+from lapgrad._define import Operator, batched
+from lapgrad._torch_private import reshape_fresh, skips_dispatcher
+from lapgrad.ops import gemmt as _gemmt
+
+SCHEMA = "(Tensor L, Tensor A, bool lower, bool transpose, bool rightside) -> Tensor"
+
+
+def run(
+    name: str,
+    operator: Operator,
+    L: Tensor,
+    A: Tensor,
+    lower: bool,
+    transpose: bool,
+    rightside: bool,
+    alpha: float,
+    overwrite: bool,
+    refuse: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """Check and align the operands of a public call, apply alpha, and go through the door that fits.
+
+    ``refuse`` raises on an L that the kernel would refuse, for when that has to be known beforehand.
+    """
+    L, A = _layout.square_matrix(name, "L", L), _layout.matrix(name, "A", A)
+    if L.dtype is not A.dtype or L.device != A.device:
+        _layout.same_kind(name, L=L, A=A)
+    if L.shape[-1] != A.shape[-1 if rightside else -2]:
+        wanted = "L must be n x n and A m x n (rightside=True)" if rightside else "L must be n x n and A n x m"
+        raise _errors.shapes_do_not_fit(name, {"L": L, "A": A}, wanted)
+
+    same_batch = L.shape[:-2] == A.shape[:-2]
+    batch = A.shape[:-2] if same_batch else _layout.common_batch(name, L=L, A=A)
+    if overwrite:
+        if not same_batch:
+            if A.shape[:-2] != batch:
+                raise _errors.overwritten_broadcast(name, "A", A.shape, (*batch, *A.shape[-2:]))
+            L = _layout.expand_batch(L, batch)
+        if alpha != 1.0:
+            L = _scale_in_place(L, A, alpha, refuse)
+        return operator.overwrite(L, A, lower, transpose, rightside)
+
+    door = operator.call
+    if alpha != 1.0:
+        A, door = A * alpha, operator.consume
+    if same_batch:
+        return door(L, A, lower, transpose, rightside)
+    if _layout.is_shared(L):
+        return _with_shared_triangle(operator, L, A, batch, lower, transpose, rightside)
+    if A.shape[:-2] != batch:
+        A, door = _layout.expand_batch(A, batch), operator.call
+    return door(_layout.expand_batch(L, batch), A, lower, transpose, rightside)
+
+
+def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:
+    """A := alpha A, unless L is refused: an error must find A as it was. Returns L, in a copy if A reaches into it."""
+    if skips_dispatcher((L, A)):
+        if refuse is not None:
+            refuse(L)
+        if _layout.may_overlap(L, A):
+            L = L.clone()
+    A.mul_(alpha)
+    return L
+
+
+def _with_shared_triangle(
+    operator: Operator, L: Tensor, A: Tensor, batch: Sequence[int], lower: bool, transpose: bool, rightside: bool
+) -> Tensor:
+    """One matrix L for a batch of A: one call with more rows or columns, and a gradient of L without a batch."""
+    m, n = A.shape[-2:]
+    items = math.prod(batch)
+    L = L.reshape(L.shape[-2:])
+    if rightside:
+        rows = operator.call(L, A.reshape(items * m, n), lower, transpose, True)
+        return reshape_fresh(rows, (*batch, m, n))
+    side_by_side = A.reshape(items, m, n).movedim(0, 1).clone(memory_format=torch.contiguous_format)
+    columns = operator.consume(L, side_by_side.view(m, items * n), lower, transpose, False)
+    apart = columns.view(m, items, n).movedim(1, 0).clone(memory_format=torch.contiguous_format)
+    return reshape_fresh(apart, (*batch, m, n))
+
+
+def vmap(
+    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> Tensor:
+    """As above when only A is mapped: the mapped dimension joins the rows or the columns of A."""
+    L, A, lower, transpose, rightside = arguments
+    if in_dims[0] is not None or in_dims[1] is None:
+        return batched(dispatched, batch_size, in_dims, arguments)
+    beside = -3 if rightside else -2
+    A = A.movedim(in_dims[1], beside)
+    sizes = (A.shape[beside], A.shape[beside + 1])
+    joined = dispatched(L, A.flatten(beside, beside + 1), lower, transpose, rightside)
+    return joined.unflatten(beside + 1, sizes).movedim(beside, 0)
+
+
+def gradient_of_triangle(
+    gB: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, sign: float
+) -> Tensor:
+    """gL of B = t(L) A or B = A t(L), times ``sign``: the triangle of one product.
+
+    B = L A: gB A^T.   B = L^T A: A gB^T.   B = A L: A^T gB.   B = A L^T: gB^T A.
+    """
+    first, second = (A, gB) if transpose != rightside else (gB, A)
+    return _gemmt.operator.call(first, second, lower, rightside, not rightside, sign)

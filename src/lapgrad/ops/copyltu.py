@@ -1,0 +1,79 @@
+"""copyltu: mirror a triangle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad._define import Formulas, Overwriting, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh, square_matrix
+
+
+def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
+    """Symmetric matrix from one triangle: B = tri(A) + tri(A)^T - diag(A).
+
+    Args:
+        A: (*batch, n, n). Only the named triangle is read.
+        lower: Mirror the lower triangle to the upper one, else the upper to the lower.
+        overwrite: Leave the result in the memory of ``A`` and return ``A``.
+
+    Returns:
+        B, (*batch, n, n), symmetric.
+
+    Raises:
+        DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
+
+    Gradient:
+        gA = tri(gB + gB^T) - diag(gB): zero on the triangle that is not read. Saves nothing.
+
+    Memory:
+        forward 1 (0 with overwrite), backward 1
+
+    Cost:
+        n^2 copies.
+
+    Example:
+        >>> lapgrad.copyltu(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
+        tensor([[1., 2.],
+                [2., 3.]])
+    """
+    A = square_matrix("copyltu", "A", A)
+    return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
+
+
+def _mirror(A: Tensor, lower: bool) -> Tensor:
+    B = fresh(A)
+    lookup("copyltu", A)(B, A, lower)
+    return B
+
+
+def _mirror_in_place(A: Tensor, lower: bool) -> None:
+    lookup("copyltu", A)(A, A, lower)
+
+
+def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:
+    """The triangle of gB + gB^T, its diagonal halved: both places of an entry count, that on the diagonal once."""
+    (lower,) = flags
+    gA = gB + gB.mT
+    gA = gA.tril_() if lower else gA.triu_()
+    gA.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    return (gA,)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
+    return operator.call(dA, *flags)
+
+
+_A = 0
+
+operator = define(
+    "copyltu",
+    "(Tensor A, bool lower) -> Tensor",
+    kernel=_mirror,
+    fake=lambda A, lower: A.new_empty(A.shape),
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    overwriting=Overwriting(_A, "A", _mirror_in_place),
+)

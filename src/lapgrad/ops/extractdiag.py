@@ -1,0 +1,76 @@
+"""extractdiag: a diagonal of a matrix, as a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._define import Formulas, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import square_matrix
+from lapgrad.ops import makediag as _makediag
+
+
+def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
+    """A diagonal of a matrix: d_i = a_{i, i+offset}, or a_{i-offset, i} for a negative offset.
+
+    Args:
+        A: (*batch, n, n).
+        offset: Which diagonal: 0 the main one, positive above it, negative below.
+
+    Returns:
+        d, (*batch, n - |offset|). Never a view of A.
+
+    Raises:
+        DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices, or the
+            diagonal lies outside.
+
+    Gradient:
+        gA = makediag(gd, offset). Saves nothing.
+
+    Memory:
+        forward 1, backward 1
+
+    Cost:
+        n copies.
+
+    Example:
+        >>> lapgrad.extractdiag(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), offset=1)
+        tensor([2.])
+    """
+    A = square_matrix("extractdiag", "A", A)
+    if offset and abs(offset) > A.shape[-1]:
+        raise _errors.ShapeError(
+            f"extractdiag: offset {offset} lies outside A of shape {tuple(A.shape)}; |offset| must be at most n."
+        )
+    return operator.call(A, offset)
+
+
+def _extract(A: Tensor, offset: int) -> Tensor:
+    d = _fake(A, offset)
+    lookup("extractdiag", A)(d, A, offset)
+    return d
+
+
+def _fake(A: Tensor, offset: int) -> Tensor:
+    return A.new_empty((*A.shape[:-2], A.shape[-1] - abs(offset)))
+
+
+def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gd: Tensor) -> tuple[Tensor]:
+    return (_makediag.operator.call(gd, *flags),)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
+    return operator.call(dA, *flags)
+
+
+operator = define(
+    "extractdiag",
+    "(Tensor A, int offset) -> Tensor",
+    kernel=_extract,
+    fake=_fake,
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+)

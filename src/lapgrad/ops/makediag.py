@@ -1,0 +1,71 @@
+"""makediag: a matrix with a given diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad._define import Formulas, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import vector
+from lapgrad.ops import extractdiag as _extractdiag
+
+
+def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
+    """Matrix with a given diagonal: a_{i, i+offset} = d_i (a_{i-offset, i} for a negative offset), zero elsewhere.
+
+    Args:
+        d: (*batch, k).
+        offset: Which diagonal: 0 the main one, positive above it, negative below.
+
+    Returns:
+        A, (*batch, n, n) with n = k + |offset|.
+
+    Raises:
+        DTypeError, ShapeError: ``d`` is not a batch of float32 or float64 vectors.
+
+    Gradient:
+        gd = extractdiag(gA, offset). Saves nothing.
+
+    Memory:
+        forward 1, backward 1
+
+    Cost:
+        n^2 writes.
+
+    Example:
+        >>> lapgrad.makediag(torch.tensor([5.0]), offset=-1)
+        tensor([[0., 0.],
+                [5., 0.]])
+    """
+    return operator.call(vector("makediag", "d", d), offset)
+
+
+def _make(d: Tensor, offset: int) -> Tensor:
+    A = _fake(d, offset)
+    lookup("makediag", d)(A, d, offset)
+    return A
+
+
+def _fake(d: Tensor, offset: int) -> Tensor:
+    n = d.shape[-1] + abs(offset)
+    return d.new_empty((*d.shape[:-1], n, n))
+
+
+def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gA: Tensor) -> tuple[Tensor]:
+    return (_extractdiag.operator.call(gA, *flags),)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dd: Tensor) -> Tensor:
+    return operator.call(dd, *flags)
+
+
+operator = define(
+    "makediag",
+    "(Tensor d, int offset) -> Tensor",
+    kernel=_make,
+    fake=_fake,
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+)

@@ -1,0 +1,89 @@
+"""maketrian: a triangular matrix from a packed vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._define import Formulas, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import vector
+from lapgrad.ops import extracttrian as _extracttrian
+
+
+def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
+    """Triangular matrix from a packed vector: the inverse of ``extracttrian``, with zeros elsewhere.
+
+    Args:
+        v: (*batch, k (k + 1) / 2): row by row for a lower triangle, column by column for an upper one.
+        offset: Positive: an upper triangle that begins at that diagonal above the main one. Negative: a lower triangle
+            that begins at that diagonal below. ``lower`` then has no meaning.
+        lower: With ``offset=0``: a lower triangle, else an upper one.
+
+    Returns:
+        A, (*batch, n, n) with n = k + |offset|.
+
+    Raises:
+        DTypeError, ShapeError: ``v`` is not a batch of float32 or float64 vectors of such a length.
+
+    Gradient:
+        gv = extracttrian(gA, offset, lower). Saves nothing.
+
+    Memory:
+        forward 1, backward 1
+
+    Cost:
+        n^2 writes.
+
+    Example:
+        >>> lapgrad.maketrian(torch.tensor([1.0, 3.0, 4.0]))
+        tensor([[1., 0.],
+                [3., 4.]])
+    """
+    v = vector("maketrian", "v", v)
+    length = v.shape[-1]
+    k = _order(length)
+    if k * (k + 1) // 2 != length:
+        raise _errors.ShapeError(
+            f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, got shape {tuple(v.shape)}."
+        )
+    return operator.call(v, k + abs(offset), offset, lower)
+
+
+def _order(length: int) -> int:
+    """The order k of the largest triangle with at most ``length`` entries: k (k + 1) / 2 <= length.
+
+    A symbolic length becomes a number here: compiled code is specialised to it.
+    """
+    return (math.isqrt(8 * int(length) + 1) - 1) // 2
+
+
+def _make(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
+    A = _fake(v, n, offset, lower)
+    lookup("maketrian", v)(A, v, offset, lower)
+    return A
+
+
+def _fake(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
+    return v.new_empty((*v.shape[:-1], n, n))
+
+
+def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gA: Tensor) -> tuple[Tensor]:
+    return (_extracttrian.operator.call(gA, *flags),)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dv: Tensor) -> Tensor:
+    return operator.call(dv, *flags)
+
+
+operator = define(
+    "maketrian",
+    "(Tensor v, SymInt n, int offset, bool lower) -> Tensor",
+    kernel=_make,
+    fake=_fake,
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+)

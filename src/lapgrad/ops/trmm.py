@@ -1,0 +1,108 @@
+"""trmm: multiply by a triangular matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad._define import Formulas, Overwriting, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh
+from lapgrad.ops import _triangular
+
+
+def trmm(
+    L: Tensor,
+    A: Tensor,
+    *,
+    transpose: bool = False,
+    rightside: bool = False,
+    lower: bool = True,
+    alpha: float = 1.0,
+    overwrite: bool = False,
+) -> Tensor:
+    """Multiply by a triangular matrix: B = alpha t(L) A, or B = alpha A t(L) with ``rightside=True``.
+
+    t(L) is L^T with ``transpose=True``, else L. Leading dimensions broadcast; one L for a batch of A is one product with
+    more columns.
+
+    Args:
+        L: (*batch, n, n), triangular. Only the named triangle is read.
+        A: (*batch, n, m), or (*batch, m, n) with ``rightside=True``.
+        transpose: Multiply by L^T.
+        rightside: L stands on the right.
+        lower: L is lower triangular, else upper.
+        alpha: Scale factor.
+        overwrite: Leave the result in the memory of ``A`` and return ``A``. When L needs a gradient, a copy of A is
+            kept for it.
+
+    Returns:
+        B, of the shape of A (with the leading dimensions broadcast).
+
+    Raises:
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+
+    Gradient:
+        gA = alpha t(L)^T gB, and gL = alpha tri(gB A^T) (for the other sides and transpositions likewise), of which only
+        the triangle is computed. Forward mode: dB = alpha (t(tri(dL)) A + t(L) dA). Saves L when A needs a gradient,
+        and A when L does.
+
+    Memory:
+        forward 1 (0 with overwrite), backward 1
+        In units of the result, and of the gradients of L and A together. Besides: one buffer when alpha is not 1; one
+        when L on the left is shared by a batch of A.
+
+    Cost:
+        forward n^2 m, backward 2 n^2 m flops: half of a full product.
+
+    Example:
+        >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
+        >>> lapgrad.trmm(L, torch.tensor([[1.0], [2.0]]))
+        tensor([[2.],
+                [5.]])
+    """
+    return _triangular.run("trmm", operator, L, A, lower, transpose, rightside, alpha, overwrite)
+
+
+def _multiply(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
+    B = fresh(A)
+    lookup("trmm", A)(B, L, A, lower, transpose, rightside)
+    return B
+
+
+def _multiply_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
+    lookup("trmm", A)(A, L, A, lower, transpose, rightside)
+
+
+def _vjp(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """B = t(L) A gives gA = t(L)^T gB and gL = tri(gB A^T), the other sides and transpositions likewise."""
+    (L, A), (lower, transpose, rightside) = saved, flags
+    gL = _triangular.gradient_of_triangle(gB, A, lower, transpose, rightside, 1.0) if needs[0] else None
+    gA = operator.call(L, gB, lower, not transpose, rightside) if needs[1] else None
+    return gL, gA
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dL: Tensor | None, dA: Tensor | None) -> Tensor:
+    """dB = t(dL) A + t(L) dA."""
+    L, A = saved
+    if dA is None:
+        return operator.call(dL, A, *flags)
+    moved = operator.call(L, dA, *flags)
+    return moved if dL is None else moved + operator.call(dL, A, *flags)
+
+
+_L, _A = 0, 1
+
+operator = define(
+    "trmm",
+    _triangular.SCHEMA,
+    kernel=_multiply,
+    fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
+    formulas=Formulas(saves=((_A,), (_L,)), vjp=_vjp, jvp=_jvp),
+    vmap=_triangular.vmap,
+    overwriting=Overwriting(_A, "A", _multiply_in_place),
+)

@@ -1,0 +1,123 @@
+"""trsm: solve with a triangular matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._define import Formulas, Overwriting, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh
+from lapgrad.ops import _triangular
+from lapgrad.ops import trmm as _trmm
+
+
+def trsm(
+    L: Tensor,
+    A: Tensor,
+    *,
+    transpose: bool = False,
+    rightside: bool = False,
+    lower: bool = True,
+    alpha: float = 1.0,
+    overwrite: bool = False,
+) -> Tensor:
+    """Solve with a triangular matrix: X = alpha t(L)^-1 A, or X = alpha A t(L)^-1 with ``rightside=True``.
+
+    t(L) is L^T with ``transpose=True``, else L. Leading dimensions broadcast; one L for a batch of A is one solve with
+    more right hand sides.
+
+    Args:
+        L: (*batch, n, n), triangular. Only the named triangle is read.
+        A: (*batch, n, m), or (*batch, m, n) with ``rightside=True``.
+        transpose: Solve with L^T.
+        rightside: L stands on the right of the unknown.
+        lower: L is lower triangular, else upper.
+        alpha: Scale factor.
+        overwrite: Leave the result in the memory of ``A`` and return ``A``.
+
+    Returns:
+        X, of the shape of A (with the leading dimensions broadcast).
+
+    Raises:
+        SingularMatrixError: Names the first item with an exact zero on the diagonal of L. ``A`` keeps its values.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+
+    Gradient:
+        gA = alpha t(L)^-T gX, and gL = -tri(t(L)^-T gX X^T) (for the other sides and transpositions likewise), of which
+        only the triangle is computed. Forward mode: dX = t(L)^-1 (alpha dA - t(tri(dL)) X). Saves L, and X when L
+        needs a gradient.
+
+    Memory:
+        forward 1 (0 with overwrite), backward 1
+        In units of the result, and of the gradients of L and A together. Besides: the gradient of A when only that of
+        L is wanted; one buffer when alpha is not 1; one when L on the left is shared by a batch of A.
+
+    Cost:
+        forward n^2 m, backward 2 n^2 m flops.
+
+    Example:
+        >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
+        >>> lapgrad.trsm(L, torch.tensor([[2.0], [5.0]]))
+        tensor([[1.],
+                [2.]])
+    """
+    return _triangular.run("trsm", operator, L, A, lower, transpose, rightside, alpha, overwrite, _refuse_singular)
+
+
+def _refuse_singular(L: Tensor) -> None:
+    """The error that the kernel reports, without running it."""
+    zero = L.diagonal(dim1=-2, dim2=-1) == 0
+    if zero.any():
+        raise _errors.singular("trsm", L.shape[:-2], divmod(int(zero.flatten().int().argmax()), L.shape[-1]))
+
+
+def _solve(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
+    X = fresh(A)
+    failure = lookup("trsm", A)(X, L, A, lower, transpose, rightside)
+    if failure is not None:
+        raise _errors.singular("trsm", L.shape[:-2], failure)
+    return X
+
+
+def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
+    failure = lookup("trsm", A)(A, L, A, lower, transpose, rightside)
+    if failure is not None:
+        raise _errors.singular("trsm", L.shape[:-2], failure)
+
+
+def _vjp(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """With Y = t(L)^-T gX: gA = Y, and t(L) X = A gives gL = minus the gradient of L in the product t(L) X."""
+    (L, X), (lower, transpose, rightside) = saved, flags
+    gA = operator.call(L, gX, lower, not transpose, rightside)
+    gL = _triangular.gradient_of_triangle(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
+    return gL, gA if needs[1] else None
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dL: Tensor | None, dA: Tensor | None) -> Tensor:
+    """t(L) X = A gives dX = t(L)^-1 (dA - t(dL) X)."""
+    (L, X), (lower, transpose, rightside) = saved, flags
+    if dL is None:
+        right = dA
+    else:
+        moved = _trmm.operator.call(dL, X, lower, transpose, rightside)
+        right = -moved if dA is None else dA - moved
+    return operator.call(L, right, lower, transpose, rightside)
+
+
+_L, _A, _X = 0, 1, 2
+
+operator = define(
+    "trsm",
+    _triangular.SCHEMA,
+    kernel=_solve,
+    fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
+    formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
+    vmap=_triangular.vmap,
+    overwriting=Overwriting(_A, "A", _solve_in_place),
+)
