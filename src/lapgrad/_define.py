@@ -98,6 +98,15 @@ class Formulas:
     jvp: Jvp
     constant_results: tuple[int, ...] = ()
 
+    def pull_back(
+        self, needs: tuple[bool, ...], ctx: Any, cotangents: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """The vjp at what ``ctx`` has saved; nothing to do when no result has a cotangent."""
+        for cotangent in cotangents:
+            if cotangent is not None:
+                return self.vjp(needs, ctx.saved_tensors, ctx.flags, *cotangents)
+        return (None,) * len(needs)
+
     @property
     def slots(self) -> tuple[int, ...]:
         return tuple(sorted(set(itertools.chain(*self.saves))))
@@ -139,44 +148,9 @@ def define(
         call = _define_public.attach(dispatched, formulas, vmap)
         return Operator(call, _copying_back(call, formulas, overwriting), call, dispatched)
 
-    operands = len(formulas.saves)
-    slots, slots_by_need = formulas.slots, formulas.slots_by_need()
-    constant_results, vjp, jvp = formulas.constant_results, formulas.vjp, formulas.jvp
-
-    def remember(ctx: Any, arguments: Sequence[Any], kept: Tensor | None, result: Any, forward_mode: bool) -> Any:
-        """Save what the formulas read; ``kept`` stands in for an operand that has been overwritten."""
-        results = result if type(result) is tuple else (result,)
-        values = (*arguments[:operands], *results)
-        if kept is not None and overwriting is not None:
-            values = (*values[: overwriting.operand], kept, *values[overwriting.operand + 1 :])
-        wanted = slots_by_need[ctx.needs_input_grad[1 : 1 + operands]]
-        ctx.save_for_backward(*[None if slot is None else values[slot] for slot in wanted])
-        if forward_mode:
-            ctx.save_for_forward(*[values[slot] for slot in slots])
-        ctx.flags = arguments[operands:]
-        ctx.set_materialize_grads(False)
-        if constant_results:
-            ctx.mark_non_differentiable(*[results[position] for position in constant_results])
-        return result
-
-    def forward(ctx: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
-        return remember(ctx, arguments, None, compute(*arguments), compute is not kernel)
-
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad
-        nothing = (None,) * (len(needs) - 1 - operands)
-        for cotangent in cotangents:
-            if cotangent is not None:
-                gradients = vjp(needs[1 : 1 + operands], ctx.saved_tensors, ctx.flags, *cotangents)
-                return (None, *gradients, *nothing)
-        return (None,) * len(needs)
-
-    def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
-        with _torch_private.primals_of_level(ctx.saved_tensors) as saved:
-            return jvp(saved, ctx.flags, *tangents[:operands])
-
-    apply = _torch_private.single_level_function(name, forward=forward, backward=backward, jvp=push_forward)
+    apply = _recording_function(name, kernel, formulas)
     _LIBRARY.impl(name, _torch_private.autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
+    operands = len(formulas.saves)
 
     def call(*arguments: Any) -> Any:
         if not skips_dispatcher(arguments[:operands]):
@@ -189,53 +163,7 @@ def define(
 
     if overwriting is None:
         return Operator(call, call, call, dispatched)
-    target_position, argument, write = overwriting.operand, overwriting.argument, overwriting.kernel
-    copying_back = _copying_back(call, formulas, overwriting)
-
-    def forward_overwriting(ctx: Any, _: None, *arguments: Any) -> Any:
-        target = arguments[target_position]
-        ctx.mark_dirty(target)
-        wanted = slots_by_need[ctx.needs_input_grad[1 : 1 + operands]]
-        kept = target.clone() if target_position in wanted else None
-        further = write(*arguments)
-        return remember(ctx, arguments, kept, target if further is None else (target, *further), False)
-
-    apply_overwriting = _torch_private.single_level_function(
-        name + "_", forward=forward_overwriting, backward=backward
-    )
-
-    def write_into_target(arguments: tuple[Any, ...]) -> Any:
-        target = arguments[target_position]
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in arguments[:operands]]):
-            return apply_overwriting(None, *arguments)
-        further = write(*arguments)
-        if not target.is_inference():
-            increment_version(target)
-        return target if further is None else (target, *further)
-
-    def overwrite(*arguments: Any) -> Any:
-        tensors = arguments[:operands]
-        target = arguments[target_position]
-        if not skips_dispatcher(tensors):
-            return copying_back(*arguments)
-        if _torch_private.internally_overlapping(target):
-            raise _errors.overwritten_overlap(name, argument, target)
-        if torch.is_grad_enabled() and target.requires_grad and _is_leaf_or_view_of_one(target):
-            raise _errors.overwritten_leaf(name, argument)
-        if constant_results and target._is_view():
-            # PyTorch does not record an in-place change of a view by a function with several results.
-            return copying_back(*arguments)
-        apart = [
-            tensor.clone() if tensor is not target and _layout.may_overlap(tensor, target) else tensor
-            for tensor in tensors
-        ]
-        return write_into_target((*apart, *arguments[operands:]))
-
-    def consume(*arguments: Any) -> Any:
-        if not skips_dispatcher(arguments[:operands]):
-            return dispatched(*arguments)
-        return write_into_target(arguments)
-
+    overwrite, consume = _overwriting_doors(name, call, formulas, overwriting)
     return Operator(call, overwrite, consume, dispatched)
 
 
@@ -287,6 +215,129 @@ def define_fused(
     return Operator(call, call, call, dispatched)
 
 
+def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formulas) -> Callable[..., Any]:
+    """``apply(compute, *arguments)`` runs ``compute(*arguments)`` and records it for reverse and forward mode."""
+    operands = len(formulas.saves)
+    remember, pull_back, jvp = _remember(formulas), formulas.pull_back, formulas.jvp
+
+    def forward(ctx: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
+        result = compute(*arguments)
+        needs = ctx.needs_input_grad[1 : 1 + operands]
+        # The plain eager path calls the kernel itself, and has no tangents.
+        remember(ctx, needs, arguments, result, compute is not kernel)
+        return result
+
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad
+        gradients = pull_back(needs[1 : 1 + operands], ctx, cotangents)
+        return (None, *gradients, *(None,) * (len(needs) - 1 - operands))
+
+    def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
+        with _torch_private.primals_of_level(ctx.saved_tensors) as saved:
+            return jvp(saved, ctx.flags, *tangents[:operands])
+
+    return _torch_private.single_level_function(name, forward=forward, backward=backward, jvp=push_forward)
+
+
+def _remember(formulas: Formulas) -> Callable[..., None]:
+    """The part of a Function's forward that saves what the formulas read, and no more."""
+    operands, slots, slots_by_need = len(formulas.saves), formulas.slots, formulas.slots_by_need()
+    constant_results = formulas.constant_results
+
+    def remember(
+        ctx: Any, needs: tuple[bool, ...], arguments: Sequence[Any], result: Any, forward_mode: bool
+    ) -> None:
+        results = result if type(result) is tuple else (result,)
+        values = (*arguments[:operands], *results)
+        ctx.save_for_backward(*[None if slot is None else values[slot] for slot in slots_by_need[needs]])
+        if forward_mode:
+            ctx.save_for_forward(*[values[slot] for slot in slots])
+        ctx.flags = arguments[operands:]
+        ctx.set_materialize_grads(False)
+        if constant_results:
+            ctx.mark_non_differentiable(*[results[position] for position in constant_results])
+
+    return remember
+
+
+def _overwriting_doors(
+    name: str, call: Callable[..., Any], formulas: Formulas, overwriting: Overwriting
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``overwrite`` and ``consume`` of an operator."""
+    operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
+    slots_by_need = formulas.slots_by_need()
+    apply = _overwriting_function(name, formulas, overwriting)
+    copying_back = _copying_back(call, formulas, overwriting)
+
+    def write_into_target(arguments: tuple[Any, ...]) -> Any:
+        target = arguments[position]
+        needs = tuple([tensor.requires_grad for tensor in arguments[:operands]])
+        if torch.is_grad_enabled() and True in needs:
+            # A copy made here, and not inside the function, is recorded, so that second derivatives reach its origin.
+            copy = target.clone() if position in slots_by_need[needs] else None
+            return apply(target, *arguments[:position], copy, *arguments[position + 1 :])
+        further = write(*arguments)
+        if not target.is_inference():
+            increment_version(target)
+        return target if further is None else (target, *further)
+
+    def overwrite(*arguments: Any) -> Any:
+        tensors, target = arguments[:operands], arguments[position]
+        if not skips_dispatcher(tensors):
+            return copying_back(*arguments)
+        if _torch_private.internally_overlapping(target):
+            raise _errors.overwritten_overlap(name, overwriting.argument, target)
+        if torch.is_grad_enabled() and target.requires_grad and _is_leaf_or_view_of_one(target):
+            raise _errors.overwritten_leaf(name, overwriting.argument)
+        if formulas.constant_results and target._is_view():
+            # PyTorch does not record an in-place change of a view by a function with several results.
+            return copying_back(*arguments)
+        apart = [
+            tensor.clone() if tensor is not target and _layout.may_overlap(tensor, target) else tensor
+            for tensor in tensors
+        ]
+        return write_into_target((*apart, *arguments[operands:]))
+
+    def consume(*arguments: Any) -> Any:
+        return write_into_target(arguments) if skips_dispatcher(arguments[:operands]) else call(*arguments)
+
+    return overwrite, call if position in formulas.slots else consume
+
+
+def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwriting) -> Callable[..., Any]:
+    """``apply(target, *arguments)`` overwrites the target and records it for reverse mode.
+
+    Among the arguments, the operand to overwrite is None, or a copy of it that the backward may read. The target itself
+    comes first: when it is a view, PyTorch takes the gradient of the first tensor for that of the view.
+    """
+    operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
+    remember, pull_back = _remember(formulas), formulas.pull_back
+
+    def with_operand(arguments: Sequence[Any], operand: Any) -> tuple[Any, ...]:
+        return (*arguments[:position], operand, *arguments[position + 1 :])
+
+    def forward(ctx: Any, target: Tensor, *arguments: Any) -> Any:
+        ctx.mark_dirty(target)
+        further = write(*with_operand(arguments, target))
+        result = target if further is None else (target, *further)
+        copied = arguments[position] is not None
+        ctx.needs = ctx.needs_input_grad[1 : 1 + operands]
+        if not copied:
+            ctx.needs = with_operand(ctx.needs, ctx.needs_input_grad[0])
+        ctx.copied = copied
+        remember(ctx, ctx.needs, arguments, result, False)
+        return result
+
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients = pull_back(ctx.needs, ctx, cotangents)
+        flags = (None,) * len(ctx.flags)
+        if ctx.copied:
+            return (None, *gradients, *flags)
+        return (gradients[position], *with_operand(gradients, None), *flags)
+
+    return _torch_private.single_level_function(name + "_", forward=forward, backward=backward)
+
+
 def _composite_vjp(
     composite: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], cotangents: tuple[Tensor, ...]
 ) -> list[Tensor | None]:
@@ -315,8 +366,10 @@ def _register(
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         return vmap(dispatched, info.batch_size, in_dims, arguments), 0 if results == 1 else (0,) * results
 
+    # The dispatcher calls kernels with the gradient mode of the caller; some of PyTorch's functions, used in kernels, mind.
+    without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, kernel, device)
+        _LIBRARY.impl(name, without_recording, device)
     torch.library.register_fake(f"lapgrad::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
     return dispatched

@@ -10,6 +10,7 @@ from torch import Tensor
 from lapgrad._define import Formulas, Overwriting, define
 from lapgrad._kernels import lookup
 from lapgrad._layout import fresh, square_matrix
+from lapgrad._torch_private import skips_dispatcher
 
 
 def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
@@ -58,7 +59,10 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
     """The triangle of gB + gB^T, its diagonal halved: both places of an entry count, that on the diagonal once."""
     (lower,) = flags
     gA = gB + gB.mT
-    gA = gA.tril_() if lower else gA.triu_()
+    if skips_dispatcher((gA,)):
+        gA = gA.tril_() if lower else gA.triu_()
+    else:  # vmap knows no in-place tril
+        gA = gA.tril() if lower else gA.triu()
     gA.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     return (gA,)
 

@@ -1,0 +1,382 @@
+"""One table of cases: every operator, with samples over flags, shapes and batches, and an oracle in plain torch.
+
+The test files are named after a property (values, derivatives, transforms, layouts, ...) and run over these rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lapgrad
+
+Shape = tuple[int, ...]
+Flags = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The arguments of one call, and a name for them."""
+
+    args: tuple[Tensor, ...]
+    kwargs: Flags
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A sample before it has a dtype: one ``make(shape, generator)`` per operand, the flags, and a name."""
+
+    shapes: tuple[Shape, ...]
+    flags: Flags
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorCase:
+    """A row of the table.
+
+    Attributes:
+        name: Name of the operator in ``lapgrad``.
+        reference: The same function in differentiable operators of plain torch (without ``overwrite``).
+        recipes: Shapes and flags; the first one is small and typical.
+        kinds: For each operand what it must be: "spd", "triangular" or "general".
+        operands: Names of the tensor arguments.
+        overwrites: Position of the operand that ``overwrite=True`` reuses.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    recipes: tuple[Recipe, ...]
+    kinds: tuple[str, ...]
+    operands: tuple[str, ...]
+    overwrites: int | None = None
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        return getattr(lapgrad, self.name)
+
+    def samples(
+        self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False
+    ) -> list[Sample]:
+        """All samples; the same numbers on every call."""
+        return [self._make(recipe, dtype, device, requires_grad) for recipe in self.recipes]
+
+    def small(
+        self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False
+    ) -> Sample:
+        """One typical sample without a batch, for what is slow to test."""
+        return self._make(self.recipes[0], dtype, device, requires_grad)
+
+    def batched(self, batch: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Sample:
+        """The small sample with leading dimensions ``batch`` on every operand."""
+        first = self.recipes[0]
+        recipe = Recipe(tuple((*batch, *shape) for shape in first.shapes), first.flags, f"{first.id} batch {batch}")
+        return self._make(recipe, dtype, device, False)
+
+    def _make(self, recipe: Recipe, dtype: torch.dtype, device: str, requires_grad: bool) -> Sample:
+        generator = torch.Generator().manual_seed(len(recipe.id))
+        args = tuple(
+            MAKERS[kind](shape, generator).to(device=device, dtype=dtype).requires_grad_(requires_grad)
+            for kind, shape in zip(self.kinds, recipe.shapes, strict=True)
+        )
+        return Sample(args, dict(recipe.flags), recipe.id)
+
+    def differentiable(self, fn: Callable[..., Any], kwargs: Flags) -> Callable[..., Any]:
+        """``fn`` as a function of unconstrained operands, with its differentiable result only.
+
+        A matrix that has to be symmetric is symmetrised first, so that finite differences stay on the manifold.
+        """
+
+        def on_manifold(*args: Tensor) -> Tensor:
+            structured = [
+                0.5 * (arg + arg.mT) if kind == "spd" else arg for kind, arg in zip(self.kinds, args, strict=True)
+            ]
+            result = fn(*structured, **kwargs)
+            return result if isinstance(result, Tensor) else result[0]
+
+        return on_manifold
+
+
+def _general(shape: Shape, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _spd(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Positive definite, eigenvalues between about 1/2 and 5; exactly symmetric."""
+    X = _general(shape, generator)
+    n = shape[-1]
+    return X @ X.mT / max(n, 1) + 0.5 * torch.eye(n, dtype=torch.float64)
+
+
+def _triangular(shape: Shape, generator: torch.Generator) -> Tensor:
+    """A matrix whose triangles are both well conditioned; both hold numbers, so that reading the wrong one shows."""
+    n = shape[-1]
+    return 0.3 * _general(shape, generator) + 1.5 * torch.eye(n, dtype=torch.float64)
+
+
+MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
+    "general": _general,
+    "spd": _spd,
+    "triangular": _triangular,
+}
+
+
+def _all_flags(**choices: tuple[Any, ...]) -> Iterator[Flags]:
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
+
+
+def _named(shapes: tuple[Shape, ...], flags: Flags) -> Recipe:
+    described = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
+    described += [f"{name}={value}" for name, value in flags.items()]
+    return Recipe(shapes, flags, " ".join(described))
+
+
+SQUARE_SHAPES: tuple[Shape, ...] = ((5, 5), (0, 0), (1, 1), (3, 5, 5), (0, 5, 5), (2, 1, 3, 3), (3, 0, 0))
+
+#: Leading dimensions of two operands that meet: equal, empty, broadcast both ways, one shared by a batch.
+BATCH_PAIRS: tuple[tuple[Shape, Shape], ...] = (
+    ((3,), (3,)),
+    ((0,), (0,)),
+    ((2, 1), (3,)),
+    ((), (3,)),
+    ((1,), (2, 3)),
+    ((1, 1), (3,)),
+    ((), (0,)),
+    ((3,), ()),
+)
+
+
+def _square_recipes(**choices: tuple[Any, ...]) -> tuple[Recipe, ...]:
+    flags = list(_all_flags(**choices))
+    return tuple(_named((shape,), flag) for shape in SQUARE_SHAPES for flag in flags)
+
+
+def _triangular_recipes() -> tuple[Recipe, ...]:
+    recipes = []
+    flags = list(_all_flags(transpose=(False, True), rightside=(False, True), lower=(True, False)))
+    for n, m in ((5, 3), (3, 5), (1, 1), (0, 3), (3, 0)):
+        for flag in flags if n == 5 else flags[::3]:
+            recipes.append(_named(((n, n), (m, n) if flag["rightside"] else (n, m)), flag))
+    for (batch_l, batch_a), flag in itertools.product(BATCH_PAIRS, flags[::3]):
+        right = (3, 4) if flag["rightside"] else (4, 3)
+        recipes.append(_named(((*batch_l, 4, 4), (*batch_a, *right)), flag))
+    for rightside in (False, True):
+        scaled = {"alpha": -0.7, "rightside": rightside}
+        recipes.append(_named(((4, 4), (4, 4)), scaled))
+        recipes.append(_named(((4, 4), (2, 4, 4)), scaled))
+        recipes.append(_named(((2, 4, 4), (4, 4)), scaled))
+    return tuple(recipes)
+
+
+def _product_recipes(third: bool, square: bool, **choices: tuple[Any, ...]) -> tuple[Recipe, ...]:
+    """Products ta(A) tb(B) of m x k and k x n, with the shape of the result as a third operand if wanted."""
+    recipes = []
+    flags = list(_all_flags(transpose_a=(False, True), transpose_b=(False, True), **choices))
+
+    def add(batches: tuple[Shape, ...], sizes: Shape, flag: Flags) -> None:
+        m, n, k = sizes
+        a = (k, m) if flag["transpose_a"] else (m, k)
+        b = (n, k) if flag["transpose_b"] else (k, n)
+        shapes: tuple[Shape, ...] = ((*batches[0], *a), (*batches[1], *b))
+        if third:
+            shapes = (*shapes, (*batches[2], m, n))
+        recipes.append(_named(shapes, flag))
+
+    all_sizes = ((4, 4, 3), (2, 2, 5), (1, 1, 1), (0, 0, 3), (3, 3, 0))
+    for m, n, k in all_sizes if square else (*all_sizes, (4, 2, 3), (2, 5, 3)):
+        for flag in flags:
+            add(((), (), ()), (m, n, k), flag)
+    for (batch_a, batch_b), flag in itertools.product(BATCH_PAIRS, flags[::3]):
+        add((batch_a, batch_b, ()), (3, 3, 2), flag)
+        add((batch_b, batch_a, batch_b), (3, 3, 2), flag)
+    return tuple(recipes)
+
+
+def _rectangular_recipes() -> tuple[Recipe, ...]:
+    shapes: tuple[Shape, ...] = (
+        (4, 3), (3, 5), (0, 3), (3, 0), (1, 1), (3, 5, 2), (0, 3, 2), (2, 1, 3, 4)
+    )  # fmt: skip
+    flags = _all_flags(transpose=(False, True), alpha=(1.0, -0.7))
+    return tuple(_named((shape,), flag) for flag, shape in itertools.product(flags, shapes))
+
+
+def _offset_recipes(lengths: bool) -> tuple[Recipe, ...]:
+    """Diagonals of square matrices; with ``lengths`` the operand is the diagonal itself."""
+    recipes = []
+    for offset, batch in itertools.product((0, 1, -1, 2, -3), ((), (3,), (0,), (2, 1))):
+        shape = (*batch, 5 - abs(offset)) if lengths else (*batch, 5, 5)
+        recipes.append(_named((shape,), {"offset": offset}))
+    for n, offset in ((0, 0), (1, 0), (1, 1), (3, -3)):
+        recipes.append(_named(((n - abs(offset),) if lengths else (n, n),), {"offset": offset}))
+    return tuple(recipes)
+
+
+def _triangle_recipes(packed: bool) -> tuple[Recipe, ...]:
+    """Triangles of square matrices; with ``packed`` the operand is the packed vector itself."""
+    recipes = []
+    for offset, lower, batch in itertools.product((0, 1, -2), (True, False), ((), (3,), (0,), (2, 1))):
+        k = 4 - abs(offset)
+        shape = (*batch, k * (k + 1) // 2) if packed else (*batch, 4, 4)
+        recipes.append(_named((shape,), {"offset": offset, "lower": lower}))
+    for n, offset in ((0, 0), (1, 0), (1, 1), (2, -2)):
+        k = n - abs(offset)
+        recipes.append(_named(((k * (k + 1) // 2,) if packed else (n, n),), {"offset": offset}))
+    return tuple(recipes)
+
+
+def _t(A: Tensor, transpose: bool) -> Tensor:
+    return A.mT if transpose else A
+
+
+def _tri(A: Tensor, lower: bool) -> Tensor:
+    return A.tril() if lower else A.triu()
+
+
+def potrf(A: Tensor, *, lower: bool = True) -> Tensor:
+    return torch.linalg.cholesky(A, upper=not lower)
+
+
+def potrf_ex(A: Tensor, *, lower: bool = True) -> tuple[Tensor, Tensor]:
+    """An item that fails is replaced by a constant, the identity, before it is factorised."""
+    info = torch.linalg.cholesky_ex(A, upper=not lower).info
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return potrf(torch.where((info == 0)[..., None, None], A, identity), lower=lower), info
+
+
+def trsm(
+    L: Tensor, A: Tensor, *, transpose: bool = False, rightside: bool = False, lower: bool = True, alpha: float = 1.0
+) -> Tensor:
+    triangle = _t(_tri(L, lower), transpose)
+    return alpha * torch.linalg.solve_triangular(triangle, A, upper=lower == transpose, left=not rightside)
+
+
+def trmm(
+    L: Tensor, A: Tensor, *, transpose: bool = False, rightside: bool = False, lower: bool = True, alpha: float = 1.0
+) -> Tensor:
+    triangle = _t(_tri(L, lower), transpose)
+    return alpha * (A @ triangle if rightside else triangle @ A)
+
+
+def gemmt(
+    A: Tensor,
+    B: Tensor,
+    *,
+    lower: bool = True,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    alpha: float = 1.0,
+) -> Tensor:
+    return alpha * _tri(_t(A, transpose_a) @ _t(B, transpose_b), lower)
+
+
+def gemm2(
+    A: Tensor, B: Tensor, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0
+) -> Tensor:
+    return alpha * (_t(A, transpose_a) @ _t(B, transpose_b))
+
+
+def gemm(
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> Tensor:
+    return alpha * (_t(A, transpose_a) @ _t(B, transpose_b)) + beta * C
+
+
+def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
+    A = _t(A, transpose)
+    return alpha * (A @ A.mT)
+
+
+def copyltu(A: Tensor, *, lower: bool = True) -> Tensor:
+    A = _t(A, not lower)
+    return A.tril() + A.tril(-1).mT
+
+
+def sumlogdiag(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+
+def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
+    return A.diagonal(offset, -2, -1).clone()
+
+
+def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
+    return torch.diag_embed(d, offset)
+
+
+def packed_places(n: int, offset: int, lower: bool) -> tuple[list[int], list[int]]:
+    """Rows and columns in packing order, entry by entry as the documentation says it."""
+    if offset > 0 or (offset == 0 and not lower):
+        places = [(row, column) for column in range(n) for row in range(n) if column - row >= offset]
+    else:
+        places = [(row, column) for row in range(n) for column in range(n) if row - column >= -offset]
+    return [row for row, _ in places], [column for _, column in places]
+
+
+def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
+    rows, columns = packed_places(A.shape[-1], offset, lower)
+    return A[..., rows, columns]
+
+
+def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
+    k = next(k for k in itertools.count() if k * (k + 1) // 2 == v.shape[-1])
+    n = k + abs(offset)
+    rows, columns = packed_places(n, offset, lower)
+    flat = v.new_zeros((*v.shape[:-1], n * n))
+    places = torch.tensor([row * n + column for row, column in zip(rows, columns, strict=True)], dtype=torch.long)
+    return flat.index_copy(-1, places.to(v.device), v).unflatten(-1, (n, n))
+
+
+OPERATORS: dict[str, OperatorCase] = {
+    case.name: case
+    for case in (
+        OperatorCase("potrf", potrf, _square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
+        OperatorCase("potrf_ex", potrf_ex, _square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
+        OperatorCase("trsm", trsm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1),
+        OperatorCase("trmm", trmm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1),
+        OperatorCase(
+            "gemmt",
+            gemmt,
+            _product_recipes(third=False, square=True, lower=(True, False), alpha=(1.0, -0.7)),
+            ("general", "general"),
+            ("A", "B"),
+        ),
+        OperatorCase(
+            "gemm2",
+            gemm2,
+            _product_recipes(third=False, square=False, alpha=(1.0, -0.7)),
+            ("general", "general"),
+            ("A", "B"),
+        ),
+        OperatorCase(
+            "gemm",
+            gemm,
+            _product_recipes(third=True, square=False, alpha=(1.0, -0.7), beta=(1.0, 0.4)),
+            ("general", "general", "general"),
+            ("A", "B", "C"),
+            overwrites=2,
+        ),
+        OperatorCase("syrk", syrk, _rectangular_recipes(), ("general",), ("A",)),
+        OperatorCase(
+            "copyltu", copyltu, _square_recipes(lower=(True, False)), ("general",), ("A",), overwrites=0
+        ),
+        OperatorCase("sumlogdiag", sumlogdiag, _square_recipes(), ("triangular",), ("A",)),
+        OperatorCase("extractdiag", extractdiag, _offset_recipes(lengths=False), ("general",), ("A",)),
+        OperatorCase("makediag", makediag, _offset_recipes(lengths=True), ("general",), ("d",)),
+        OperatorCase("extracttrian", extracttrian, _triangle_recipes(packed=False), ("general",), ("A",)),
+        OperatorCase("maketrian", maketrian, _triangle_recipes(packed=True), ("general",), ("v",)),
+    )
+}

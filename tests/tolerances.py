@@ -1,0 +1,37 @@
+"""How close is close: in units of the machine epsilon, relative to the largest entry of what is expected."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: Values and first derivatives: a handful of roundings on well conditioned matrices of order 5.
+DEFAULT = 200.0
+
+#: Second and higher derivatives add up many products, each with a condition number or two.
+HIGHER_ORDER = 5000.0
+
+
+def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> None:
+    """``actual`` has shape and dtype of ``expected`` and differs by at most ``units`` epsilons of its largest entry."""
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
+    if not expected.numel():
+        return
+    if not expected.is_floating_point():
+        assert torch.equal(actual, expected), f"{actual}, expected {expected}"
+        return
+    scale = max(1.0, float(expected.detach().abs().max()))
+    error = float((actual.detach() - expected.detach()).abs().max()) / (scale * torch.finfo(expected.dtype).eps)
+    assert error <= units, f"error of {error:.3g} eps, allowed are {units:.3g}"
+
+
+def assert_all_close(actual: object, expected: object, units: float = DEFAULT) -> None:
+    """The same for nested tuples and lists of tensors."""
+    if isinstance(expected, Tensor):
+        assert isinstance(actual, Tensor), f"{type(actual).__name__}, expected a tensor"
+        assert_close(actual, expected, units)
+        return
+    assert isinstance(expected, (tuple, list)) and isinstance(actual, (tuple, list))
+    for one, other in zip(actual, expected, strict=True):
+        assert_all_close(one, other, units)
