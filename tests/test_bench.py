@@ -162,7 +162,8 @@ def test_command_prints_markdown(capsys):
     assert cli.main(["bench", "ops", *options, "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| operator | shape |")
-    assert lines[2].startswith("| syrk | 4 | float64 |")
+    assert lines[2].startswith("| `syrk` | 4 | float64 |")
+    assert "threads, torch" in lines[-1]
 
 
 @pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 1)])

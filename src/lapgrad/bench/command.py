@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="write figures and machine to this JSON file")
-    output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    output.add_argument("--markdown", action="store_true", help="print a shorter table, in Markdown")
     output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
 
 
@@ -81,7 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     measurements: list[Measurement] = []
     for case, threads in _announced(list(itertools.product(cases, arguments.threads))):
         measurements += measure(case, arguments.phases, threads, seconds)
-    _print(report.timing_table(measurements), "lapgrad against torch", arguments.markdown)
+    if arguments.markdown:
+        print(report.markdown(report.short_table(measurements)))
+        print(f"\n{report.circumstances(arguments.threads)}")
+    else:
+        report.show(report.timing_table(measurements), "lapgrad against torch")
     if len(arguments.threads) > 1:
         _print(report.scaling_table(measurements), "scaling of lapgrad with threads", arguments.markdown)
     if arguments.output:

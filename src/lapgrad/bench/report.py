@@ -53,6 +53,31 @@ def timing_table(measurements: Sequence[Measurement]) -> Table:
     return headings, rows
 
 
+def short_table(measurements: Sequence[Measurement]) -> Table:
+    """For documents: one row per case and number of threads, time and speed-up of each phase."""
+    phases = list(dict.fromkeys(m.phase for m in measurements))
+    headings = ["operator", "shape", "dtype"]
+    for phase in phases:
+        headings += [f"{phase}, ms", "torch, ms", "faster"]
+    rows = []
+    for (case, _), group in groupby(measurements, key=lambda m: (m.case, m.threads)):
+        row = [f"`{case.operator.name}`", str(case.shape), dtype_name(case.dtype)]
+        for m in group:
+            row += [milliseconds(m.ours.median), milliseconds(m.peer.median), f"{m.ratio:.1f}×"]
+        rows.append(row)
+    return headings, rows
+
+
+def circumstances(threads: Sequence[int]) -> str:
+    """The machine in a line, to stand below a table."""
+    facts = info.collect()
+    counts = ", ".join(map(str, threads))
+    return (
+        f"{facts['cpu']['model']}, {counts} threads, torch {facts['torch']['version']}, "
+        f"lapgrad {facts['lapgrad']['version']}"
+    )
+
+
 def scaling_table(measurements: Sequence[Measurement]) -> Table:
     """lapgrad's time at the fewest threads over its time at each number of threads."""
     counts = sorted({m.threads for m in measurements})
