@@ -157,6 +157,14 @@ def test_command_prints_ratios_and_writes_the_machine(tmp_path, capsys):
     assert machine["date"]
 
 
+@pytest.mark.parametrize(("load", "warned"), [(1000.0, True), (0.0, False)])
+def test_command_warns_on_a_busy_machine(load, warned, monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    options = ["--ops", "syrk", "--sizes", "4", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
+    assert cli.main(["bench", "ops", *options]) == 0
+    assert ("this machine is busy" in capsys.readouterr().err) == warned
+
+
 def test_command_prints_markdown(capsys):
     options = ["--ops", "syrk", "--sizes", "4", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
     assert cli.main(["bench", "ops", *options, "--markdown"]) == 0

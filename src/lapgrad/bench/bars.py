@@ -16,7 +16,7 @@ import lapgrad as lg
 from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name
 from lapgrad.bench.coexist import alternate
 from lapgrad.bench.memory import measurable, peak_extra_bytes
-from lapgrad.bench.runner import Measurement, Phase, measure
+from lapgrad.bench.runner import Measurement, Phase, measure, thread_count
 
 Machine = Literal["few-cores", "many-cores"]
 MANY_CORES = 8
@@ -97,7 +97,8 @@ def bars(machine: Machine) -> list[Bar]:
 
 def judge(bar: Bar, bench: Bench) -> Verdict:
     """Measures one bar."""
-    return Verdict(bar, bar.value(bench))
+    with thread_count(bench.threads):
+        return Verdict(bar, bar.value(bench))
 
 
 _Bounds = tuple[float | None, float | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
     seconds = arguments.seconds or (_QUICK_SECONDS if arguments.quick else 1.0)
+    _warn_when_busy()
     if arguments.bars:
         return _run_bars(arguments, seconds)
     sizes, batches = arguments.sizes, arguments.batches
@@ -107,6 +109,13 @@ def _run_bars(arguments: argparse.Namespace, seconds: float) -> int:
     if arguments.output:
         report.write_json(arguments.output, list(bench.measured.values()), verdicts)
     return 1 if arguments.strict and passed < len(verdicts) else 0
+
+
+def _warn_when_busy() -> None:
+    """Threads that wait for a core spoil every figure: say so before an hour is spent on them."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 0.5 * cores:
+        print(f"this machine is busy (load {load:.1f} on {cores} cores): expect odd figures", file=sys.stderr)
 
 
 def _print(table: report.Table, title: str, markdown: bool) -> None:
