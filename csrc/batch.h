@@ -25,7 +25,7 @@ void for_items(index_t count, index_t order, F body) {
 // Lanes pay from a few matrices on; items must be dense for the transposing loads.
 template <class T, class... Batches>
 bool fits_lanes(index_t count, index_t order, const Batches&... batches) {
-    return count > 1 && order <= plan::lane_order<T> && (batches.dense() && ...);
+    return count > 1 && order <= plan::lane_order<T>() && (batches.dense() && ...);
 }
 
 // body(begin, end) over groups of whole vectors.

@@ -132,7 +132,16 @@ NB_MODULE(_core, m) {
     m.def("bind_blas", &binding::bind_blas);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },
           "Bind the OpenMP that the loaded library `path` uses; returns its file, or '' if there is none.");
-    m.def("plan", [] { return plan::describe(parallel::threads()); });
+    m.def("plan", [] {
+        nb::dict table;
+        for (const plan::Entry& entry : plan::entries) table[entry.name] = plan::current.*entry.field;
+        return table;
+    });
+    m.def("set_plan", [](const std::string& name, index_t value) {
+        for (const plan::Entry& entry : plan::entries)
+            if (name == entry.name) return void(plan::current.*entry.field = value);
+        throw nb::key_error(name.c_str());
+    });
     m.def("threads", &parallel::threads);
     m.def("select_isa", [](const std::string& name) { return isa::select(name.c_str()); });
     m.def("isa", [] { return std::string(isa::selected()); });

@@ -13,7 +13,7 @@ template <class T>
 void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     if (C.rows == 0 || C.cols == 0 || (A.cols == 0 && accumulate)) return;
     const index_t largest = std::max(std::max(C.rows, C.cols), A.cols);
-    if (largest > plan::own_product<T> && A.cols > 0) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
+    if (largest > plan::own_product<T>() && A.cols > 0) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
     if (C.col_stride == 1)
         isa::kernels<T>().product(alpha, A, B, accumulate, C, scratch<T>());
     else

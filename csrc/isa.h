@@ -11,13 +11,13 @@ namespace lapgrad::isa {
 
 // Largest order of the single-matrix leaves. Everything above is recursion on products.
 constexpr index_t leaf = 32;
-// Operands of the own product stay within this, so that its packed panel fits a fixed scratch.
-constexpr index_t product_limit = 512;
+// Sides of the own product stay within this, so that its packed operands fit a fixed scratch.
+constexpr index_t product_limit = 256;
 // Largest order of the batch kernels that hold one matrix per vector lane.
 constexpr index_t lane_limit = 32;
 
 // Scratch elements a kernel may use, given by the caller (one buffer per thread).
-constexpr index_t scratch_elements = product_limit * 64 + 4 * leaf * leaf;
+constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
 constexpr index_t lane_scratch_bytes = 3 * lane_limit * lane_limit * 64 + 64;
 
 template <class T>

@@ -15,22 +15,23 @@ int potrf_leaf(View<T> A, T* scratch) {
     for (index_t k = 0; k < n; ++k)
         for (index_t j = n; j < end; ++j) U[k][j] = T(0);
     pack<T>(A.t(), T(1), &U[0][0], leaf);
+    T roots[leaf];
     for (index_t k = 0; k < n; ++k) {
         const T pivot = U[k][k];
         const T largest = std::numeric_limits<T>::max();
         if (!(pivot > T(0) && pivot <= largest))  // finite but not positive, or else NaN or infinite
             return pivot <= T(0) && pivot >= -largest ? int(k + 1) : -int(k + 1);
-        const T root = square_root(pivot);
+        // Kept aside until the end: a single number stored into a row that is read as vectors would stall those reads.
+        const T root = roots[k] = square_root(pivot);
         const Vec scale = S::fill(T(1) / root);
-        const index_t first = k / W * W;
-        for (index_t j = first; j < end; j += W) S::store(&U[k][j], S::load(&U[k][j]) * scale);
-        U[k][k] = root;
+        for (index_t j = k / W * W; j < end; j += W) S::store(&U[k][j], S::load(&U[k][j]) * scale);
         for (index_t i = k + 1; i < n; ++i) {
             const Vec x = S::fill(U[k][i]);
             for (index_t j = i / W * W; j < end; j += W)
                 S::store(&U[i][j], S::load(&U[i][j]) - x * S::load(&U[k][j]));
         }
     }
+    for (index_t k = 0; k < n; ++k) U[k][k] = roots[k];
     unpack<T>(&U[0][0], leaf, A.t());
     return 0;
 }
@@ -77,6 +78,7 @@ void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
         for (index_t j = n; j < leaf; ++j) U[k][j] = S[k][j] = T(0);
         for (index_t j = 0; j < k; ++j) U[k][j] = T(0);
     }
+    const auto numbers = lane_numbers<T>();
     T x[leaf];
     for (index_t k = n - 1; k >= 0; --k) {
         const index_t first = (k + 1) / W;  // vectors before it hold nothing right of the diagonal
@@ -86,14 +88,18 @@ void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
             for (; v + 4 <= vectors; v += 4) reverse_row<T, 4>(U, S, k, n, v, inverse, x);
         for (; v + 2 <= vectors; v += 2) reverse_row<T, 2>(U, S, k, n, v, inverse, x);
         for (; v < vectors; ++v) reverse_row<T, 1>(U, S, k, n, v, inverse, x);
-        // Left of the diagonal S still holds whatever G held there.
-        for (index_t i = first * W; i <= k; ++i) x[i] = T(0);
+        // Up to the diagonal, S still holds whatever G held there; whole vectors are masked, not single numbers.
         Vec sum{};
-        for (v = first; v < vectors; ++v) sum += Vc::load(x + v * W) * Vc::load(&U[k][v * W]);
+        for (v = first; v < vectors; ++v) {
+            const auto right = numbers > static_cast<typename Vc::Lane>(k - v * W);
+            const Vec row = right ? Vc::load(x + v * W) : Vec{};
+            sum += row * Vc::load(&U[k][v * W]);
+            Vc::store(&S[k][v * W], right ? row : Vc::load(&S[k][v * W]));
+        }
         T dot = 0;
         for (index_t l = 0; l < W; ++l) dot += sum[l];
         S[k][k] = (S[k][k] - dot) * inverse;
-        for (index_t i = k + 1; i < n; ++i) S[i][k] = S[k][i] = x[i];
+        for (index_t i = k + 1; i < n; ++i) S[i][k] = x[i];
     }
     // S is symmetric: either storage order of G takes its rows.
     unpack<T>(&S[0][0], leaf, G.col_stride == 1 ? G : G.t());
@@ -106,8 +112,16 @@ constexpr index_t rows_at_once = 4;
 template <class T, bool Inverted>
 index_t pack_triangle(View<const T> L, T* packed) {
     const index_t n = L.rows, padded = (n + rows_at_once - 1) / rows_at_once * rows_at_once;
+    if (L.col_stride == 1)
+        for (index_t i = 0; i < n; ++i)
+            for (index_t j = 0; j <= i; ++j) packed[i * leaf + j] = L.at(i, 0)[j];
+    else if (L.col_stride == -1)
+        for (index_t i = 0; i < n; ++i)
+            for (index_t j = 0; j <= i; ++j) packed[i * leaf + j] = L.at(i, 0)[-j];
+    else
+        pack<T>(L, T(1), packed, leaf);
     for (index_t i = 0; i < padded; ++i)
-        for (index_t j = 0; j < padded; ++j) packed[i * leaf + j] = i < n && j <= i ? L(i, j) : T(0);
+        for (index_t j = i < n ? i + 1 : 0; j < padded; ++j) packed[i * leaf + j] = T(0);
     if (Inverted)
         for (index_t i = 0; i < n; ++i) packed[i * leaf + i] = T(1) / packed[i * leaf + i];
     return padded;

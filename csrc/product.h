@@ -1,8 +1,8 @@
 // C := alpha A B (+ C) on one thread: for operands of a few hundred, where a BLAS call costs more than it computes.
 // Included by isa_kernels.cpp alone.
 //
-// The register tile is tile_rows x (NV vectors) of C. A is read by broadcast straight from where it lies; B is read in
-// whole vectors, and goes through a packed panel when it is stored the other way or when the panel is not full.
+// The register tile is tile_rows x (NV vectors) of C. A is read by broadcast, B in whole vectors; B goes through a packed
+// panel when it is stored the other way, when the panel is not full, or when enough rows of A read it.
 
 template <class T, int NV>
 inline void product_tile(index_t k, const T* const (&a)[tile_rows], index_t a_step, const T* b, index_t ldb,
@@ -24,6 +24,13 @@ inline void product_tile(index_t k, const T* const (&a)[tile_rows], index_t a_st
     }
 }
 
+// Rows i ... of A; a row stride of 0 marks strips that were packed column by column.
+template <class T>
+[[gnu::always_inline]] inline View<const T> strip_of(View<const T> A, index_t i) {
+    if (A.row_stride == 0) return {A.data + i * A.cols, tile_rows, A.cols, 1, A.col_stride};
+    return {A.at(i, 0), tile_rows, A.cols, A.row_stride, A.col_stride};
+}
+
 template <class T, int NV>
 void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accumulate, View<T> C) {
     using S = Simd<T>;
@@ -32,9 +39,10 @@ void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accum
         const index_t height = C.rows - i < tile_rows ? C.rows - i : tile_rows;
         const T* a[tile_rows];
         // Rows past the end read the last row again; their results are not stored.
-        for (int r = 0; r < tile_rows; ++r) a[r] = A.at(i + (r < height ? r : height - 1), 0);
+        const View<const T> strip = strip_of<T>(A, i);
+        for (int r = 0; r < tile_rows; ++r) a[r] = strip.at(r < height ? r : height - 1, 0);
         Vec acc[tile_rows][NV];
-        product_tile<T, NV>(A.cols, a, A.col_stride, b, ldb, acc);
+        product_tile<T, NV>(A.cols, a, strip.col_stride, b, ldb, acc);
         const Vec factor = S::fill(alpha);
         if (height == tile_rows && C.cols == NV * S::W) {
 #pragma GCC unroll 8
@@ -58,31 +66,52 @@ void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accum
     }
 }
 
+// A in strips of tile_rows: each strip contiguous, in the order A is stored in. Rows of a large matrix that lie a
+// power of two apart would share a few cache sets.
+template <class T>
+View<const T> pack_strips(View<const T> A, T* packed) {
+    for (index_t i = 0; i < A.rows; i += tile_rows) {
+        const index_t height = A.rows - i < tile_rows ? A.rows - i : tile_rows;
+        const View<const T> strip = A.block(i, 0, height, A.cols);
+        T* out = packed + i * A.cols;
+        if (A.col_stride == 1)
+            pack<T>(strip, T(1), out, A.cols);
+        else
+            pack<T>(strip.t(), T(1), out, tile_rows);
+    }
+    if (A.col_stride == 1) return {packed, A.rows, A.cols, A.cols, 1};
+    return {packed, A.rows, A.cols, 0, tile_rows};
+}
+
 template <class T>
 void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
     constexpr index_t W = Simd<T>::W;
     constexpr index_t full = tile_vectors * W;
     const index_t k = A.cols;
+    T* panel_buffer = scratch + product_limit * (product_limit + 8);
+    // Packing A pays when several panels of B read it.
+    const bool packed = C.cols > full && k > 0;
+    const View<const T> left = packed ? pack_strips<T>(A, scratch) : A;
     for (index_t j = 0; j < C.cols; j += full) {
         const index_t width = C.cols - j < full ? C.cols - j : full;
         const index_t vectors = (width + W - 1) / W;
         const View<const T> panel = B.columns(j, width);
         const T* b = panel.data;
         index_t ldb = panel.row_stride;
-        if (panel.col_stride != 1 || width != vectors * W) {
+        if (panel.col_stride != 1 || width != vectors * W || C.rows >= 4 * tile_rows) {
             ldb = vectors * W;
             if (width != ldb)
                 for (index_t p = 0; p < k; ++p)
-                    for (index_t c = width; c < ldb; ++c) scratch[p * ldb + c] = T(0);
-            pack<T>(panel, T(1), scratch, ldb);
-            b = scratch;
+                    for (index_t c = width; c < ldb; ++c) panel_buffer[p * ldb + c] = T(0);
+            pack<T>(panel, T(1), panel_buffer, ldb);
+            b = panel_buffer;
         }
         const View<T> target = C.columns(j, width);
         if (vectors == 1)
-            product_panel<T, 1>(alpha, A, b, ldb, accumulate, target);
+            product_panel<T, 1>(alpha, left, b, ldb, accumulate, target);
         else if (vectors == 2)
-            product_panel<T, 2>(alpha, A, b, ldb, accumulate, target);
+            product_panel<T, 2>(alpha, left, b, ldb, accumulate, target);
         else
-            product_panel<T, tile_vectors>(alpha, A, b, ldb, accumulate, target);
+            product_panel<T, tile_vectors>(alpha, left, b, ldb, accumulate, target);
     }
 }

@@ -69,6 +69,15 @@ struct Simd {
 [[gnu::always_inline]] inline double square_root(double x) { return __builtin_sqrt(x); }
 [[gnu::always_inline]] inline float square_root(float x) { return __builtin_sqrtf(x); }
 
+// Lane numbers, for masks.
+template <class T>
+[[gnu::always_inline]] inline typename Simd<T>::Mask lane_numbers() {
+    typename Simd<T>::Mask numbers;
+#pragma GCC unroll 16
+    for (int l = 0; l < Simd<T>::W; ++l) numbers[l] = l;
+    return numbers;
+}
+
 // dst (row-major, leading dimension ldd) := scale * src; whichever way src is stored.
 template <class T>
 inline void pack(View<const T> src, T scale, T* dst, index_t ldd) {
@@ -80,6 +89,8 @@ inline void pack(View<const T> src, T scale, T* dst, index_t ldd) {
             for (index_t j = 0; j < src.cols; ++j) dst[i * ldd + j] = scale * src(i, j);
         return;
     }
+    if (src.row_stride == -1)  // rows walked backwards: pack them forwards, from the last row of dst
+        return pack<T>(src.reversed_rows(), scale, dst + (src.rows - 1) * ldd, -ldd);
     index_t i = 0;
     if (src.row_stride == 1) {
         for (; i + W <= src.rows; i += W) {
@@ -103,6 +114,7 @@ inline void pack(View<const T> src, T scale, T* dst, index_t ldd) {
 // The way back: dst := src (row-major, leading dimension lds).
 template <class T>
 inline void unpack(const T* src, index_t lds, View<T> dst) {
+    if (dst.row_stride == -1) return unpack<T>(src + (dst.rows - 1) * lds, -lds, dst.reversed_rows());
     if (dst.col_stride != 1 && dst.row_stride == 1) {
         pack<T>(View<const T>{src, dst.cols, dst.rows, 1, lds}, T(1), dst.data, dst.col_stride);
         return;

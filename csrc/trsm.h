@@ -41,7 +41,7 @@ void solve_triangle(View<const T> L, bool lower, View<T> X) {
 template <class T, class F>
 void for_column_slices(View<T> X, bool parallel, F body) {
     const int team = parallel ? parallel::threads() : 1;
-    const index_t slices = std::min<index_t>(team, X.cols / plan::slice_columns);
+    const index_t slices = std::min<index_t>(team, X.cols / plan::current.slice_columns);
     if (slices <= 1) return body(X);
     const index_t width = (X.cols + slices - 1) / slices;
     parallel::for_each((X.cols + width - 1) / width, [&](index_t s) {

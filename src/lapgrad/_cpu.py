@@ -75,7 +75,7 @@ _ready = _start()
 def describe() -> dict[str, Any]:
     """What is in use: for ``lapgrad info``."""
     if not _ready:
-        return {"core": False, "isa": None, "isa_supported": [], "plan": ""}
+        return {"core": False, "isa": None, "isa_supported": [], "plan": {}}
     return {
         "core": True,
         "isa": _core.isa(),
