@@ -105,16 +105,18 @@ def find(name: str | None = None) -> Provider:
     """The provider of that name, or the first one that is there.
 
     Raises:
-        ImportError: if the name is unknown, or no such library exports what is needed.
+        ValueError: A provider was asked for that does not exist, is not installed or lacks a routine.
+        ImportError: None was asked for, and there is none.
     """
     if name is not None and name not in _FINDERS:
-        raise ImportError(f"LAPGRAD_BLAS={name!r} is not one of {', '.join(_FINDERS)}")
+        raise ValueError(f"LAPGRAD_BLAS={name!r} is not one of {', '.join(_FINDERS)}")
     for candidate in [name] if name else _FINDERS:
         provider = _FINDERS[candidate]()
         if provider is not None:
             return provider
-    wanted = f"the BLAS provider {name!r}" if name else "a BLAS provider (torch, mkl or scipy)"
-    raise ImportError(f"{wanted} with {', '.join(ROUTINES)} was not found")
+    if name:
+        raise ValueError(f"LAPGRAD_BLAS={name!r}: no library of that provider with {', '.join(ROUTINES)} was found")
+    raise ImportError(f"no BLAS with {', '.join(ROUTINES)} was found in torch, mkl or scipy")
 
 
 def bind(core: Any) -> None:

@@ -59,12 +59,10 @@ def _start() -> bool:
         return False
     isa = os.environ.get("LAPGRAD_ISA", "")
     if not _core.select_isa(isa):
-        raise ImportError(f"LAPGRAD_ISA={isa!r} is not one of {', '.join(ISA_VARIANTS)}, or this CPU does not run it")
+        raise ValueError(f"LAPGRAD_ISA={isa!r} is not one of {', '.join(ISA_VARIANTS)}, or this CPU does not run it")
     try:
         _blas.bind(_core)
     except ImportError:
-        if os.environ.get("LAPGRAD_BLAS"):
-            raise
         return False
     return True
 
