@@ -30,7 +30,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A sample before it has a dtype: one ``make(shape, generator)`` per operand, the flags, and a name."""
+    """A sample before it has a dtype: the shapes of the operands, the flags, and a name."""
 
     shapes: tuple[Shape, ...]
     flags: Flags
@@ -191,11 +191,12 @@ def _product_recipes(third: bool, square: bool, **choices: tuple[Any, ...]) -> t
 
     all_sizes = ((4, 4, 3), (2, 2, 5), (1, 1, 1), (0, 0, 3), (3, 3, 0))
     for m, n, k in all_sizes if square else (*all_sizes, (4, 2, 3), (2, 5, 3)):
-        for flag in flags:
+        for flag in flags if m == 4 else flags[::7]:
             add(((), (), ()), (m, n, k), flag)
-    for (batch_a, batch_b), flag in itertools.product(BATCH_PAIRS, flags[::3]):
+    for (batch_a, batch_b), flag in itertools.product(BATCH_PAIRS, flags[::7]):
         add((batch_a, batch_b, ()), (3, 3, 2), flag)
-        add((batch_b, batch_a, batch_b), (3, 3, 2), flag)
+        if batch_a != batch_b:
+            add((batch_b, batch_a, batch_b), (3, 3, 2), flag)
     return tuple(recipes)
 
 

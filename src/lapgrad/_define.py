@@ -320,11 +320,11 @@ def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwritin
         ctx.mark_dirty(target)
         further = write(*with_operand(arguments, target))
         result = target if further is None else (target, *further)
-        copied = arguments[position] is not None
         ctx.needs = ctx.needs_input_grad[1 : 1 + operands]
-        if not copied:
+        ctx.copied = arguments[position] is not None
+        ctx.target_is_view = target._is_view()
+        if not ctx.copied:
             ctx.needs = with_operand(ctx.needs, ctx.needs_input_grad[0])
-        ctx.copied = copied
         remember(ctx, ctx.needs, arguments, result, False)
         return result
 
@@ -332,7 +332,10 @@ def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwritin
         gradients = pull_back(ctx.needs, ctx, cotangents)
         flags = (None,) * len(ctx.flags)
         if ctx.copied:
-            return (None, *gradients, *flags)
+            # The old value counts through its copy. For a view that must be an explicit zero: with None, PyTorch drops
+            # the gradient of the whole tensor that the view is part of.
+            zero = torch.zeros_like(cotangents[0]) if ctx.target_is_view and cotangents[0] is not None else None
+            return (zero, *gradients, *flags)
         return (gradients[position], *with_operand(gradients, None), *flags)
 
     return _torch_private.single_level_function(name + "_", forward=forward, backward=backward)

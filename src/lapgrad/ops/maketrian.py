@@ -55,11 +55,11 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
 
 
 def _order(length: int) -> int:
-    """The order k of the largest triangle with at most ``length`` entries: k (k + 1) / 2 <= length.
+    """The k with k (k + 1) / 2 = length, if there is one; exact while lengths stay below 2^50.
 
-    A symbolic length becomes a number here: compiled code is specialised to it.
+    In floating point because ``math.isqrt`` takes no symbolic sizes.
     """
-    return (math.isqrt(8 * int(length) + 1) - 1) // 2
+    return int((math.sqrt(8 * length + 1) - 1) / 2 + 0.5)
 
 
 def _make(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:

@@ -1,0 +1,245 @@
+"""torch.compile, torch.export, make_fx, opcheck, fake and meta tensors: every operator can be traced in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from samples import OPERATORS, OperatorCase, Sample
+from tolerances import HIGHER_ORDER, assert_all_close
+from torch import Tensor, func
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(params=OPERATORS.values(), ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> OperatorCase:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def value_and_gradients(f: Function, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    leaves = [arg.detach().clone().requires_grad_() for arg in args]
+    result = f(*leaves)
+    cotangent = torch.linspace(-1.0, 1.0, result.numel(), dtype=result.dtype).view(result.shape)
+    return (result.detach(), *torch.autograd.grad(result, leaves, cotangent))
+
+
+def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Function]:
+    """Only the operator itself: the symmetrisation of ``differentiable`` is not what is compiled here."""
+
+    def first(f: Function) -> Function:
+        def result(*args: Tensor) -> Tensor:
+            value = f(*args, **sample.kwargs)
+            return value if isinstance(value, Tensor) else value[0]
+
+        return result
+
+    return first(case.fn), first(case.reference)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(case: OperatorCase, backend: str) -> None:
+    sample = case.small()
+    ours, theirs = ours_and_theirs(case, sample)
+    compiled = torch.compile(ours, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        assert_all_close(compiled(*sample.args), theirs(*sample.args))
+    assert_all_close(value_and_gradients(compiled, sample.args), value_and_gradients(theirs, sample.args))
+
+
+def test_compile_every_flag(case: OperatorCase) -> None:
+    """All flags and all ways in which leading dimensions meet."""
+    for sample in case.samples()[::4]:
+        torch._dynamo.reset()
+        ours, theirs = ours_and_theirs(case, sample)
+        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+        assert_all_close(value_and_gradients(compiled, sample.args), value_and_gradients(theirs, sample.args))
+
+
+def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
+    """Square operands of order n; vectors of length n, or packed triangles of order n."""
+    if case.name == "makediag":
+        return (torch.randn(n, dtype=torch.float64),)
+    if case.name == "maketrian":
+        return (torch.randn(n * (n + 1) // 2, dtype=torch.float64),)
+    generator = torch.Generator().manual_seed(n)
+    X = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    spd = X @ X.mT / n + torch.eye(n, dtype=torch.float64)
+    return (spd,) + tuple(X for _ in case.operands[1:])
+
+
+def test_compile_dynamic(case: OperatorCase) -> None:
+    """One compilation serves all sizes."""
+    ours, theirs = ours_and_theirs(case, case.small())
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n, stance in ((4, "default"), (7, "fail_on_recompile"), (5, "fail_on_recompile")):
+        args = resized(case, n)
+        with torch.compiler.set_stance(stance):
+            actual = value_and_gradients(compiled, args)
+        assert_all_close(actual, value_and_gradients(theirs, args))
+
+
+@pytest.mark.parametrize("name", ["potrf", "trsm", "extracttrian"])
+def test_compile_dynamic_inductor(name: str) -> None:
+    case = OPERATORS[name]
+    ours, theirs = ours_and_theirs(case, case.small())
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True)
+    for n in (4, 7):
+        args = resized(case, n)
+        assert_all_close(value_and_gradients(compiled, args), value_and_gradients(theirs, args))
+
+
+@pytest.mark.parametrize("name", [name for name, case in OPERATORS.items() if "alpha" in case.recipes[-1].flags])
+def test_alpha_does_not_recompile(name: str) -> None:
+    """Scale factors stay outside of the registered operators, which would be compiled anew for each value."""
+    case = OPERATORS[name]
+    args = resized(case, 4)
+    compiled = torch.compile(lambda alpha, *args: case.fn(*args, alpha=alpha), backend="aot_eager", fullgraph=True)
+    for alpha in (0.5, 0.75):
+        compiled(alpha, *args)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for alpha in (-0.3, 2.5):
+            assert_all_close(compiled(alpha, *args), case.reference(*args, alpha=alpha))
+
+
+COMPILED_TRANSFORMS: dict[str, Callable[[Function], Function]] = {
+    "grad": lambda f: func.grad(lambda *args: f(*args).sin().sum()),
+    "vjp": lambda f: lambda *args: func.vjp(f, *args)[1](f(*args)),
+    "jvp": lambda f: lambda *args: func.jvp(f, args, args),
+    "jacrev": lambda f: func.jacrev(f),
+    "jacfwd": lambda f: func.jacfwd(f),
+    "hessian": lambda f: func.hessian(lambda *args: f(*args).sin().sum()),
+    "vmap": lambda f: func.vmap(f),
+    "vmap of grad": lambda f: func.vmap(func.grad(lambda *args: f(*args).sin().sum())),
+}
+
+
+@pytest.mark.parametrize("transform", COMPILED_TRANSFORMS)
+def test_compile_of_transform(case: OperatorCase, transform: str) -> None:
+    apply = COMPILED_TRANSFORMS[transform]
+    sample = case.batched((2,)) if "vmap" in transform else case.small()
+    ours, theirs = (case.differentiable(f, sample.kwargs) for f in (case.fn, case.reference))
+    compiled = torch.compile(apply(ours), backend="aot_eager", fullgraph=True)
+    assert_all_close(compiled(*sample.args), apply(theirs)(*sample.args), HIGHER_ORDER)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by compiled autograd
+def test_compiled_autograd(case: OperatorCase) -> None:
+    sample = case.small()
+    ours, theirs = ours_and_theirs(case, sample)
+
+    def backward() -> list[Tensor | None]:
+        leaves = [arg.detach().clone().requires_grad_() for arg in sample.args]
+        loss = ours(*leaves).sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            loss.backward()
+        return [leaf.grad for leaf in leaves]
+
+    leaves = [arg.detach().clone().requires_grad_() for arg in sample.args]
+    expected = torch.autograd.grad(theirs(*leaves).sum(), leaves)
+    assert_all_close(backward(), list(expected))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(case: OperatorCase, strict: bool) -> None:
+    sample = case.small()
+    ours, theirs = ours_and_theirs(case, sample)
+
+    class Module(torch.nn.Module):
+        def forward(self, *args: Tensor) -> Tensor:
+            return ours(*args)
+
+    program = torch.export.export(Module(), sample.args, strict=strict)
+    assert f"lapgrad.{case.name}" in str(program.graph)
+    assert_all_close(program.module()(*sample.args), theirs(*sample.args))
+
+
+def test_export_with_dynamic_sizes() -> None:
+    class Criterion(torch.nn.Module):
+        def forward(self, A: Tensor, y: Tensor) -> Tensor:
+            potrf, trsm, sumlogdiag = (OPERATORS[name].fn for name in ("potrf", "trsm", "sumlogdiag"))
+            L = potrf(A)
+            return trsm(L, y).square().sum() + sumlogdiag(L)
+
+    n = torch.export.Dim("n")
+    A, y = resized(OPERATORS["trsm"], 5)
+    program = torch.export.export(Criterion(), (A, y), dynamic_shapes=({0: n, 1: n}, {0: n, 1: n}))
+    A, y = resized(OPERATORS["trsm"], 8)
+    assert_all_close(program.module()(A, y), Criterion()(A, y))
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx(case: OperatorCase, tracing_mode: str) -> None:
+    sample = case.small()
+    ours, theirs = (case.differentiable(f, sample.kwargs) for f in (case.fn, case.reference))
+
+    def gradient(f: Function) -> Function:
+        return lambda *args: torch.autograd.grad(f(*args).sin().sum(), args)
+
+    leaves = tuple(arg.requires_grad_() for arg in sample.args)
+    graph = make_fx(gradient(ours), tracing_mode=tracing_mode)(*leaves)
+    assert f"lapgrad.{case.name}.default" in graph.code
+    assert_all_close(graph(*leaves), gradient(theirs)(*leaves))
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps every call of a registered operator of this library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.namespace == "lapgrad":
+            self.calls.append((op, args))
+        return op(*args, **(kwargs or {}))
+
+
+def test_opcheck(case: OperatorCase) -> None:
+    """What torch.library checks: schema, autograd registration, fake kernel, tracing with dynamic shapes."""
+    for sample in (case.small(), case.batched((2,))):
+        leaves = tuple(arg.requires_grad_() for arg in sample.args)
+        with Recorder() as recorder:
+            result = ours_and_theirs(case, sample)[0](*leaves)
+            torch.autograd.grad(result.sum(), leaves)
+        assert any(op.name() == f"lapgrad::{case.name}" for op, _ in recorder.calls)
+        for op, args in recorder.calls:
+            leaves = tuple(
+                arg.detach().clone().requires_grad_(arg.is_floating_point()) if isinstance(arg, Tensor) else arg
+                for arg in args
+            )
+            torch.library.opcheck(op, leaves)
+
+
+@pytest.mark.parametrize("how", ["fake", "meta"])
+def test_shapes_without_values(case: OperatorCase, how: str) -> None:
+    for sample in case.samples(dtype=torch.float32):
+        expected = case.fn(*sample.args, **sample.kwargs)
+        if how == "meta":
+            actual = case.fn(*[arg.to("meta") for arg in sample.args], **sample.kwargs)
+        else:
+            with FakeTensorMode() as mode:
+                actual = case.fn(*[mode.from_tensor(arg) for arg in sample.args], **sample.kwargs)
+        pairs = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
+        for shadow, real in pairs:
+            assert (shadow.shape, shadow.stride(), shadow.dtype) == (real.shape, real.stride(), real.dtype), sample.id
+
+
+def test_meta_backward(case: OperatorCase) -> None:
+    sample = case.small()
+    leaves = [arg.to("meta").requires_grad_() for arg in sample.args]
+    result = ours_and_theirs(case, sample)[0](*leaves)
+    gradients = torch.autograd.grad(result.sum(), leaves)
+    assert [gradient.shape for gradient in gradients] == [leaf.shape for leaf in leaves]
