@@ -1,6 +1,7 @@
-"""One table of cases: every operator, with samples over flags, shapes and batches, and an oracle in plain torch.
+"""One table of cases: every operator, samples over flags, shapes and batches, an oracle in plain torch.
 
-The test files are named after a property (values, derivatives, transforms, layouts, ...) and run over these rows.
+The test files are named after a property (values, derivatives, transforms, layouts, ...) and run over these
+rows.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class OperatorCase:
     def batched(self, batch: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Sample:
         """The small sample with leading dimensions ``batch`` on every operand."""
         first = self.recipes[0]
-        recipe = Recipe(tuple((*batch, *shape) for shape in first.shapes), first.flags, f"{first.id} batch {batch}")
+        recipe = Recipe(
+            tuple((*batch, *shape) for shape in first.shapes), first.flags, f"{first.id} batch {batch}"
+        )
         return self._make(recipe, dtype, device, False)
 
     def _make(self, recipe: Recipe, dtype: torch.dtype, device: str, requires_grad: bool) -> Sample:
@@ -90,12 +93,14 @@ class OperatorCase:
     def differentiable(self, fn: Callable[..., Any], kwargs: Flags) -> Callable[..., Any]:
         """``fn`` as a function of unconstrained operands, with its differentiable result only.
 
-        A matrix that has to be symmetric is symmetrised first, so that finite differences stay on the manifold.
+        A matrix that has to be symmetric is symmetrised first, so that finite differences stay on the
+        manifold.
         """
 
         def on_manifold(*args: Tensor) -> Tensor:
             structured = [
-                0.5 * (arg + arg.mT) if kind == "spd" else arg for kind, arg in zip(self.kinds, args, strict=True)
+                0.5 * (arg + arg.mT) if kind == "spd" else arg
+                for kind, arg in zip(self.kinds, args, strict=True)
             ]
             result = fn(*structured, **kwargs)
             return result if isinstance(result, Tensor) else result[0]
@@ -115,7 +120,7 @@ def _spd(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _triangular(shape: Shape, generator: torch.Generator) -> Tensor:
-    """A matrix whose triangles are both well conditioned; both hold numbers, so that reading the wrong one shows."""
+    """Both triangles are well conditioned, and neither is zero, so that reading the wrong one shows."""
     n = shape[-1]
     return 0.3 * _general(shape, generator) + 1.5 * torch.eye(n, dtype=torch.float64)
 
@@ -252,14 +257,26 @@ def potrf_ex(A: Tensor, *, lower: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def trsm(
-    L: Tensor, A: Tensor, *, transpose: bool = False, rightside: bool = False, lower: bool = True, alpha: float = 1.0
+    L: Tensor,
+    A: Tensor,
+    *,
+    transpose: bool = False,
+    rightside: bool = False,
+    lower: bool = True,
+    alpha: float = 1.0,
 ) -> Tensor:
     triangle = _t(_tri(L, lower), transpose)
     return alpha * torch.linalg.solve_triangular(triangle, A, upper=lower == transpose, left=not rightside)
 
 
 def trmm(
-    L: Tensor, A: Tensor, *, transpose: bool = False, rightside: bool = False, lower: bool = True, alpha: float = 1.0
+    L: Tensor,
+    A: Tensor,
+    *,
+    transpose: bool = False,
+    rightside: bool = False,
+    lower: bool = True,
+    alpha: float = 1.0,
 ) -> Tensor:
     triangle = _t(_tri(L, lower), transpose)
     return alpha * (A @ triangle if rightside else triangle @ A)
@@ -337,7 +354,9 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
     n = k + abs(offset)
     rows, columns = packed_places(n, offset, lower)
     flat = v.new_zeros((*v.shape[:-1], n * n))
-    places = torch.tensor([row * n + column for row, column in zip(rows, columns, strict=True)], dtype=torch.long)
+    places = torch.tensor(
+        [row * n + column for row, column in zip(rows, columns, strict=True)], dtype=torch.long
+    )
     return flat.index_copy(-1, places.to(v.device), v).unflatten(-1, (n, n))
 
 
@@ -345,9 +364,15 @@ OPERATORS: dict[str, OperatorCase] = {
     case.name: case
     for case in (
         OperatorCase("potrf", potrf, _square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
-        OperatorCase("potrf_ex", potrf_ex, _square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
-        OperatorCase("trsm", trsm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1),
-        OperatorCase("trmm", trmm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1),
+        OperatorCase(
+            "potrf_ex", potrf_ex, _square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0
+        ),
+        OperatorCase(
+            "trsm", trsm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1
+        ),
+        OperatorCase(
+            "trmm", trmm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1
+        ),
         OperatorCase(
             "gemmt",
             gemmt,

@@ -1,4 +1,4 @@
-"""What surrounds a call in eager mode: modes, hooks, checkpoints, threads, autocast, subclasses, odd cotangents."""
+"""What surrounds a call in eager mode: modes, hooks, checkpoints, threads, autocast, subclasses."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def leaves_of(sample: Sample) -> list[Tensor]:
 def expected_gradients(case: OperatorCase, sample: Sample, cotangent: Tensor | None = None) -> list[Tensor]:
     leaves = leaves_of(sample)
     result = first_result(case, case.reference, sample)(*leaves)
-    return list(torch.autograd.grad(result, leaves, torch.ones_like(result) if cotangent is None else cotangent))
+    return list(
+        torch.autograd.grad(result, leaves, torch.ones_like(result) if cotangent is None else cotangent)
+    )
 
 
 def test_result_is_fresh_and_contiguous(case: OperatorCase) -> None:
-    """For any layout of the operands the result is a new contiguous tensor, and the operands keep their values."""
+    """The result is a new contiguous tensor, and the operands keep their values."""
     for sample in case.samples(requires_grad=True):
         before = [arg.detach().clone() for arg in sample.args]
         result = first_result(case, case.fn, sample)(*sample.args)
@@ -91,7 +93,9 @@ def test_saves_the_minimum(case: OperatorCase) -> None:
         args = [arg.detach() for arg in sample.args]
         args[position].requires_grad_()
         packed: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, packed=packed: packed.append(t) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, packed=packed: packed.append(t) or t, lambda t: t
+        ):
             first_result(case, case.fn, sample)(*args)
         assert len(packed) == count
 
@@ -152,7 +156,7 @@ def test_threads(case: OperatorCase) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_of_half_precision(case: OperatorCase, dtype: torch.dtype) -> None:
-    """Half precision operands are computed with in float32, and their gradients come back in half precision."""
+    """Half precision operands are computed with in float32; their gradients are in half precision."""
     sample = case.small(dtype=torch.float32)
     leaves = [arg.to(dtype).requires_grad_() for arg in sample.args]
     with torch.autocast("cpu", dtype=dtype):
@@ -162,7 +166,9 @@ def test_autocast_of_half_precision(case: OperatorCase, dtype: torch.dtype) -> N
     assert_all_close(result.detach(), first_result(case, case.reference, sample)(*widened.args))
     gradients = torch.autograd.grad(result.sum(), leaves)
     assert all(gradient.dtype == dtype for gradient in gradients)
-    assert_all_close(list(gradients), [gradient.to(dtype) for gradient in expected_gradients(case, widened)], 2)
+    assert_all_close(
+        list(gradients), [gradient.to(dtype) for gradient in expected_gradients(case, widened)], 2
+    )
 
 
 @pytest.mark.parametrize("within", ["eager", "grad", "vmap", "jvp", "backward"])

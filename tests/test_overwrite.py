@@ -60,22 +60,18 @@ def test_agrees_with_fresh_result(case: OperatorCase) -> None:
         expected = case.differentiable(case.reference, sample.kwargs)(*sample.args)
         if expected.shape != target.shape:
             continue
-        result = case.differentiable(lambda *args, run=overwriting(case, sample): run(*args), {})(*sample.args)
+        result = case.differentiable(overwriting(case, sample), {})(*sample.args)
         assert_all_close(result, expected)
         weights = torch.linspace(0.5, 1.5, expected.numel(), dtype=expected.dtype).view(expected.shape)
         actual, wanted = (
-            torch.autograd.grad(value, sample.args, weights, create_graph=True) for value in (result, expected)
+            torch.autograd.grad(value, sample.args, weights, create_graph=True)
+            for value in (result, expected)
         )
         assert_all_close(actual, wanted)
-        second = [
-            torch.autograd.grad(
-                [g.sin().sum() for g in gradients if g.requires_grad] or [result.sum()],
-                sample.args,
-                materialize_grads=True,
-            )
-            for gradients in (actual, wanted)
-        ]
-        assert_all_close(*second, HIGHER_ORDER)
+        curved = [[g.sin().sum() for g in gradients if g.requires_grad] for gradients in (actual, wanted)]
+        if curved[1]:
+            second = [torch.autograd.grad(scalars, sample.args, materialize_grads=True) for scalars in curved]
+            assert_all_close(*second, HIGHER_ORDER)
 
 
 @pytest.mark.parametrize("layout", ["transposed", "slice", "flipped batch"])
@@ -190,7 +186,7 @@ def test_under_transforms(case: OperatorCase) -> None:
     assert_all_close(gradient(ours), gradient(theirs))
     batch = case.batched((3,))
     assert_all_close(func.vmap(ours)(*batch.args), theirs(*batch.args))
-    structured = (case.differentiable(lambda *a, **_: f(*a), {}) for f in (ours, theirs))
+    structured = (case.differentiable(f, {}) for f in (ours, theirs))
     tangents = tuple(torch.ones_like(arg) for arg in sample.args)
     assert_all_close(*[func.jvp(f, sample.args, tangents) for f in structured])
 

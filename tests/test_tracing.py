@@ -1,4 +1,4 @@
-"""torch.compile, torch.export, make_fx, opcheck, fake and meta tensors: every operator can be traced in one graph."""
+"""torch.compile, torch.export, make_fx, opcheck, fake and meta tensors: every operator can be traced."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(n)
     X = torch.randn(n, n, generator=generator, dtype=torch.float64)
     spd = X @ X.mT / n + torch.eye(n, dtype=torch.float64)
-    return (spd,) + tuple(X for _ in case.operands[1:])
+    return (spd, *[X for _ in case.operands[1:]])
 
 
 def test_compile_dynamic(case: OperatorCase) -> None:
@@ -101,12 +101,16 @@ def test_compile_dynamic_inductor(name: str) -> None:
         assert_all_close(value_and_gradients(compiled, args), value_and_gradients(theirs, args))
 
 
-@pytest.mark.parametrize("name", [name for name, case in OPERATORS.items() if "alpha" in case.recipes[-1].flags])
+@pytest.mark.parametrize(
+    "name", [name for name, case in OPERATORS.items() if "alpha" in case.recipes[-1].flags]
+)
 def test_alpha_does_not_recompile(name: str) -> None:
     """Scale factors stay outside of the registered operators, which would be compiled anew for each value."""
     case = OPERATORS[name]
     args = resized(case, 4)
-    compiled = torch.compile(lambda alpha, *args: case.fn(*args, alpha=alpha), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda alpha, *args: case.fn(*args, alpha=alpha), backend="aot_eager", fullgraph=True
+    )
     for alpha in (0.5, 0.75):
         compiled(alpha, *args)
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -135,7 +139,9 @@ def test_compile_of_transform(case: OperatorCase, transform: str) -> None:
     assert_all_close(compiled(*sample.args), apply(theirs)(*sample.args), HIGHER_ORDER)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by compiled autograd
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # by compiled autograd
 def test_compiled_autograd(case: OperatorCase) -> None:
     sample = case.small()
     ours, theirs = ours_and_theirs(case, sample)
@@ -217,7 +223,9 @@ def test_opcheck(case: OperatorCase) -> None:
         assert any(op.name() == f"lapgrad::{case.name}" for op, _ in recorder.calls)
         for op, args in recorder.calls:
             leaves = tuple(
-                arg.detach().clone().requires_grad_(arg.is_floating_point()) if isinstance(arg, Tensor) else arg
+                arg.detach().clone().requires_grad_(arg.is_floating_point())
+                if isinstance(arg, Tensor)
+                else arg
                 for arg in args
             )
             torch.library.opcheck(op, leaves)
@@ -234,7 +242,9 @@ def test_shapes_without_values(case: OperatorCase, how: str) -> None:
                 actual = case.fn(*[mode.from_tensor(arg) for arg in sample.args], **sample.kwargs)
         pairs = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
         for shadow, real in pairs:
-            assert (shadow.shape, shadow.stride(), shadow.dtype) == (real.shape, real.stride(), real.dtype), sample.id
+            assert (shadow.shape, shadow.stride(), shadow.dtype) == (real.shape, real.stride(), real.dtype), (
+                sample.id
+            )
 
 
 def test_meta_backward(case: OperatorCase) -> None:

@@ -37,7 +37,9 @@ def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Funct
 def directions(args: tuple[Tensor, ...], seed: int = 1) -> tuple[Tensor, ...]:
     """Fixed numbers that look random (vmap would refuse a random generator)."""
     return tuple(
-        torch.sin(torch.arange(1.0, arg.numel() + 1, dtype=arg.dtype) * (seed + position + 1.7)).view(arg.shape)
+        torch.sin(torch.arange(1.0, arg.numel() + 1, dtype=arg.dtype) * (seed + position + 1.7)).view(
+            arg.shape
+        )
         for position, arg in enumerate(args)
     )
 
@@ -52,11 +54,13 @@ def every(args: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 
 def slope(f: Function, seed: int) -> Function:
-    """The derivative of f along fixed directions, by reverse mode: nested, it gives derivatives of any order."""
+    """The derivative of f along fixed directions, by reverse mode; nested, of any order."""
 
     def derivative(*args: Tensor) -> Tensor:
         gradients = func.grad(lambda *a: f(*a).sum(), argnums=every(args))(*args)
-        return sum(((g * d).sum() for g, d in zip(gradients, directions(args, seed), strict=True)), torch.zeros(()))
+        return sum(
+            ((g * d).sum() for g, d in zip(gradients, directions(args, seed), strict=True)), torch.zeros(())
+        )
 
     return derivative
 
@@ -101,7 +105,9 @@ UNBATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
 #: Of operands with one leading dimension.
 BATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
     "vmap": lambda f, x: func.vmap(f)(*x),
-    "vmap over the last dimension": lambda f, x: func.vmap(f, in_dims=-1, out_dims=-1)(*[a.movedim(0, -1) for a in x]),
+    "vmap over the last dimension": lambda f, x: func.vmap(f, in_dims=-1, out_dims=-1)(
+        *[a.movedim(0, -1) for a in x]
+    ),
     "vmap of grad": lambda f, x: func.vmap(func.grad(loss(f), every(x)))(*x),
     "grad of vmap": lambda f, x: func.grad(loss(func.vmap(f)), every(x))(*x),
     "vmap of vjp": lambda f, x: func.vmap(pull(f))(*x),
@@ -115,7 +121,9 @@ BATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # by torch.func.linearize
+@pytest.mark.filterwarnings(
+    "ignore:Attempted to insert a get_attr Node:UserWarning"
+)  # by torch.func.linearize
 @pytest.mark.parametrize("transform", UNBATCHED)
 def test_transform(case: OperatorCase, transform: str) -> None:
     sample = case.small()
@@ -155,7 +163,9 @@ def test_vmap_over_one_operand(case: OperatorCase, transform: str) -> None:
         in_dims = tuple(0 if i == position else None for i in range(len(single.args)))
         args = tuple(mapped if i == position else arg for i, arg in enumerate(single.args))
 
-        def apply(f: Function, args: tuple[Tensor, ...] = args, in_dims: tuple[int | None, ...] = in_dims) -> Any:
+        def apply(
+            f: Function, args: tuple[Tensor, ...] = args, in_dims: tuple[int | None, ...] = in_dims
+        ) -> Any:
             if transform == "vmap":
                 return func.vmap(f, in_dims)(*args)
             if transform == "vmap of grad":
@@ -171,7 +181,7 @@ def test_vmap_over_one_operand(case: OperatorCase, transform: str) -> None:
 @pytest.mark.parametrize("name", ["trsm", "trmm"])
 @pytest.mark.parametrize("rightside", [False, True])
 def test_vmap_shares_the_triangle(name: str, rightside: bool) -> None:
-    """One L for all mapped A is one call with more rows or columns, with and without further leading dimensions."""
+    """One L for all mapped A is one call with more rows or columns, also with further leading dimensions."""
     case = OPERATORS[name]
     kwargs = {"rightside": rightside}
     for batch in ((), (2,)):
@@ -179,7 +189,8 @@ def test_vmap_shares_the_triangle(name: str, rightside: bool) -> None:
         A = torch.randn(*batch, L.shape[-1], BATCH, L.shape[-1], dtype=L.dtype)
         ours, theirs = ours_and_theirs(case, Sample((L, A), kwargs, ""))
         assert_all_close(
-            func.vmap(ours, in_dims=(None, -2), out_dims=1)(L, A), func.vmap(theirs, in_dims=(None, -2), out_dims=1)(L, A)
+            func.vmap(ours, in_dims=(None, -2), out_dims=1)(L, A),
+            func.vmap(theirs, in_dims=(None, -2), out_dims=1)(L, A),
         )
 
 
@@ -187,7 +198,9 @@ def test_dual_numbers(case: OperatorCase) -> None:
     sample = case.small()
     ours, theirs = ours_and_theirs(case, sample)
     with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(*pair) for pair in zip(sample.args, directions(sample.args), strict=True)]
+        duals = [
+            forward_ad.make_dual(*pair) for pair in zip(sample.args, directions(sample.args), strict=True)
+        ]
         actual, expected = (forward_ad.unpack_dual(f(*duals)) for f in (ours, theirs))
         assert_all_close(actual.primal, expected.primal)
         assert_all_close(actual.tangent, expected.tangent)
@@ -212,7 +225,9 @@ def test_forward_over_reverse(case: OperatorCase) -> None:
 
     def product(f: Function) -> list[Tensor]:
         with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(*pair) for pair in zip(sample.args, directions(sample.args), strict=True)]
+            duals = [
+                forward_ad.make_dual(*pair) for pair in zip(sample.args, directions(sample.args), strict=True)
+            ]
             gradients = torch.autograd.grad(loss(f)(*duals), duals)
             return [forward_ad.unpack_dual(gradient).tangent for gradient in gradients]
 
@@ -272,4 +287,8 @@ def test_potrf_third_derivative_agrees_to_rounding() -> None:
     for lower in (True, False):
         ours, theirs = ours_and_theirs(case, Sample((), {"lower": lower}, ""))
         args = case.small().args
-        assert_all_close(slope(slope(slope(loss(ours), 1), 2), 3)(*args), slope(slope(slope(loss(theirs), 1), 2), 3)(*args), 500)
+        assert_all_close(
+            slope(slope(slope(loss(ours), 1), 2), 3)(*args),
+            slope(slope(slope(loss(theirs), 1), 2), 3)(*args),
+            500,
+        )

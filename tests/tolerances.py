@@ -12,8 +12,13 @@ DEFAULT = 200.0
 HIGHER_ORDER = 5000.0
 
 
+def of_order(n: int) -> float:
+    """Values and first derivatives of well conditioned matrices of order n: longer sums, larger errors."""
+    return DEFAULT + 2.0 * n
+
+
 def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> None:
-    """``actual`` has shape and dtype of ``expected`` and differs by at most ``units`` epsilons of its largest entry."""
+    """Equal in shape and dtype, and up to ``units`` epsilons of the largest entry of ``expected``."""
     assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
     if not expected.numel():
@@ -22,7 +27,8 @@ def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> No
         assert torch.equal(actual, expected), f"{actual}, expected {expected}"
         return
     scale = max(1.0, float(expected.detach().abs().max()))
-    error = float((actual.detach() - expected.detach()).abs().max()) / (scale * torch.finfo(expected.dtype).eps)
+    difference = float((actual.detach() - expected.detach()).abs().max())
+    error = difference / (scale * torch.finfo(expected.dtype).eps)
     assert error <= units, f"error of {error:.3g} eps, allowed are {units:.3g}"
 
 
@@ -32,6 +38,7 @@ def assert_all_close(actual: object, expected: object, units: float = DEFAULT) -
         assert isinstance(actual, Tensor), f"{type(actual).__name__}, expected a tensor"
         assert_close(actual, expected, units)
         return
-    assert isinstance(expected, (tuple, list)) and isinstance(actual, (tuple, list))
+    assert isinstance(expected, tuple | list)
+    assert isinstance(actual, tuple | list)
     for one, other in zip(actual, expected, strict=True):
         assert_all_close(one, other, units)

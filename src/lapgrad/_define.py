@@ -1,24 +1,27 @@
 """The operator factory: from kernel and derivative formulas to an operator that works everywhere in PyTorch.
 
-An operator is registered once with the dispatcher: schema, CPU and CUDA kernel, fake kernel (shapes only), vmap rule and
-an Autograd kernel of its own. torch.compile, torch.export, torch.func, forward mode and tensor subclasses meet it there.
+An operator is registered once with the dispatcher: schema, CPU and CUDA kernel, fake kernel (shapes only),
+vmap rule and an Autograd kernel of its own. torch.compile, torch.export, torch.func, forward mode and tensor
+subclasses meet it there.
 
-The dispatcher costs several microseconds per call, which for a 4x4 matrix is more than the mathematics. So every operator
-also has front doors that look whether the call is a plain eager one, and then run the kernel directly, or a
-``torch.autograd.Function`` around it when gradients are recorded.
+The dispatcher costs several microseconds per call, which for a 4x4 matrix is more than the mathematics. So
+every operator also has front doors that look whether the call is a plain eager one, and then run the kernel
+directly, or a ``torch.autograd.Function`` around it when gradients are recorded.
 
-Formulas are written in terms of other operators of this library, through their front doors, and therefore have
-derivatives themselves. There are two kinds of operators:
+Formulas are written in terms of other operators of this library, through their front doors, and therefore
+have derivatives themselves. There are two kinds of operators:
 
 ``define``
-    kernel, vjp and jvp are given. Derivatives of any order follow from those of the operators in the formulas.
+    kernel, vjp and jvp are given. Derivatives of any order follow from those of the operators in the
+    formulas.
 ``define_fused``
-    a kernel that computes in one sweep what a *composite* formula says in several operators, such as the vjp of the
-    Cholesky factorisation. The first derivative of potrf always runs the fused kernel; its own derivatives are those
-    of the composite.
+    a kernel that computes in one sweep what a *composite* formula says in several operators, such as the vjp
+    of the Cholesky factorisation. The first derivative of potrf always runs the fused kernel; its own
+    derivatives are those of the composite.
 
-Registered operators take tensors first, then flags, all positional and without defaults (the dispatcher would drop
-arguments that equal their default before the Autograd kernel sees them), and all operands have equal leading dimensions.
+Registered operators take tensors first, then flags, all positional and without defaults (the dispatcher would
+drop arguments that equal their default before the Autograd kernel sees them), and all operands have equal
+leading dimensions.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _LIBRARY = torch.library.Library("lapgrad", "DEF")
 
 #: vjp(needs, saved, flags, *cotangents of the results) -> one gradient, or None, per operand.
 Vjp = Callable[..., tuple[Tensor | None, ...]]
-#: jvp(saved, flags, *tangents of the operands, None for a constant) -> tangent of the result, or one per result.
+#: jvp(saved, flags, *tangents of the operands, None for a constant) -> tangent, or one per result.
 Jvp = Callable[..., Any]
 #: vmap(dispatched, batch_size, in_dims, arguments) -> the results, mapped dimension in front.
 VmapRule = Callable[[Any, int, Sequence[int | None], Sequence[Any]], Any]
@@ -57,7 +60,8 @@ class Operator:
     Attributes:
         call: Returns fresh results.
         overwrite: Leaves the result in the operand that the operator may overwrite, and returns that operand.
-        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand nobody else needs.
+        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand nobody else
+            needs.
         dispatched: The operator as registered with PyTorch.
     """
 
@@ -88,7 +92,8 @@ class Formulas:
 
     Attributes:
         saves: For each operand the slots its vjp reads. Slots count the operands first, then the results.
-        vjp: See ``Vjp``; ``saved`` has one entry per slot in ascending order, None where no gradient asked needs it.
+        vjp: See ``Vjp``; ``saved`` has one entry per slot in ascending order, None where no gradient asked
+            needs it.
         jvp: See ``Jvp``; all slots are saved.
         constant_results: Positions of results without a derivative, such as a status.
     """
@@ -112,10 +117,12 @@ class Formulas:
         return tuple(sorted(set(itertools.chain(*self.saves))))
 
     def slots_by_need(self) -> dict[tuple[bool, ...], tuple[int | None, ...]]:
-        """For each set of operands that need a gradient: which slots to save, None for the ones to leave out."""
+        """For each set of operands that need a gradient: the slots to save, None for those to leave out."""
         return {
             needs: tuple(
-                slot if any(need and slot in reads for need, reads in zip(needs, self.saves, strict=True)) else None
+                slot
+                if any(need and slot in reads for need, reads in zip(needs, self.saves, strict=True))
+                else None
                 for slot in self.slots
             )
             for needs in itertools.product((False, True), repeat=len(self.saves))
@@ -145,8 +152,8 @@ def define(
     """
     dispatched = _register(name, schema, kernel, fake, vmap)
     if not _torch_private.AVAILABLE:
-        call = _define_public.attach(dispatched, formulas, vmap)
-        return Operator(call, _copying_back(call, formulas, overwriting), call, dispatched)
+        public = _define_public.attach(dispatched, formulas, vmap)
+        return Operator(public, _copying_back(public, formulas, overwriting), public, dispatched)
 
     apply = _recording_function(name, kernel, formulas)
     _LIBRARY.impl(name, _torch_private.autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
@@ -216,7 +223,7 @@ def define_fused(
 
 
 def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formulas) -> Callable[..., Any]:
-    """``apply(compute, *arguments)`` runs ``compute(*arguments)`` and records it for reverse and forward mode."""
+    """``apply(compute, *arguments)`` runs ``compute`` and records it for reverse and forward mode."""
     operands = len(formulas.saves)
     remember, pull_back, jvp = _remember(formulas), formulas.pull_back, formulas.jvp
 
@@ -233,8 +240,7 @@ def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formula
         return (None, *gradients, *(None,) * (len(needs) - 1 - operands))
 
     def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
-        with _torch_private.primals_of_level(ctx.saved_tensors) as saved:
-            return jvp(saved, ctx.flags, *tangents[:operands])
+        return _torch_private.in_forward_mode(jvp, ctx.saved_tensors, ctx.flags, tangents[:operands])
 
     return _torch_private.single_level_function(name, forward=forward, backward=backward, jvp=push_forward)
 
@@ -273,7 +279,8 @@ def _overwriting_doors(
         target = arguments[position]
         needs = tuple([tensor.requires_grad for tensor in arguments[:operands]])
         if torch.is_grad_enabled() and True in needs:
-            # A copy made here, and not inside the function, is recorded, so that second derivatives reach its origin.
+            # A copy made here, and not inside the function, is recorded, so that second derivatives reach its
+            # origin.
             copy = target.clone() if position in slots_by_need[needs] else None
             return apply(target, *arguments[:position], copy, *arguments[position + 1 :])
         further = write(*arguments)
@@ -287,9 +294,9 @@ def _overwriting_doors(
             return copying_back(*arguments)
         if _torch_private.internally_overlapping(target):
             raise _errors.overwritten_overlap(name, overwriting.argument, target)
-        if torch.is_grad_enabled() and target.requires_grad and _is_leaf_or_view_of_one(target):
+        if torch.is_grad_enabled() and target.requires_grad and _torch_private.is_leaf_or_view_of_one(target):
             raise _errors.overwritten_leaf(name, overwriting.argument)
-        if formulas.constant_results and target._is_view():
+        if formulas.constant_results and _torch_private.is_view(target):
             # PyTorch does not record an in-place change of a view by a function with several results.
             return copying_back(*arguments)
         apart = [
@@ -307,8 +314,9 @@ def _overwriting_doors(
 def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwriting) -> Callable[..., Any]:
     """``apply(target, *arguments)`` overwrites the target and records it for reverse mode.
 
-    Among the arguments, the operand to overwrite is None, or a copy of it that the backward may read. The target itself
-    comes first: when it is a view, PyTorch takes the gradient of the first tensor for that of the view.
+    Among the arguments, the operand to overwrite is None, or a copy of it that the backward may read. The
+    target itself comes first: when it is a view, PyTorch takes the gradient of the first tensor for that of
+    the view.
     """
     operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
     remember, pull_back = _remember(formulas), formulas.pull_back
@@ -322,7 +330,7 @@ def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwritin
         result = target if further is None else (target, *further)
         ctx.needs = ctx.needs_input_grad[1 : 1 + operands]
         ctx.copied = arguments[position] is not None
-        ctx.target_is_view = target._is_view()
+        ctx.target_is_view = _torch_private.is_view(target)
         if not ctx.copied:
             ctx.needs = with_operand(ctx.needs, ctx.needs_input_grad[0])
         remember(ctx, ctx.needs, arguments, result, False)
@@ -332,17 +340,20 @@ def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwritin
         gradients = pull_back(ctx.needs, ctx, cotangents)
         flags = (None,) * len(ctx.flags)
         if ctx.copied:
-            # The old value counts through its copy. For a view that must be an explicit zero: with None, PyTorch drops
-            # the gradient of the whole tensor that the view is part of.
-            zero = torch.zeros_like(cotangents[0]) if ctx.target_is_view and cotangents[0] is not None else None
-            return (zero, *gradients, *flags)
+            # The old value counts through its copy. For a view that must be an explicit zero: with None,
+            # PyTorch drops the gradient of the whole tensor that the view is part of.
+            cotangent = cotangents[0] if ctx.target_is_view else None
+            return (None if cotangent is None else torch.zeros_like(cotangent), *gradients, *flags)
         return (gradients[position], *with_operand(gradients, None), *flags)
 
     return _torch_private.single_level_function(name + "_", forward=forward, backward=backward)
 
 
 def _composite_vjp(
-    composite: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], cotangents: tuple[Tensor, ...]
+    composite: Callable[..., Any],
+    arguments: Sequence[Any],
+    needs: Sequence[bool],
+    cotangents: tuple[Tensor, ...],
 ) -> list[Tensor | None]:
     """The vjp of ``composite``: a gradient for each argument that needs one."""
     varying = [position for position, need in enumerate(needs) if need]
@@ -353,8 +364,9 @@ def _composite_vjp(
             complete[position] = value
         return composite(*complete)
 
-    _, pull_back = torch.func.vjp(of_varying, *[arguments[position] for position in varying])
-    gradients = dict(zip(varying, pull_back(cotangents if len(cotangents) > 1 else cotangents[0]), strict=True))
+    pull_back = torch.func.vjp(of_varying, *[arguments[position] for position in varying])[1]
+    pulled_back = pull_back(cotangents if len(cotangents) > 1 else cotangents[0])
+    gradients = dict(zip(varying, pulled_back, strict=True))
     return [gradients.get(position) for position in range(len(arguments))]
 
 
@@ -364,12 +376,13 @@ def _register(
     """Everything but autograd: schema, kernels, shapes and the vmap rule."""
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     dispatched = getattr(torch.ops.lapgrad, name).default
-    results = len(dispatched._schema.returns)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        return vmap(dispatched, info.batch_size, in_dims, arguments), 0 if results == 1 else (0,) * results
+        mapped = vmap(dispatched, info.batch_size, in_dims, arguments)
+        return mapped, (0,) * len(mapped) if isinstance(mapped, tuple) else 0
 
-    # The dispatcher calls kernels with the gradient mode of the caller; some of PyTorch's functions, used in kernels, mind.
+    # The dispatcher calls kernels with the gradient mode of the caller; some of PyTorch's functions, used in
+    # kernels, mind.
     without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
@@ -397,10 +410,3 @@ def _copying_back(
         return target.copy_(result)
 
     return copying_back
-
-
-def _is_leaf_or_view_of_one(tensor: Tensor) -> bool:
-    if tensor.is_leaf:
-        return True
-    base = tensor._base
-    return base is not None and base.is_leaf and base.requires_grad

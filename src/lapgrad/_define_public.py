@@ -1,7 +1,8 @@
 """Derivatives through PyTorch's public interfaces only: the substitute when a private name has gone missing.
 
 Neither public way is complete. ``register_autograd`` knows no forward mode and no torch.func; a
-``Function`` with a jvp cannot be traced by torch.compile. So the former serves compiled code and the latter all other.
+``Function`` with a jvp cannot be traced by torch.compile. So the former serves compiled code and the latter
+all other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 def attach(dispatched: Any, formulas: Formulas, vmap: VmapRule) -> Callable[..., Any]:
     """Give the registered operator its derivatives and return the function to call it by."""
     operands = len(formulas.saves)
-    results = len(dispatched._schema.returns)
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
@@ -49,10 +49,10 @@ def attach(dispatched: Any, formulas: Formulas, vmap: VmapRule) -> Callable[...,
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         mapped = vmap(call, info.batch_size, in_dims, arguments)
-        return mapped, 0 if results == 1 else (0,) * results
+        return mapped, (0,) * len(mapped) if isinstance(mapped, tuple) else 0
 
     torch.library.register_autograd(dispatched, backward, setup_context=setup_context)
-    methods = {
+    methods: dict[str, Callable[..., Any]] = {
         "forward": lambda *arguments: dispatched(*arguments),
         "setup_context": setup_function_context,
         "backward": backward,
@@ -60,7 +60,7 @@ def attach(dispatched: Any, formulas: Formulas, vmap: VmapRule) -> Callable[...,
         "vmap": rule,
     }
     function: Any = type(
-        dispatched._opname, (Function,), {name: staticmethod(method) for name, method in methods.items()}
+        dispatched.name(), (Function,), {name: staticmethod(method) for name, method in methods.items()}
     )
 
     def call(*arguments: Any) -> Any:

@@ -37,7 +37,7 @@ class SizeError(LapgradError, OverflowError):
     """A dimension is larger than the 32-bit integers of BLAS can count."""
 
 
-class NotPositiveDefiniteError(LapgradError, torch.linalg.LinAlgError):
+class NotPositiveDefiniteError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
     """A matrix handed to a Cholesky factorisation is not positive definite.
 
     Attributes:
@@ -71,7 +71,7 @@ class NonFiniteError(LapgradError, ValueError):
         return type(self), (*self.args, self.item, self.pivot)
 
 
-class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):
+class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
     """A triangular matrix to be solved with has an exact zero on its diagonal.
 
     Attributes:
@@ -131,8 +131,8 @@ def shapes_do_not_fit(operator: str, arguments: dict[str, torch.Tensor], wanted:
 def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
     """A dimension does not fit the 32-bit integers of BLAS."""
     return SizeError(
-        f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no matrix dimension "
-        f"may exceed {LARGEST_DIMENSION}."
+        f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no matrix "
+        f"dimension may exceed {LARGEST_DIMENSION}."
     )
 
 
@@ -163,19 +163,23 @@ def singular(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> S
     flat, index = failure
     item = batch_index(flat, batch)
     return SingularMatrixError(
-        f"{operator}: {_item_name('L', item)} is singular: its diagonal entry {index} is exactly zero.", item, index
+        f"{operator}: {_item_name('L', item)} is singular: its diagonal entry {index} is exactly zero.",
+        item,
+        index,
     )
 
 
 def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
     """Autograd needs the value of a leaf; it cannot be overwritten while gradients are recorded."""
     return RuntimeError(
-        f"{operator}: overwrite=True would overwrite {argument}, a leaf that requires grad (or a view of one). "
-        f"Use overwrite=False, pass a copy, or run under torch.no_grad()."
+        f"{operator}: overwrite=True would overwrite {argument}, a leaf that requires grad (or a view of "
+        f"one). Use overwrite=False, pass a copy, or run under torch.no_grad()."
     )
 
 
-def overwritten_broadcast(operator: str, argument: str, seen: Sequence[int], wanted: Sequence[int]) -> ShapeError:
+def overwritten_broadcast(
+    operator: str, argument: str, seen: Sequence[int], wanted: Sequence[int]
+) -> ShapeError:
     """The operand that receives the result is smaller than the result."""
     return ShapeError(
         f"{operator}: overwrite=True reuses {argument}, which must already have the shape of the result "
@@ -186,8 +190,8 @@ def overwritten_broadcast(operator: str, argument: str, seen: Sequence[int], wan
 def overwritten_overlap(operator: str, argument: str, tensor: torch.Tensor) -> ShapeError:
     """Several elements of the operand that receives the result share one place in memory."""
     return ShapeError(
-        f"{operator}: overwrite=True reuses {argument}, but its elements share memory (shape {tuple(tensor.shape)}, "
-        f"strides {tensor.stride()}). Pass a contiguous copy."
+        f"{operator}: overwrite=True reuses {argument}, but its elements share memory "
+        f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}). Pass a contiguous copy."
     )
 
 

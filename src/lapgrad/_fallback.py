@@ -1,8 +1,8 @@
 """The raw kernels in plain PyTorch: for devices without kernels of their own, and without the compiled core.
 
-Each function writes its result into the tensors that come first, knows nothing of autograd, and trusts its caller
-with the shapes: all operands have the same leading (batch) dimensions. Where an operator may overwrite its
-operand, the output *is* that operand, so it is written last.
+Each function writes its result into the tensors that come first, knows nothing of autograd, and trusts its
+caller with the shapes: all operands have the same leading (batch) dimensions. Where an operator may overwrite
+its operand, the output *is* that operand, so it is written last.
 
 These kernels are correct everywhere; they make temporaries that the compiled ones do not.
 """
@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def _in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Autocast would turn the float32 products inside a kernel into bfloat16 ones: switch it off around them."""
+    """Autocast would turn the float32 products inside a kernel into bfloat16 ones: switch it off."""
 
     @functools.wraps(kernel)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -37,7 +37,7 @@ def _in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Para
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
-    """L := the factor of A's named triangle; a failed item becomes the identity. Returns (item, code) of the first."""
+    """L := the factor of A's named triangle, the identity where it fails. Returns the first (item, code)."""
     factor, code = torch.linalg.cholesky_ex(A, upper=not lower)
     if info is None:
         # An infinity on the diagonal passes LAPACK as success, but leaves an infinite pivot.
@@ -65,8 +65,8 @@ def _potrf_failed(L: Tensor, A: Tensor, factor: Tensor, code: Tensor, lower: boo
 def _with_non_finite_rows(code: Tensor, A: Tensor, lower: bool) -> Tensor:
     """LAPACK's status, with -k where row k of the triangle is the first to hold a NaN or an infinity.
 
-    Such a row makes pivot k NaN or infinite, unless an earlier minor already was not positive. No value is read
-    back to the host.
+    Such a row makes pivot k NaN or infinite, unless an earlier minor already was not positive. No value is
+    read back to the host.
     """
     n = A.shape[-1]
     triangle = A.tril() if lower else A.triu().mT
@@ -98,7 +98,7 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
 def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
-    """X := t(L)^-1 A, or A t(L)^-1. Returns (item, index) of the first zero on a diagonal, then X is untouched."""
+    """X := t(L)^-1 A, or A t(L)^-1. Returns (item, index) of the first zero pivot; X is then untouched."""
     zero = L.diagonal(dim1=-2, dim2=-1) == 0
     if zero.any():
         position = int(zero.flatten().to(torch.uint8).argmax())
@@ -211,7 +211,7 @@ def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
 
 
 def _triangle(A: Tensor, offset: int, lower: bool) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the packed entries; a positive offset means the upper part, a negative one the lower."""
+    """Rows and columns of the packed entries; the sign of the offset, if any, chooses the triangle."""
     n = A.shape[-1]
     if offset < 0 or (offset == 0 and lower):
         rows, columns = torch.tril_indices(n, n, offset, device=A.device)

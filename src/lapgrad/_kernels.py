@@ -1,4 +1,4 @@
-"""One table: routine x device -> the raw kernel, an in-place function on tensors that knows nothing of autograd.
+"""One table: routine x device -> the raw kernel, an in-place function that knows nothing of autograd.
 
 The signatures are those of ``_fallback.py``, which has every routine and works on every device. A device with
 kernels of its own replaces them name by name.
@@ -62,7 +62,7 @@ class _OnFirstUse(dict[str, Kernel]):
 
 
 def _compiled_core() -> ModuleType | None:
-    """The kernels over the compiled core; None, with one warning, when it is missing; None when switched off."""
+    """The kernels over the compiled core. None when it is switched off, or missing: then with a warning."""
     if os.environ.get("LAPGRAD_CORE", "").lower() == "off":
         return None
     try:
@@ -73,8 +73,8 @@ def _compiled_core() -> ModuleType | None:
     except ImportError as error:
         reason = str(error)
     warnings.warn(
-        f"lapgrad's compiled core is not available ({reason}); CPU tensors use the slower kernels in plain PyTorch. "
-        f"Set LAPGRAD_CORE=off to choose them without this warning.",
+        f"lapgrad's compiled core is not available ({reason}); CPU tensors use the slower kernels in plain "
+        f"PyTorch. Set LAPGRAD_CORE=off to choose them without this warning.",
         RuntimeWarning,
         stacklevel=4,
     )

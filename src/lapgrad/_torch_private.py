@@ -1,12 +1,12 @@
 """Every private name of PyTorch that lapgrad touches, in one place, with the public substitute.
 
-Two things need them. The *front door* of an operator (``_define.py``) asks in a few hundred nanoseconds whether a
-call is a plain eager one that may skip the dispatcher. The *Autograd kernel* of an operator applies a
-``Function`` for exactly one level of autograd and redispatches below it: that is what makes one definition work under
-torch.func, torch.compile, torch.export and forward mode alike.
+Two things need them. The *front door* of an operator (``_define.py``) asks in a few hundred nanoseconds
+whether a call is a plain eager one that may skip the dispatcher. The *Autograd kernel* of an operator applies
+a ``Function`` for exactly one level of autograd and redispatches below it: that is what makes one definition
+work under torch.func, torch.compile, torch.export and forward mode alike.
 
-``AVAILABLE`` is false when a name has gone missing in a new PyTorch. Operators are then built from public names
-only (``_define_public.py``): slower in eager mode, and without ``torch.compile`` over ``torch.func``.
+``AVAILABLE`` is false when a name has gone missing in a new PyTorch. Operators are then built from public
+names only (``_define_public.py``): slower in eager mode, and without ``torch.compile`` over ``torch.func``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, _C
+from torch import _C, Tensor
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
 
 try:
-    from torch._functorch.autograd_function import enable_single_level_autograd_function as _single_level
+    from torch._functorch.utils import enable_single_level_autograd_function as _single_level
     from torch.autograd.function import _SingleLevelFunction
 
     _functorch_active = _C._are_functorch_transforms_active
@@ -51,9 +51,20 @@ def internally_overlapping(tensor: Tensor) -> bool:
     """Whether two elements of ``tensor`` surely share one place in memory."""
     if hasattr(torch, "_debug_has_internal_overlap"):
         return torch._debug_has_internal_overlap(tensor) == 1
-    return any(
-        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows ``tensor`` as a view of another one."""
+    return tensor._is_view()
+
+
+def is_leaf_or_view_of_one(tensor: Tensor) -> bool:
+    """Whether a change of ``tensor`` would be a change of a leaf of the autograd graph."""
+    if tensor.is_leaf:
+        return True
+    base = tensor._base
+    return base is not None and base.is_leaf and base.requires_grad
 
 
 def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -79,10 +90,10 @@ if AVAILABLE:
     _learn_device(torch.device("cpu"))
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
-        """Whether a call on ``tensors`` is a plain eager one: no tracing, transform, mode, subclass or tangent.
+        """Whether a call on ``tensors`` is plain eager: no tracing, transform, mode, subclass or tangent.
 
-        functorch wrappers (also dead ones), tensors with a negative bit and zero tensors all have type ``Tensor``;
-        only their dispatch keys tell them apart.
+        functorch wrappers (also dead ones), tensors with a negative bit and zero tensors all have type
+        ``Tensor``; only their dispatch keys tell them apart.
         """
         if (
             is_compiling()
@@ -113,23 +124,25 @@ if AVAILABLE:
     def has_tangent(arguments: Iterable[Any]) -> bool:
         """Whether a tensor carries a forward-mode tangent.
 
-        ``forward_ad._current_level`` does not know dual levels entered inside a compiled graph, so each tensor is
-        asked.
+        ``forward_ad._current_level`` does not know dual levels entered inside a compiled graph, so each
+        tensor is asked.
         """
         return any(isinstance(a, Tensor) and _unpack_dual(a, level=0)[1] is not None for a in arguments)
 
     def single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
-        """``apply`` of a ``Function`` that acts on one level of autograd, whatever torch.func transforms are on."""
+        """``apply`` of a ``Function`` that acts on one level of autograd, under any torch.func transforms."""
         namespace: dict[str, Any] = {key: staticmethod(method) for key, method in methods.items()}
         namespace["_compiled_autograd_key"] = staticmethod(_compiled_autograd_key)
-        return type(name, (_SingleLevelFunction,), namespace).apply
+        function: Any = type(name, (_SingleLevelFunction,), namespace)
+        return function.apply
 
     def autograd_kernel(
         dispatched: Any, apply: Callable[..., Any], instead: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """The kernel of ``dispatched`` for the Autograd key.
 
-        It runs ``apply(below, *arguments)``, where ``below`` redispatches under autograd with the gradient modes of
+        It runs ``apply(below, *arguments)``, where ``below`` redispatches under autograd with the gradient
+        modes of
         the caller: the levels of torch.func further down need them.
 
         Args:
@@ -152,15 +165,27 @@ if AVAILABLE:
 
         return kernel
 
-    @contextlib.contextmanager
-    def primals_of_level(saved: tuple[Tensor | None, ...]) -> Any:
-        """Inside a jvp: the saved tensors without this level's tangents, and outer levels of forward mode back on.
+    def in_forward_mode(
+        jvp: Callable[..., Any],
+        saved: tuple[Tensor | None, ...],
+        flags: Sequence[Any],
+        tangents: Sequence[Any],
+    ) -> Any:
+        """``jvp(saved, flags, *tangents)`` inside the jvp of a single level function.
 
-        PyTorch switches forward mode off inside a jvp. Under torch.func the tangents of outer levels live in
-        wrappers below this one and would silently be lost.
+        PyTorch switches forward mode off there. Under torch.func the tangents of outer levels live in
+        wrappers below this
+        one and would silently be lost: so forward mode is switched on again, and this level's tangents are
+            taken off.
         """
         if not _functorch_active():
-            yield saved
-            return
+            return jvp(saved, flags, *tangents)
         with _set_forward_ad_enabled(True):
-            yield tuple([None if t is None else forward_ad.unpack_dual(t, level=0).primal for t in saved])
+            primals = [None if t is None else forward_ad.unpack_dual(t, level=0).primal for t in saved]
+            return jvp(primals, flags, *tangents)
+
+else:
+
+    def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
+        """Nothing can be told about a call without the private names."""
+        return False

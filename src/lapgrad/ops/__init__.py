@@ -1,1 +1,1 @@
-"""One file per operator, named by its BLAS or LAPACK stem: documentation, kernel call, derivatives, public function."""
+"""One file per operator, named by its BLAS or LAPACK stem: public function, kernel call, derivatives."""

@@ -1,4 +1,4 @@
-"""What trsm and trmm share: their arguments, one triangle for a whole batch, and the gradient of the triangle."""
+"""What trsm and trmm share: their arguments, one triangle for a batch, the gradient of the triangle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     if L.dtype is not A.dtype or L.device != A.device:
         _layout.same_kind(name, L=L, A=A)
     if L.shape[-1] != A.shape[-1 if rightside else -2]:
-        wanted = "L must be n x n and A m x n (rightside=True)" if rightside else "L must be n x n and A n x m"
+        wanted = f"L must be n x n and A {'m x n (rightside=True)' if rightside else 'n x m'}"
         raise _errors.shapes_do_not_fit(name, {"L": L, "A": A}, wanted)
 
     same_batch = L.shape[:-2] == A.shape[:-2]
@@ -64,7 +64,7 @@ def run(
 
 
 def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:
-    """A := alpha A, unless L is refused: an error must find A as it was. Returns L, in a copy if A reaches into it."""
+    """A := alpha A, unless L is refused: an error must find A as it was. Returns L, copied if they overlap."""
     if skips_dispatcher((L, A)):
         if refuse is not None:
             refuse(L)
@@ -75,9 +75,15 @@ def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor
 
 
 def _with_shared_triangle(
-    operator: Operator, L: Tensor, A: Tensor, batch: Sequence[int], lower: bool, transpose: bool, rightside: bool
+    operator: Operator,
+    L: Tensor,
+    A: Tensor,
+    batch: Sequence[int],
+    lower: bool,
+    transpose: bool,
+    rightside: bool,
 ) -> Tensor:
-    """One matrix L for a batch of A: one call with more rows or columns, and a gradient of L without a batch."""
+    """One L for a batch of A: one call with more rows or columns, and a gradient of L without a batch."""
     m, n = A.shape[-2:]
     items = math.prod(batch)
     L = L.reshape(L.shape[-2:])
@@ -90,9 +96,7 @@ def _with_shared_triangle(
     return reshape_fresh(apart, (*batch, m, n))
 
 
-def vmap(
-    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
-) -> Tensor:
+def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Tensor:
     """As above when only A is mapped: the mapped dimension joins the rows or the columns of A."""
     L, A, lower, transpose, rightside = arguments
     if in_dims[0] is not None or in_dims[1] is None:

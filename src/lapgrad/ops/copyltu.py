@@ -37,6 +37,7 @@ def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor
         n^2 copies.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.copyltu(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
         tensor([[1., 2.],
                 [2., 3.]])
@@ -56,7 +57,7 @@ def _mirror_in_place(A: Tensor, lower: bool) -> None:
 
 
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:
-    """The triangle of gB + gB^T, its diagonal halved: both places of an entry count, that on the diagonal once."""
+    """The triangle of gB + gB^T, its diagonal halved: an entry counts in both places, a diagonal one once."""
     (lower,) = flags
     gA = gB + gB.mT
     if skips_dispatcher((gA,)):

@@ -38,13 +38,15 @@ def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
         n copies.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.extractdiag(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), offset=1)
         tensor([2.])
     """
     A = square_matrix("extractdiag", "A", A)
     if offset and abs(offset) > A.shape[-1]:
         raise _errors.ShapeError(
-            f"extractdiag: offset {offset} lies outside A of shape {tuple(A.shape)}; |offset| must be at most n."
+            f"extractdiag: offset {offset} lies outside A of shape {tuple(A.shape)}; "
+            f"|offset| must be at most n."
         )
     return operator.call(A, offset)
 

@@ -15,14 +15,14 @@ from lapgrad.ops import maketrian as _maketrian
 
 
 def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
-    """A triangle of a matrix, packed: v = (a_00, a_10, a_11, a_20, ...), or (a_00, a_01, a_11, a_02, ...) for an upper one.
+    """A triangle of a matrix, packed into a vector: v = (a_00, a_10, a_11, a_20, ...).
 
-    A lower triangle is packed row by row, an upper one column by column.
+    A lower triangle is packed row by row, an upper one column by column: (a_00, a_01, a_11, a_02, ...).
 
     Args:
         A: (*batch, n, n).
-        offset: Positive: the upper triangle that begins at that diagonal above the main one. Negative: the lower triangle
-            that begins at that diagonal below. ``lower`` then has no meaning.
+        offset: Positive: the upper triangle that begins at that diagonal above the main one. Negative: the
+            lower triangle that begins at that diagonal below. ``lower`` then has no meaning.
         lower: With ``offset=0``: the lower triangle, else the upper one.
 
     Returns:
@@ -42,13 +42,15 @@ def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         n^2 / 2 copies.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.extracttrian(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([1., 3., 4.])
     """
     A = square_matrix("extracttrian", "A", A)
     if offset and abs(offset) > A.shape[-1]:
         raise _errors.ShapeError(
-            f"extracttrian: offset {offset} lies outside A of shape {tuple(A.shape)}; |offset| must be at most n."
+            f"extracttrian: offset {offset} lies outside A of shape {tuple(A.shape)}; "
+            f"|offset| must be at most n."
         )
     return operator.call(A, A.shape[-1], offset, lower)
 
@@ -72,7 +74,8 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     return operator.call(dA, *flags)
 
 
-# n, known from A, travels along for the gradient: while sizes are symbolic, it cannot be found from the length of v.
+# n, known from A, travels along for the gradient: while sizes are symbolic, it cannot be found from the
+# length of v.
 operator = define(
     "extracttrian",
     "(Tensor A, SymInt n, int offset, bool lower) -> Tensor",

@@ -43,11 +43,12 @@ def gemm(
         D, (*batch, m, n).
 
     Raises:
-        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
 
     Gradient:
-        gA = alpha gD tb(B)^T, gB = alpha ta(A)^T gD, transposed as A and B are, and gC = beta gD. Saves A when B
-        needs a gradient, and B when A does.
+        gA = alpha gD tb(B)^T, gB = alpha ta(A)^T gD, transposed as A and B are, and gC = beta gD. Saves A
+        when B needs a gradient, and B when A does.
 
     Memory:
         forward 1 (0 with overwrite), backward 1
@@ -57,6 +58,7 @@ def gemm(
         forward 2 m n k, backward 4 m n k flops.
 
     Example:
+        >>> import torch, lapgrad
         >>> A = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> lapgrad.gemm(A, torch.eye(2), torch.ones(2, 2), beta=10.0)
         tensor([[11., 12.],

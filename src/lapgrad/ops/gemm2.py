@@ -32,11 +32,12 @@ def gemm2(
         C, (*batch, m, n).
 
     Raises:
-        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
 
     Gradient:
-        gA = alpha gC tb(B)^T, gB = alpha ta(A)^T gC, transposed as A and B are. Saves A when B needs a gradient,
-        and B when A does.
+        gA = alpha gC tb(B)^T, gB = alpha ta(A)^T gC, transposed as A and B are. Saves A when B needs a
+        gradient, and B when A does.
 
     Memory:
         forward 1, backward 1
@@ -46,6 +47,7 @@ def gemm2(
         forward 2 m n k, backward 4 m n k flops.
 
     Example:
+        >>> import torch, lapgrad
         >>> A = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> lapgrad.gemm2(A, A, transpose_a=True)
         tensor([[10., 14.],

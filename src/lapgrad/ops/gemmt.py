@@ -38,11 +38,12 @@ def gemmt(
         C, (*batch, n, n).
 
     Raises:
-        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
 
     Gradient:
-        gA = alpha tri(gC) tb(B)^T, gB = alpha ta(A)^T tri(gC): triangular products (trmm), transposed as A and B are.
-        Saves A when B needs a gradient, and B when A does.
+        gA = alpha tri(gC) tb(B)^T, gB = alpha ta(A)^T tri(gC): triangular products (trmm), transposed as A
+        and B are. Saves A when B needs a gradient, and B when A does.
 
     Memory:
         forward 1, backward 1
@@ -52,6 +53,7 @@ def gemmt(
         forward n^2 k, backward 2 n^2 k flops: half of a full product.
 
     Example:
+        >>> import torch, lapgrad
         >>> A = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> lapgrad.gemmt(A, A, transpose_b=True)
         tensor([[ 5.,  0.],
@@ -73,7 +75,9 @@ def gemmt(
     return operator.call(A, B, lower, transpose_a, transpose_b, alpha)
 
 
-def _multiply(A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+def _multiply(
+    A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
+) -> Tensor:
     n = A.shape[-1] if transpose_a else A.shape[-2]
     C = fresh_matrix(A, n, n)
     lookup("gemmt", A)(C, A, B, lower, transpose_a, transpose_b, alpha)

@@ -14,7 +14,7 @@ from lapgrad.ops import extractdiag as _extractdiag
 
 
 def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
-    """Matrix with a given diagonal: a_{i, i+offset} = d_i (a_{i-offset, i} for a negative offset), zero elsewhere.
+    """Matrix with a given diagonal: a_{i, i+offset} = d_i, or a_{i-offset, i} for a negative offset.
 
     Args:
         d: (*batch, k).
@@ -36,6 +36,7 @@ def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
         n^2 writes.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.makediag(torch.tensor([5.0]), offset=-1)
         tensor([[0., 0.],
                 [5., 0.]])

@@ -20,8 +20,8 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
 
     Args:
         v: (*batch, k (k + 1) / 2): row by row for a lower triangle, column by column for an upper one.
-        offset: Positive: an upper triangle that begins at that diagonal above the main one. Negative: a lower triangle
-            that begins at that diagonal below. ``lower`` then has no meaning.
+        offset: Positive: an upper triangle that begins at that diagonal above the main one. Negative: a lower
+            triangle that begins at that diagonal below. ``lower`` then has no meaning.
         lower: With ``offset=0``: a lower triangle, else an upper one.
 
     Returns:
@@ -40,6 +40,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         n^2 writes.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.maketrian(torch.tensor([1.0, 3.0, 4.0]))
         tensor([[1., 0.],
                 [3., 4.]])
@@ -49,7 +50,8 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
     k = _order(length)
     if k * (k + 1) // 2 != length:
         raise _errors.ShapeError(
-            f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, got shape {tuple(v.shape)}."
+            f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, "
+            f"got shape {tuple(v.shape)}."
         )
     return operator.call(v, k + abs(offset), offset, lower)
 

@@ -43,14 +43,14 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
 
     Raises:
         NotPositiveDefiniteError: Names the first item that is not positive definite, and its leading minor.
-        NonFiniteError: A NaN or an infinity was met. In both cases, with ``overwrite=True``, the items that failed
-            have been replaced by the identity and the others by their factors.
+        NonFiniteError: A NaN or an infinity was met. In both cases, with ``overwrite=True``, the items that
+            failed have been replaced by the identity and the others by their factors.
         DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
 
     Gradient:
         gA = 1/2 L^-T copyltu(L^T gL) L^-1, returned symmetric: A counts as a symmetric matrix, whichever
-        triangle is read. Forward mode: dL = L phi(L^-1 sym(dA) L^-T), phi = lower triangle with the diagonal halved.
-        Saves L. The first derivative is one in-place sweep; higher orders follow the formula.
+        triangle is read. Forward mode: dL = L phi(L^-1 sym(dA) L^-T), phi = lower triangle with the diagonal
+        halved. Saves L. The first derivative is one in-place sweep; higher orders follow the formula.
 
     Memory:
         forward 1 (0 with overwrite), backward 1
@@ -59,6 +59,7 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         forward n^3/3, backward 2 n^3/3 flops.
 
     Example:
+        >>> import torch, lapgrad
         >>> A = torch.tensor([[4.0, 2.0], [2.0, 5.0]])
         >>> lapgrad.potrf(A)
         tensor([[2., 0.],
@@ -69,7 +70,7 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
 
 
 def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Factorisation:
-    """Cholesky factor with a status per item instead of an exception: A = L L^T, or A = R^T R with ``lower=False``.
+    """Cholesky factor with a status instead of an exception: A = L L^T, or A = R^T R with ``lower=False``.
 
     Args:
         A: (*batch, n, n). Only the named triangle is read.
@@ -77,14 +78,16 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
         overwrite: Leave the factor in the memory of ``A``.
 
     Returns:
-        The named tuple (L, info). ``L`` (*batch, n, n) is the identity for items that failed. ``info`` (*batch), int32: 0
-        success; k > 0: the leading minor of order k is not positive; -k < 0: NaN or infinity met at pivot k.
+        The named tuple (L, info). ``L`` (*batch, n, n) is the identity for items that failed. ``info``
+        (*batch), int32: 0 success; k > 0: the leading minor of order k is not positive; -k < 0: NaN or
+        infinity met at pivot k.
 
     Raises:
         DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
 
     Gradient:
-        As for ``potrf``; an item that failed has gradient zero, and does not disturb the others. Saves L and info.
+        As for ``potrf``; an item that failed has gradient zero, and does not disturb the others. Saves L and
+        info.
 
     Memory:
         forward 1 (0 with overwrite), backward 1
@@ -93,6 +96,7 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
         forward n^3/3, backward 2 n^3/3 flops. On a GPU nothing waits for the status.
 
     Example:
+        >>> import torch, lapgrad
         >>> A = torch.tensor([[[4.0, 2.0], [2.0, 5.0]], [[1.0, 3.0], [3.0, 1.0]]])
         >>> L, info = lapgrad.potrf_ex(A)
         >>> info
@@ -144,7 +148,8 @@ def _pulled_back_composite(L: Tensor, gL: Tensor, info: Tensor | None, lower: bo
     if not lower:
         L, gL = L.mT, gL.mT
     if info is not None:
-        # The factor of a failed item is the identity, so a zero cotangent gives a zero gradient at every order.
+        # The factor of a failed item is the identity, so a zero cotangent gives a zero gradient at every
+        # order.
         gL = gL.masked_fill((info != 0)[..., None, None], 0.0)
     middle = _trmm.operator.call(L, gL.tril(), True, True, False)
     middle = _copyltu.operator.call(middle, True)
@@ -165,9 +170,10 @@ def _vjp_ex(
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
-    """dL = L phi(L^-1 sym(dA) L^-T); for A = R^T R: dR = phi(R^-T sym(dA) R^-1) R with phi of the upper triangle.
+    """dL = L phi(L^-1 sym(dA) L^-T); for A = R^T R: dR = phi(R^-T sym(dA) R^-1) R, phi of the upper triangle.
 
-    Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every input.
+    Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every
+    input.
     """
     (L,), (lower,) = saved, flags
     middle = 0.5 * (dA + dA.mT)

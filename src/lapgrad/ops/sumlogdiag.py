@@ -17,8 +17,8 @@ from lapgrad.ops import makediag as _makediag
 def sumlogdiag(A: Tensor) -> Tensor:
     """Sum of the logarithms of the diagonal: s = sum_i log |a_ii|.
 
-    For the Cholesky factor L of a matrix this is half of its log determinant. An exact zero on the diagonal gives
-    minus infinity.
+    For the Cholesky factor L of a matrix this is half of its log determinant. An exact zero on the diagonal
+    gives minus infinity.
 
     Args:
         A: (*batch, n, n).
@@ -39,6 +39,7 @@ def sumlogdiag(A: Tensor) -> Tensor:
         n logarithms.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.sumlogdiag(torch.tensor([[1.0, 0.0], [5.0, 1.0]]))
         tensor(0.)
     """

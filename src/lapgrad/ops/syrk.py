@@ -14,7 +14,7 @@ from lapgrad.ops import gemm2 as _gemm2
 
 
 def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
-    """Product of a matrix with its own transpose: B = alpha A A^T, or B = alpha A^T A with ``transpose=True``.
+    """Product of a matrix with its transpose: B = alpha A A^T, or B = alpha A^T A with ``transpose=True``.
 
     Args:
         A: (*batch, n, k), or (*batch, k, n) with ``transpose=True``.
@@ -32,12 +32,14 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
 
     Memory:
         forward 1, backward 1
-        In units of the result, and of the gradient of A. Besides: one buffer in the backward when alpha is not 1.
+        In units of the result, and of the gradient of A. Besides: one buffer in the backward when alpha is
+        not 1.
 
     Cost:
         forward n^2 k (half of a full product), backward 2 n^2 k flops.
 
     Example:
+        >>> import torch, lapgrad
         >>> lapgrad.syrk(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[ 5., 11.],
                 [11., 25.]])

@@ -25,8 +25,8 @@ def trmm(
 ) -> Tensor:
     """Multiply by a triangular matrix: B = alpha t(L) A, or B = alpha A t(L) with ``rightside=True``.
 
-    t(L) is L^T with ``transpose=True``, else L. Leading dimensions broadcast; one L for a batch of A is one product with
-    more columns.
+    t(L) is L^T with ``transpose=True``, else L. Leading dimensions broadcast; one L for a batch of A is one
+    product with more columns.
 
     Args:
         L: (*batch, n, n), triangular. Only the named triangle is read.
@@ -35,29 +35,31 @@ def trmm(
         rightside: L stands on the right.
         lower: L is lower triangular, else upper.
         alpha: Scale factor.
-        overwrite: Leave the result in the memory of ``A`` and return ``A``. When L needs a gradient, a copy of A is
-            kept for it.
+        overwrite: Leave the result in the memory of ``A`` and return ``A``. When L needs a gradient, a copy
+            of A is kept for it.
 
     Returns:
         B, of the shape of A (with the leading dimensions broadcast).
 
     Raises:
-        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
 
     Gradient:
-        gA = alpha t(L)^T gB, and gL = alpha tri(gB A^T) (for the other sides and transpositions likewise), of which only
-        the triangle is computed. Forward mode: dB = alpha (t(tri(dL)) A + t(L) dA). Saves L when A needs a gradient,
-        and A when L does.
+        gA = alpha t(L)^T gB, and gL = alpha tri(gB A^T) (for the other sides and transpositions likewise), of
+        which only the triangle is computed. Forward mode: dB = alpha (t(tri(dL)) A + t(L) dA). Saves L when A
+        needs a gradient, and A when L does.
 
     Memory:
         forward 1 (0 with overwrite), backward 1
-        In units of the result, and of the gradients of L and A together. Besides: one buffer when alpha is not 1; one
-        when L on the left is shared by a batch of A.
+        In units of the result, and of the gradients of L and A together. Besides: one buffer when alpha is
+        not 1; one when L on the left is shared by a batch of A.
 
     Cost:
         forward n^2 m, backward 2 n^2 m flops: half of a full product.
 
     Example:
+        >>> import torch, lapgrad
         >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
         >>> lapgrad.trmm(L, torch.tensor([[1.0], [2.0]]))
         tensor([[2.],

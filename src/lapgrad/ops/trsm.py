@@ -27,8 +27,8 @@ def trsm(
 ) -> Tensor:
     """Solve with a triangular matrix: X = alpha t(L)^-1 A, or X = alpha A t(L)^-1 with ``rightside=True``.
 
-    t(L) is L^T with ``transpose=True``, else L. Leading dimensions broadcast; one L for a batch of A is one solve with
-    more right hand sides.
+    t(L) is L^T with ``transpose=True``, else L. Leading dimensions broadcast; one L for a batch of A is one
+    solve with more right hand sides.
 
     Args:
         L: (*batch, n, n), triangular. Only the named triangle is read.
@@ -43,29 +43,34 @@ def trsm(
         X, of the shape of A (with the leading dimensions broadcast).
 
     Raises:
-        SingularMatrixError: Names the first item with an exact zero on the diagonal of L. ``A`` keeps its values.
-        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that fit.
+        SingularMatrixError: Names the first item with an exact zero on the diagonal of L. ``A`` keeps its
+            values.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
 
     Gradient:
-        gA = alpha t(L)^-T gX, and gL = -tri(t(L)^-T gX X^T) (for the other sides and transpositions likewise), of which
-        only the triangle is computed. Forward mode: dX = t(L)^-1 (alpha dA - t(tri(dL)) X). Saves L, and X when L
-        needs a gradient.
+        gA = alpha t(L)^-T gX, and gL = -tri(t(L)^-T gX X^T) (for the other sides and transpositions
+        likewise), of which only the triangle is computed. Forward mode: dX = t(L)^-1 (alpha dA - t(tri(dL))
+        X). Saves L, and X when L needs a gradient.
 
     Memory:
         forward 1 (0 with overwrite), backward 1
-        In units of the result, and of the gradients of L and A together. Besides: the gradient of A when only that of
-        L is wanted; one buffer when alpha is not 1; one when L on the left is shared by a batch of A.
+        In units of the result, and of the gradients of L and A together. Besides: the gradient of A when only
+        that of L is wanted; one buffer when alpha is not 1; one when L on the left is shared by a batch of A.
 
     Cost:
         forward n^2 m, backward 2 n^2 m flops.
 
     Example:
+        >>> import torch, lapgrad
         >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
         >>> lapgrad.trsm(L, torch.tensor([[2.0], [5.0]]))
         tensor([[1.],
                 [2.]])
     """
-    return _triangular.run("trsm", operator, L, A, lower, transpose, rightside, alpha, overwrite, _refuse_singular)
+    return _triangular.run(
+        "trsm", operator, L, A, lower, transpose, rightside, alpha, overwrite, _refuse_singular
+    )
 
 
 def _refuse_singular(L: Tensor) -> None:
@@ -92,7 +97,7 @@ def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
 def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """With Y = t(L)^-T gX: gA = Y, and t(L) X = A gives gL = minus the gradient of L in the product t(L) X."""
+    """gA = t(L)^-T gX; and t(L) X = A makes gL minus the gradient of L in the product t(L) X, at gA."""
     (L, X), (lower, transpose, rightside) = saved, flags
     gA = operator.call(L, gX, lower, not transpose, rightside)
     gL = _triangular.gradient_of_triangle(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
