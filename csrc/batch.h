@@ -130,8 +130,7 @@ void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool s
         return;
     }
     for_items(C.count, std::max(n, std::min(k, 2 * n)), [&](index_t b, bool parallel) {
-        gemmt<T>(alpha, A[b], B[b], false, C[b], parallel);
-        symmetric ? mirror_lower<T>(C[b], parallel) : clear_strict_upper<T>(C[b], parallel);
+        gemmt<T>(alpha, A[b], B[b], false, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });
 }
 

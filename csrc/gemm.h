@@ -9,6 +9,9 @@
 
 namespace lapgrad {
 
+// Where a recursion splits: near the middle, and the first part whole leaves.
+inline index_t split(index_t n) { return (n / 2 + isa::leaf - 1) / isa::leaf * isa::leaf; }
+
 template <class T>
 void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     if (C.rows == 0 || C.cols == 0 || (A.cols == 0 && accumulate)) return;

@@ -1,36 +1,60 @@
-// C := alpha A B (+ C) on the lower triangle of C: the triangle is cut into tiles, each a product.
-//
-// The tiles on the diagonal are computed whole, so the strict upper triangle of C within them is scribbled on: every
-// caller either has that half free or clears it afterwards.
+// C := alpha A B (+ C) on the lower triangle of C. The triangle is cut into tiles: those below the diagonal are products,
+// those on it are halved again and again, so that little more than the triangle is computed.
 #pragma once
 
 #include "gemm.h"
+#include "triangle.h"
 
 namespace lapgrad {
 
+// What becomes of the strict upper triangle. A caller that has no use for it yet lets it be scribbled on.
+enum class Upper { scribble, clear, mirror };
+
 template <class T>
-void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
+void finish_upper(View<T> below, View<T> above, Upper upper) {
+    if (upper == Upper::mirror) copy_block<T>(below.readonly().t(), T(1), above);
+    if (upper == Upper::clear) set_zero<T>(above);
+}
+
+template <class T>
+void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
     const index_t n = C.rows, k = A.cols;
-    if (n == 0) return;
-    const index_t tile = plan::triangle_tile(n, parallel ? parallel::threads() : 1);
-    const index_t tiles = (n + tile - 1) / tile;
-    const auto compute = [&](index_t ti, index_t tj, index_t height) {
-        const index_t i = ti * tile, j = tj * tile;
-        const index_t rows = std::min(height, n - i), cols = std::min(tile, n - j);
-        gemm<T>(alpha, A.block(i, 0, rows, k), B.block(0, j, k, cols), accumulate, C.block(i, j, rows, cols));
-    };
-    if (!parallel) {
-        // Block columns: the tile on the diagonal, then all below it in one product.
-        for (index_t t = 0; t < tiles; ++t) {
-            compute(t, t, tile);
-            if ((t + 1) * tile < n) compute(t + 1, t, n);
-        }
+    if (n <= std::max(plan::current.smallest_tile, isa::leaf)) {
+        gemm<T>(alpha, A, B, accumulate, C);
+        if (upper == Upper::mirror) mirror_lower<T>(C, false);
+        if (upper == Upper::clear) clear_strict_upper<T>(C, false);
         return;
     }
-    parallel::for_each(tiles * (tiles + 1) / 2, [&](index_t task) {
-        index_t ti = 0;
-        while ((ti + 1) * (ti + 2) / 2 <= task) ++ti;
-        compute(ti, task - ti * (ti + 1) / 2, tile);
+    const index_t first = split(n), second = n - first;
+    const View<T> C21 = C.block(first, 0, second, first);
+    const View<const T> A2 = A.block(first, 0, second, k), B1 = B.block(0, 0, k, first);
+    gemmt_diagonal<T>(alpha, A.block(0, 0, first, k), B1, accumulate, C.block(0, 0, first, first), upper);
+    gemm<T>(alpha, A2, B1, accumulate, C21);
+    finish_upper<T>(C21, C.block(0, first, first, second), upper);
+    gemmt_diagonal<T>(alpha, A2, B.block(0, first, k, second), accumulate, C.block(first, first, second, second),
+                      upper);
+}
+
+template <class T>
+void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper, bool parallel) {
+    const index_t n = C.rows, k = A.cols;
+    if (n == 0) return;
+    if (!parallel) return gemmt_diagonal<T>(alpha, A, B, accumulate, C, upper);
+    const index_t tile = plan::triangle_tile(n, parallel::threads());
+    const index_t tiles = (n + tile - 1) / tile;
+    // Tiles below the diagonal first: they cost twice as much, and short tasks at the end balance the threads.
+    const index_t below = tiles * (tiles - 1) / 2;
+    parallel::for_each(below + tiles, [&](index_t task) {
+        index_t ti = 1;
+        while (task < below && ti * (ti + 1) / 2 <= task) ++ti;
+        const index_t tj = task < below ? task - ti * (ti - 1) / 2 : task - below;
+        ti = task < below ? ti : tj;
+        const index_t i = ti * tile, j = tj * tile, rows = std::min(tile, n - i), cols = std::min(tile, n - j);
+        const View<const T> strip = A.block(i, 0, rows, k), panel = B.block(0, j, k, cols);
+        const View<T> target = C.block(i, j, rows, cols);
+        if (ti == tj) return gemmt_diagonal<T>(alpha, strip, panel, accumulate, target, upper);
+        gemm<T>(alpha, strip, panel, accumulate, target);
+        finish_upper<T>(target, C.block(j, i, cols, rows), upper);
     });
 }
 

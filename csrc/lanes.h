@@ -16,6 +16,8 @@ struct Group {
     index_t begin, filled;
 };
 
+constexpr std::size_t short_stream = 512;  // bytes of an item up to which the next group is fetched ahead
+
 template <class T>
 void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
     using S = Simd<T>;
@@ -24,11 +26,16 @@ void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
     const T* item[W];
     for (index_t l = 0; l < W; ++l)
         item[l] = batch.data + (group.begin + (l < group.filled ? l : group.filled - 1)) * batch.batch_stride;
+    // The hardware does not foresee W streams of a few lines each.
+    const index_t ahead = size * sizeof(T) <= short_stream ? W * batch.batch_stride : 0;
     index_t e = 0;
     for (; e + W <= size; e += W) {
         Vec<T> x[W];
 #pragma GCC unroll 16
-        for (int l = 0; l < W; ++l) x[l] = S::load(item[l] + e);
+        for (int l = 0; l < W; ++l) {
+            x[l] = S::load(item[l] + e);
+            __builtin_prefetch(item[l] + e + ahead);
+        }
         S::transpose(x);
 #pragma GCC unroll 16
         for (int l = 0; l < W; ++l) buffer[e + l] = x[l];
@@ -43,6 +50,7 @@ void scatter(const Vec<T>* buffer, const Batch<T>& batch, Group<T> group) {
     constexpr index_t W = S::W;
     const index_t size = batch.rows * batch.cols;
     T* item = batch.data + group.begin * batch.batch_stride;
+    const index_t ahead = size * sizeof(T) <= short_stream ? W * batch.batch_stride : 0;
     index_t e = 0;
     for (; e + W <= size; e += W) {
         Vec<T> x[W];
@@ -51,7 +59,10 @@ void scatter(const Vec<T>* buffer, const Batch<T>& batch, Group<T> group) {
         S::transpose(x);
         if (group.filled == W)
 #pragma GCC unroll 16
-            for (int l = 0; l < W; ++l) S::store(item + l * batch.batch_stride + e, x[l]);
+            for (int l = 0; l < W; ++l) {
+                S::store(item + l * batch.batch_stride + e, x[l]);
+                __builtin_prefetch(item + l * batch.batch_stride + e + ahead, 1);
+            }
         else
             for (index_t l = 0; l < group.filled; ++l) S::store(item + l * batch.batch_stride + e, x[l]);
     }
@@ -85,7 +96,7 @@ Vec<T> square_root_of(Vec<T> x) {
     return x;
 }
 
-// acc[r] -= sum_p a(i + r, p) b(p): four rows at once, so that four independent chains hide the latency.
+// Four sums at once: four independent chains hide the latency.
 constexpr index_t chains = 4;
 
 // Left-looking Cholesky: l_ij = (a_ij - sum_{k<j} l_ik l_jk) / l_jj. A lane whose pivot is not positive and finite goes on

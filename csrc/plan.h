@@ -54,7 +54,7 @@ inline index_t serial_order(int threads) {
 // Small enough for every thread to get some tiles, large enough for a product to run at speed.
 inline index_t triangle_tile(index_t n, int threads) {
     const index_t tile = n / (threads > 1 ? 2 * threads : 4);
-    return std::clamp<index_t>((tile + 31) / 32 * 32, current.smallest_tile, current.largest_tile);
+    return std::max(current.smallest_tile, std::min((tile + 31) / 32 * 32, current.largest_tile));
 }
 
 }  // namespace lapgrad::plan

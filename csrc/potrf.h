@@ -15,7 +15,6 @@
 #pragma once
 
 #include "gemmt.h"
-#include "triangle.h"
 #include "trsm.h"
 
 namespace lapgrad {
@@ -32,7 +31,7 @@ int factor_lower(View<T> A, bool parallel) {
                   A22 = A.block(first, first, second, second);
     if (const int code = factor_lower<T>(A11, parallel)) return code;
     trsm<T>(A11, true, A21.t(), parallel);
-    gemmt<T>(-1, A21, A21.t(), true, A22, parallel);
+    gemmt<T>(-1, A21, A21.t(), true, A22, Upper::scribble, parallel);
     const int code = factor_lower<T>(A22, parallel);
     return code > 0 ? code + int(first) : code < 0 ? code - int(first) : 0;
 }
@@ -51,7 +50,7 @@ void reverse_lower(View<const T> L, View<T> G, bool parallel) {
     reverse_lower<T>(L22, G22, parallel);
     gemm<T>(-1, G22, L21, true, G21);
     trsm<T>(L11.t(), false, G21.t(), parallel);
-    gemmt<T>(-1, G21.t(), L21, true, G11, parallel);
+    gemmt<T>(-1, G21.t(), L21, true, G11, Upper::scribble, parallel);
     reverse_lower<T>(L11, G11, parallel);
     copy<T>(G21.readonly().t(), T(1), G.block(0, first, first, second), parallel);
 }

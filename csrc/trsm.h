@@ -10,9 +10,6 @@
 
 namespace lapgrad {
 
-// Where the recursion splits: near the middle, and the first part whole leaves.
-inline index_t split(index_t n) { return (n / 2 + isa::leaf - 1) / isa::leaf * isa::leaf; }
-
 template <class T>
 void solve_triangle(View<const T> L, bool lower, View<T> X) {
     const index_t n = L.rows;

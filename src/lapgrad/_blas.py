@@ -29,7 +29,7 @@ class Provider:
         library: the file they were found in.
         addresses: routine name to address.
         set_threads_local: address of MKL's per-thread thread count, 0 where there is none.
-        serial_in_parallel_region: whether a call from inside an OpenMP region of torch's pool stays on its thread.
+        serial_in_parallel_region: whether a call inside an OpenMP region of torch's pool stays on its thread.
     """
 
     name: str
@@ -57,7 +57,7 @@ def _from_shared_library(name: str, path: Path, library: ctypes.CDLL) -> Provide
         return None
     # The lower-case spelling is the Fortran one, which takes a pointer.
     set_threads_local = _address(library, "MKL_Set_Num_Threads_Local")
-    return Provider(name, str(path), addresses, set_threads_local, serial_in_parallel_region=set_threads_local != 0)
+    return Provider(name, str(path), addresses, set_threads_local, set_threads_local != 0)
 
 
 def _torch() -> Provider | None:
@@ -115,7 +115,7 @@ def find(name: str | None = None) -> Provider:
         if provider is not None:
             return provider
     if name:
-        raise ValueError(f"LAPGRAD_BLAS={name!r}: no library of that provider with {', '.join(ROUTINES)} was found")
+        raise ValueError(f"LAPGRAD_BLAS={name!r}: no such library with {', '.join(ROUTINES)} was found")
     raise ImportError(f"no BLAS with {', '.join(ROUTINES)} was found in torch, mkl or scipy")
 
 
@@ -129,7 +129,7 @@ def bind(core: Any) -> None:
         provider.serial_in_parallel_region,
     )
     _bound = provider
-    # Symbols are looked up through libtorch_cpu, so that the OpenMP found is the one torch itself is bound to.
+    # Symbols are looked up through libtorch_cpu, so that the OpenMP found is the one torch is bound to.
     _pool = core.bind_pool(str(torch_library())) or None
 
 

@@ -1,13 +1,14 @@
 """Raw CPU kernels over the compiled core: tensors in, addresses and strides down.
 
-A row-major matrix is handed over as it lies. The core knows only lower triangles and left sides: ``lower=False`` and
-``rightside=True`` become swapped strides here (the transpose of a matrix is the same memory, read the other way).
+A row-major matrix is handed over as it lies. The core knows only lower triangles and left sides:
+``lower=False`` and ``rightside=True`` become swapped strides here (the transpose of a matrix is the same
+memory, read the other way).
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,8 @@ def _start() -> bool:
         return False
     isa = os.environ.get("LAPGRAD_ISA", "")
     if not _core.select_isa(isa):
-        raise ValueError(f"LAPGRAD_ISA={isa!r} is not one of {', '.join(ISA_VARIANTS)}, or this CPU does not run it")
+        names = ", ".join(ISA_VARIANTS)
+        raise ValueError(f"LAPGRAD_ISA={isa!r} is not one of {names}, or this CPU does not run it")
     try:
         _blas.bind(_core)
     except ImportError:
@@ -82,21 +84,17 @@ def describe() -> dict[str, Any]:
     }
 
 
-class Operand(NamedTuple):
-    """A batch of matrices as the core takes it; ``tensor`` keeps the memory alive."""
+#: A batch of matrices as the core takes it: address, batch stride, row stride, column stride (in elements).
+Operand = tuple[int, int, int, int]
 
-    tensor: Tensor
-    address: int
-    batch_stride: int
-    row_stride: int
-    col_stride: int
 
-    def t(self) -> Operand:
-        return Operand(self.tensor, self.address, self.batch_stride, self.col_stride, self.row_stride)
+def _transposed(operand: Operand) -> Operand:
+    address, batch_stride, row_stride, col_stride = operand
+    return address, batch_stride, col_stride, row_stride
 
 
 def _strides(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Batch, row and column stride, if one stride walks all batch dimensions and BLAS can read the matrices."""
+    """Batch, row and column stride, if one stride walks all batch dimensions and BLAS reads the matrices."""
     *batch_strides, row_stride, col_stride = tensor.stride()
     *batch_shape, rows, cols = tensor.shape
     # A dimension of size 1 may carry any stride: give it one that BLAS accepts.
@@ -120,15 +118,20 @@ def _strides(tensor: Tensor) -> tuple[int, int, int] | None:
     return batch_stride, row_stride, col_stride
 
 
+def _readable(tensor: Tensor) -> Tensor:
+    """``tensor`` itself, copied only if its strides cannot be handed over."""
+    return tensor if tensor.is_contiguous() or _strides(tensor) is not None else tensor.contiguous()
+
+
 def _operand(tensor: Tensor) -> Operand:
-    """The tensor as an operand to read, copied only if its strides cannot be expressed."""
-    if not tensor.is_contiguous():
-        strides = _strides(tensor)
-        if strides is not None:
-            return Operand(tensor, tensor.data_ptr(), *strides)
-        tensor = tensor.contiguous()
-    rows, cols = tensor.shape[-2:]
-    return Operand(tensor, tensor.data_ptr(), rows * cols, cols, 1)
+    """What the core takes for a readable or writable tensor."""
+    if tensor.is_contiguous():
+        shape = tensor.shape
+        cols = shape[-1]
+        return tensor.data_ptr(), shape[-2] * cols, cols, 1
+    strides = _strides(tensor)
+    assert strides is not None
+    return tensor.data_ptr(), *strides
 
 
 def _writable(out: Tensor) -> Tensor:
@@ -139,40 +142,41 @@ def _writable(out: Tensor) -> Tensor:
 
 
 def _count(tensor: Tensor) -> int:
-    return tensor.shape[:-2].numel() if tensor.dim() > 2 else 1
+    return 1 if tensor.dim() == 2 else tensor.shape[:-2].numel()
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
-    target = _writable(L)
-    source, factor = _operand(A), _operand(target)
+    source, target = _readable(A), _writable(L)
+    read, written = _operand(source), _operand(target)
     if not lower:
-        source, factor = source.t(), factor.t()
-    status = info if info is None or info.is_contiguous() else torch.empty_like(info).contiguous()
+        read, written = _transposed(read), _transposed(written)
+    status = info if info is None or info.is_contiguous() else torch.empty(info.shape, dtype=info.dtype)
     failure: tuple[int, int] | None = _core.potrf(
         A.element_size(),
-        *source[1:],
-        *factor[1:],
+        *read,
+        *written,
         _count(A),
         A.shape[-1],
         0 if status is None else status.data_ptr(),
     )
     if target is not L:
         L.copy_(target)
-    if status is not info and info is not None:
+    if status is not info and info is not None and status is not None:
         info.copy_(status)
     return failure
 
 
 def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
+    L, gL = _readable(L), _readable(gL)
     factor, cotangent, gradient = _operand(L), _operand(gL), _operand(gA)
     if not lower:
-        factor, cotangent, gradient = factor.t(), cotangent.t(), gradient.t()
+        factor, cotangent, gradient = _transposed(factor), _transposed(cotangent), _transposed(gradient)
     status = None if info is None else info.contiguous()
     _core.potrf_vjp(
         L.element_size(),
-        *factor[1:],
-        *cotangent[1:],
-        *gradient[1:],
+        *factor,
+        *cotangent,
+        *gradient,
         _count(L),
         L.shape[-1],
         0 if status is None else status.data_ptr(),
@@ -183,15 +187,15 @@ def _triangle(
     routine: Any, X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
     # A t(L)^-1 = (t(L)^-T A')': a right side is a left side with everything transposed.
-    target = _writable(X)
-    triangle, source, result = _operand(L), _operand(A), _operand(target)
+    L, source, target = _readable(L), _readable(A), _writable(X)
+    triangle, read, written = _operand(L), _operand(source), _operand(target)
     if transpose != rightside:
-        triangle, lower = triangle.t(), not lower
+        triangle, lower = _transposed(triangle), not lower
     if rightside:
-        source, result = source.t(), result.t()
+        read, written = _transposed(read), _transposed(written)
     n = L.shape[-1]
     m = A.shape[-2] if rightside else A.shape[-1]
-    zero = routine(L.element_size(), *triangle[1:], *source[1:], *result[1:], _count(L), n, m, lower)
+    zero: int = routine(L.element_size(), *triangle, *read, *written, _count(L), n, m, lower)
     if zero >= 0:
         return divmod(zero, n)
     if target is not X:
@@ -212,24 +216,22 @@ def trmm(B: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
 def gemmt(
     C: Tensor, A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
 ) -> None:
+    A, B = _readable(A), _readable(B)
     left, right, result = _operand(A), _operand(B), _operand(C)
-    left = left.t() if transpose_a else left
-    right = right.t() if transpose_b else right
+    left = _transposed(left) if transpose_a else left
+    right = _transposed(right) if transpose_b else right
     if not lower:  # the upper triangle of A B is the lower one of B' A'
-        left, right, result = right.t(), left.t(), result.t()
+        left, right, result = _transposed(right), _transposed(left), _transposed(result)
     k = A.shape[-2] if transpose_a else A.shape[-1]
-    _core.gemmt(
-        A.element_size(), *left[1:], *right[1:], *result[1:], _count(C), C.shape[-1], k, alpha, False
-    )
+    _core.gemmt(A.element_size(), *left, *right, *result, _count(C), C.shape[-1], k, alpha, False)
 
 
 def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
+    A = _readable(A)
     left, result = _operand(A), _operand(B)
-    left = left.t() if transpose else left
+    left = _transposed(left) if transpose else left
     k = A.shape[-2] if transpose else A.shape[-1]
-    _core.gemmt(
-        A.element_size(), *left[1:], *left.t()[1:], *result[1:], _count(B), B.shape[-1], k, 1.0, True
-    )
+    _core.gemmt(A.element_size(), *left, *_transposed(left), *result, _count(B), B.shape[-1], k, 1.0, True)
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
@@ -238,10 +240,10 @@ def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
 
 
 def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
-    target = _writable(B)
-    source, result = _operand(A), _operand(target)
+    source, target = _readable(A), _writable(B)
+    read, written = _operand(source), _operand(target)
     if not lower:
-        source, result = source.t(), result.t()
-    _core.copyltu(A.element_size(), *source[1:], *result[1:], _count(A), A.shape[-1])
+        read, written = _transposed(read), _transposed(written)
+    _core.copyltu(A.element_size(), *read, *written, _count(A), A.shape[-1])
     if target is not B:
         B.copy_(target)
