@@ -23,6 +23,8 @@ constexpr index_t lane_scratch_bytes = 3 * lane_limit * lane_limit * 64 + 64;
 template <class T>
 struct Kernels {
     index_t lanes;
+    // dst := scale * src; dst has unit column stride, src any strides.
+    void (*copy)(View<const T> src, T scale, View<T> dst);
     // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
     void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
     // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May scribble on the

@@ -20,6 +20,7 @@ namespace {
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
+            &copy<T>,
             &product<T>,
             &potrf_leaf<T>,
             &potrf_reverse_leaf<T>,

@@ -111,6 +111,11 @@ inline void pack(View<const T> src, T scale, T* dst, index_t ldd) {
         for (index_t j = 0; j < src.cols; ++j) dst[i * ldd + j] = scale * src(i, j);
 }
 
+template <class T>
+void copy(View<const T> src, T scale, View<T> dst) {
+    pack<T>(src, scale, dst.data, dst.row_stride);
+}
+
 // The way back: dst := src (row-major, leading dimension lds).
 template <class T>
 inline void unpack(const T* src, index_t lds, View<T> dst) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "isa.h"
 #include "parallel.h"
 
 namespace lapgrad {
@@ -22,15 +23,14 @@ void for_strips(index_t rows, index_t cols, bool parallel, F body) {
         for (index_t s = 0; s < strips; ++s) run(s);
 }
 
-// dst(i, j) := scale * src(i, j) in blocks of strip x strip, so that neither order of either side is walked badly.
+// dst := scale * src, a strip of columns at a time, so that a transposed source is read within the cache.
 template <class T>
 void copy_block(View<const T> src, T scale, View<T> dst) {
     if (dst.col_stride != 1) return copy_block<T>(src.t(), scale, dst.t());
-    for (index_t j0 = 0; j0 < dst.cols; j0 += strip) {
-        const index_t j1 = std::min(dst.cols, j0 + strip);
-        for (index_t i = 0; i < dst.rows; ++i)
-            for (index_t j = j0; j < j1; ++j) dst(i, j) = scale * src(i, j);
-    }
+    if (src.col_stride == 1) return isa::kernels<T>().copy(src, scale, dst);
+    for (index_t j = 0; j < dst.cols; j += strip)
+        isa::kernels<T>().copy(src.columns(j, std::min(strip, dst.cols - j)), scale,
+                               dst.columns(j, std::min(strip, dst.cols - j)));
 }
 
 // dst := scale * src. Nothing is done when they are the same memory.
