@@ -1,0 +1,33 @@
+"""Python in a process of its own: for what is decided at import, and what is measured of a whole process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lapgrad
+
+#: The tests themselves, and the package that they test.
+_PLACES = (Path(__file__).resolve().parent, Path(lapgrad.__file__).resolve().parents[1])
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code``; modules of the tests can be imported in it, and warnings are errors as in the tests."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAPGRAD_")}
+    path = os.pathsep.join([*map(str, _PLACES), inherited.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def output(code: str, **environment: str) -> str:
+    """What ``code`` prints; it must succeed."""
+    done = run(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,66 @@
+"""Every way through the compiled core with small matrices: instruction sets, entries of the plan, threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lapgrad import _cpu
+
+NEVER, ALWAYS = 0, 10**6
+
+#: Entries of the plan (csrc/plan.h), and the number of threads.
+PATHS: dict[str, tuple[int, dict[str, int]]] = {
+    "default": (1, {}),
+    "no lanes": (1, {"lane_order_f32": NEVER, "lane_order_f64": NEVER}),
+    "own product": (1, {"own_product_f32": ALWAYS, "own_product_f64": ALWAYS}),
+    "BLAS product": (1, {"own_product_f32": NEVER, "own_product_f64": NEVER}),
+    "small tiles": (1, {"smallest_tile": 32, "largest_tile": 32}),
+    "two threads": (2, {}),
+    "two threads, serial items": (2, {"serial_order_few": ALWAYS, "serial_order_many": ALWAYS}),
+    "two threads inside": (
+        2,
+        {
+            "serial_order_few": NEVER,
+            "serial_order_many": NEVER,
+            "lane_order_f32": NEVER,
+            "lane_order_f64": NEVER,
+            "slice_columns": 3,
+            "smallest_tile": 32,
+            "largest_tile": 32,
+        },
+    ),
+}
+
+#: Every path on the best instruction set, and on the others those that run kernels compiled for each set.
+WAYS = [
+    *((way, "") for way in PATHS),
+    *((way, isa) for way in ("default", "no lanes", "own product") for isa in _cpu.ISA_VARIANTS),
+]
+
+
+@contextlib.contextmanager
+def path(name: str, isa: str = "") -> Iterator[None]:
+    """While active, the core takes that path on that instruction set ("": the best one).
+
+    Skips the test on a CPU that has no such instructions.
+    """
+    threads, entries = PATHS[name]
+    core = _cpu._core
+    if isa and not core.isa_supported(isa):
+        pytest.skip(f"this CPU has no {isa}")
+    plan, threads_before, isa_before = core.plan(), torch.get_num_threads(), core.isa()
+    try:
+        assert core.select_isa(isa)
+        torch.set_num_threads(threads)
+        for entry, value in entries.items():
+            core.set_plan(entry, value)
+        yield
+    finally:
+        for entry, value in plan.items():
+            core.set_plan(entry, value)
+        torch.set_num_threads(threads_before)
+        assert core.select_isa(isa_before)

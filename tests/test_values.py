@@ -1,0 +1,140 @@
+"""Values: every operator agrees with plain torch in float64, on every path through the compiled core."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from fresh_process import output
+from paths import PATHS, WAYS, path
+from samples import OPERATORS, OperatorCase, Sample
+from sized import FLAGS, all_flags, sample
+from tolerances import assert_all_close, of_order
+from torch import Tensor
+
+import lapgrad
+from lapgrad import _cpu
+
+DTYPES = (torch.float64, torch.float32)
+
+#: One below, at and above the leaf (32), and past the first blocks (64, 128, 256) of the recursions.
+ORDERS = (1, 31, 32, 33, 64, 65, 129, 257)
+#: Around the width of a vector: 2 to 16 matrices go into the lanes of one.
+BATCHES = (1, 2, 7, 17, 40)
+
+SAMPLES = [
+    pytest.param(case, position, id=f"{case.name} {recipe.id}")
+    for case in OPERATORS.values()
+    for position, recipe in enumerate(case.recipes)
+]
+
+
+def in_double(case: OperatorCase, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+    """The reference in float64, rounded to the dtype of the operands."""
+    expected = case.reference(*[arg.double() for arg in args], **kwargs)
+    dtype = args[0].dtype
+    if isinstance(expected, Tensor):
+        return expected.to(dtype)
+    return tuple(part.to(dtype) if part.is_floating_point() else part for part in expected)
+
+
+@functools.cache
+def samples_of(name: str, dtype: torch.dtype) -> list[Sample]:
+    return OPERATORS[name].samples(dtype)
+
+
+@functools.cache
+def rows(name: str, n: int, other: int, batch: int | None, dtype: torch.dtype) -> list[tuple[Sample, Any]]:
+    """Samples of one size with all flags, and what is expected of them."""
+    shape = () if batch is None else (batch,)
+    samples = [sample(name, n, flags, other=other, batch=shape, dtype=dtype) for flags in all_flags(name)]
+    return [(one, in_double(OPERATORS[name], one.args, one.kwargs)) for one in samples]
+
+
+def check(name: str, n: int, dtype: torch.dtype, other: int | None = None, batch: int | None = None) -> None:
+    for one, expected in rows(name, n, other or n, batch, dtype):
+        assert_all_close(OPERATORS[name].fn(*one.args, **one.kwargs), expected, of_order(n))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("case", "position"), SAMPLES)
+def test_samples(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
+    one = samples_of(case.name, dtype)[position]
+    assert_all_close(case.fn(*one.args, **one.kwargs), in_double(case, one.args, one.kwargs))
+
+
+@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_orders(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
+    with path(way, isa):
+        for n in ORDERS:
+            check(name, n, dtype)
+
+
+@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
+    """Orders below, at and past the largest that goes one matrix per lane."""
+    with path(way, isa):
+        for batch in BATCHES:
+            for n in (1, 4, 13, 24, 33):
+                check(name, n, dtype, batch=batch)
+        for n in (25, 32):
+            check(name, n, dtype, batch=17)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("name", ["trsm", "trmm", "gemmt", "syrk"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:
+    """Flat and tall: one column, fewer than a vector, across slices and tiles, far more than rows."""
+    with path(way):
+        for n, other in ((33, 1), (5, 70), (70, 5), (130, 33), (33, 300), (140, 257)):
+            check(name, n, dtype, other=other)
+        for n, other in ((4, 1), (1, 9), (5, 13), (13, 5), (24, 30)):
+            check(name, n, dtype, other=other, batch=17)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("n", [5, 32, 65, 129])
+def test_symmetric_to_the_last_bit(n: int, way: str) -> None:
+    """syrk and copyltu return symmetric matrices, and potrf's gradient is one."""
+    A = sample("potrf", n, {}).args[0].requires_grad_()
+    with path(way):
+        for result in (lapgrad.syrk(A.detach()), lapgrad.copyltu(A.detach()), *_gradient(A)):
+            assert torch.equal(result, result.mT)
+
+
+def _gradient(A: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(lapgrad.potrf(A).sin().sum(), A)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("name", ["potrf", "gemmt"])
+def test_other_triangle_is_zero(name: str, way: str) -> None:
+    with path(way):
+        for n in (5, 33, 129):
+            for flags in all_flags(name):
+                one = sample(name, n, flags)
+                result = OPERATORS[name].fn(*one.args, **flags)
+                other = result.triu(1) if flags["lower"] else result.tril(-1)
+                assert torch.count_nonzero(other) == 0
+
+
+def test_gemm_does_not_read_c_when_beta_is_zero() -> None:
+    for batch in ((), (3,), (2, 3)):
+        A = torch.randn(*batch, 4, 4, dtype=torch.float64)
+        C = torch.full_like(A, torch.nan)
+        assert_all_close(lapgrad.gemm(A, A, C, beta=0.0), A @ A)
+
+
+@pytest.mark.parametrize("isa", _cpu.ISA_VARIANTS)
+def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
+    if not _cpu._core.isa_supported(isa):
+        pytest.skip(f"this CPU has no {isa}")
+    code = "from lapgrad import _cpu; print(_cpu.available(), _cpu.describe()['isa'])"
+    assert output(code, LAPGRAD_ISA=isa).split() == ["True", isa]
