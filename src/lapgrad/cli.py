@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from lapgrad import info
+from lapgrad import __version__, info
 from lapgrad.bench import command as bench
 from lapgrad.demo import command as demo
 
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     purpose = "Differentiable BLAS and LAPACK operators for PyTorch."
-    version = f"lapgrad {importlib.metadata.version('lapgrad')}"
+    version = f"lapgrad {__version__}"
     parser = argparse.ArgumentParser(prog="lapgrad", description=purpose)
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", metavar="command")
