@@ -1,0 +1,270 @@
+"""Layouts: any strides give the result of a contiguous operand, and nothing else is read or written.
+
+What does not belong to an operand, the memory around it and the triangle that is not read, holds NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from paths import PATHS, path
+from samples import OPERATORS, OperatorCase, Sample
+from sized import FLAGS, all_flags, sample
+from tolerances import assert_all_close, of_order
+from torch import Tensor
+
+import lapgrad
+
+Layout = Callable[[Tensor], Tensor]
+
+OF_MATRICES = [case for case in OPERATORS.values() if "A" in case.operands]
+OF_VECTORS = [case for case in OPERATORS.values() if "A" not in case.operands]
+OVERWRITING = [case for case in OPERATORS.values() if case.overwrites is not None]
+
+
+def column_major(A: Tensor) -> Tensor:
+    return A.mT.contiguous().mT
+
+
+def padded(A: Tensor) -> Tensor:
+    """A block inside of larger matrices."""
+    *batch, m, n = A.shape
+    return _inside(A, A.new_empty(*batch, m + 3, n + 5)[..., 1:-2, 2:-3])
+
+
+def padded_column_major(A: Tensor) -> Tensor:
+    return padded(A.mT).mT
+
+
+def every_second_column(A: Tensor) -> Tensor:
+    *batch, m, n = A.shape
+    return _inside(A, A.new_empty(*batch, m, 2 * n)[..., 1::2])
+
+
+def every_second_row(A: Tensor) -> Tensor:
+    *batch, m, n = A.shape
+    return _inside(A, A.new_empty(*batch, 2 * m, n)[..., ::2, :])
+
+
+def batch_innermost(A: Tensor) -> Tensor:
+    """The items of a batch are interleaved."""
+    return A.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def batch_in_between(A: Tensor) -> Tensor:
+    """Row i of all items, then row i + 1 of all items: the batch stride is smaller than a matrix."""
+    return A.movedim(0, -2).contiguous().movedim(-2, 0)
+
+
+def batch_with_gaps(A: Tensor) -> Tensor:
+    """No single stride walks through the leading dimensions."""
+    *batch, m, n = A.shape
+    return _inside(A, A.new_empty(batch[0], batch[1] + 2, *batch[2:], m, n)[:, 1:-1])
+
+
+def batch_transposed(A: Tensor) -> Tensor:
+    return A.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def batch_shared(A: Tensor) -> Tensor:
+    """All items are one matrix: stride 0."""
+    return A[:1, :1].expand_as(A)
+
+
+def batch_partly_shared(A: Tensor) -> Tensor:
+    return A[:, :1].expand_as(A)
+
+
+MATRIX_LAYOUTS: tuple[Layout, ...] = (
+    column_major,
+    padded,
+    padded_column_major,
+    every_second_column,
+    every_second_row,
+)
+BATCH_LAYOUTS: tuple[Layout, ...] = (
+    batch_innermost,
+    batch_in_between,
+    batch_with_gaps,
+    batch_transposed,
+    batch_shared,
+    batch_partly_shared,
+)
+
+
+def _inside(A: Tensor, room: Tensor) -> Tensor:
+    """``room``, a view, filled with ``A``, and all else in its memory with NaN."""
+    _memory(room).fill_(torch.nan)
+    return room.copy_(A)
+
+
+def _memory(A: Tensor) -> Tensor:
+    """All elements of the memory that ``A`` is part of."""
+    return torch.tensor([], dtype=A.dtype).set_(A.untyped_storage())
+
+
+def _bits(A: Tensor) -> Tensor:
+    """A copy of that memory that compares NaN as equal to itself."""
+    return _memory(A.detach()).view(torch.int64).clone()
+
+
+def first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...], units: float) -> None:
+    """Each operand, and all of them, in each layout: result and gradients as for contiguous operands."""
+    count = len(one.args)
+    choices = {(position,) for position in range(count)} | {tuple(range(count))}
+    for layout in layouts:
+        for positions in choices:
+            args = [layout(arg) if i in positions else arg for i, arg in enumerate(one.args)]
+            before = [_bits(arg) for arg in args]
+            dense = [arg.clone(memory_format=torch.contiguous_format).requires_grad_() for arg in args]
+            expected = first(case.reference(*dense, **one.kwargs))
+            leaves = [arg.detach().requires_grad_() for arg in args]
+            actual = first(case.fn(*leaves, **one.kwargs))
+            assert_all_close(actual, expected, units)
+            weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
+            actual_gradients = torch.autograd.grad(actual, leaves, weights)
+            assert_all_close(actual_gradients, torch.autograd.grad(expected, dense, weights), units)
+            for arg, bits in zip(args, before, strict=True):
+                assert torch.equal(_bits(arg), bits), f"{layout.__name__}: an operand was modified"
+
+
+@pytest.mark.parametrize("case", OF_MATRICES, ids=lambda case: case.name)
+def test_small_matrices(case: OperatorCase) -> None:
+    check_operands(case, case.small(), MATRIX_LAYOUTS, of_order(5))
+
+
+@pytest.mark.parametrize("case", OF_MATRICES, ids=lambda case: case.name)
+def test_batches(case: OperatorCase) -> None:
+    check_operands(case, case.batched((2, 3)), MATRIX_LAYOUTS + BATCH_LAYOUTS, of_order(5))
+
+
+@pytest.mark.parametrize("case", OF_VECTORS, ids=lambda case: case.name)
+def test_vectors(case: OperatorCase) -> None:
+    """Every second element, and the batch innermost."""
+    layouts = (lambda v: _inside(v, v.new_empty(*v.shape[:-1], 2 * v.shape[-1])[..., ::2]), batch_innermost)
+    check_operands(case, case.batched((2,)), layouts, of_order(5))
+
+
+@pytest.mark.parametrize("way", ["default", "BLAS product", "two threads inside"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_all_flags_on_every_path(name: str, way: str) -> None:
+    """Past a leaf, and with an other side of another length: both orders of storage meet in every product."""
+    case = OPERATORS[name]
+    with path(way):
+        for flags in all_flags(name):
+            check_operands(case, sample(name, 40, flags, other=35), MATRIX_LAYOUTS, of_order(40))
+            batch = sample(name, 4, flags, other=3, batch=(3, 3))
+            check_operands(case, batch, (column_major, padded, batch_innermost, batch_shared), of_order(4))
+
+
+@pytest.mark.parametrize("name", ["trsm", "trmm", "gemm", "gemm2", "gemmt", "syrk", "copyltu"])
+def test_operand_with_stride_zero_inside_the_matrix(name: str) -> None:
+    """A row or a column that is repeated, where an operand may be singular."""
+    case = OPERATORS[name]
+    one = case.small()
+    for position, kind in enumerate(case.kinds):
+        if kind != "general":
+            continue
+        A = one.args[position]
+        for repeated in (A[:1].expand_as(A), A[:, :1].expand_as(A), A[0, 0].expand_as(A)):
+            args = [repeated if i == position else arg for i, arg in enumerate(one.args)]
+            expected = case.reference(*[arg.clone() for arg in args], **one.kwargs)
+            assert_all_close(case.fn(*args, **one.kwargs), expected)
+
+
+def _read(A: Tensor, lower: bool) -> Tensor:
+    """A with NaN in the triangle that is not read."""
+    hidden = torch.ones_like(A, dtype=torch.bool).triu(1)
+    return A.masked_fill(hidden if lower else hidden.mT, torch.nan)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("name", ["potrf", "potrf_ex", "trsm", "trmm", "copyltu"])
+def test_other_triangle_is_not_read(name: str, way: str) -> None:
+    """Neither by the operator nor by its backward, which does not read that of the cotangent of a factor."""
+    case = OPERATORS[name]
+    with path(way):
+        for n, batch in ((5, ()), (5, (17,)), (33, ()), (70, ()), (130, ())):
+            for flags in all_flags(name):
+                one = sample(name, n, flags, batch=batch)
+                A = _read(one.args[0], flags["lower"])
+                leaves = [A.requires_grad_(), *[arg.requires_grad_() for arg in one.args[1:]]]
+                clean = [arg.detach().clone().requires_grad_() for arg in one.args]
+                actual, expected = first(case.fn(*leaves, **flags)), first(case.reference(*clean, **flags))
+                assert_all_close(actual, expected, of_order(n))
+                weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
+                shown = _read(weights, flags["lower"]) if name in ("potrf", "potrf_ex") else weights
+                actual_gradients = torch.autograd.grad(actual, leaves, shown)
+                assert_all_close(actual_gradients, torch.autograd.grad(expected, clean, weights), of_order(n))
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_gemmt_backward_does_not_read_the_other_triangle(way: str) -> None:
+    reference = OPERATORS["gemmt"].reference
+    with path(way):
+        for n, batch in ((5, ()), (5, (17,)), (70, ())):
+            for flags in all_flags("gemmt"):
+                one = sample("gemmt", n, flags, batch=batch)
+                leaves = [arg.requires_grad_() for arg in one.args]
+                weights = torch.linspace(-1, 1, n * n, dtype=torch.float64).view(n, n).expand(*batch, n, n)
+                actual, expected = lapgrad.gemmt(*leaves, **flags), reference(*leaves, **flags)
+                gradients = torch.autograd.grad(actual, leaves, _read(weights, flags["lower"]))
+                assert_all_close(gradients, torch.autograd.grad(expected, leaves, weights), of_order(n))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("layout", [*MATRIX_LAYOUTS, *BATCH_LAYOUTS], ids=lambda layout: layout.__name__)
+def test_cotangents(name: str, layout: Layout) -> None:
+    """Autograd hands the same cotangent to several: any layout is taken, and it is never modified."""
+    case = OPERATORS[name]
+    for n, batch in ((5, (2, 3)), (40, (1, 2))):
+        for flags in all_flags(name):
+            one = sample(name, n, flags, batch=batch)
+            leaves = [arg.requires_grad_() for arg in one.args]
+            actual, expected = first(case.fn(*leaves, **flags)), first(case.reference(*leaves, **flags))
+            dense = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
+            cotangent = layout(dense)
+            before = _bits(cotangent)
+            gradients = torch.autograd.grad(actual, leaves, cotangent)
+            assert torch.equal(_bits(cotangent), before), "the cotangent was modified"
+            wanted = torch.autograd.grad(expected, leaves, cotangent.contiguous())
+            assert_all_close(gradients, wanted, of_order(n))
+
+
+@pytest.mark.parametrize("layout", [*MATRIX_LAYOUTS, *BATCH_LAYOUTS[:4]], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("case", OVERWRITING, ids=lambda case: case.name)
+def test_overwrite_writes_only_its_own_elements(case: OperatorCase, layout: Layout) -> None:
+    flags = all_flags(case.name) if case.name in FLAGS else [{}, {"alpha": 2.0, "beta": -1.0}]
+    for n in (5, 40):
+        for one_flags in flags:
+            one = _square_sample(case, n, one_flags)
+            target = layout(one.args[case.overwrites])
+            outside = _outside(target)
+            expected = first(case.reference(*one.args, **one_flags))
+            args = [target if i == case.overwrites else arg for i, arg in enumerate(one.args)]
+            result = first(case.fn(*args, **one_flags, overwrite=True))
+            assert result is target
+            assert_all_close(target, expected, of_order(n))
+            assert _memory(target)[outside].isnan().all(), "written outside of the operand"
+
+
+def _square_sample(case: OperatorCase, n: int, flags: dict[str, Any]) -> Sample:
+    if case.name in FLAGS:
+        return sample(case.name, n, flags, batch=(2, 3))
+    generator = torch.Generator().manual_seed(n)
+    args = [torch.randn(2, 3, n, n, dtype=torch.float64, generator=generator) for _ in case.operands]
+    return Sample(tuple(args), flags, "")
+
+
+def _outside(A: Tensor) -> Tensor:
+    """Which elements of the memory do not belong to ``A``."""
+    mark = torch.ones(_memory(A).shape, dtype=torch.bool)
+    mark.as_strided(A.shape, A.stride(), A.storage_offset()).fill_(False)
+    return mark
