@@ -13,7 +13,7 @@ namespace lapgrad::plan {
 struct Plan {
     // Batches up to this order go one matrix per lane, float32 and float64.
     index_t lane_order_f32 = 32, lane_order_f64 = 24;
-    // Products whose largest side is at most this run on the own kernel, larger ones go to BLAS.
+    // Products with at most one side larger than this run on the own kernel, the others go to BLAS.
     index_t own_product_f32 = 128, own_product_f64 = 128;
     // One matrix up to this order runs on one thread, with few (<= 4) and with many threads.
     index_t serial_order_few = 128, serial_order_many = 256;
