@@ -6,6 +6,7 @@ What does not belong to an operand, the memory around it and the triangle that i
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +178,20 @@ def test_operand_with_stride_zero_inside_the_matrix(name: str) -> None:
             args = [repeated if i == position else arg for i, arg in enumerate(one.args)]
             expected = case.reference(*[arg.clone() for arg in args], **one.kwargs)
             assert_all_close(case.fn(*args, **one.kwargs), expected)
+
+
+def test_stride_past_32_bits(tmp_path: Path) -> None:
+    """Rows of a huge matrix, in a file with few real pages: further apart than BLAS can count."""
+    n, row_stride = 40, 2**31 + 8
+    values = sample("potrf", n, {}).args[0]
+    file = torch.UntypedStorage.from_file(str(tmp_path / "sparse"), shared=True, nbytes=n * row_stride * 8)
+    A = torch.empty(0, dtype=torch.float64).set_(file, 0, (n, n), (row_stride, 1)).copy_(values)
+    with path("BLAS product"):
+        for name in ("potrf", "syrk", "copyltu"):
+            case = OPERATORS[name]
+            assert_all_close(case.fn(A), case.reference(values), of_order(n))
+        assert_all_close(lapgrad.trsm(A, values), OPERATORS["trsm"].reference(values, values), of_order(n))
+        assert_all_close(lapgrad.potrf(A, overwrite=True), torch.linalg.cholesky(values), of_order(n))
 
 
 def _read(A: Tensor, lower: bool) -> Tensor:
