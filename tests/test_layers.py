@@ -1,0 +1,176 @@
+"""Layers: imports point one way, private names of PyTorch live in one place, one stem is one file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lapgrad
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "lapgrad"
+CORE = ROOT / "csrc"
+
+#: From the ground up. A module imports from its own layer and from those below; packages are listed by name.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("_errors", "_torch_private"),
+    ("_blas", "_core", "_cpu", "_fallback"),
+    ("_kernels",),
+    ("_layout", "_define", "_define_public"),
+    ("ops",),
+    ("lapgrad",),
+    ("info", "bench", "demo"),
+    ("cli",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    """``lapgrad.ops.potrf``, or ``lapgrad`` itself."""
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part_of(module: str) -> str:
+    """The entry of the table that a module belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Modules of the package that a file imports when it runs, also late and by a name in a string."""
+    known = {name_of(module) for module in MODULES} | {"lapgrad._core"}
+    tree = ast.parse(file.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in set(ast.walk(tree)) - for_types:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lapgrad":
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+        elif isinstance(node, ast.Constant) and node.value in known - {"lapgrad"}:
+            yield node.value
+
+
+def test_the_search_for_imports_finds_them() -> None:
+    assert set(imported(PACKAGE / "_kernels.py")) == {"lapgrad._fallback", "lapgrad._cpu"}
+    assert "lapgrad.ops.trsm" in set(imported(PACKAGE / "ops" / "potrf.py"))
+    assert "lapgrad.ops.potrf" in set(imported(PACKAGE / "__init__.py"))
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_imports_point_downwards(file: Path) -> None:
+    own = part_of(name_of(file))
+    assert own in LEVEL, f"{file.name} belongs to no layer"
+    for other in imported(file):
+        assert LEVEL[part_of(other)] <= LEVEL[own], f"{name_of(file)} imports {other}"
+
+
+def test_no_relative_imports() -> None:
+    """They would not be seen above."""
+    for file in MODULES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), name_of(file)
+
+
+def test_no_circles_below_the_operators() -> None:
+    below = {f"lapgrad.{name}" for names in LAYERS[: LEVEL["ops"]] for name in names}
+    graph = {name_of(file): set(imported(file)) & below for file in MODULES if name_of(file) in below}
+    while graph:
+        free = [name for name, needs in graph.items() if not needs & graph.keys()]
+        assert free, f"{', '.join(graph)} import each other in a circle"
+        for name in free:
+            del graph[name]
+
+
+#: Of tensors and operators, where PyTorch has no public name. (All other private names: _torch_private.py.)
+PRIVATE_ATTRIBUTES = {
+    "_base",  # the tensor that a view looks at
+    "_is_view",
+    "_schema",  # of a registered operator: how many results it has
+    "_opname",
+}
+
+
+def private_names(file: Path) -> Iterator[str]:
+    """Private names of torch that a file imports, and private attributes of anything but its own classes."""
+    tree = ast.parse(file.read_text())
+    own = {"self", "cls"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None) or ""
+            for alias in node.names:
+                path = f"{module}.{alias.name}" if module else alias.name
+                if path.startswith("torch") and re.search(r"(^|\.)_[a-zA-Z]", path):
+                    yield path
+                if path.startswith("lapgrad"):
+                    own.add(alias.asname or alias.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-zA-Z]", node.attr):
+            base = ast.unparse(node.value)
+            if base.split(".")[0] not in own:
+                yield f"{base}.{node.attr}"
+
+
+def test_the_search_for_private_names_finds_them() -> None:
+    found = set(private_names(PACKAGE / "_torch_private.py"))
+    assert "torch._C" in found
+    assert "torch.autograd.function._SingleLevelFunction" in found
+    assert "_C._len_torch_dispatch_stack" in found
+
+
+@pytest.mark.parametrize("file", [file for file in MODULES if file.stem != "_torch_private"], ids=name_of)
+def test_private_names_of_torch_are_in_one_place(file: Path) -> None:
+    found = {name for name in private_names(file) if name.rpartition(".")[2] not in PRIVATE_ATTRIBUTES}
+    assert not found
+
+
+def test_core_knows_neither_python_nor_torch() -> None:
+    sources = sorted(CORE.glob("*.h")) + sorted(CORE.glob("*.cpp"))
+    assert len(sources) > 10
+    for file in sources:
+        foreign = re.findall(r"#include\s*[<\"]((?:nanobind|Python|torch|ATen|c10)[^>\"]*)", file.read_text())
+        assert bool(foreign) == (file.name == "bind.cpp"), f"{file.name} includes {foreign}"
+
+
+def test_includes_of_the_core_exist() -> None:
+    for file in CORE.iterdir():
+        for name in re.findall(r'#include "([^"]+)"', file.read_text()):
+            assert (CORE / name).exists(), f"{file.name} includes {name}"
+
+
+def operators() -> dict[str, str]:
+    """Public operators and the modules they come from."""
+    public = {name: getattr(lapgrad, name) for name in lapgrad.__all__}
+    modules = {name: getattr(value, "__module__", "") for name, value in public.items() if name.islower()}
+    return {name: module for name, module in modules.items() if module.startswith("lapgrad.ops")}
+
+
+def test_one_stem_one_file() -> None:
+    """``potrf`` and its variant ``potrf_ex`` are ``ops/potrf.py``, and no file is without its operator."""
+    for name, module in operators().items():
+        assert module == f"lapgrad.ops.{name.removesuffix('_ex')}"
+    stems = {file.stem for file in (PACKAGE / "ops").glob("*.py") if not file.stem.startswith("_")}
+    assert stems == {name.removesuffix("_ex") for name in operators()}
+
+
+def test_compiled_routines_have_the_name_of_their_operator() -> None:
+    """What is bound is an operator, or its gradient; recursions live in a header of that name."""
+    bound = re.findall(r'm\.def\("(\w+)", &binding::\w+', (CORE / "bind.cpp").read_text())
+    assert len(bound) > 5
+    for routine in set(bound) - {"bind_blas"}:
+        assert routine.removesuffix("_vjp") in operators()
+    for stem in ("potrf", "trsm", "trmm", "gemmt"):
+        assert (CORE / f"{stem}.h").exists()

@@ -1,0 +1,96 @@
+"""Memory: the peak of every operator, as the operating system sees it, is what its docstring says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from fresh_process import output
+from samples import MAKERS, OPERATORS
+from torch import Tensor
+
+from lapgrad.bench.memory import measurable, peak_extra_bytes
+
+pytestmark = pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory")
+
+N = 1000
+MATRIX_BYTES = N * N * 8
+#: Of a matrix: panels that BLAS packs, pages around a buffer.
+SLACK = 0.1
+
+_OPERAND_SHAPES = {"makediag": (N,), "maketrian": (N * (N + 1) // 2,)}
+
+
+def documented(name: str) -> dict[str, int]:
+    """The Memory line of a docstring: "forward 1 (0 with overwrite), backward 1"."""
+    text = inspect.getdoc(OPERATORS[name].fn) or ""
+    line_of_memory = r"^Memory:\n +forward (\d+)(?: \((\d+) with overwrite\))?, backward (\d+)$"
+    found = re.search(line_of_memory, text, re.MULTILINE)
+    assert found is not None, f"{name} has no Memory line"
+    forward, overwrite, backward = found.groups()
+    line = {"forward": int(forward), "backward": int(backward)}
+    return line if overwrite is None else {**line, "overwrite": int(overwrite)}
+
+
+def measure() -> dict[str, dict[str, tuple[float, float]]]:
+    """For each operator and phase: the peak, and the memory of what is returned, in matrices."""
+    return {name: {phase: _phase(name, phase) for phase in documented(name)} for name in OPERATORS}
+
+
+def _phase(name: str, phase: str) -> tuple[float, float]:
+    case = OPERATORS[name]
+    generator = torch.Generator().manual_seed(0)
+    shape = _OPERAND_SHAPES.get(name, (N, N))
+    args = [MAKERS["general" if len(shape) == 1 else kind](shape, generator) for kind in case.kinds]
+    if name == "trsm":
+        args[0] = torch.eye(N, dtype=torch.float64) + args[0] / N
+    if phase == "forward":
+        return _peak(lambda: case.fn(*args))
+    if phase == "overwrite":
+        assert case.overwrites is not None
+        target = args[case.overwrites].clone()
+        values, args[case.overwrites] = args[case.overwrites], target
+
+        def overwrite() -> Any:
+            target.copy_(values)
+            return case.fn(*args, overwrite=True)
+
+        return _peak(overwrite)
+    for arg in args:
+        arg.requires_grad_()
+    result = _tensors(case.fn(*args))[0]
+    cotangent = torch.ones_like(result)
+    return _peak(lambda: torch.autograd.grad(result, args, cotangent, retain_graph=True), cotangent)
+
+
+def _peak(function: Any, cotangent: Tensor | None = None) -> tuple[float, float]:
+    shared = set() if cotangent is None else {cotangent.data_ptr()}
+    returned = sum(t.untyped_storage().nbytes() for t in _tensors(function()) if t.data_ptr() not in shared)
+    return peak_extra_bytes(function) / MATRIX_BYTES, returned / MATRIX_BYTES
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, tuple[float, float]]]:
+    # With a fixed threshold every buffer is mapped, and given back, on its own.
+    code = "import json, test_memory; print(json.dumps(test_memory.measure()))"
+    return json.loads(output(code, MALLOC_MMAP_THRESHOLD_="65536"))
+
+
+@pytest.mark.parametrize("phase", ["forward", "overwrite", "backward"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_peak_is_what_the_docstring_says(name: str, phase: str, measured: Any) -> None:
+    line = documented(name)
+    if phase not in line:
+        assert "overwrite" not in inspect.signature(OPERATORS[name].fn).parameters
+        return
+    peak, returned = measured[name][phase]
+    expected = line[phase] * returned
+    assert expected - SLACK <= peak <= expected + SLACK, f"{peak:.2f} matrices, documented are {expected:.2f}"
