@@ -252,6 +252,17 @@ def test_trsm_error_leaves_the_operand_alone() -> None:
         assert_all_close(A, before, 0)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_failed_factorisation_counts_as_a_change(requires_grad: bool) -> None:
+    """Failed items have become the identity, the others their factors: the version counter says so."""
+    A = torch.stack([4.0 * torch.eye(2), -torch.eye(2)]).requires_grad_(requires_grad) * 1.0
+    version = A._version
+    with pytest.raises(lapgrad.NotPositiveDefiniteError, match=r"A\[1\]"):
+        lapgrad.potrf(A, overwrite=True)
+    assert A._version > version
+    assert_all_close(A.detach(), torch.stack([2.0 * torch.eye(2), torch.eye(2)]))
+
+
 def test_alpha_with_gradients() -> None:
     """The operand is scaled in place before the operator overwrites it."""
     for name in ("trsm", "trmm"):

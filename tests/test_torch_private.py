@@ -166,6 +166,11 @@ from samples import OPERATORS
 from tolerances import assert_all_close
 from torch import func
 
+
+def compose(f):
+    return lambda *args: f(*args).sin().sum()
+
+
 for case in OPERATORS.values():
     for sample in (case.small(requires_grad=True), *case.samples(requires_grad=True)[1::9]):
         ours, theirs = (case.differentiable(f, sample.kwargs) for f in (case.fn, case.reference))
@@ -177,11 +182,13 @@ for case in OPERATORS.values():
     ours, theirs = (case.differentiable(f, sample.kwargs) for f in (case.fn, case.reference))
     torch.autograd.gradcheck(ours, sample.args, check_forward_ad=True)
     torch.autograd.gradgradcheck(ours, sample.args)
-    assert_all_close(*[func.hessian(lambda *a: f(*a).sin().sum())(*args) for f in (ours, theirs)], 5000)
+    losses = [compose(f) for f in (ours, theirs)]
+    assert_all_close(*[func.hessian(loss)(*args) for loss in losses], 5000)
     batch = case.batched((3,))
     assert_all_close(*[func.vmap(f)(*batch.args) for f in (ours, theirs)])
-    assert_all_close(*[func.vmap(func.grad(lambda *a: f(*a).sin().sum()))(*batch.args) for f in (ours,
-    theirs)]) torch._dynamo.reset() compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_all_close(*[func.vmap(func.grad(loss))(*batch.args) for loss in losses])
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     assert_all_close(*[torch.autograd.grad(f(*sample.args).sum(), sample.args) for f in (compiled, theirs)])
     if case.overwrites is not None:
         operands = [arg.clone() for arg in args]

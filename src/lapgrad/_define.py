@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 
 from lapgrad import _define_public, _errors, _layout, _torch_private
@@ -107,10 +107,9 @@ class Formulas:
         self, needs: tuple[bool, ...], ctx: Any, cotangents: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
         """The vjp at what ``ctx`` has saved; nothing to do when no result has a cotangent."""
-        for cotangent in cotangents:
-            if cotangent is not None:
-                return self.vjp(needs, ctx.saved_tensors, ctx.flags, *cotangents)
-        return (None,) * len(needs)
+        if cotangents[0] is None and all(cotangent is None for cotangent in cotangents):
+            return (None,) * len(needs)
+        return self.vjp(needs, ctx.saved_tensors, ctx.flags, *cotangents)
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -160,10 +159,11 @@ def define(
     operands = len(formulas.saves)
 
     def call(*arguments: Any) -> Any:
-        if not skips_dispatcher(arguments[:operands]):
+        tensors = arguments[:operands]
+        if not skips_dispatcher(tensors):
             return dispatched(*arguments)
-        if torch.is_grad_enabled():
-            for tensor in arguments[:operands]:
+        if is_grad_enabled():
+            for tensor in tensors:
                 if tensor.requires_grad:
                     return apply(kernel, *arguments)
         return kernel(*arguments)
@@ -214,8 +214,10 @@ def define_fused(
     autograd = _torch_private.autograd_kernel(dispatched, apply, instead=composite)
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
 
+    operands = schema.partition("->")[0].count("Tensor")
+
     def call(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() or not skips_dispatcher([a for a in arguments if isinstance(a, Tensor)]):
+        if is_grad_enabled() or not skips_dispatcher(arguments[:operands]):
             return dispatched(*arguments)
         return kernel(*arguments)
 
@@ -247,21 +249,21 @@ def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formula
 
 def _remember(formulas: Formulas) -> Callable[..., None]:
     """The part of a Function's forward that saves what the formulas read, and no more."""
-    operands, slots, slots_by_need = len(formulas.saves), formulas.slots, formulas.slots_by_need()
-    constant_results = formulas.constant_results
+    operands, slots, constant_results = len(formulas.saves), formulas.slots, formulas.constant_results
+    slots_by_need = formulas.slots_by_need()
 
     def remember(
-        ctx: Any, needs: tuple[bool, ...], arguments: Sequence[Any], result: Any, forward_mode: bool
+        ctx: Any, needs: tuple[bool, ...], arguments: tuple[Any, ...], result: Any, forward_mode: bool
     ) -> None:
-        results = result if type(result) is tuple else (result,)
-        values = (*arguments[:operands], *results)
+        values = arguments[:operands]
+        values += result if type(result) is tuple else (result,)
         ctx.save_for_backward(*[None if slot is None else values[slot] for slot in slots_by_need[needs]])
         if forward_mode:
             ctx.save_for_forward(*[values[slot] for slot in slots])
         ctx.flags = arguments[operands:]
         ctx.set_materialize_grads(False)
         if constant_results:
-            ctx.mark_non_differentiable(*[results[position] for position in constant_results])
+            ctx.mark_non_differentiable(*[result[position] for position in constant_results])
 
     return remember
 
@@ -278,14 +280,18 @@ def _overwriting_doors(
     def write_into_target(arguments: tuple[Any, ...]) -> Any:
         target = arguments[position]
         needs = tuple([tensor.requires_grad for tensor in arguments[:operands]])
-        if torch.is_grad_enabled() and True in needs:
+        if is_grad_enabled() and True in needs:
             # A copy made here, and not inside the function, is recorded, so that second derivatives reach its
             # origin.
             copy = target.clone() if position in slots_by_need[needs] else None
-            return apply(target, *arguments[:position], copy, *arguments[position + 1 :])
-        further = write(*arguments)
+            try:
+                return apply(target, *arguments[:position], copy, *arguments[position + 1 :])
+            except _errors.LapgradError:
+                increment_version(target)  # a failed factorisation has written, too
+                raise
         if not target.is_inference():
             increment_version(target)
+        further = write(*arguments)
         return target if further is None else (target, *further)
 
     def overwrite(*arguments: Any) -> Any:
@@ -294,7 +300,7 @@ def _overwriting_doors(
             return copying_back(*arguments)
         if _torch_private.internally_overlapping(target):
             raise _errors.overwritten_overlap(name, overwriting.argument, target)
-        if torch.is_grad_enabled() and target.requires_grad and _torch_private.is_leaf_or_view_of_one(target):
+        if is_grad_enabled() and target.requires_grad and _torch_private.is_leaf_or_view_of_one(target):
             raise _errors.overwritten_leaf(name, overwriting.argument)
         if formulas.constant_results and _torch_private.is_view(target):
             # PyTorch does not record an in-place change of a view by a function with several results.

@@ -41,8 +41,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     factor, code = torch.linalg.cholesky_ex(A, upper=not lower)
     if info is None:
         # An infinity on the diagonal passes LAPACK as success, but leaves an infinite pivot.
-        finite = factor.diagonal(dim1=-2, dim2=-1).isfinite().all()
-        if not (code.count_nonzero() == 0 and finite):
+        if code.any() or not factor.diagonal(dim1=-2, dim2=-1).isfinite().all():
             return _potrf_failed(L, A, factor, code, lower)
         L.copy_(factor)
         return None
@@ -69,12 +68,12 @@ def _with_non_finite_rows(code: Tensor, A: Tensor, lower: bool) -> Tensor:
     read back to the host.
     """
     n = A.shape[-1]
+    if n == 0:
+        return code
     triangle = A.tril() if lower else A.triu().mT
     row_is_bad = ~triangle.isfinite().all(-1)
     number = torch.arange(1, n + 1, device=A.device, dtype=code.dtype)
     never = n + 1
-    if n == 0:
-        return code
     first_bad = torch.where(row_is_bad, number, never).amin(-1).to(code.dtype)
     met = (first_bad != never) & ((code == 0) | (code >= first_bad))
     return torch.where(met, -first_bad, code)

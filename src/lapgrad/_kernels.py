@@ -63,7 +63,7 @@ class _OnFirstUse(dict[str, Kernel]):
 
 def _compiled_core() -> ModuleType | None:
     """The kernels over the compiled core. None when it is switched off, or missing: then with a warning."""
-    if os.environ.get("LAPGRAD_CORE", "").lower() == "off":
+    if os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false"):
         return None
     try:
         core = importlib.import_module("lapgrad._cpu")

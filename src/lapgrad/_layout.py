@@ -114,6 +114,9 @@ def fresh(like: Tensor) -> Tensor:
     # Without the keyword the call takes half the time.
     if like.is_contiguous():
         return torch.empty_like(like)
+    # Naming the memory format costs a quarter of a microsecond: only where it matters.
+    if like.is_contiguous():
+        return torch.empty_like(like)
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 

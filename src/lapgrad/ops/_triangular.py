@@ -64,7 +64,7 @@ def run(
 
 
 def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:
-    """A := alpha A, unless L is refused: an error must find A as it was. Returns L, copied if they overlap."""
+    """A := alpha A, unless L is refused: an error must find A as it was. Returns L, or a copy on overlap."""
     if skips_dispatcher((L, A)):
         if refuse is not None:
             refuse(L)

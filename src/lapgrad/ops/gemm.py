@@ -78,7 +78,7 @@ def gemm(
         A, B, C = expand_batch(A, batch), expand_batch(B, batch), expand_batch(C, batch)
     if is_compiling() and not overwrite:
         # A number in the call would be compiled in, and every new value compiled again.
-        scaled = C if beta == 1.0 else C * beta
+        scaled = C if beta == 1.0 else torch.zeros_like(C) if beta == 0.0 else C * beta
         return operator.call(A if alpha == 1.0 else A * alpha, B, scaled, transpose_a, transpose_b, 1.0, 1.0)
     door = operator.overwrite if overwrite else operator.call
     return door(A, B, C, transpose_a, transpose_b, alpha, beta)
