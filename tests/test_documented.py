@@ -1,0 +1,137 @@
+"""Documentation: every public name is explained; every operator has samples, a benchmark and its lines."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples
+
+import lapgrad
+from lapgrad.bench import cases
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = ("Args", "Returns", "Raises", "Gradient", "Memory", "Cost", "Example")
+
+
+def is_operator(value: Any) -> bool:
+    return inspect.isfunction(value) and value.__module__.startswith("lapgrad.ops.")
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    name: getattr(lapgrad, name) for name in lapgrad.__all__ if is_operator(getattr(lapgrad, name))
+}
+FLAGS = sorted(
+    {
+        parameter.name
+        for operator in OPERATORS.values()
+        for parameter in inspect.signature(operator).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+)
+
+
+def sections(name: str) -> dict[str, str]:
+    """The sections of a docstring by their title; what comes before them under the empty title."""
+    parts = re.split(r"^(\w+):\n", inspect.getdoc(OPERATORS[name]) or "", flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def document(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def test_the_search_for_operators_finds_them() -> None:
+    assert {"potrf", "potrf_ex", "maketrian"} <= OPERATORS.keys()
+    assert {"lower", "overwrite", "alpha"} <= set(FLAGS)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_sections(name: str) -> None:
+    found = sections(name)
+    assert tuple(found) == ("", *SECTIONS)
+    assert all(text.strip() for text in found.values())
+    headline = found[""].splitlines()[0]
+    assert "=" in headline or "the inverse of" in headline, "the first line says it in a formula"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_arguments(name: str) -> None:
+    """Every parameter in its order, tensors with their shape."""
+    described = re.findall(r"^    (\w+): (.*)$", sections(name)["Args"], re.MULTILINE)
+    parameters = inspect.signature(OPERATORS[name]).parameters
+    assert [argument for argument, _ in described] == list(parameters)
+    for argument, text in described:
+        if parameters[argument].kind is not inspect.Parameter.KEYWORD_ONLY:
+            assert text.startswith("(*batch"), f"the shape of {argument}"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_exceptions(name: str) -> None:
+    """Those named exist, and those that any operator may raise are named."""
+    named = set(re.findall(r"\b\w+Error\b", sections(name)["Raises"]))
+    assert named <= set(lapgrad.__all__)
+    assert {"DTypeError", "ShapeError"} <= named
+    if len(samples.OPERATORS[name].operands) > 1:
+        assert "DeviceError" in named
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gradient_says_what_is_saved(name: str) -> None:
+    assert re.search(r"\bSaves\b", " ".join(sections(name)["Gradient"].split()))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_example_calls_the_operator(name: str) -> None:
+    assert re.search(rf">>> .*\blapgrad\.{name}\(", sections(name)["Example"])
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
+    assert name in samples.OPERATORS, "no row in tests/samples.py"
+    assert name in cases.OPERATORS, "no row in src/lapgrad/bench/cases.py"
+    assert re.search(rf"`{name}\(", document("GLOSSARY.md")), "no line in GLOSSARY.md"
+    assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
+
+
+def test_tables_have_no_other_rows() -> None:
+    assert samples.OPERATORS.keys() == cases.OPERATORS.keys() == OPERATORS.keys()
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flag_is_in_the_glossary(flag: str) -> None:
+    (table,) = re.findall(r"^## Flags\n(.*?)^## ", document("GLOSSARY.md"), re.MULTILINE | re.DOTALL)
+    assert f"`{flag}`" in table
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_samples_name_the_operands(name: str) -> None:
+    parameters = inspect.signature(OPERATORS[name]).parameters.values()
+    operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+    case = samples.OPERATORS[name]
+    assert case.operands == operands
+    assert (case.overwrites is not None) == any(p.name == "overwrite" for p in parameters)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_samples_use_every_flag(name: str) -> None:
+    """Both values of a switch, and more than one of a number."""
+    used: dict[str, set[Any]] = {}
+    for recipe in samples.OPERATORS[name].recipes:
+        for flag, value in recipe.flags.items():
+            used.setdefault(flag, set()).add(value)
+    for parameter in inspect.signature(OPERATORS[name]).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "overwrite":
+            assert len(used.get(parameter.name, set()) | {parameter.default}) > 1, parameter.name
+
+
+@pytest.mark.parametrize("name", [name for name in lapgrad.__all__ if name != "__version__"])
+def test_public_name_has_a_docstring(name: str) -> None:
+    value = getattr(lapgrad, name)
+    assert value.__doc__
+    if inspect.isclass(value):
+        assert inspect.getdoc(value) not in [inspect.getdoc(base) for base in value.__bases__]
