@@ -15,7 +15,7 @@ from tolerances import assert_all_close, of_order
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _blas, _kernels
+from lapgrad import _blas
 
 #: Order, other side, batch and threads: lanes, leaves, products of BLAS, with one thread and two.
 SIZES: tuple[tuple[int, int, tuple[int, ...], int], ...] = (
@@ -99,7 +99,7 @@ def test_torch_is_the_first_choice() -> None:
 
 def test_without_the_core() -> None:
     """By choice: the kernels in plain torch, without a warning (they are errors here)."""
-    code = "import test_providers as t; print(t._kernels.core_in_use()); t.check_reduced_set()"
+    code = "import test_providers as t; print(t.lapgrad._kernels.core_in_use()); t.check_reduced_set()"
     assert output(code, LAPGRAD_CORE="off").split() == ["False"]
 
 
