@@ -16,7 +16,7 @@ import lapgrad as lg
 from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name
 from lapgrad.bench.coexist import alternate
 from lapgrad.bench.memory import measurable, peak_extra_bytes
-from lapgrad.bench.runner import Measurement, Phase, measure, thread_count
+from lapgrad.bench.runner import Measurement, Phase, measure, measure_alone, thread_count
 
 Machine = Literal["few-cores", "many-cores"]
 MANY_CORES = 8
@@ -29,14 +29,13 @@ class Bench:
 
     threads: int
     seconds: float
-    measured: dict[tuple[Case, Phase, int], Measurement] = field(default_factory=dict)
+    measured: dict[tuple[Case, Phase], Measurement] = field(default_factory=dict)
 
-    def measurement(self, case: Case, phase: Phase, threads: int | None = None) -> Measurement:
+    def measurement(self, case: Case, phase: Phase) -> Measurement:
         """The measurement of one phase, from memory if it was taken before."""
-        key = (case, phase, threads or self.threads)
-        if key not in self.measured:
-            (self.measured[key],) = measure(case, [phase], key[2], self.seconds)
-        return self.measured[key]
+        if (case, phase) not in self.measured:
+            (self.measured[case, phase],) = measure(case, [phase], self.threads, self.seconds)
+        return self.measured[case, phase]
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,8 @@ def _backward_over_forward(case: Case, bound: float) -> Bar:
 
 def _scaling(case: Case, phase: Phase, bound: float) -> Bar:
     def value(bench: Bench) -> float:
-        alone = bench.measurement(case, phase, threads=1).ours.median
-        return alone / bench.measurement(case, phase).ours.median
+        one, every = (measure_alone(case, phase, threads, bench.seconds) for threads in (1, bench.threads))
+        return one.median / every.median
 
     return Bar(f"{case} {phase}, 1 thread / all", "≥", bound, value)
 

@@ -78,6 +78,14 @@ def measure(case: Case, phases: Sequence[Phase], threads: int, seconds: float) -
         return found
 
 
+def measure_alone(case: Case, phase: Phase, threads: int, seconds: float) -> Timing:
+    """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
+    with thread_count(threads):
+        ours, _ = _prepare(case)
+        (timing,) = interleaved([ours.thunk(phase)], seconds)
+        return timing
+
+
 @contextmanager
 def thread_count(threads: int) -> Iterator[None]:
     """torch.set_num_threads for the length of a with block."""
