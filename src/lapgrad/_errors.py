@@ -131,8 +131,8 @@ def shapes_do_not_fit(operator: str, arguments: dict[str, torch.Tensor], wanted:
 def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
     """A dimension does not fit the 32-bit integers of BLAS."""
     return SizeError(
-        f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no matrix "
-        f"dimension may exceed {LARGEST_DIMENSION}."
+        f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no dimension "
+        f"of a matrix, here or in the result, may exceed {LARGEST_DIMENSION}."
     )
 
 
@@ -158,10 +158,8 @@ def factorisation_failed(
     )
 
 
-def singular(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> SingularMatrixError:
-    """Explain ``(flat item, index)`` of the first zero on the diagonal of a triangular matrix."""
-    flat, index = failure
-    item = batch_index(flat, batch)
+def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrixError:
+    """Entry ``index`` on the diagonal of the triangular matrix ``item`` of L is zero."""
     return SingularMatrixError(
         f"{operator}: {_item_name('L', item)} is singular: its diagonal entry {index} is exactly zero.",
         item,

@@ -10,7 +10,7 @@ These kernels are correct everywhere; they make temporaries that the compiled on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -199,21 +199,25 @@ def makediag(A: Tensor, d: Tensor, offset: int) -> None:
 
 def extracttrian(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
     """v := the entries of a triangle of A: row by row for a lower one, column by column for an upper one."""
-    rows, columns = _triangle(A, offset, lower)
-    v.copy_(A[..., rows, columns])
+    for packed, row in _packed_rows(v, A, offset, lower):
+        packed.copy_(row)
 
 
 def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
     """A := zero, with v in a triangle: the inverse of ``extracttrian``."""
-    rows, columns = _triangle(A, offset, lower)
-    A.zero_()[..., rows, columns] = v
+    A.zero_()
+    for packed, row in _packed_rows(v, A, offset, lower):
+        row.copy_(packed)
 
 
-def _triangle(A: Tensor, offset: int, lower: bool) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the packed entries; the sign of the offset, if any, chooses the triangle."""
-    n = A.shape[-1]
-    if offset < 0 or (offset == 0 and lower):
-        rows, columns = torch.tril_indices(n, n, offset, device=A.device)
-    else:
-        columns, rows = torch.tril_indices(n, n, -offset, device=A.device)
-    return rows, columns
+def _packed_rows(v: Tensor, A: Tensor, offset: int, lower: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each piece of the packed v, and the row it stands for: a table of indices would be as large as A.
+
+    The sign of the offset, if any, chooses the triangle. Columns of an upper triangle are rows of A^T.
+    """
+    if offset > 0 or (offset == 0 and not lower):
+        A = A.mT
+    start = 0
+    for length in range(1, A.shape[-1] - abs(offset) + 1):
+        yield v[..., start : start + length], A[..., length - 1 + abs(offset), :length]
+        start += length

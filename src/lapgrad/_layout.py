@@ -70,6 +70,13 @@ def vector(operator: str, argument: str, v: Tensor) -> Tensor:
     return v
 
 
+def order_of_result(operator: str, argument: str, given: Tensor, n: int) -> int:
+    """``n``, the order of the matrix that is made from ``given``, if BLAS can count it."""
+    if not is_compiling() and n > LARGEST_DIMENSION:
+        raise _errors.too_large(operator, argument, given.shape)
+    return n
+
+
 def _float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         if value.dtype in _FLOATS:

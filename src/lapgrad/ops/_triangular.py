@@ -42,25 +42,28 @@ def run(
 
     same_batch = L.shape[:-2] == A.shape[:-2]
     batch = A.shape[:-2] if same_batch else _layout.common_batch(name, L=L, A=A)
+    door = operator.call
     if overwrite:
-        if not same_batch:
-            if A.shape[:-2] != batch:
-                raise _errors.overwritten_broadcast(name, "A", A.shape, (*batch, *A.shape[-2:]))
-            L = _layout.expand_batch(L, batch)
+        if A.shape[:-2] != batch:
+            raise _errors.overwritten_broadcast(name, "A", A.shape, (*batch, *A.shape[-2:]))
         if alpha != 1.0:
             L = _scale_in_place(L, A, alpha, refuse)
-        return operator.overwrite(L, A, lower, transpose, rightside)
-
-    door = operator.call
-    if alpha != 1.0:
+        door = operator.overwrite
+    elif alpha != 1.0:
         A, door = A * alpha, operator.consume
     if same_batch:
         return door(L, A, lower, transpose, rightside)
-    if _layout.is_shared(L):
+    if _layout.is_shared(L) and not overwrite:
         return _with_shared_triangle(operator, L, A, batch, lower, transpose, rightside)
     if A.shape[:-2] != batch:
         A, door = _layout.expand_batch(A, batch), operator.call
-    return door(_layout.expand_batch(L, batch), A, lower, transpose, rightside)
+    try:
+        return door(_layout.expand_batch(L, batch), A, lower, transpose, rightside)
+    except _errors.SingularMatrixError as error:
+        # The kernel counts in the broadcast batch, the caller in that of L.
+        own = error.item[len(batch) - (L.dim() - 2) :]
+        item = tuple([0 if size == 1 else i for i, size in zip(own, L.shape[:-2], strict=True)])
+        raise _errors.singular(name, item, error.index) from None
 
 
 def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._define import Formulas, define
 from lapgrad._kernels import lookup
-from lapgrad._layout import vector
+from lapgrad._layout import order_of_result, vector
 from lapgrad.ops import extractdiag as _extractdiag
 
 
@@ -24,7 +24,7 @@ def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
         A, (*batch, n, n) with n = k + |offset|.
 
     Raises:
-        DTypeError, ShapeError: ``d`` is not a batch of float32 or float64 vectors.
+        DTypeError, ShapeError, SizeError: ``d`` is not a batch of float32 or float64 vectors.
 
     Gradient:
         gd = extractdiag(gA, offset). Saves nothing.
@@ -41,7 +41,9 @@ def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
         tensor([[0., 0.],
                 [5., 0.]])
     """
-    return operator.call(vector("makediag", "d", d), offset)
+    d = vector("makediag", "d", d)
+    order_of_result("makediag", "d", d, d.shape[-1] + abs(offset))
+    return operator.call(d, offset)
 
 
 def _make(d: Tensor, offset: int) -> Tensor:

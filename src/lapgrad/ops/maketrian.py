@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._define import Formulas, define
 from lapgrad._kernels import lookup
-from lapgrad._layout import vector
+from lapgrad._layout import order_of_result, vector
 from lapgrad.ops import extracttrian as _extracttrian
 
 
@@ -28,7 +28,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         A, (*batch, n, n) with n = k + |offset|.
 
     Raises:
-        DTypeError, ShapeError: ``v`` is not a batch of float32 or float64 vectors of such a length.
+        DTypeError, ShapeError, SizeError: ``v`` is not a batch of float32 or float64 vectors of such length.
 
     Gradient:
         gv = extracttrian(gA, offset, lower). Saves nothing.
@@ -53,7 +53,8 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
             f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, "
             f"got shape {tuple(v.shape)}."
         )
-    return operator.call(v, k + abs(offset), offset, lower)
+    n = order_of_result("maketrian", "v", v, k + abs(offset))
+    return operator.call(v, n, offset, lower)
 
 
 def _order(length: int) -> int:

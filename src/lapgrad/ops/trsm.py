@@ -77,21 +77,24 @@ def _refuse_singular(L: Tensor) -> None:
     """The error that the kernel reports, without running it."""
     zero = L.diagonal(dim1=-2, dim2=-1) == 0
     if zero.any():
-        raise _errors.singular("trsm", L.shape[:-2], divmod(int(zero.flatten().int().argmax()), L.shape[-1]))
+        *item, index = _errors.batch_index(int(zero.flatten().int().argmax()), zero.shape)
+        raise _errors.singular("trsm", tuple(item), index)
 
 
 def _solve(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
     X = fresh(A)
     failure = lookup("trsm", A)(X, L, A, lower, transpose, rightside)
     if failure is not None:
-        raise _errors.singular("trsm", L.shape[:-2], failure)
+        item, index = failure
+        raise _errors.singular("trsm", _errors.batch_index(item, L.shape[:-2]), index)
     return X
 
 
 def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
     failure = lookup("trsm", A)(A, L, A, lower, transpose, rightside)
     if failure is not None:
-        raise _errors.singular("trsm", L.shape[:-2], failure)
+        item, index = failure
+        raise _errors.singular("trsm", _errors.batch_index(item, L.shape[:-2]), index)
 
 
 def _vjp(
