@@ -7,6 +7,7 @@ memory, read the other way).
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -42,39 +43,53 @@ __all__ = [
     "trsm",
 ]
 
-try:
-    from lapgrad import _core
-except ImportError:  # installed without the compiled core
-    _core = None  # type: ignore[assignment]
+
+def _load_core() -> Any:
+    try:
+        return importlib.import_module("lapgrad._core")
+    except ImportError:  # installed without the compiled core
+        return None
+
+
+_core = _load_core()
 
 ISA_VARIANTS = ("avx512", "avx2", "baseline")
 
 
-def available() -> bool:
-    """Whether the compiled core is there and has found its BLAS."""
-    return _ready
+def switched_off() -> bool:
+    """Whether ``LAPGRAD_CORE`` asks for the kernels in plain PyTorch."""
+    return os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false")
 
 
-def _start() -> bool:
-    if _core is None or os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false"):
-        return False
+def _start() -> str | None:
+    """Makes the core ready; else says why it is not."""
+    if switched_off():
+        return "LAPGRAD_CORE switches it off"
+    if _core is None:
+        return "this installation was built without it"
     isa = os.environ.get("LAPGRAD_ISA", "")
     if not _core.select_isa(isa):
         names = ", ".join(ISA_VARIANTS)
         raise ValueError(f"LAPGRAD_ISA={isa!r} is not one of {names}, or this CPU does not run it")
     try:
         _blas.bind(_core)
-    except ImportError:
-        return False
-    return True
+    except ImportError as error:
+        return str(error)
+    return None
 
 
-_ready = _start()
+#: Why the compiled core cannot be used; None when it can.
+UNAVAILABLE = _start()
+
+
+def available() -> bool:
+    """Whether the compiled core is there and has found its BLAS."""
+    return UNAVAILABLE is None
 
 
 def describe() -> dict[str, Any]:
     """What is in use: for ``lapgrad info``."""
-    if not _ready:
+    if not available():
         return {"core": False, "isa": None, "isa_supported": [], "plan": {}}
     return {
         "core": True,

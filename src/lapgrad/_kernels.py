@@ -6,8 +6,6 @@ kernels of its own replaces them name by name.
 
 from __future__ import annotations
 
-import importlib
-import os
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -63,18 +61,15 @@ class _OnFirstUse(dict[str, Kernel]):
 
 def _compiled_core() -> ModuleType | None:
     """The kernels over the compiled core. None when it is switched off, or missing: then with a warning."""
-    if os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false"):
+    from lapgrad import _cpu
+
+    if _cpu.available():
+        return _cpu
+    if _cpu.switched_off():
         return None
-    try:
-        core = importlib.import_module("lapgrad._cpu")
-        if core.available():
-            return core
-        reason = "it found no BLAS to work with"
-    except ImportError as error:
-        reason = str(error)
     warnings.warn(
-        f"lapgrad's compiled core is not available ({reason}); CPU tensors use the slower kernels in plain "
-        f"PyTorch. Set LAPGRAD_CORE=off to choose them without this warning.",
+        f"lapgrad's compiled core is not available ({_cpu.UNAVAILABLE}); CPU tensors use the slower kernels "
+        f"in plain PyTorch. Set LAPGRAD_CORE=off to choose them without this warning.",
         RuntimeWarning,
         stacklevel=4,
     )
