@@ -57,15 +57,18 @@ def _value_and_gradients(f: Any, one: Sample) -> list[Tensor]:
 
 
 def _check_failures() -> None:
-    """Codes, identities and untouched operands are the same everywhere."""
+    """Codes, identities, gradients and untouched operands are the same everywhere."""
     for n in (6, 70):
         A = sample("potrf", n, {}, batch=(6,)).args[0]
         A[1, 3, 3] = -1.0
         A[2, 4, 1] = A[2, 1, 4] = torch.nan
         A[3, 5, 0] = A[3, 0, 5] = torch.inf
         A[4, 2, 2] = torch.inf
-        L, info = lapgrad.potrf_ex(A)
+        L, info = lapgrad.potrf_ex(A.requires_grad_())
         assert info.tolist() == [0, 4, -5, -6, -3, 0]
+        (gradient,) = torch.autograd.grad(L.sum(), A)
+        assert [bool(item.any()) for item in gradient] == [True, False, False, False, False, True]
+        A, L = A.detach(), L.detach()
         assert torch.equal(L[1:5], torch.eye(n, dtype=A.dtype).expand(4, n, n))
         with pytest.raises(lapgrad.NotPositiveDefiniteError, match=r"A\[1\] .* order 4 "):
             lapgrad.potrf(A)
