@@ -134,20 +134,32 @@ void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool s
     });
 }
 
-template <class T>
-void copyltu_batch(Batch<const T> A, Batch<T> B) {
-    const index_t n = A.rows;
-    const auto mirror = [&](index_t b, bool parallel) {
-        copy_lower<T>(A[b], T(1), B[b], parallel);
-        mirror_lower<T>(B[b], parallel);
-    };
-    if (n * n >= parallel_elements) {
-        for (index_t b = 0; b < A.count; ++b) mirror(b, true);
+// body(item, parallel inside it?): a pass over memory, with the threads on the items or on the elements of one.
+template <class F>
+void for_passes(index_t count, index_t elements, F body) {
+    if (elements >= parallel_elements) {
+        for (index_t b = 0; b < count; ++b) body(b, true);
         return;
     }
-    parallel::for_ranges(A.count, parallel_elements / std::max<index_t>(1, n * n), [&](index_t begin, index_t end) {
-        for (index_t b = begin; b < end; ++b) mirror(b, false);
+    parallel::for_ranges(count, parallel_elements / std::max<index_t>(1, elements), [&](index_t begin, index_t end) {
+        for (index_t b = begin; b < end; ++b) body(b, false);
     });
+}
+
+// B := A's lower triangle, mirrored. B may be A's own memory.
+template <class T>
+void copyltu_batch(Batch<const T> A, Batch<T> B) {
+    for_passes(A.count, A.rows * A.cols, [&](index_t b, bool parallel) {
+        copy_lower<T>(A[b], T(1), B[b], parallel);
+        mirror_lower<T>(B[b], parallel);
+    });
+}
+
+// B := A + A'.
+template <class T>
+void add_transpose_batch(Batch<const T> A, Batch<T> B) {
+    for_passes(A.count, A.rows * A.cols,
+               [&](index_t b, bool parallel) { add_transpose<T>(A[b], B[b], parallel); });
 }
 
 }  // namespace lapgrad

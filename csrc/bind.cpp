@@ -97,14 +97,17 @@ void gemmt(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, inde
     });
 }
 
-// B := A's lower triangle, mirrored.
-void copyltu(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
-             index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
+// B := A's lower triangle mirrored, or A + A'.
+template <bool Sum>
+void symmetric(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
+               index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
     const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        copyltu_batch<T>(A.as<const T>(count, n, n), B.as<T>(count, n, n));
+        const Batch<const T> from = A.as<const T>(count, n, n);
+        const Batch<T> to = B.as<T>(count, n, n);
+        Sum ? add_transpose_batch<T>(from, to) : copyltu_batch<T>(from, to);
     });
 }
 
@@ -128,7 +131,8 @@ NB_MODULE(_core, m) {
     m.def("trsm", &binding::triangle<true>);
     m.def("trmm", &binding::triangle<false>);
     m.def("gemmt", &binding::gemmt);
-    m.def("copyltu", &binding::copyltu);
+    m.def("copyltu", &binding::symmetric<false>);
+    m.def("add_transpose", &binding::symmetric<true>);
     m.def("bind_blas", &binding::bind_blas);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },
           "Bind the OpenMP that the loaded library `path` uses; returns its file, or '' if there is none.");

@@ -78,6 +78,24 @@ void mirror_lower(View<T> A, bool parallel) {
     });
 }
 
+// B := A + A', block by block with its mirror image, so that each element is read and written once.
+template <class T>
+void add_transpose(View<const T> A, View<T> B, bool parallel) {
+    for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
+        const index_t rows = end - begin;
+        T sum[strip * strip], mirrored[strip * strip];
+        for (index_t j = 0; j < end; j += strip) {
+            const index_t cols = std::min(strip, A.cols - j);
+            const View<T> left{sum, rows, cols, cols, 1}, right{mirrored, rows, cols, cols, 1};
+            copy_block<T>(A.block(begin, j, rows, cols), T(1), left);
+            copy_block<T>(A.block(j, begin, cols, rows).t(), T(1), right);
+            for (index_t e = 0; e < rows * cols; ++e) sum[e] += mirrored[e];
+            copy_block<T>(left, T(1), B.block(begin, j, rows, cols));
+            if (j < begin) copy_block<T>(left.readonly().t(), T(1), B.block(j, begin, cols, rows));
+        }
+    });
+}
+
 template <class T>
 void set_identity(View<T> A) {
     for (index_t i = 0; i < A.rows; ++i)

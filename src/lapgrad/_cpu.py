@@ -266,7 +266,9 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
-    symmetric = gB + gB.mT
+    gB = _readable(gB)
+    symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)
+    _core.add_transpose(gB.element_size(), *_operand(gB), *_operand(symmetric), _count(gB), gB.shape[-1])
     torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)
 
 

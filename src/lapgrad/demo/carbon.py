@@ -1,7 +1,7 @@
 """CO2 at Mauna Loa, monthly means (data/co2_monthly.md): 29 years to learn from, 10 to forecast.
 
 The cut matters. Cut at 1985, 1988 and 1990 the forecast errs by 0.63, 0.75 and 1.95 ppm; repeating the last
-year with drift errs by 1.04, 0.83 and 1.53: in 1992 and 1993 the level rose less than the years before suggest.
+year with drift errs by 1.04, 0.83 and 1.53: in 1992 and 1993 the level rose less than before.
 The demonstration shows the operators at work, not the best model of this series.
 """
 
