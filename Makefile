@@ -14,8 +14,9 @@ ARGS        ?=
 
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip
-# One OpenMP thread per test process: the tests themselves run side by side.
-TEST_ENV := OMP_NUM_THREADS=1
+# One OpenMP thread per test process: the tests themselves run side by side. Those of tests that ask for more sleep
+# while they wait, instead of keeping the cores from the other processes.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 # What pip installs without isolation, so that a change in csrc/ is compiled in seconds.
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja

@@ -155,11 +155,11 @@ void copyltu_batch(Batch<const T> A, Batch<T> B) {
     });
 }
 
-// B := A + A'.
+// B := rows of A + A', from row `begin` on.
 template <class T>
-void add_transpose_batch(Batch<const T> A, Batch<T> B) {
-    for_passes(A.count, A.rows * A.cols,
-               [&](index_t b, bool parallel) { add_transpose<T>(A[b], B[b], parallel); });
+void add_transpose_batch(Batch<const T> A, index_t begin, Batch<T> B) {
+    for_passes(A.count, B.rows * B.cols,
+               [&](index_t b, bool parallel) { add_transpose<T>(A[b], begin, B[b], parallel); });
 }
 
 }  // namespace lapgrad

@@ -97,17 +97,26 @@ void gemmt(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, inde
     });
 }
 
-// B := A's lower triangle mirrored, or A + A'.
-template <bool Sum>
-void symmetric(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
-               index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
+// B := A's lower triangle, mirrored.
+void copyltu(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
+             index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
     const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        const Batch<const T> from = A.as<const T>(count, n, n);
-        const Batch<T> to = B.as<T>(count, n, n);
-        Sum ? add_transpose_batch<T>(from, to) : copyltu_batch<T>(from, to);
+        copyltu_batch<T>(A.as<const T>(count, n, n), B.as<T>(count, n, n));
+    });
+}
+
+// B := rows [begin, end) of A + A'.
+void add_transpose(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
+                   index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n, index_t begin,
+                   index_t end) {
+    const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        add_transpose_batch<T>(A.as<const T>(count, n, n), begin, B.as<T>(count, end - begin, n));
     });
 }
 
@@ -131,8 +140,8 @@ NB_MODULE(_core, m) {
     m.def("trsm", &binding::triangle<true>);
     m.def("trmm", &binding::triangle<false>);
     m.def("gemmt", &binding::gemmt);
-    m.def("copyltu", &binding::symmetric<false>);
-    m.def("add_transpose", &binding::symmetric<true>);
+    m.def("copyltu", &binding::copyltu);
+    m.def("add_transpose", &binding::add_transpose);
     m.def("bind_blas", &binding::bind_blas);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },
           "Bind the OpenMP that the loaded library `path` uses; returns its file, or '' if there is none.");

@@ -78,20 +78,19 @@ void mirror_lower(View<T> A, bool parallel) {
     });
 }
 
-// B := A + A', block by block with its mirror image, so that each element is read and written once.
+// B := rows [begin, begin + B.rows) of A + A', block by block, so that neither A nor A' is walked across its rows.
 template <class T>
-void add_transpose(View<const T> A, View<T> B, bool parallel) {
-    for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
-        const index_t rows = end - begin;
-        T sum[strip * strip], mirrored[strip * strip];
-        for (index_t j = 0; j < end; j += strip) {
-            const index_t cols = std::min(strip, A.cols - j);
-            const View<T> left{sum, rows, cols, cols, 1}, right{mirrored, rows, cols, cols, 1};
-            copy_block<T>(A.block(begin, j, rows, cols), T(1), left);
-            copy_block<T>(A.block(j, begin, cols, rows).t(), T(1), right);
-            for (index_t e = 0; e < rows * cols; ++e) sum[e] += mirrored[e];
-            copy_block<T>(left, T(1), B.block(begin, j, rows, cols));
-            if (j < begin) copy_block<T>(left.readonly().t(), T(1), B.block(j, begin, cols, rows));
+void add_transpose(View<const T> A, index_t begin, View<T> B, bool parallel) {
+    for_strips(B.rows, B.cols, parallel, [&](index_t first, index_t last) {
+        const index_t rows = last - first;
+        T mirrored[strip * strip];
+        for (index_t j = 0; j < B.cols; j += strip) {
+            const index_t cols = std::min(strip, B.cols - j);
+            const View<T> target = B.block(first, j, rows, cols), image{mirrored, rows, cols, cols, 1};
+            copy_block<T>(A.block(begin + first, j, rows, cols), T(1), target);
+            copy_block<T>(A.block(j, begin + first, cols, rows).t(), T(1), image);
+            for (index_t i = 0; i < rows; ++i)
+                for (index_t c = 0; c < cols; ++c) target(i, c) += image(i, c);
         }
     });
 }

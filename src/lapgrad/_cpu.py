@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _blas
+from lapgrad._errors import LARGEST_DIMENSION
 from lapgrad._fallback import (
     extractdiag,
     extracttrian,
@@ -120,6 +121,8 @@ def _strides(tensor: Tensor) -> tuple[int, int, int] | None:
     elif rows == 1 and col_stride == 1:
         row_stride = max(cols, row_stride)
     if not ((col_stride == 1 and row_stride >= cols) or (row_stride == 1 and col_stride >= rows)):
+        return None
+    if max(row_stride, col_stride) > LARGEST_DIMENSION:  # BLAS takes strides as 32-bit integers
         return None
     batch_stride, span = 0, 1
     for size, stride in zip(reversed(batch_shape), reversed(batch_strides), strict=True):
@@ -266,10 +269,19 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
+    # The symmetric gB + gB' is made in strips of rows: a whole one would be a second n^2 buffer.
     gB = _readable(gB)
-    symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)
-    _core.add_transpose(gB.element_size(), *_operand(gB), *_operand(symmetric), _count(gB), gB.shape[-1])
-    torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)
+    n = gB.shape[-1]
+    height = min(n, max(64, n // 16))
+    strip = gB.new_empty((*gB.shape[:-2], height, n))
+    for begin in range(0, n, max(height, 1)):
+        end = min(n, begin + height)
+        rows = strip[..., : end - begin, :]
+        _core.add_transpose(gB.element_size(), *_operand(gB), *_operand(rows), _count(gB), n, begin, end)
+        if transpose:  # A S[:, begin:end] = A S[begin:end, :]'
+            gA[..., begin:end] = torch.matmul(A, rows.mT)
+        else:
+            torch.matmul(rows, A, out=gA[..., begin:end, :])
 
 
 def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
