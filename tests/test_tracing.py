@@ -16,6 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Function = Callable[..., Any]
 
+# PyTorch looks at .grad of its own intermediate results while it traces.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)
+
 
 @pytest.fixture(params=OPERATORS.values(), ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> OperatorCase:
