@@ -158,16 +158,23 @@ def define(
     _LIBRARY.impl(name, _torch_private.autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
     operands = len(formulas.saves)
 
-    def call(*arguments: Any) -> Any:
+    # The same twice: without the loop over operands, a tenth of the time of a small matrix is saved.
+    def call_on_one(operand: Tensor, *flags: Any) -> Any:
+        if not skips_dispatcher((operand,)):
+            return dispatched(operand, *flags)
+        if operand.requires_grad and is_grad_enabled():
+            return apply(kernel, operand, *flags)
+        return kernel(operand, *flags)
+
+    def call_on_several(*arguments: Any) -> Any:
         tensors = arguments[:operands]
         if not skips_dispatcher(tensors):
             return dispatched(*arguments)
-        if is_grad_enabled():
-            for tensor in tensors:
-                if tensor.requires_grad:
-                    return apply(kernel, *arguments)
+        if is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return apply(kernel, *arguments)
         return kernel(*arguments)
 
+    call = call_on_one if operands == 1 else call_on_several
     if overwriting is None:
         return Operator(call, call, call, dispatched)
     overwrite, consume = _overwriting_doors(name, call, formulas, overwriting)

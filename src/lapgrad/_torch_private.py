@@ -28,14 +28,14 @@ try:
     _functorch_active = _C._are_functorch_transforms_active
     _dispatch_modes = _C._len_torch_dispatch_stack
     _function_modes = _C._len_torch_function_stack
-    _dispatch_keys = _C._dispatch_keys
+    _is_wrapper_or_sparse = _C._dispatch_isTensorSubclassLike
     _below_autograd_keys = _C._after_autograd_keyset
     _BelowAutograd = _C._AutoDispatchBelowAutograd
     _unpack_dual = torch._VF._unpack_dual
     _forward_ad_enabled = _C._is_fwd_grad_enabled
     _set_forward_ad_enabled = forward_ad._set_fwd_grad_enabled
     _compiled_autograd_key = Function._compiled_autograd_key
-    _ = forward_ad._current_level, _dispatch_keys(torch.empty(0)).raw_repr()
+    _ = forward_ad._current_level, Tensor._is_zerotensor, Tensor._is_view, Tensor._base
     AVAILABLE = True
 except (ImportError, AttributeError) as missing:
     AVAILABLE = False
@@ -76,24 +76,13 @@ def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 if AVAILABLE:
-    #: Dispatch key sets of a tensor that has nothing unusual about it: normal, and made in inference mode.
-    _plain_key_sets: set[int] = set()
-    _plain_types = (Tensor, torch.nn.Parameter)
-    _devices_seen: set[torch.device] = set()
-
-    def _learn_device(device: torch.device) -> None:
-        _devices_seen.add(device)
-        _plain_key_sets.add(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
-        with torch.inference_mode():
-            _plain_key_sets.add(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
-
-    _learn_device(torch.device("cpu"))
+    _plain_types = frozenset((Tensor, torch.nn.Parameter))
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
         """Whether a call on ``tensors`` is plain eager: no tracing, transform, mode, subclass or tangent.
 
-        functorch wrappers (also dead ones), tensors with a negative bit and zero tensors all have type
-        ``Tensor``; only their dispatch keys tell them apart.
+        Wrappers of torch.func (also those whose transform is over), tensors with a negative bit and zero
+        tensors all have type ``Tensor``: they are asked for.
         """
         if (
             is_compiling()
@@ -104,22 +93,15 @@ if AVAILABLE:
         ):
             return False
         for tensor in tensors:
-            if tensor is None:
-                continue
-            if type(tensor) not in _plain_types:
+            if tensor is not None and (
+                type(tensor) not in _plain_types
+                or not (tensor.is_cpu or tensor.is_cuda)
+                or _is_wrapper_or_sparse(tensor)
+                or tensor.is_neg()
+                or tensor._is_zerotensor()
+            ):
                 return False
-            if _dispatch_keys(tensor).raw_repr() not in _plain_key_sets:
-                return _is_first_of_its_device(tensor)
         return True
-
-    def _is_first_of_its_device(tensor: Tensor) -> bool:
-        """Key sets of CUDA tensors are learned when the first one arrives: asking earlier would start CUDA.
-
-        Always ``False``: that one call takes the long way round.
-        """
-        if tensor.is_cuda and tensor.device not in _devices_seen:
-            _learn_device(tensor.device)
-        return False
 
     def has_tangent(arguments: Iterable[Any]) -> bool:
         """Whether a tensor carries a forward-mode tangent.
