@@ -269,19 +269,12 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
-    # The symmetric gB + gB' is made in strips of rows: a whole one would be a second n^2 buffer.
+    # One product with the symmetric gB + gB' instead of two: it costs a buffer, and saves a third of the time.
     gB = _readable(gB)
     n = gB.shape[-1]
-    height = min(n, max(64, n // 16))
-    strip = gB.new_empty((*gB.shape[:-2], height, n))
-    for begin in range(0, n, max(height, 1)):
-        end = min(n, begin + height)
-        rows = strip[..., : end - begin, :]
-        _core.add_transpose(gB.element_size(), *_operand(gB), *_operand(rows), _count(gB), n, begin, end)
-        if transpose:  # A S[:, begin:end] = A S[begin:end, :]'
-            gA[..., begin:end] = torch.matmul(A, rows.mT)
-        else:
-            torch.matmul(rows, A, out=gA[..., begin:end, :])
+    symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)
+    _core.add_transpose(gB.element_size(), *_operand(gB), *_operand(symmetric), _count(gB), n, 0, n)
+    torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)
 
 
 def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
