@@ -163,17 +163,16 @@ def _count(tensor: Tensor) -> int:
     return 1 if tensor.dim() == 2 else tensor.shape[:-2].numel()
 
 
-def _dense(tensor: Tensor, n: int, lower: bool) -> Operand:
-    """The operand of a contiguous tensor of n x n matrices, read as lower triangles."""
-    return (tensor.data_ptr(), n * n, n, 1) if lower else (tensor.data_ptr(), n * n, 1, n)
-
-
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
     failure: tuple[int, int] | None
     if info is None and A.is_contiguous() and L.is_contiguous():
         # Without the detours below: for a 4 x 4 matrix they cost more than the factorisation.
         n = A.shape[-1]
-        failure = _core.potrf(A.element_size(), *_dense(A, n, lower), *_dense(L, n, lower), _count(A), n, 0)
+        square, row, col = (n * n, n, 1) if lower else (n * n, 1, n)
+        count = 1 if A.dim() == 2 else _count(A)
+        failure = _core.potrf(
+            A.element_size(), A.data_ptr(), square, row, col, L.data_ptr(), square, row, col, count, n, 0
+        )
         return failure
     source, target = _readable(A), _writable(L)
     read, written = _operand(source), _operand(target)
@@ -198,7 +197,8 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
 def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
     if info is None and L.is_contiguous() and gL.is_contiguous():
         n = L.shape[-1]
-        operands = *_dense(L, n, lower), *_dense(gL, n, lower), *_dense(gA, n, lower)
+        strides = (n * n, n, 1) if lower else (n * n, 1, n)
+        operands = L.data_ptr(), *strides, gL.data_ptr(), *strides, gA.data_ptr(), *strides
         _core.potrf_vjp(L.element_size(), *operands, _count(L), n, 0)
         return
     L, gL = _readable(L), _readable(gL)
@@ -269,7 +269,7 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
-    # One product with the symmetric gB + gB' instead of two: it costs a buffer, and saves a third of the time.
+    # One product with the symmetric gB + gB' instead of two: a buffer for a third of the time.
     gB = _readable(gB)
     n = gB.shape[-1]
     symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)

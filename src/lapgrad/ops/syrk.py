@@ -32,8 +32,8 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
 
     Memory:
         forward 1, backward 2
-        In units of the result, and of the gradient of a square A: the gradient and gB + gB^T, which has the size
-        of the result. Besides: one buffer in the backward when alpha is not 1.
+        In units of the result, and of the gradient of a square A: the gradient and gB + gB^T, which has the
+        size of the result. Besides: one buffer in the backward when alpha is not 1.
 
     Cost:
         forward n^2 k (half of a full product), backward 2 n^2 k flops.
