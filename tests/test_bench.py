@@ -74,7 +74,7 @@ def test_thread_count_is_put_back():
 
 def test_functions_take_turns_and_the_order_is_reversed():
     calls = []
-    slow = [lambda: (calls.append("a"), time.sleep(1e-3)), lambda: (calls.append("b"), time.sleep(1e-3))]
+    slow = [lambda: (calls.append("a"), time.sleep(3e-3)), lambda: (calls.append("b"), time.sleep(3e-3))]
     interleaved(slow, 0, least_rounds=4)
     assert "".join(calls).endswith("abbaabba")
 
