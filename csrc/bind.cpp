@@ -120,12 +120,10 @@ void add_transpose(int item_size, std::uintptr_t a, index_t a_batch, index_t a_r
     });
 }
 
-void bind_blas(std::uintptr_t sgemm, std::uintptr_t dgemm, std::uintptr_t strsm, std::uintptr_t dtrsm,
-               std::uintptr_t set_threads_local, bool serial_in_parallel_region) {
-    blas::routines<float>() = {reinterpret_cast<blas::gemm_fn<float>>(sgemm),
-                               reinterpret_cast<blas::trsm_fn<float>>(strsm)};
-    blas::routines<double>() = {reinterpret_cast<blas::gemm_fn<double>>(dgemm),
-                                reinterpret_cast<blas::trsm_fn<double>>(dtrsm)};
+void bind_blas(std::uintptr_t sgemm, std::uintptr_t dgemm, std::uintptr_t set_threads_local,
+               bool serial_in_parallel_region) {
+    blas::routines<float>() = {reinterpret_cast<blas::gemm_fn<float>>(sgemm)};
+    blas::routines<double>() = {reinterpret_cast<blas::gemm_fn<double>>(dgemm)};
     blas::set_threads_local = reinterpret_cast<blas::set_threads_fn>(set_threads_local);
     blas::serial_in_parallel_region = serial_in_parallel_region;
 }

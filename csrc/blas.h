@@ -16,14 +16,8 @@ using gemm_fn = void (*)(const char* ta, const char* tb, const blas_int* m, cons
                          const T* alpha, const T* a, const blas_int* lda, const T* b, const blas_int* ldb,
                          const T* beta, T* c, const blas_int* ldc);
 template <class T>
-using trsm_fn = void (*)(const char* side, const char* uplo, const char* trans, const char* diag, const blas_int* m,
-                         const blas_int* n, const T* alpha, const T* a, const blas_int* lda, T* b,
-                         const blas_int* ldb);
-
-template <class T>
 struct Routines {
     gemm_fn<T> gemm = nullptr;
-    trsm_fn<T> trsm = nullptr;
 };
 
 template <class T>
@@ -71,21 +65,6 @@ void gemm(T alpha, View<const T> A, View<const T> B, T beta, View<T> C) {
     const blas_int ldc = narrow(C.row_stride);
     routines<T>().gemm(b_rows ? "N" : "T", a_rows ? "N" : "T", &m, &n, &k, &alpha, B.data, &ldb, A.data, &lda, &beta,
                        C.data, &ldc);
-}
-
-// X := L^-1 X, with L lower or upper triangular.
-template <class T>
-void trsm(View<const T> L, bool lower, View<T> X) {
-    const bool row_major = X.row_major(), l_rows = L.row_major();
-    // Seen column-major, a row-major X is X': X' := X' L^-T, the right-hand side of BLAS.
-    const View<const T> stored = l_rows ? L.t() : L;
-    const bool stored_lower = l_rows != lower;
-    const bool transposed = l_rows != row_major;
-    const T one = 1;
-    const blas_int m = narrow(row_major ? X.cols : X.rows), n = narrow(row_major ? X.rows : X.cols);
-    const blas_int lda = narrow(stored.col_stride), ldb = narrow(row_major ? X.row_stride : X.col_stride);
-    routines<T>().trsm(row_major ? "R" : "L", stored_lower ? "L" : "U", transposed ? "T" : "N", "N", &m, &n, &one,
-                       stored.data, &lda, X.data, &ldb);
 }
 
 }  // namespace lapgrad::blas

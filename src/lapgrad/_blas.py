@@ -1,8 +1,9 @@
 """Which BLAS the compiled core calls, and whose threads it runs on.
 
-The core is not linked against a BLAS: it gets four function pointers (gemm and trsm, float32 and float64) at
-import. They come from the library that torch carries, so that both run on one thread pool; where that library
-does not export them, from the ``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
+The core is not linked against a BLAS: it gets two function pointers (gemm in float32 and float64) at import;
+every other routine is a recursion on products, which measured faster than the vendors' own. They come from
+the library that torch carries, so that both run on one thread pool; where that library does not export them,
+from the ``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-ROUTINES = ("sgemm", "dgemm", "strsm", "dtrsm")
+ROUTINES = ("sgemm", "dgemm")
 
 
 @dataclass(frozen=True)
