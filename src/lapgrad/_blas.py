@@ -1,7 +1,7 @@
 """Which BLAS the compiled core calls, and whose threads it runs on.
 
 The core is not linked against a BLAS: it gets two function pointers (gemm in float32 and float64) at import;
-every other routine is a recursion on products, which measured faster than the vendors' own. They come from
+every other routine is a recursion on products. They come from
 the library that torch carries, so that both run on one thread pool; where that library does not export them,
 from the ``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
 """
