@@ -23,6 +23,14 @@ struct Routines {
 template <class T>
 Routines<T>& routines();
 
+// Whether `stem` is a routine that is used here; its address is then kept.
+template <class T>
+bool bind(const std::string& stem, void* address) {
+    if (stem != "gemm") return false;
+    routines<T>().gemm = reinterpret_cast<gemm_fn<T>>(address);
+    return true;
+}
+
 // mkl_set_num_threads_local, where the provider has it: returns the previous setting of this thread (0: global).
 using set_threads_fn = int (*)(int);
 extern set_threads_fn set_threads_local;

@@ -49,7 +49,7 @@ def path(name: str, isa: str = "") -> Iterator[None]:
     Skips the test on a CPU that has no such instructions.
     """
     threads, entries = PATHS[name]
-    core = _cpu._core
+    core = _cpu.core
     if isa and not core.isa_supported(isa):
         pytest.skip(f"this CPU has no {isa}")
     plan, threads_before, isa_before = core.plan(), torch.get_num_threads(), core.isa()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import OPERATORS, OperatorCase, Sample
+from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import assert_all_close
 from torch import Tensor, func
 from torch.testing._internal.two_tensor import TwoTensor
@@ -28,7 +28,7 @@ def case(request: pytest.FixtureRequest) -> OperatorCase:
 def first_result(case: OperatorCase, f: Function, sample: Sample) -> Function:
     def result(*args: Tensor) -> Tensor:
         value = f(*args, **sample.kwargs)
-        return value if isinstance(value, Tensor) else value[0]
+        return joined(value)
 
     return result
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from paths import WAYS, path
-from samples import OPERATORS, OperatorCase, Sample, Shape
+from samples import OPERATORS, OperatorCase, Sample, Shape, joined
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
@@ -81,7 +81,7 @@ def gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tensor, ...]:
     """For a cotangent with entries of both signs in both triangles."""
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **flags)
-    result = result if isinstance(result, Tensor) else result[0]
+    result = joined(result)
     cotangent = torch.cos(torch.arange(result.numel(), dtype=torch.float64)).view(result.shape)
     return grad(result, leaves, cotangent.to(result.dtype))
 

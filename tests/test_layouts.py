@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from paths import PATHS, path
-from samples import OPERATORS, OperatorCase, Sample
+from samples import OPERATORS, OperatorCase, Sample, joined
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
@@ -112,10 +112,6 @@ def _bits(A: Tensor) -> Tensor:
     return _memory(A.detach()).view(torch.int64).clone()
 
 
-def first(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
 def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...], units: float) -> None:
     """Each operand, and all of them, in each layout: result and gradients as for contiguous operands."""
     count = len(one.args)
@@ -125,9 +121,9 @@ def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...],
             args = [layout(arg) if i in positions else arg for i, arg in enumerate(one.args)]
             before = [_bits(arg) for arg in args]
             dense = [arg.clone(memory_format=torch.contiguous_format).requires_grad_() for arg in args]
-            expected = first(case.reference(*dense, **one.kwargs))
+            expected = joined(case.reference(*dense, **one.kwargs))
             leaves = [arg.detach().requires_grad_() for arg in args]
-            actual = first(case.fn(*leaves, **one.kwargs))
+            actual = joined(case.fn(*leaves, **one.kwargs))
             assert_all_close(actual, expected, units)
             weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
             actual_gradients = torch.autograd.grad(actual, leaves, weights)
@@ -212,7 +208,7 @@ def test_other_triangle_is_not_read(name: str, way: str) -> None:
                 A = _read(one.args[0], flags["lower"])
                 leaves = [A.requires_grad_(), *[arg.requires_grad_() for arg in one.args[1:]]]
                 clean = [arg.detach().clone().requires_grad_() for arg in one.args]
-                actual, expected = first(case.fn(*leaves, **flags)), first(case.reference(*clean, **flags))
+                actual, expected = joined(case.fn(*leaves, **flags)), joined(case.reference(*clean, **flags))
                 assert_all_close(actual, expected, of_order(n))
                 weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
                 shown = _read(weights, flags["lower"]) if name in ("potrf", "potrf_ex") else weights
@@ -243,7 +239,7 @@ def test_cotangents(name: str, layout: Layout) -> None:
         for flags in all_flags(name):
             one = sample(name, n, flags, batch=batch)
             leaves = [arg.requires_grad_() for arg in one.args]
-            actual, expected = first(case.fn(*leaves, **flags)), first(case.reference(*leaves, **flags))
+            actual, expected = joined(case.fn(*leaves, **flags)), joined(case.reference(*leaves, **flags))
             dense = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
             cotangent = layout(dense)
             before = _bits(cotangent)
@@ -262,9 +258,9 @@ def test_overwrite_writes_only_its_own_elements(case: OperatorCase, layout: Layo
             one = _square_sample(case, n, one_flags)
             target = layout(one.args[case.overwrites])
             outside = _outside(target)
-            expected = first(case.reference(*one.args, **one_flags))
+            expected = joined(case.reference(*one.args, **one_flags))
             args = [target if i == case.overwrites else arg for i, arg in enumerate(one.args)]
-            result = first(case.fn(*args, **one_flags, overwrite=True))
+            result = joined(case.fn(*args, **one_flags, overwrite=True))
             assert result is target
             assert_all_close(target, expected, of_order(n))
             assert _memory(target)[outside].isnan().all(), "written outside of the operand"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_process import output, run
-from samples import OPERATORS, Sample
+from samples import OPERATORS, Sample, joined
 from sized import all_flags, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
@@ -51,7 +51,7 @@ def check_reduced_set() -> None:
 def _value_and_gradients(f: Any, one: Sample) -> list[Tensor]:
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **one.kwargs)
-    result = result if isinstance(result, Tensor) else result[0]
+    result = joined(result)
     weights = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view(result.shape).to(result.dtype)
     return [result.detach(), *torch.autograd.grad(result, leaves, weights)]
 

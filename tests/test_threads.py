@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_process import output
-from samples import OPERATORS
+from samples import OPERATORS, joined
 from sized import FLAGS, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
@@ -30,19 +30,15 @@ def thread_count() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def first(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
 def gradients(f: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
     leaves = [arg.detach().requires_grad_() for arg in args]
-    return list(torch.autograd.grad(first(f(*leaves)).sin().sum(), leaves))
+    return list(torch.autograd.grad(joined(f(*leaves)).sin().sum(), leaves))
 
 
 def test_number_of_threads_is_that_of_torch_at_any_time() -> None:
     for count in (2, 1, 3, 2):
         torch.set_num_threads(count)
-        assert _cpu._core.threads() == count
+        assert _cpu.core.threads() == count
 
 
 def test_number_of_threads_belongs_to_the_calling_thread() -> None:
@@ -53,13 +49,13 @@ def test_number_of_threads_belongs_to_the_calling_thread() -> None:
     def work() -> None:
         for count in (1, 2):
             torch.set_num_threads(count)
-            seen.append((_cpu._core.threads(), torch.get_num_threads()))
+            seen.append((_cpu.core.threads(), torch.get_num_threads()))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert seen == [(1, 1), (2, 2)]
-    assert _cpu._core.threads() == torch.get_num_threads()
+    assert _cpu.core.threads() == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -70,7 +66,7 @@ def test_results_do_not_depend_on_the_number_of_threads(count: int) -> None:
         for n, batch in ((300, ()), (150, (3,)), (12, (50,))):
             one = sample(name, n, {}, batch=batch)
             expected = OPERATORS[name].reference(*one.args)
-            assert_all_close(first(OPERATORS[name].fn(*one.args)), first(expected), of_order(n))
+            assert_all_close(joined(OPERATORS[name].fn(*one.args)), joined(expected), of_order(n))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -80,7 +76,7 @@ def test_calls_from_many_threads(count: int) -> None:
     work = [
         (OPERATORS[name], sample(name, n, {}, batch=batch).args, n) for name in FLAGS for n, batch in sizes
     ]
-    expected = [(first(case.reference(*args)), gradients(case.reference, args)) for case, args, _ in work]
+    expected = [(joined(case.reference(*args)), gradients(case.reference, args)) for case, args, _ in work]
     gate = threading.Barrier(6)
 
     def run(worker: int) -> None:
@@ -90,7 +86,7 @@ def test_calls_from_many_threads(count: int) -> None:
             position = (step * 5 + worker * 3) % len(work)
             case, args, n = work[position]
             result, wanted = expected[position]
-            assert_all_close(first(case.fn(*args)), result, of_order(n))
+            assert_all_close(joined(case.fn(*args)), result, of_order(n))
             assert_all_close(gradients(case.fn, args), wanted, of_order(n))
 
     with ThreadPoolExecutor(6) as pool:
@@ -132,7 +128,7 @@ def test_no_second_pool() -> None:
     code = """
 import os, torch, lapgrad
 from sized import FLAGS, sample
-from samples import OPERATORS
+from samples import OPERATORS, joined
 torch.set_num_threads(2)
 X = torch.randn(400, 400, dtype=torch.float64)
 (X @ X).requires_grad_().sum().backward()
@@ -142,9 +138,9 @@ for name in FLAGS:
     for n, batch in ((400, ()), (200, (3,)), (10, (500,))):
         args = [arg.requires_grad_() for arg in sample(name, n, {}, batch=batch).args]
         result = OPERATORS[name].fn(*args)
-        result = result if isinstance(result, torch.Tensor) else result[0]
+        result = joined(result)
         result.sum().backward()
-print(warm, len(os.listdir("/proc/self/task")), lapgrad._cpu._core.threads())
+print(warm, len(os.listdir("/proc/self/task")), lapgrad._cpu.core.threads())
 """
     warm, after, threads = map(int, output(code).split())
     assert threads == 2
@@ -174,7 +170,7 @@ def test_inside_a_parallel_region_loops_are_serial() -> None:
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     def member(_: None) -> None:
-        seen.append((threading.get_native_id(), _cpu._core.threads(), lapgrad.potrf(A)))
+        seen.append((threading.get_native_id(), _cpu.core.threads(), lapgrad.potrf(A)))
 
     pool.GOMP_parallel(member, None, 2, 0)
     assert len({thread for thread, _, _ in seen}) == 2
@@ -198,7 +194,7 @@ def test_backward_in_many_graphs_at_once() -> None:
 
 def _in_child(queue: Any, A: Tensor) -> None:
     torch.set_num_threads(1)  # as a DataLoader does in its workers: a forked OpenMP has no threads
-    queue.put((os.getpid(), _cpu._core.threads(), float(lapgrad.sumlogdiag(lapgrad.potrf(A)))))
+    queue.put((os.getpid(), _cpu.core.threads(), float(lapgrad.sumlogdiag(lapgrad.potrf(A)))))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")

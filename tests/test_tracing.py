@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import OPERATORS, OperatorCase, Sample
+from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -47,7 +47,7 @@ def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Funct
     def first(f: Function) -> Function:
         def result(*args: Tensor) -> Tensor:
             value = f(*args, **sample.kwargs)
-            return value if isinstance(value, Tensor) else value[0]
+            return joined(value)
 
         return result
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import OPERATORS, OperatorCase, Sample
+from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch.autograd import forward_ad
@@ -240,7 +240,7 @@ def test_forward_and_reverse_mode_are_adjoint(case: OperatorCase) -> None:
 
     def raw(*args: Tensor) -> Tensor:
         result = case.fn(*args, **sample.kwargs)
-        return result if isinstance(result, Tensor) else result[0]
+        return joined(result)
 
     tangents = directions(sample.args)
     result, pushed = func.jvp(raw, sample.args, tangents)

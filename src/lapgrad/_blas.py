@@ -1,9 +1,9 @@
-"""Which BLAS the compiled core calls, and whose threads it runs on.
+"""Which BLAS and LAPACK the compiled core calls, and whose threads it runs on.
 
-The core is not linked against a BLAS: it gets two function pointers (gemm in float32 and float64) at import;
-every other routine is a recursion on products. They come from
-the library that torch carries, so that both run on one thread pool; where that library does not export them,
-from the ``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
+The core is not linked against either: it gets function pointers at import. Of BLAS it takes gemm alone (every
+other routine is a recursion on products), of LAPACK the orthogonal factorisations. They come from the library
+that torch carries, so that both run on one thread pool; where that library does not export them, from the
+``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
-ROUTINES = ("sgemm", "dgemm")
+BLAS = ("gemm",)
+LAPACK = ("geqrf", "orgqr", "ormqr", "syevd", "gesdd", "getrf", "getrs")
+ROUTINES = tuple(letter + stem for stem in BLAS + LAPACK for letter in "sd")
 
 
 @dataclass(frozen=True)
 class Provider:
-    """Addresses of the BLAS routines in one library.
+    """Addresses of the routines in one library.
 
     Attributes:
         name: ``torch``, ``mkl`` or ``scipy``.
@@ -84,10 +86,10 @@ def _mkl() -> Provider | None:
 
 def _scipy() -> Provider | None:
     try:
-        from scipy.linalg import cython_blas
+        from scipy.linalg import cython_blas, cython_lapack
     except ImportError:
         return None
-    capsules: dict[str, Any] = cython_blas.__pyx_capi__
+    capsules: dict[str, Any] = {**cython_lapack.__pyx_capi__, **cython_blas.__pyx_capi__}
     get_name = ctypes.pythonapi.PyCapsule_GetName
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -124,11 +126,9 @@ def bind(core: Any) -> None:
     """Hand the BLAS routines and the thread pool to the compiled core."""
     global _bound, _pool
     provider = find(os.environ.get("LAPGRAD_BLAS") or None)
-    core.bind_blas(
-        *(provider.addresses[routine] for routine in ROUTINES),
-        provider.set_threads_local,
-        provider.serial_in_parallel_region,
-    )
+    for routine in ROUTINES:
+        core.bind_routine(routine, provider.addresses[routine])
+    core.bind_threads(provider.set_threads_local, provider.serial_in_parallel_region)
     _bound = provider
     # Symbols are looked up through libtorch_cpu, so that the OpenMP found is the one torch is bound to.
     _pool = core.bind_pool(str(torch_library())) or None

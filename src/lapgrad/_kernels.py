@@ -1,6 +1,6 @@
 """One table: routine x device -> the raw kernel, an in-place function that knows nothing of autograd.
 
-The signatures are those of ``_fallback.py``, which has every routine and works on every device. A device with
+The signatures are those of ``_fallback``, which has every routine and works on every device. A device with
 kernels of its own replaces them name by name.
 """
 

@@ -1,0 +1,29 @@
+"""Raw CPU kernels over the compiled core: tensors in, addresses and strides down. One file per stem.
+
+Routines that gain nothing from compiled code are those of ``_fallback``.
+"""
+
+from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
+from lapgrad._cpu.copyltu import copyltu
+from lapgrad._cpu.gemmt import gemmt
+from lapgrad._cpu.potrf import potrf, potrf_vjp
+from lapgrad._cpu.syrk import syrk, syrk_vjp
+from lapgrad._cpu.trmm import trmm
+from lapgrad._cpu.trsm import trsm
+
+__all__ = [
+    "ISA_VARIANTS",
+    "UNAVAILABLE",
+    "available",
+    "copyltu",
+    "core",
+    "describe",
+    "gemmt",
+    "potrf",
+    "potrf_vjp",
+    "switched_off",
+    "syrk",
+    "syrk_vjp",
+    "trmm",
+    "trsm",
+]

@@ -1,0 +1,64 @@
+"""The compiled core: is it there, which instruction set runs, which BLAS it calls."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from lapgrad import _blas
+
+
+def _load_core() -> Any:
+    try:
+        return importlib.import_module("lapgrad._core")
+    except ImportError:  # installed without the compiled core
+        return None
+
+
+core = _load_core()
+
+ISA_VARIANTS = ("avx512", "avx2", "baseline")
+
+
+def switched_off() -> bool:
+    """Whether ``LAPGRAD_CORE`` asks for the kernels in plain PyTorch."""
+    return os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false")
+
+
+def _start() -> str | None:
+    """Makes the core ready; else says why it is not."""
+    if switched_off():
+        return "LAPGRAD_CORE switches it off"
+    if core is None:
+        return "this installation was built without it"
+    isa = os.environ.get("LAPGRAD_ISA", "")
+    if not core.select_isa(isa):
+        names = ", ".join(ISA_VARIANTS)
+        raise ValueError(f"LAPGRAD_ISA={isa!r} is not one of {names}, or this CPU does not run it")
+    try:
+        _blas.bind(core)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+#: Why the compiled core cannot be used; None when it can.
+UNAVAILABLE = _start()
+
+
+def available() -> bool:
+    """Whether the compiled core is there and has found its BLAS."""
+    return UNAVAILABLE is None
+
+
+def describe() -> dict[str, Any]:
+    """What is in use: for ``lapgrad info``."""
+    if not available():
+        return {"core": False, "isa": None, "isa_supported": [], "plan": {}}
+    return {
+        "core": True,
+        "isa": core.isa(),
+        "isa_supported": [name for name in ISA_VARIANTS if core.isa_supported(name)],
+        "plan": core.plan(),
+    }

@@ -1,0 +1,75 @@
+"""Tensors as the core takes them: addresses and strides.
+
+A row-major matrix is handed over as it lies. The core knows only lower triangles and left sides:
+``lower=False`` and ``rightside=True`` become swapped strides (the transpose of a matrix is the same memory,
+read the other way).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._errors import LARGEST_DIMENSION
+
+#: A batch of matrices as the core takes it: address, batch stride, row stride, column stride (in elements).
+Operand = tuple[int, int, int, int]
+
+
+def transposed(operand: Operand) -> Operand:
+    address, batch_stride, row_stride, col_stride = operand
+    return address, batch_stride, col_stride, row_stride
+
+
+def strides(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Batch, row and column stride, if one stride walks all batch dimensions and BLAS reads the matrices."""
+    *batch_strides, row_stride, col_stride = tensor.stride()
+    *batch_shape, rows, cols = tensor.shape
+    # A dimension of size 1 may carry any stride: give it one that BLAS accepts.
+    if cols == 1 and (rows == 1 or row_stride >= 1):
+        row_stride, col_stride = max(row_stride, 1), 1
+    elif rows == 1 and col_stride > 1:
+        row_stride = 1
+    elif rows == 1 and col_stride == 1:
+        row_stride = max(cols, row_stride)
+    if not ((col_stride == 1 and row_stride >= cols) or (row_stride == 1 and col_stride >= rows)):
+        return None
+    if max(row_stride, col_stride) > LARGEST_DIMENSION:  # BLAS takes strides as 32-bit integers
+        return None
+    batch_stride, span = 0, 1
+    for size, stride in zip(reversed(batch_shape), reversed(batch_strides), strict=True):
+        if size == 1:
+            continue
+        if span == 1:
+            batch_stride = stride
+        elif stride != batch_stride * span:
+            return None
+        span *= size
+    return batch_stride, row_stride, col_stride
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """``tensor`` itself, copied only if its strides cannot be handed over."""
+    return tensor if tensor.is_contiguous() or strides(tensor) is not None else tensor.contiguous()
+
+
+def operand(tensor: Tensor) -> Operand:
+    """What the core takes for a readable or writable tensor."""
+    if tensor.is_contiguous():
+        shape = tensor.shape
+        cols = shape[-1]
+        return tensor.data_ptr(), shape[-2] * cols, cols, 1
+    found = strides(tensor)
+    assert found is not None
+    return tensor.data_ptr(), *found
+
+
+def writable(out: Tensor) -> Tensor:
+    """``out`` itself if the core can write into it, else a contiguous tensor to be copied back."""
+    if out.is_contiguous() or strides(out) is not None:
+        return out
+    return torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
+def items(tensor: Tensor) -> int:
+    return 1 if tensor.dim() == 2 else tensor.shape[:-2].numel()

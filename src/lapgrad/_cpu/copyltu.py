@@ -1,0 +1,18 @@
+"""copyltu: mirror a triangle, on the compiled core."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._cpu._native import core
+from lapgrad._cpu._operands import items, operand, readable, transposed, writable
+
+
+def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
+    source, target = readable(A), writable(B)
+    read, written = operand(source), operand(target)
+    if not lower:
+        read, written = transposed(read), transposed(written)
+    core.copyltu(A.element_size(), *read, *written, items(A), A.shape[-1])
+    if target is not B:
+        B.copy_(target)

@@ -1,0 +1,39 @@
+"""The raw kernels in plain PyTorch: for devices without kernels of their own, and without the compiled core.
+
+Each function writes its result into the tensors that come first, knows nothing of autograd, and trusts its
+caller with the shapes: all operands have the same leading (batch) dimensions. Where an operator may overwrite
+its operand, the output *is* that operand, so it is written last.
+
+These kernels are correct everywhere; they make temporaries that the compiled ones do not. One file per stem.
+"""
+
+from lapgrad._fallback.copyltu import copyltu
+from lapgrad._fallback.extractdiag import extractdiag
+from lapgrad._fallback.extracttrian import extracttrian
+from lapgrad._fallback.gemm import gemm
+from lapgrad._fallback.gemmt import gemmt
+from lapgrad._fallback.makediag import makediag
+from lapgrad._fallback.maketrian import maketrian
+from lapgrad._fallback.potrf import potrf, potrf_vjp
+from lapgrad._fallback.sumlogdiag import sumlogdiag, sumlogdiag_vjp
+from lapgrad._fallback.syrk import syrk, syrk_vjp
+from lapgrad._fallback.trmm import trmm
+from lapgrad._fallback.trsm import trsm
+
+__all__ = [
+    "copyltu",
+    "extractdiag",
+    "extracttrian",
+    "gemm",
+    "gemmt",
+    "makediag",
+    "maketrian",
+    "potrf",
+    "potrf_vjp",
+    "sumlogdiag",
+    "sumlogdiag_vjp",
+    "syrk",
+    "syrk_vjp",
+    "trmm",
+    "trsm",
+]

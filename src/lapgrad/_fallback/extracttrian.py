@@ -1,0 +1,13 @@
+"""extracttrian: pack a triangle, in plain PyTorch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._fallback._packing import packed_rows
+
+
+def extracttrian(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
+    """v := the entries of a triangle of A: row by row for a lower one, column by column for an upper one."""
+    for packed, row in packed_rows(v, A, offset, lower):
+        packed.copy_(row)

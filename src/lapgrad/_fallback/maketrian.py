@@ -1,0 +1,14 @@
+"""maketrian: unpack a triangle, in plain PyTorch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._fallback._packing import packed_rows
+
+
+def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
+    """A := zero, with v in a triangle: the inverse of ``extracttrian``."""
+    A.zero_()
+    for packed, row in packed_rows(v, A, offset, lower):
+        row.copy_(packed)

@@ -1,0 +1,14 @@
+"""One table of cases: every operator, samples over flags, shapes and batches, an oracle in plain torch.
+
+The test files are named after a property (values, derivatives, transforms, layouts, ...) and run over these
+rows.
+"""
+
+from samples import triangles_and_products
+from samples.case import MAKERS, Flags, OperatorCase, Recipe, Sample, Shape, joined
+
+OPERATORS: dict[str, OperatorCase] = {
+    case.name: case for part in (triangles_and_products,) for case in part.CASES
+}
+
+__all__ = ["MAKERS", "OPERATORS", "Flags", "OperatorCase", "Recipe", "Sample", "Shape", "joined"]

@@ -1,0 +1,169 @@
+"""What a row of the table of operators is, and how its operands are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lapgrad
+
+Shape = tuple[int, ...]
+Flags = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The arguments of one call, and a name for them."""
+
+    args: tuple[Tensor, ...]
+    kwargs: Flags
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A sample before it has a dtype: the shapes of the operands, the flags, and a name."""
+
+    shapes: tuple[Shape, ...]
+    flags: Flags
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorCase:
+    """A row of the table.
+
+    Attributes:
+        name: Name of the operator in ``lapgrad``.
+        reference: The same function in differentiable operators of plain torch (without ``overwrite``).
+        recipes: Shapes and flags; the first one is small and typical.
+        kinds: For each operand what it must be: "spd", "triangular" or "general".
+        operands: Names of the tensor arguments.
+        overwrites: Position of the operand that ``overwrite=True`` reuses.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    recipes: tuple[Recipe, ...]
+    kinds: tuple[str, ...]
+    operands: tuple[str, ...]
+    overwrites: int | None = None
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        return getattr(lapgrad, self.name)
+
+    def samples(
+        self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False
+    ) -> list[Sample]:
+        """All samples; the same numbers on every call."""
+        return [self._make(recipe, dtype, device, requires_grad) for recipe in self.recipes]
+
+    def small(
+        self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False
+    ) -> Sample:
+        """One typical sample without a batch, for what is slow to test."""
+        return self._make(self.recipes[0], dtype, device, requires_grad)
+
+    def batched(self, batch: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Sample:
+        """The small sample with leading dimensions ``batch`` on every operand."""
+        first = self.recipes[0]
+        recipe = Recipe(
+            tuple((*batch, *shape) for shape in first.shapes), first.flags, f"{first.id} batch {batch}"
+        )
+        return self._make(recipe, dtype, device, False)
+
+    def _make(self, recipe: Recipe, dtype: torch.dtype, device: str, requires_grad: bool) -> Sample:
+        generator = torch.Generator().manual_seed(len(recipe.id))
+        args = tuple(
+            MAKERS[kind](shape, generator).to(device=device, dtype=dtype).requires_grad_(requires_grad)
+            for kind, shape in zip(self.kinds, recipe.shapes, strict=True)
+        )
+        return Sample(args, dict(recipe.flags), recipe.id)
+
+    def differentiable(self, fn: Callable[..., Any], kwargs: Flags) -> Callable[..., Any]:
+        """``fn`` as a function of unconstrained operands, with its differentiable results joined.
+
+        A matrix that has to be symmetric is symmetrised first, so that finite differences stay on the
+        manifold.
+        """
+
+        def on_manifold(*args: Tensor) -> Tensor:
+            structured = [
+                0.5 * (arg + arg.mT) if kind == "spd" else arg
+                for kind, arg in zip(self.kinds, args, strict=True)
+            ]
+            return joined(fn(*structured, **kwargs))
+
+        return on_manifold
+
+
+def joined(result: Any) -> Tensor:
+    """What an operator returns as one tensor: several results as rows side by side, a status left out."""
+    if isinstance(result, Tensor):
+        return result
+    parts = [part for part in result if part.is_floating_point()]
+    if len(parts) == 1:
+        return parts[0]
+    batch = max(0, max(part.dim() for part in parts) - 2)
+    return torch.cat([part.flatten(batch) for part in parts], -1)
+
+
+def _general(shape: Shape, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _spd(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Positive definite, eigenvalues between about 1/2 and 5; exactly symmetric."""
+    X = _general(shape, generator)
+    n = shape[-1]
+    return X @ X.mT / max(n, 1) + 0.5 * torch.eye(n, dtype=torch.float64)
+
+
+def _triangular(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Both triangles are well conditioned, and neither is zero, so that reading the wrong one shows."""
+    n = shape[-1]
+    return 0.3 * _general(shape, generator) + 1.5 * torch.eye(n, dtype=torch.float64)
+
+
+MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
+    "general": _general,
+    "spd": _spd,
+    "triangular": _triangular,
+}
+
+
+def all_flags(**choices: tuple[Any, ...]) -> Iterator[Flags]:
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
+
+
+def named(shapes: tuple[Shape, ...], flags: Flags) -> Recipe:
+    described = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
+    described += [f"{name}={value}" for name, value in flags.items()]
+    return Recipe(shapes, flags, " ".join(described))
+
+
+SQUARE_SHAPES: tuple[Shape, ...] = ((5, 5), (0, 0), (1, 1), (3, 5, 5), (0, 5, 5), (2, 1, 3, 3), (3, 0, 0))
+
+#: Leading dimensions of two operands that meet: equal, empty, broadcast both ways, one shared by a batch.
+BATCH_PAIRS: tuple[tuple[Shape, Shape], ...] = (
+    ((3,), (3,)),
+    ((0,), (0,)),
+    ((2, 1), (3,)),
+    ((), (3,)),
+    ((1,), (2, 3)),
+    ((1, 1), (3,)),
+    ((), (0,)),
+    ((3,), ()),
+)
+
+
+def square_recipes(**choices: tuple[Any, ...]) -> tuple[Recipe, ...]:
+    flags = list(all_flags(**choices))
+    return tuple(named((shape,), flag) for shape in SQUARE_SHAPES for flag in flags)
