@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-import lapgrad
+from public import OPERATORS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "lapgrad"
@@ -22,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_kernels",),
     ("_layout", "_define", "_define_public"),
     ("ops",),
+    ("linalg", "fused"),
     ("lapgrad",),
     ("info", "bench", "demo"),
     ("cli",),
@@ -151,19 +151,15 @@ def test_includes_of_the_core_exist() -> None:
             assert (CORE / name).exists(), f"{file.name} includes {name}"
 
 
-def operators() -> dict[str, str]:
-    """Public operators and the modules they come from."""
-    public = {name: getattr(lapgrad, name) for name in lapgrad.__all__}
-    modules = {name: getattr(value, "__module__", "") for name, value in public.items() if name.islower()}
-    return {name: module for name, module in modules.items() if module.startswith("lapgrad.ops")}
-
-
 def test_one_stem_one_file() -> None:
     """``potrf`` and its variant ``potrf_ex`` are ``ops/potrf.py``, and no file is without its operator."""
-    for name, module in operators().items():
-        assert module == f"lapgrad.ops.{name.removesuffix('_ex')}"
-    stems = {file.stem for file in (PACKAGE / "ops").glob("*.py") if not file.stem.startswith("_")}
-    assert stems == {name.removesuffix("_ex") for name in operators()}
+    for folder, prefix in (("ops", ""), ("linalg", "linalg."), ("fused", "fused.")):
+        names = {name for name in OPERATORS if name.rpartition(".")[0] == prefix.rstrip(".")}
+        own = {name: name.removeprefix(prefix).removesuffix("_ex") for name in names}
+        for name, stem in own.items():
+            assert OPERATORS[name].__module__ == f"lapgrad.{folder}.{stem}"
+        stems = {file.stem for file in (PACKAGE / folder).glob("*.py") if not file.stem.startswith("_")}
+        assert stems == set(own.values())
 
 
 def test_everything_bound_is_called() -> None:
@@ -178,4 +174,4 @@ def test_everything_bound_is_called() -> None:
 @pytest.mark.parametrize("stem", ["potrf", "trsm", "trmm", "gemmt"])
 def test_recursions_have_a_header_of_their_name(stem: str) -> None:
     assert (CORE / f"{stem}.h").exists()
-    assert stem in operators()
+    assert stem in OPERATORS

@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from lapgrad import fused, linalg
 from lapgrad._errors import (
     DeviceError,
     DTypeError,
@@ -45,9 +46,11 @@ __all__ = [
     "copyltu",
     "extractdiag",
     "extracttrian",
+    "fused",
     "gemm",
     "gemm2",
     "gemmt",
+    "linalg",
     "makediag",
     "maketrian",
     "potrf",

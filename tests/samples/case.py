@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ class OperatorCase:
     """A row of the table.
 
     Attributes:
-        name: Name of the operator in ``lapgrad``.
+        name: Name of the operator in ``lapgrad``: ``potrf``, ``linalg.lstsq``.
         reference: The same function in differentiable operators of plain torch (without ``overwrite``).
         recipes: Shapes and flags; the first one is small and typical.
         kinds: For each operand what it must be: "spd", "triangular" or "general".
@@ -56,7 +57,7 @@ class OperatorCase:
 
     @property
     def fn(self) -> Callable[..., Any]:
-        return getattr(lapgrad, self.name)
+        return operator.attrgetter(self.name)(lapgrad)
 
     def samples(
         self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False

@@ -71,17 +71,19 @@ class Operator:
         forward, backward: work for one matrix of the batch.
         unit: what the work is counted in: flops, or elements moved for operators without arithmetic.
         lower: positions of lower triangular inputs: only that triangle of their gradient is compared.
+        signs: whether rows of the results may differ in sign, as eigenvectors may.
     """
 
     name: str
-    ours: Callable[..., Tensor]
-    peer: Callable[..., Tensor]
+    ours: Callable[..., Tensor | tuple[Tensor, ...]]
+    peer: Callable[..., Tensor | tuple[Tensor, ...]]
     peer_text: str
     inputs: Generate
     forward: Callable[[int, int], float]
     backward: Callable[[int, int], float]
     unit: Literal["flop", "element"] = "flop"
     lower: tuple[int, ...] = ()
+    signs: bool = False
 
 
 @dataclass(frozen=True)

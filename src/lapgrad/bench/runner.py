@@ -100,12 +100,18 @@ def thread_count(threads: int) -> Iterator[None]:
 class Side:
     """One of the two sides (lapgrad, torch) of a case, with a graph ready for backward."""
 
-    def __init__(self, function: Any, inputs: Sequence[Tensor], cotangent: Tensor) -> None:
+    def __init__(
+        self, function: Any, inputs: Sequence[Tensor], weights: Sequence[Tensor], signs: bool
+    ) -> None:
         self.function = function
         self.plain = tuple(inputs)
         self.tracked = tuple(x.detach().requires_grad_() for x in inputs)
-        self.result: Tensor = function(*self.tracked)
-        self.cotangent = cotangent
+        self.results = as_tuple(function(*self.tracked))
+        # Where the sign of a row is free, a cotangent that changes with it gives the same gradient for both.
+        self.cotangents = tuple(
+            weight * result.detach() if signs else weight
+            for weight, result in zip(weights, self.results, strict=True)
+        )
 
     def thunk(self, phase: Phase) -> Thunk:
         """The function to be timed."""
@@ -121,25 +127,37 @@ class Side:
         return lambda: function(*inputs)
 
     def _backward(self) -> Thunk:
-        result, inputs, cotangent, grad = self.result, self.tracked, self.cotangent, torch.autograd.grad
-        return lambda: grad(result, inputs, cotangent, retain_graph=True)
+        results, inputs, cotangents, grad = self.results, self.tracked, self.cotangents, torch.autograd.grad
+        return lambda: grad(results, inputs, cotangents, retain_graph=True)
 
     def _step(self) -> Thunk:
-        function, inputs, cotangent, grad = self.function, self.tracked, self.cotangent, torch.autograd.grad
-        return lambda: grad(function(*inputs), inputs, cotangent)
+        function, inputs, cotangents, grad = self.function, self.tracked, self.cotangents, torch.autograd.grad
+        return lambda: grad(function(*inputs), inputs, cotangents)
 
 
 def _prepare(case: Case) -> tuple[Side, Side]:
     generator = torch.Generator().manual_seed(0)
     inputs = case.operator.inputs(case.shape, case.dtype, generator)
+    operator = case.operator
     with torch.no_grad():
-        result = case.operator.peer(*inputs)
-    cotangent = torch.randn(result.shape, dtype=case.dtype, generator=generator)
-    return Side(case.operator.ours, inputs, cotangent), Side(case.operator.peer, inputs, cotangent)
+        results = as_tuple(operator.peer(*inputs))
+    weights = [torch.randn(result.shape, dtype=case.dtype, generator=generator) for result in results]
+    return (
+        Side(operator.ours, inputs, weights, operator.signs),
+        Side(operator.peer, inputs, weights, operator.signs),
+    )
+
+
+def as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of an operator, one or several."""
+    return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
 def _compare(case: Case, ours: Side, peer: Side) -> None:
-    pairs = {"the result": (ours.result.detach(), peer.result.detach())}
+    pairs = {}
+    for i, (mine, theirs) in enumerate(zip(ours.results, peer.results, strict=True)):
+        mine, theirs = mine.detach(), theirs.detach()
+        pairs[f"result {i}"] = (mine.abs(), theirs.abs()) if case.operator.signs else (mine, theirs)
     for i, (mine, theirs) in enumerate(zip(ours.gradients(), peer.gradients(), strict=True)):
         lower = i in case.operator.lower
         pairs[f"gradient {i}"] = (mine.tril(), theirs.tril()) if lower else (mine, theirs)
