@@ -4,11 +4,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 from lapgrad import fused, linalg
 from lapgrad._errors import (
+    ConvergenceError,
+    DegenerateSpectrumError,
+    DegenerateSpectrumWarning,
     DeviceError,
     DTypeError,
     LapgradError,
     NonFiniteError,
     NotPositiveDefiniteError,
+    OptionError,
     ShapeError,
     SingularMatrixError,
     SizeError,
@@ -33,12 +37,16 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "ConvergenceError",
     "DTypeError",
+    "DegenerateSpectrumError",
+    "DegenerateSpectrumWarning",
     "DeviceError",
     "Factorisation",
     "LapgradError",
     "NonFiniteError",
     "NotPositiveDefiniteError",
+    "OptionError",
     "ShapeError",
     "SingularMatrixError",
     "SizeError",

@@ -37,6 +37,10 @@ class SizeError(LapgradError, OverflowError):
     """A dimension is larger than the 32-bit integers of BLAS can count."""
 
 
+class OptionError(LapgradError, ValueError):
+    """A keyword argument has a value that the operator does not know."""
+
+
 class NotPositiveDefiniteError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
     """A matrix handed to a Cholesky factorisation is not positive definite.
 
@@ -86,6 +90,71 @@ class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):  # type: igno
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (*self.args, self.item, self.index)
+
+
+class ConvergenceError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+    """The iteration for eigenvalues or singular values did not converge.
+
+    Attributes:
+        item: Batch index of the first matrix that failed; ``()`` when there is no batch.
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.item = item
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item)
+
+
+class DegenerateSpectrumError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+    """A gradient was asked for that does not exist: the loss tells equal eigen- or singular values apart.
+
+    Attributes:
+        item: Batch index of the first matrix with such values; ``()`` when there is no batch.
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.item = item
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item)
+
+
+class DegenerateSpectrumWarning(RuntimeWarning):
+    """A gradient does not exist, because the loss tells equal eigen- or singular values apart."""
+
+
+def unknown_option(operator: str, argument: str, value: object, known: Sequence[str]) -> OptionError:
+    """``value`` is not among the words that ``argument`` may be."""
+    return OptionError(f"{operator}: {argument} must be one of {', '.join(map(repr, known))}, got {value!r}.")
+
+
+def not_finite(operator: str, argument: str, batch: Sequence[int], flat: int) -> NonFiniteError:
+    """Item ``flat`` of the batch holds a NaN or an infinity."""
+    item = batch_index(flat, batch)
+    return NonFiniteError(f"{operator}: {_item_name(argument, item)} contains NaN or infinity.", item)
+
+
+def not_converged(operator: str, argument: str, batch: Sequence[int], flat: int) -> ConvergenceError:
+    """LAPACK gave up on item ``flat`` of the batch."""
+    item = batch_index(flat, batch)
+    return ConvergenceError(
+        f"{operator}: the iteration for {_item_name(argument, item)} did not converge. Its entries are "
+        f"finite; scaling or a small perturbation of the matrix may help.",
+        item,
+    )
+
+
+def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> DegenerateSpectrumError:
+    """The gradient of item ``flat`` of the batch does not exist."""
+    item = batch_index(flat, batch)
+    return DegenerateSpectrumError(
+        f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
+        f"that are equal to working precision (or on vectors of zero ones): it has no derivative there.",
+        item,
+    )
 
 
 def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
