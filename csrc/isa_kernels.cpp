@@ -2,6 +2,7 @@
 #include "isa.h"
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -14,6 +15,8 @@ namespace {
 #include "product.h"
 
 #include "leaves.h"
+
+#include "fixed.h"
 
 #include "lanes.h"
 

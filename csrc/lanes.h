@@ -254,6 +254,10 @@ void multiply(const LaneView<T>& L, const LaneView<T>& X) {
 template <class T, bool Solve>
 void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, index_t begin, index_t end,
                    void* scratch) {
+    if (!Solve && with_fixed_order({L.rows, A.cols}, [&](auto order) {
+            (lower ? fixed_triangle<T, order, true> : fixed_triangle<T, order, false>)(L, A, X, begin, end);
+        }))
+        return;
     Vec<T>* triangle_buffer = lane_buffer<T>(scratch);
     Vec<T>* side_buffer = triangle_buffer + lane_limit * lane_limit;
     for_groups<T>(begin, end, [&](Group<T> group) {
@@ -274,6 +278,10 @@ void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, i
 template <class T>
 void lane_product(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin, index_t end,
                   void* scratch) {
+    if (with_fixed_order({C.rows, A.cols}, [&](auto order) {
+            fixed_product<T, order>(alpha, A, B, C, symmetric, begin, end);
+        }))
+        return;
     Vec<T>* a_buffer = lane_buffer<T>(scratch);
     Vec<T>* b_buffer = a_buffer + lane_limit * lane_limit;
     Vec<T>* c_buffer = b_buffer + lane_limit * lane_limit;

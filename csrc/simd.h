@@ -15,13 +15,13 @@ constexpr int tile_rows = 4, tile_vectors = 2;  // 8 of 16
 template <class T>
 constexpr index_t lanes_of = vector_bytes / sizeof(T);
 
-template <class T>
+template <class T, int Bytes = vector_bytes>
 struct Simd {
-    static constexpr int W = vector_bytes / sizeof(T);
-    typedef T Vec __attribute__((vector_size(vector_bytes)));
-    typedef T Loose __attribute__((vector_size(vector_bytes), aligned(alignof(T)), may_alias));
+    static constexpr int W = Bytes / sizeof(T);
+    typedef T Vec __attribute__((vector_size(Bytes)));
+    typedef T Loose __attribute__((vector_size(Bytes), aligned(alignof(T)), may_alias));
     using Lane = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
-    typedef Lane Mask __attribute__((vector_size(vector_bytes)));
+    typedef Lane Mask __attribute__((vector_size(Bytes)));
 
     [[gnu::always_inline]] static Vec load(const T* p) { return *reinterpret_cast<const Loose*>(p); }
     [[gnu::always_inline]] static void store(T* p, Vec v) { *reinterpret_cast<Loose*>(p) = v; }
@@ -70,12 +70,16 @@ struct Simd {
 [[gnu::always_inline]] inline float square_root(float x) { return __builtin_sqrtf(x); }
 
 // Lane numbers, for masks.
+template <class S>
+[[gnu::always_inline]] inline typename S::Mask numbers_of() {
+    typename S::Mask numbers;
+#pragma GCC unroll 16
+    for (int l = 0; l < S::W; ++l) numbers[l] = l;
+    return numbers;
+}
 template <class T>
 [[gnu::always_inline]] inline typename Simd<T>::Mask lane_numbers() {
-    typename Simd<T>::Mask numbers;
-#pragma GCC unroll 16
-    for (int l = 0; l < Simd<T>::W; ++l) numbers[l] = l;
-    return numbers;
+    return numbers_of<Simd<T>>();
 }
 
 // dst (row-major, leading dimension ldd) := scale * src; whichever way src is stored.

@@ -64,6 +64,18 @@ def operand(tensor: Tensor) -> Operand:
     return tensor.data_ptr(), *found
 
 
+def hand_over(tensor: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
+    """``readable``, ``operand`` and, if ``flipped``, ``transposed`` in one: small matrices feel each call.
+
+    The tensor, which may be a copy, must outlive the call of the core.
+    """
+    if tensor.is_contiguous():
+        *_, rows, cols = tensor.shape
+        return tensor, (tensor.data_ptr(), rows * cols, *((1, cols) if flipped else (cols, 1)))
+    tensor = readable(tensor)
+    return tensor, transposed(operand(tensor)) if flipped else operand(tensor)
+
+
 def writable(out: Tensor) -> Tensor:
     """``out`` itself if the core can write into it, else a contiguous tensor to be copied back."""
     if out.is_contiguous() or strides(out) is not None:
