@@ -80,7 +80,9 @@ void triangle_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) 
     }
     // The order that decides about threads is that of a cube with as much work.
     const index_t order = m >= n ? std::max(n, std::min(m, 2 * n)) : n;
-    for_items(A.count, order, [&](index_t b, bool parallel) {
+    const index_t serial_order = Solve && plan::vendor_trsm<T>(n) ? plan::current.vendor_trsm_serial
+                                                                  : plan::serial_order(parallel::threads());
+    for_items(A.count, order, serial_order, [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), X[b], parallel);
         Solve ? trsm<T>(L[b], lower, X[b], parallel) : trmm<T>(L[b], lower, X[b], parallel);
     });

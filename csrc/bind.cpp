@@ -26,6 +26,9 @@ void bind_routine(const std::string& name, std::uintptr_t address) {
 void bind_threads(std::uintptr_t set_threads_local, bool serial_in_parallel_region) {
     blas::set_threads_local = reinterpret_cast<blas::set_threads_fn>(set_threads_local);
     blas::serial_in_parallel_region = serial_in_parallel_region;
+    plan::current = plan::Plan{};
+    const bool is_mkl = set_threads_local != 0;
+    if (is_mkl && isa::made_by_intel()) plan::use_vendor_routines(plan::current);
 }
 
 }  // namespace

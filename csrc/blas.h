@@ -16,8 +16,13 @@ using gemm_fn = void (*)(const char* ta, const char* tb, const blas_int* m, cons
                          const T* alpha, const T* a, const blas_int* lda, const T* b, const blas_int* ldb,
                          const T* beta, T* c, const blas_int* ldc);
 template <class T>
+using trsm_fn = void (*)(const char* side, const char* uplo, const char* trans, const char* diag, const blas_int* m,
+                         const blas_int* n, const T* alpha, const T* a, const blas_int* lda, T* b,
+                         const blas_int* ldb);
+template <class T>
 struct Routines {
     gemm_fn<T> gemm = nullptr;
+    trsm_fn<T> trsm = nullptr;
 };
 
 template <class T>
@@ -26,9 +31,9 @@ Routines<T>& routines();
 // Whether `stem` is a routine that is used here; its address is then kept.
 template <class T>
 bool bind(const std::string& stem, void* address) {
-    if (stem != "gemm") return false;
-    routines<T>().gemm = reinterpret_cast<gemm_fn<T>>(address);
-    return true;
+    if (stem == "gemm") routines<T>().gemm = reinterpret_cast<gemm_fn<T>>(address);
+    if (stem == "trsm") routines<T>().trsm = reinterpret_cast<trsm_fn<T>>(address);
+    return stem == "gemm" || stem == "trsm";
 }
 
 // mkl_set_num_threads_local, where the provider has it: returns the previous setting of this thread (0: global).
@@ -73,6 +78,18 @@ void gemm(T alpha, View<const T> A, View<const T> B, T beta, View<T> C) {
     const blas_int ldc = narrow(C.row_stride);
     routines<T>().gemm(b_rows ? "N" : "T", a_rows ? "N" : "T", &m, &n, &k, &alpha, B.data, &ldb, A.data, &lda, &beta,
                        C.data, &ldc);
+}
+
+// X := L^-1 X with a triangular L. A row-major X is a column-major X': (L^-1 X)' = X' L^-T, a solve from the right.
+template <class T>
+void trsm(View<const T> L, bool lower, View<T> X) {
+    const bool x_rows = X.row_major(), l_rows = L.row_major();
+    const blas_int m = narrow(x_rows ? X.cols : X.rows), n = narrow(x_rows ? X.rows : X.cols);
+    const blas_int ldl = narrow(l_rows ? L.row_stride : L.col_stride);
+    const blas_int ldx = narrow(x_rows ? X.row_stride : X.col_stride);
+    const T one = 1;
+    routines<T>().trsm(x_rows ? "R" : "L", lower != l_rows ? "L" : "U", x_rows == l_rows ? "N" : "T", "N", &m, &n, &one,
+                       L.data, &ldl, X.data, &ldx);
 }
 
 }  // namespace lapgrad::blas

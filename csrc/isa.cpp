@@ -65,6 +65,15 @@ bool supported(const char* name) {
     return !std::strcmp(name, "baseline");
 }
 
+bool made_by_intel() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
+
 const char* selected() { return current_name; }
 
 bool select(const char* name) {

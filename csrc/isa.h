@@ -61,6 +61,7 @@ const Kernels<T>& kernels() {
 // "avx512", "avx2", "baseline": the best one this machine runs, or the one that is asked for by name.
 const char* selected();
 bool supported(const char* name);
+bool made_by_intel();
 bool select(const char* name);
 
 }  // namespace lapgrad::isa

@@ -13,9 +13,9 @@ namespace lapgrad {
 // body(item index, parallel inside the item?) for every item: the items side by side when there are enough of them,
 // otherwise one after the other with all threads on each.
 template <class F>
-void for_items(index_t count, index_t order, F body) {
+void for_items(index_t count, index_t order, index_t serial_order, F body) {
     const int team = parallel::threads();
-    const bool inside = order > plan::serial_order(team);
+    const bool inside = order > serial_order;
     const bool beside = count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region;
     if (beside) {
         parallel::for_each(count, [&](index_t b) { body(b, false); });
@@ -23,6 +23,11 @@ void for_items(index_t count, index_t order, F body) {
     }
     const blas::OneThread serial(!inside || team == 1);
     for (index_t b = 0; b < count; ++b) body(b, inside && team > 1);
+}
+
+template <class F>
+void for_items(index_t count, index_t order, F body) {
+    for_items(count, order, plan::serial_order(parallel::threads()), body);
 }
 
 // Lanes pay from a few matrices on; items must be dense for the transposing loads.

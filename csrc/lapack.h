@@ -10,6 +10,9 @@ namespace lapgrad::lapack {
 
 using blas::blas_int;
 
+// Cholesky factor of the triangle `uplo`.
+template <class T>
+using potrf_fn = void (*)(const char* uplo, const blas_int* n, T* a, const blas_int* lda, blas_int* info);
 // A = Q R: reflectors below the diagonal of A, R on and above it.
 template <class T>
 using geqrf_fn = void (*)(const blas_int* m, const blas_int* n, T* a, const blas_int* lda, T* tau, T* work,
@@ -43,6 +46,7 @@ using getrs_fn = void (*)(const char* trans, const blas_int* n, const blas_int* 
 
 template <class T>
 struct Routines {
+    potrf_fn<T> potrf = nullptr;
     geqrf_fn<T> geqrf = nullptr;
     orgqr_fn<T> orgqr = nullptr;
     ormqr_fn<T> ormqr = nullptr;
@@ -68,6 +72,7 @@ bool bind(const std::string& stem, void* address) {
         known = true;
     };
     Routines<T>& all = routines<T>();
+    keep("potrf", all.potrf);
     keep("geqrf", all.geqrf);
     keep("orgqr", all.orgqr);
     keep("ormqr", all.ormqr);

@@ -14,10 +14,28 @@
 // Started from half of gL, S ends as the symmetric gradient of A.
 #pragma once
 
+#include <cmath>
+
 #include "gemmt.h"
+#include "lapack.h"
 #include "trsm.h"
 
 namespace lapgrad {
+
+// The library's factorisation, with the status that ours would give. LAPACK stops at the first pivot that is not
+// positive and leaves it in its place; an infinite pivot it takes for a positive one.
+template <class T>
+int factor_lower_by_vendor(View<T> A) {
+    const blas::blas_int n = blas::narrow(A.rows);
+    const bool by_rows = A.row_major();
+    const blas::blas_int ld = blas::narrow(by_rows ? A.row_stride : A.col_stride);
+    blas::blas_int info = 0;
+    lapack::routines<T>().potrf(by_rows ? "U" : "L", &n, A.data, &ld, &info);
+    const index_t end = info > 0 ? info : A.rows;
+    for (index_t k = 0; k < end; ++k)
+        if (!std::isfinite(A(k, k))) return -int(k + 1);
+    return info;
+}
 
 // 0, or potrf's info code: +k, leading minor k is not positive; -k, NaN or infinity at pivot k.
 template <class T>
@@ -26,6 +44,7 @@ int factor_lower(View<T> A, bool parallel) {
     if (n <= isa::leaf) return isa::kernels<T>().potrf(A, scratch<T>());
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
     parallel = parallel && !small.active();
+    if (parallel && plan::vendor_potrf<T>(n, parallel::threads())) return factor_lower_by_vendor<T>(A);
     const index_t first = split(n), second = n - first;
     const View<T> A11 = A.block(0, 0, first, first), A21 = A.block(first, 0, second, first),
                   A22 = A.block(first, first, second, second);

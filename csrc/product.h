@@ -90,7 +90,9 @@ void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T>
     const index_t k = A.cols;
     T* panel_buffer = scratch + product_limit * (product_limit + 8);
     // Packing A pays when several panels of B read it.
-    const bool packed = C.cols > full && k > 0;
+    // ... and when it would not stay in the innermost cache as it lies.
+    const bool small = C.rows <= leaf && C.cols <= leaf && k <= leaf;
+    const bool packed = C.cols > full && k > 0 && !small;
     const View<const T> left = packed ? pack_strips<T>(A, scratch) : A;
     for (index_t j = 0; j < C.cols; j += full) {
         const index_t width = C.cols - j < full ? C.cols - j : full;
@@ -98,7 +100,7 @@ void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T>
         const View<const T> panel = B.columns(j, width);
         const T* b = panel.data;
         index_t ldb = panel.row_stride;
-        if (panel.col_stride != 1 || width != vectors * W || C.rows >= 4 * tile_rows) {
+        if (panel.col_stride != 1 || width != vectors * W || (C.rows >= 4 * tile_rows && !small)) {
             ldb = vectors * W;
             if (width != ldb)
                 for (index_t p = 0; p < k; ++p)

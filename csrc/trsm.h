@@ -49,6 +49,7 @@ void for_column_slices(View<T> X, bool parallel, F body) {
 template <class T>
 void trsm(View<const T> L, bool lower, View<T> X, bool parallel) {
     if (L.rows == 0 || X.cols == 0) return;
+    if (plan::vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X);
     for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice); });
 }
 

@@ -11,6 +11,15 @@ import torch
 from lapgrad import _cpu
 
 NEVER, ALWAYS = 0, 10**6
+FROM_THE_FIRST = 1
+
+#: Solves and factorisations by the library that gives BLAS, at every order that has no kernel of its own.
+VENDOR = {
+    "vendor_trsm_f32": FROM_THE_FIRST,
+    "vendor_trsm_f64": FROM_THE_FIRST,
+    "vendor_potrf_few_f32": FROM_THE_FIRST,
+    "vendor_potrf_few_f64": FROM_THE_FIRST,
+}
 
 #: Entries of the plan (csrc/plan.h), and the number of threads.
 PATHS: dict[str, tuple[int, dict[str, int]]] = {
@@ -18,6 +27,9 @@ PATHS: dict[str, tuple[int, dict[str, int]]] = {
     "no lanes": (1, {"lane_order_f32": NEVER, "lane_order_f64": NEVER}),
     "own product": (1, {"own_product_f32": ALWAYS, "own_product_f64": ALWAYS}),
     "BLAS product": (1, {"own_product_f32": NEVER, "own_product_f64": NEVER}),
+    "vendor routines": (1, VENDOR),
+    "vendor routines, two threads": (2, {**VENDOR, "serial_order_few": NEVER, "vendor_trsm_serial": NEVER}),
+    "no vendor routines": (2, dict.fromkeys(VENDOR, NEVER)),
     "small tiles": (1, {"smallest_tile": 32, "largest_tile": 32}),
     "two threads": (2, {}),
     "two threads, serial items": (2, {"serial_order_few": ALWAYS, "serial_order_many": ALWAYS}),

@@ -1,9 +1,10 @@
 """Which BLAS and LAPACK the compiled core calls, and whose threads it runs on.
 
-The core is not linked against either: it gets function pointers at import. Of BLAS it takes gemm alone (every
-other routine is a recursion on products), of LAPACK the orthogonal factorisations. They come from the library
-that torch carries, so that both run on one thread pool; where that library does not export them, from the
-``mkl`` package, and then from SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
+The core is not linked against either: it gets function pointers at import. Of BLAS it takes gemm, every other
+routine being a recursion on products, and trsm; of LAPACK potrf and the orthogonal factorisations.
+csrc/plan.h says where trsm and potrf are used. They come from the library that torch carries, so that both
+run on one thread pool; where that library does not export them, from the ``mkl`` package, and then from
+SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 
-BLAS = ("gemm",)
-LAPACK = ("geqrf", "orgqr", "ormqr", "syevd", "gesdd", "getrf", "getrs")
+BLAS = ("gemm", "trsm")
+LAPACK = ("potrf", "geqrf", "orgqr", "ormqr", "syevd", "gesdd", "getrf", "getrs")
 ROUTINES = tuple(letter + stem for stem in BLAS + LAPACK for letter in "sd")
 
 
