@@ -39,6 +39,7 @@ namespace nb = nanobind;
 NB_MODULE(_core, m) {
     using namespace lapgrad;
     binding::bind_triangular(m);
+    binding::bind_potri(m);
     m.def("bind_routine", &binding::bind_routine);
     m.def("bind_threads", &binding::bind_threads);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },

@@ -20,6 +20,8 @@ namespace {
 
 #include "lanes.h"
 
+#include "lane_potri.h"
+
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
@@ -33,7 +35,9 @@ constexpr Kernels<T> make_table() {
             &lane_potrf_reverse<T>,
             &lane_triangle<T, true>,
             &lane_triangle<T, false>,
-            &lane_product<T>};
+            &lane_product<T>,
+            &lane_potri<T>,
+            &lane_potri_reverse<T>};
 }
 }  // namespace
 

@@ -19,6 +19,12 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "gemmt": {"transpose_a": (False, True), "transpose_b": (False, True), "lower": (True, False)},
     "syrk": {"transpose": (False, True)},
     "copyltu": {"lower": (True, False)},
+    "potri": {"lower": (True, False)},
+    "linalg.cho_solve": {"lower": (True, False)},
+    "linalg.logdet_psd": {"lower": (True, False)},
+    "linalg.solve_psd": {"lower": (True, False)},
+    "linalg.inverse_psd": {"lower": (True, False)},
+    "fused.mvn_nll": {"lower": (True, False)},
 }
 
 
@@ -32,6 +38,8 @@ def shapes(name: str, n: int, other: int, flags: Flags) -> tuple[Shape, ...]:
     """Shapes of the operands for matrices of order n; ``other`` is the other side of those not square."""
     if name in ("trsm", "trmm"):
         return (n, n), (other, n) if flags.get("rightside") else (n, other)
+    if name in ("linalg.cho_solve", "linalg.solve_psd", "fused.mvn_nll"):
+        return (n, n), (n, other)
     if name == "gemmt":
         wide, tall = (other, n), (n, other)
         return wide if flags.get("transpose_a") else tall, tall if flags.get("transpose_b") else wide

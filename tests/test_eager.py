@@ -84,6 +84,12 @@ SAVED = {
     "makediag": (0,),
     "extracttrian": (0,),
     "maketrian": (0,),
+    "potri": (1,),
+    "linalg.cho_solve": (2, 1),
+    "linalg.logdet_psd": (1,),
+    "linalg.solve_psd": (2, 1),
+    "linalg.inverse_psd": (1,),
+    "fused.mvn_nll": (2, 2),
 }
 
 
@@ -311,7 +317,7 @@ def test_backward_twice(case: OperatorCase) -> None:
     assert_all_close(list(again), list(once), 0)
 
 
-@pytest.mark.parametrize("name", ["potrf", "potrf_ex", "syrk", "sumlogdiag"])
+@pytest.mark.parametrize("name", ["potrf", "potrf_ex", "potri", "syrk", "sumlogdiag"])
 @pytest.mark.parametrize("how", ["backward", "func.grad", "vmap of grad"])
 def test_first_derivative_runs_the_fused_kernel(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
     case = OPERATORS[name]

@@ -149,6 +149,12 @@ def test_not_square(case: OperatorCase, batch: Shape) -> None:
         ("gemmt", ((2, 3, 4), (5, 4, 3)), {}),
         ("gemm2", ((2, 3, 4), (5, 4, 3)), {}),
         ("gemm", ((2, 3, 4), (4, 3), (5, 3, 3)), {}),
+        ("linalg.cho_solve", ((3, 3), (4, 2)), {}),
+        ("linalg.cho_solve", ((2, 3, 3), (5, 3, 2)), {}),
+        ("linalg.solve_psd", ((3, 3), (2, 3)), {}),
+        ("linalg.solve_psd", ((2, 3, 3), (5, 3, 2)), {}),
+        ("fused.mvn_nll", ((3, 3), (4, 1)), {}),
+        ("fused.mvn_nll", ((2, 3, 3), (5, 3, 1)), {}),
     ],
 )
 def test_shapes_that_do_not_fit(name: str, shapes: tuple[Shape, ...], flags: Flags) -> None:

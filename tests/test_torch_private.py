@@ -192,8 +192,8 @@ for case in OPERATORS.values():
     if case.overwrites is not None:
         operands = [arg.clone() for arg in args]
         case.fn(*operands, **sample.kwargs, overwrite=True)
-        expected = theirs(*args)
-        assert_all_close(operands[case.overwrites], expected)
+        if case.leaves_result:
+            assert_all_close(operands[case.overwrites], theirs(*args))
 print("all operators pass")
 """
 

@@ -88,7 +88,9 @@ def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("way", PATHS)
-@pytest.mark.parametrize("name", ["trsm", "trmm", "gemmt", "syrk"])
+@pytest.mark.parametrize(
+    "name", ["trsm", "trmm", "gemmt", "syrk", "linalg.cho_solve", "linalg.solve_psd", "fused.mvn_nll"]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:
     """Flat and tall: one column, fewer than a vector, across slices and tiles, far more than rows."""
@@ -102,15 +104,25 @@ def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:
 @pytest.mark.parametrize("way", PATHS)
 @pytest.mark.parametrize("n", [5, 32, 65, 129])
 def test_symmetric_to_the_last_bit(n: int, way: str) -> None:
-    """syrk and copyltu return symmetric matrices, and potrf's gradient is one."""
+    """syrk, copyltu and inverses are symmetric, and so are gradients of symmetric matrices."""
     A = sample("potrf", n, {}).args[0].requires_grad_()
+    B = sample("linalg.solve_psd", n, {}, other=3).args[1]
+    functions = {
+        "potrf": lapgrad.potrf,
+        "logdet_psd": lapgrad.linalg.logdet_psd,
+        "solve_psd": lambda A: lapgrad.linalg.solve_psd(A, B),
+        "inverse_psd": lapgrad.linalg.inverse_psd,
+        "mvn_nll": lambda A: lapgrad.fused.mvn_nll(A, B),
+    }
     with path(way):
-        for result in (lapgrad.syrk(A.detach()), lapgrad.copyltu(A.detach()), *_gradient(A)):
-            assert torch.equal(result, result.mT)
-
-
-def _gradient(A: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(lapgrad.potrf(A).sin().sum(), A)
+        results = {
+            f.__name__: f(A.detach())
+            for f in (lapgrad.syrk, lapgrad.copyltu, lapgrad.potri, lapgrad.linalg.inverse_psd)
+        }
+        for name, f in functions.items():
+            (results[f"gradient of {name}"],) = torch.autograd.grad(f(A).sin().sum(), A)
+        for name, result in results.items():
+            assert torch.equal(result, result.mT), name
 
 
 @pytest.mark.parametrize("way", PATHS)

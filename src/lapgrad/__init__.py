@@ -26,6 +26,7 @@ from lapgrad.ops.gemmt import gemmt
 from lapgrad.ops.makediag import makediag
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import Factorisation, potrf, potrf_ex
+from lapgrad.ops.potri import potri
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trmm import trmm
@@ -63,6 +64,7 @@ __all__ = [
     "maketrian",
     "potrf",
     "potrf_ex",
+    "potri",
     "sumlogdiag",
     "syrk",
     "trmm",

@@ -79,11 +79,13 @@ class Overwriting:
         operand: Position of the operand that receives the (first) result.
         argument: Its name in messages.
         kernel: Writes the result there; returns the further results, if there are any.
+        operator: Name of the operator in messages, where users know it by another one than the registered.
     """
 
     operand: int
     argument: str
     kernel: Callable[..., Any]
+    operator: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +179,8 @@ def define(
     call = call_on_one if operands == 1 else call_on_several
     if overwriting is None:
         return Operator(call, call, call, dispatched)
-    overwrite, consume = _overwriting_doors(name, call, formulas, overwriting)
+    several_results = schema.partition("->")[2].count("Tensor") > 1
+    overwrite, consume = _overwriting_doors(name, call, formulas, overwriting, several_results)
     return Operator(call, overwrite, consume, dispatched)
 
 
@@ -276,13 +279,18 @@ def _remember(formulas: Formulas) -> Callable[..., None]:
 
 
 def _overwriting_doors(
-    name: str, call: Callable[..., Any], formulas: Formulas, overwriting: Overwriting
+    name: str,
+    call: Callable[..., Any],
+    formulas: Formulas,
+    overwriting: Overwriting,
+    several_results: bool,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``overwrite`` and ``consume`` of an operator."""
     operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
     slots_by_need = formulas.slots_by_need()
     apply = _overwriting_function(name, formulas, overwriting)
     copying_back = _copying_back(call, formulas, overwriting)
+    known_as = overwriting.operator or name
 
     def write_into_target(arguments: tuple[Any, ...]) -> Any:
         target = arguments[position]
@@ -306,10 +314,10 @@ def _overwriting_doors(
         if not skips_dispatcher(tensors):
             return copying_back(*arguments)
         if _torch_private.internally_overlapping(target):
-            raise _errors.overwritten_overlap(name, overwriting.argument, target)
+            raise _errors.overwritten_overlap(known_as, overwriting.argument, target)
         if is_grad_enabled() and target.requires_grad and _torch_private.is_leaf_or_view_of_one(target):
-            raise _errors.overwritten_leaf(name, overwriting.argument)
-        if formulas.constant_results and _torch_private.is_view(target):
+            raise _errors.overwritten_leaf(known_as, overwriting.argument)
+        if several_results and _torch_private.is_view(target):
             # PyTorch does not record an in-place change of a view by a function with several results.
             return copying_back(*arguments)
         apart = [

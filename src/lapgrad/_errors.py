@@ -227,6 +227,16 @@ def factorisation_failed(
     )
 
 
+def in_the_name_of(
+    operator: str, inner: str, error: NotPositiveDefiniteError | NonFiniteError
+) -> LapgradError:
+    """The error that ``inner`` has raised, on behalf of another operator."""
+    message = str(error).replace(f"{inner}:", f"{operator}:", 1)
+    if isinstance(error, NonFiniteError):
+        return NonFiniteError(message, error.item, error.pivot)
+    return NotPositiveDefiniteError(message, error.item, error.minor)
+
+
 def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrixError:
     """Entry ``index`` on the diagonal of the triangular matrix ``item`` of L is zero."""
     return SingularMatrixError(

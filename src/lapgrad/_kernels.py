@@ -20,9 +20,13 @@ Kernel = Callable[..., Any]
 ROUTINES = (
     "potrf",
     "potrf_vjp",
+    "potri",
+    "potri_update",
+    "potri_vjp",
     "trsm",
     "trmm",
     "gemmt",
+    "gemmt_sum",
     "syrk",
     "syrk_vjp",
     "gemm",

@@ -46,6 +46,7 @@ class OperatorCase:
         kinds: For each operand what it must be: "spd", "triangular" or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
+        leaves_result: Whether it then holds the (first) result; else what the result was made from.
     """
 
     name: str
@@ -54,6 +55,12 @@ class OperatorCase:
     kinds: tuple[str, ...]
     operands: tuple[str, ...]
     overwrites: int | None = None
+    leaves_result: bool = True
+
+    @property
+    def registered(self) -> str:
+        """Name of the operator under ``torch.ops.lapgrad``."""
+        return self.name.rpartition(".")[2]
 
     @property
     def fn(self) -> Callable[..., Any]:

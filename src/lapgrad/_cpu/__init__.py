@@ -6,7 +6,9 @@ Routines that gain nothing from compiled code are those of ``_fallback``.
 from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
 from lapgrad._cpu.copyltu import copyltu
 from lapgrad._cpu.gemmt import gemmt
+from lapgrad._cpu.gemmt_sum import gemmt_sum
 from lapgrad._cpu.potrf import potrf, potrf_vjp
+from lapgrad._cpu.potri import potri, potri_update, potri_vjp
 from lapgrad._cpu.syrk import syrk, syrk_vjp
 from lapgrad._cpu.trmm import trmm
 from lapgrad._cpu.trsm import trsm
@@ -19,8 +21,12 @@ __all__ = [
     "core",
     "describe",
     "gemmt",
+    "gemmt_sum",
     "potrf",
     "potrf_vjp",
+    "potri",
+    "potri_update",
+    "potri_vjp",
     "switched_off",
     "syrk",
     "syrk_vjp",

@@ -12,9 +12,11 @@ from lapgrad._fallback.extractdiag import extractdiag
 from lapgrad._fallback.extracttrian import extracttrian
 from lapgrad._fallback.gemm import gemm
 from lapgrad._fallback.gemmt import gemmt
+from lapgrad._fallback.gemmt_sum import gemmt_sum
 from lapgrad._fallback.makediag import makediag
 from lapgrad._fallback.maketrian import maketrian
 from lapgrad._fallback.potrf import potrf, potrf_vjp
+from lapgrad._fallback.potri import potri, potri_update, potri_vjp
 from lapgrad._fallback.sumlogdiag import sumlogdiag, sumlogdiag_vjp
 from lapgrad._fallback.syrk import syrk, syrk_vjp
 from lapgrad._fallback.trmm import trmm
@@ -26,10 +28,14 @@ __all__ = [
     "extracttrian",
     "gemm",
     "gemmt",
+    "gemmt_sum",
     "makediag",
     "maketrian",
     "potrf",
     "potrf_vjp",
+    "potri",
+    "potri_update",
+    "potri_vjp",
     "sumlogdiag",
     "sumlogdiag_vjp",
     "syrk",

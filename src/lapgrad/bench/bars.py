@@ -6,6 +6,7 @@ process, medians, forward and backward separately.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 import lapgrad as lg
-from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name
+from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name, logdet_by_cholesky
 from lapgrad.bench.coexist import alternate
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.runner import Measurement, Phase, measure, measure_alone, thread_count
@@ -126,6 +127,7 @@ def _few_cores() -> Iterator[Bar]:
     for n in (1024, 2048, 4096):
         yield from _speedups("syrk", n, (1.6, 1.7), (1.6, 1.7))
         yield from _speedups("trmm", n, (1.6, 1.5), (1.6, 1.5))
+    yield from _positive_definite()
     for dtype in _FLOATS:
         one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
         yield _speedup(one, "forward", 1.0)
@@ -134,6 +136,29 @@ def _few_cores() -> Iterator[Bar]:
     yield _memory("backward", 1.1, _potrf_backward)
     what = "potrf and torch.mm in turns / each alone"
     yield Bar(what, "≤", 1.15, lambda bench: alternate(bench.seconds).ratio)
+
+
+def _positive_definite() -> Iterator[Bar]:
+    yield from _speedups("potri", 1024, (1.2, 2.0), (1.2, 2.0))
+    yield from _speedups("potri", "1000x8x8", (2.0, 2.0), (2.0, 2.0))
+    logdet = OPERATORS["linalg.logdet_psd"]
+    by_cholesky = dataclasses.replace(
+        logdet, name=f"{logdet.name} against Cholesky", peer=logdet_by_cholesky, peer_text="by cholesky(A)"
+    )
+    for dtype in _FLOATS:
+        for operator, bound in (
+            (logdet, 1.5),
+            (by_cholesky, 2.5),
+            (OPERATORS["linalg.solve_psd"], 1.0),
+            (OPERATORS["linalg.inverse_psd"], 1.0),
+        ):
+            yield _speedup(Case(operator, Shape(1024, 1024), dtype), "step", bound)
+        for n in (2048, 4096):
+            yield _speedup(Case(OPERATORS["fused.mvn_nll"], Shape(n, n), dtype), "step", 3.5)
+        small = Shape.parse("1000x8x8")
+        for name in ("linalg.logdet_psd", "linalg.solve_psd", "linalg.inverse_psd", "fused.mvn_nll"):
+            yield _speedup(Case(OPERATORS[name], small, dtype), "step", 2.0)
+    yield _memory("value and gradient with overwrite", 1.1, _overwriting_mvn_nll, "fused.mvn_nll")
 
 
 def _many_cores() -> Iterator[Bar]:
@@ -184,7 +209,9 @@ def _scaling(case: Case, phase: Phase, bound: float) -> Bar:
 _MEMORY_N = 4096
 
 
-def _memory(phase: str, bound: float, prepare: Callable[[torch.Tensor], Callable[[], Any]]) -> Bar:
+def _memory(
+    phase: str, bound: float, prepare: Callable[[torch.Tensor], Callable[[], Any]], name: str = "potrf"
+) -> Bar:
     def value(bench: Bench) -> float:
         if not measurable():
             return float("nan")
@@ -192,7 +219,7 @@ def _memory(phase: str, bound: float, prepare: Callable[[torch.Tensor], Callable
         (A,) = OPERATORS["potrf"].inputs(Shape(_MEMORY_N, _MEMORY_N), torch.float64, generator)
         return peak_extra_bytes(prepare(A)) / (A.numel() * A.itemsize)
 
-    what = f"potrf {_MEMORY_N} {dtype_name(torch.float64)} {phase}, extra peak memory"
+    what = f"{name} {_MEMORY_N} {dtype_name(torch.float64)} {phase}, extra peak memory"
     return Bar(what, "≤", bound, value, " n²")
 
 
@@ -210,3 +237,15 @@ def _potrf_backward(A: torch.Tensor) -> Callable[[], Any]:
     A.requires_grad_()
     L, cotangent = lg.potrf(A), torch.ones_like(A)
     return lambda: torch.autograd.grad(L, A, cotangent, retain_graph=True)
+
+
+def _overwriting_mvn_nll(A: torch.Tensor) -> Callable[[], Any]:
+    """The factor overwrites A, and the gradient is the one buffer that is allocated."""
+    leaf, y = A.requires_grad_(), torch.ones_like(A[:, :1])
+    room = torch.empty_like(A)
+
+    def call() -> Any:
+        work = room.detach().copy_(leaf)  # recorded: gradients reach the leaf without another buffer
+        return torch.autograd.grad(lg.fused.mvn_nll(work, y, overwrite=True), leaf)
+
+    return call

@@ -71,6 +71,7 @@ class Operator:
         forward, backward: work for one matrix of the batch.
         unit: what the work is counted in: flops, or elements moved for operators without arithmetic.
         lower: positions of lower triangular inputs: only that triangle of their gradient is compared.
+        symmetric: positions of symmetric inputs: the symmetric part of their gradient is compared.
         signs: whether rows of the results may differ in sign, as eigenvectors may.
     """
 
@@ -83,6 +84,7 @@ class Operator:
     backward: Callable[[int, int], float]
     unit: Literal["flop", "element"] = "flop"
     lower: tuple[int, ...] = ()
+    symmetric: tuple[int, ...] = ()
     signs: bool = False
 
 
@@ -134,6 +136,16 @@ def _triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> T
 def _triangle_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
     return _triangle(shape, dtype, generator), A
+
+
+def _symmetric_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    B = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return (*_symmetric(shape, dtype, generator), B)
+
+
+def _symmetric_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    y = _normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
+    return (*_symmetric(shape, dtype, generator), y)
 
 
 def _one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -202,6 +214,20 @@ def _multiply_and_add(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     return torch.addmm(C, A, B) if A.ndim == 2 else C + A @ B
 
 
+def logdet_by_cholesky(A: Tensor) -> Tensor:
+    """The other way to a log determinant in torch; its backward is the slower one."""
+    return 2.0 * torch.linalg.cholesky(A).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _normal_nll(A: Tensor, y: Tensor) -> Tensor:
+    # As torch.distributions.MultivariateNormal does it; with cholesky_solve it takes longer.
+    L = torch.linalg.cholesky(A)
+    whitened = torch.linalg.solve_triangular(L, y, upper=False)
+    half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    constant = 0.5 * math.log(2.0 * math.pi) * y.shape[-2]
+    return 0.5 * whitened.square().sum((-2, -1)) + half_logdet + constant
+
+
 # fmt: off
 _ROWS = (
     Operator(
@@ -262,6 +288,36 @@ _ROWS = (
     Operator(
         "copyltu", lg.copyltu, lambda A: A.tril() + A.tril(-1).mT, "A.tril() + A.tril(-1).mT", _one_square,
         lambda n, m: 1.5 * n * n, lambda n, m: 1.5 * n * n, "element",
+    ),
+
+    # Functions of positive definite matrices.
+    Operator(
+        "potri", lg.potri, torch.cholesky_inverse, "torch.cholesky_inverse(L)", _one_triangle,
+        lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3, lower=(0,),
+    ),
+    Operator(
+        "linalg.cho_solve", lg.linalg.cho_solve, lambda L, B: torch.cholesky_solve(B, L),
+        "torch.cholesky_solve(B, L)", _triangle_and_matrix,
+        lambda n, m: 2 * n * n * m, lambda n, m: 5 * n * n * m, lower=(0,),
+    ),
+    Operator(
+        "linalg.logdet_psd", lg.linalg.logdet_psd, torch.logdet, "torch.logdet(A)", _symmetric,
+        lambda n, m: n**3 / 3, lambda n, m: 2 * n**3 / 3, symmetric=(0,),
+    ),
+    Operator(
+        "linalg.solve_psd", lg.linalg.solve_psd, torch.linalg.solve, "torch.linalg.solve(A, B)",
+        _symmetric_and_matrix,
+        lambda n, m: n**3 / 3 + 2 * n * n * m, lambda n, m: 4 * n * n * m, symmetric=(0,),
+    ),
+    Operator(
+        "linalg.inverse_psd", lg.linalg.inverse_psd, torch.linalg.inv, "torch.linalg.inv(A)", _symmetric,
+        lambda n, m: n**3, lambda n, m: 3 * n**3, symmetric=(0,),
+    ),
+    Operator(
+        "fused.mvn_nll", lg.fused.mvn_nll, _normal_nll,
+        "L = cholesky(A); solve_triangular(L, y).square().sum() / 2 + L.diagonal().log().sum() + constant",
+        _symmetric_and_column,
+        lambda n, m: n**3 / 3 + n * n, lambda n, m: 2 * n**3 / 3 + 2 * n * n, symmetric=(0,),
     ),
 )
 # fmt: on

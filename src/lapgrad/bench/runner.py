@@ -159,8 +159,11 @@ def _compare(case: Case, ours: Side, peer: Side) -> None:
         mine, theirs = mine.detach(), theirs.detach()
         pairs[f"result {i}"] = (mine.abs(), theirs.abs()) if case.operator.signs else (mine, theirs)
     for i, (mine, theirs) in enumerate(zip(ours.gradients(), peer.gradients(), strict=True)):
-        lower = i in case.operator.lower
-        pairs[f"gradient {i}"] = (mine.tril(), theirs.tril()) if lower else (mine, theirs)
+        if i in case.operator.lower:
+            mine, theirs = mine.tril(), theirs.tril()
+        if i in case.operator.symmetric:
+            mine, theirs = (0.5 * (gradient + gradient.mT) for gradient in (mine, theirs))
+        pairs[f"gradient {i}"] = (mine, theirs)
     allowed = _TOLERANCE * case.shape.n * torch.finfo(case.dtype).eps
     for what, (mine, theirs) in pairs.items():
         difference = float((mine - theirs).abs().max() / theirs.abs().max())

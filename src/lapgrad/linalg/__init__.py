@@ -1,3 +1,8 @@
 """What users of linear algebra ask for, in terms of the operators: one file per function."""
 
-__all__: list[str] = []
+from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.linalg.inverse_psd import inverse_psd
+from lapgrad.linalg.logdet_psd import logdet_psd
+from lapgrad.linalg.solve_psd import solve_psd
+
+__all__ = ["cho_solve", "inverse_psd", "logdet_psd", "solve_psd"]

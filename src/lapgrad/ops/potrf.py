@@ -169,13 +169,12 @@ def _vjp_ex(
     return (operator_vjp.call(L, gL, info, lower),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
+def pushed_forward(L: Tensor, dA: Tensor, lower: bool) -> Tensor:
     """dL = L phi(L^-1 sym(dA) L^-T); for A = R^T R: dR = phi(R^-T sym(dA) R^-1) R, phi of the upper triangle.
 
     Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every
     input.
     """
-    (L,), (lower,) = saved, flags
     middle = 0.5 * (dA + dA.mT)
     middle = _trsm.operator.call(L, middle, lower, not lower, False)
     middle = _trsm.operator.call(L, middle, lower, lower, True)
@@ -184,10 +183,15 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     return _trmm.operator.call(L, phi, lower, False, not lower)
 
 
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
+    (L,) = saved
+    return pushed_forward(L, dA, *flags)
+
+
 def _jvp_ex(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, None]:
     L, info = saved
     dA = dA.masked_fill((info != 0)[..., None, None], 0.0)
-    return _jvp((L,), flags, dA), None
+    return pushed_forward(L, dA, *flags), None
 
 
 operator_vjp = define_fused(

@@ -1,0 +1,115 @@
+"""solve_psd: solve with a positive definite matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._define import Formulas, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh
+from lapgrad.linalg import _columns
+from lapgrad.linalg.cho_solve import operator as _cho_solve
+from lapgrad.linalg.cho_solve import solve_with_factor
+from lapgrad.ops import _syr2k
+from lapgrad.ops import gemm2 as _gemm2
+from lapgrad.ops import potrf as _potrf
+
+
+def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
+    """Solve with a symmetric positive definite matrix: X = A^-1 B.
+
+    Leading dimensions broadcast; one A for a batch of B is one factorisation and one solve with more
+    right-hand sides.
+
+    Args:
+        A: (*batch, n, n), symmetric positive definite. Only the named triangle is read.
+        B: (*batch, n, m).
+        lower: Read the lower triangle of A, else the upper one.
+
+    Returns:
+        X, of the shape of B (with the leading dimensions broadcast).
+
+    Raises:
+        NotPositiveDefiniteError: Names the first item of A that is not positive definite, and its leading
+            minor.
+        NonFiniteError: A NaN or an infinity was met in A.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
+
+    Gradient:
+        gB = A^-1 gX, gA = -sym(gB X^T), symmetric. Forward mode: dX = A^-1 (dB - sym(dA) X). Saves the
+        Cholesky factor of A, and X when A needs a gradient.
+
+    Memory:
+        forward 2, backward 1
+        In units of a square result (the other buffer is the factor), and of the gradients of A and B
+        together. Besides: two copies of B when A is shared by a batch of B.
+
+    Cost:
+        forward n^3/3 + 2 n^2 m, backward 4 n^2 m flops.
+
+    Example:
+        >>> import torch, lapgrad
+        >>> A = torch.tensor([[4.0, 2.0], [2.0, 2.0]])
+        >>> lapgrad.linalg.solve_psd(A, torch.tensor([[2.0], [2.0]]))
+        tensor([[0.],
+                [1.]])
+    """
+    A, B, batch = _columns.fitting_operands("linalg.solve_psd", "A", A, "B", B)
+    return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, lower)[0], A, B, batch)
+
+
+def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    X, L = fresh(B), fresh(A)
+    failure = lookup("potrf", A)(L, A, lower, None)
+    if failure is not None:
+        raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure, "potrf_ex")
+    solve_with_factor(X, L, B, lower)
+    return X, L
+
+
+def _vjp(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor | None, gL: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """gB = A^-1 gX, gA = -sym(gB X^T).
+
+    The factor is no result that users see: its cotangent comes from derivatives of this function.
+    """
+    (X, L), (lower,) = saved, flags
+    gA = gB = None
+    if gX is not None:
+        gB = _cho_solve.call(L, gX, lower)
+        gA = _syr2k.operator.call(gB, X, -0.5) if needs[0] else None
+    if gL is not None and needs[0]:
+        through_factor = _potrf.operator_vjp.call(L, gL, None, lower)
+        gA = through_factor if gA is None else gA + through_factor
+    return gA, gB if needs[1] else None
+
+
+def _jvp(
+    saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """dX = A^-1 (dB - sym(dA) X), and dL as in potrf."""
+    (X, L), (lower,) = saved, flags
+    if dA is None:
+        return _cho_solve.call(L, dB, lower), torch.zeros_like(L)
+    moved = _gemm2.operator.call(0.5 * (dA + dA.mT), X, False, False, 1.0)
+    dX = _cho_solve.call(L, -moved if dB is None else dB - moved, lower)
+    return dX, _potrf.pushed_forward(L, dA, lower)
+
+
+_X, _L = 2, 3
+
+operator = define(
+    "solve_psd",
+    "(Tensor A, Tensor B, bool lower) -> (Tensor, Tensor)",
+    kernel=_solve,
+    fake=lambda A, B, lower: (B.new_empty(B.shape), A.new_empty(A.shape)),
+    formulas=Formulas(saves=((_X, _L), (_L,)), vjp=_vjp, jvp=_jvp),
+    vmap=_columns.vmap,
+)

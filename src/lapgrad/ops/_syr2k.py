@@ -1,0 +1,55 @@
+"""syr2k: the symmetric part of a product, as gradients of symmetric matrices have it. Not public."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad._define import Formulas, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh_matrix
+from lapgrad.ops import gemm2 as _gemm2
+
+
+def _multiply(A: Tensor, B: Tensor, alpha: float) -> Tensor:
+    C = _fake(A, B, alpha)
+    lookup("gemmt_sum", A)(C, A, B, B, A, True, True, alpha)
+    return C
+
+
+def _fake(A: Tensor, B: Tensor, alpha: float) -> Tensor:
+    n = A.shape[-2]
+    return fresh_matrix(A, n, n)
+
+
+def _vjp(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gC: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """C = alpha (A B^T + B A^T): gA = alpha (gC + gC^T) B, gB = alpha (gC + gC^T) A."""
+    (A, B), (alpha,) = saved, flags
+    both = gC + gC.mT
+    gA = _gemm2.operator.call(both, B, False, False, alpha) if needs[0] else None
+    gB = _gemm2.operator.call(both, A, False, False, alpha) if needs[1] else None
+    return gA, gB
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None) -> Tensor:
+    (A, B), (alpha,) = saved, flags
+    if dA is None:
+        return operator.call(A, dB, alpha)
+    moved = operator.call(dA, B, alpha)
+    return moved if dB is None else moved + operator.call(A, dB, alpha)
+
+
+_A, _B = 0, 1
+
+#: C = alpha (A B^T + B A^T) of two n x k matrices, symmetric to the last bit.
+operator = define(
+    "syr2k",
+    "(Tensor A, Tensor B, float alpha) -> Tensor",
+    kernel=_multiply,
+    fake=_fake,
+    formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
+)

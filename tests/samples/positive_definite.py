@@ -1,0 +1,93 @@
+"""The inverse from a Cholesky factor, and functions of positive definite matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from samples.case import BATCH_PAIRS, OperatorCase, Recipe, all_flags, named, square_recipes
+
+
+def _solve_recipes() -> tuple[Recipe, ...]:
+    """A matrix of order n and right-hand sides; all the ways in which leading dimensions meet."""
+    flags = list(all_flags(lower=(True, False)))
+    recipes = []
+    for n, m in ((5, 3), (3, 5), (1, 1), (0, 3), (3, 0)):
+        recipes += [named(((n, n), (n, m)), flag) for flag in flags]
+    for batch_a, batch_b in (*BATCH_PAIRS, ((2, 1), (2, 3)), ((2, 1, 2), (3, 1))):
+        recipes += [named(((*batch_a, 4, 4), (*batch_b, 4, 3)), flag) for flag in flags]
+    return tuple(recipes)
+
+
+def _factor(A: Tensor, lower: bool) -> Tensor:
+    """The lower factor of the named triangle."""
+    L = torch.linalg.cholesky(A, upper=not lower)
+    return L if lower else L.mT
+
+
+def potri(L: Tensor, *, lower: bool = True) -> Tensor:
+    L = L.tril() if lower else L.triu().mT
+    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    inverse = torch.linalg.solve_triangular(L, identity, upper=False)
+    return inverse.mT @ inverse
+
+
+def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
+    L = L.tril() if lower else L.triu().mT
+    half = torch.linalg.solve_triangular(L, B, upper=False)
+    return torch.linalg.solve_triangular(L.mT, half, upper=True)
+
+
+def logdet_psd(A: Tensor, *, lower: bool = True) -> Tensor:
+    return 2.0 * _factor(A, lower).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
+    return cho_solve(_factor(A, lower), B)
+
+
+def inverse_psd(A: Tensor, *, lower: bool = True) -> Tensor:
+    return potri(_factor(A, lower))
+
+
+def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True) -> Tensor:
+    L = _factor(A, lower)
+    n, k = Y.shape[-2:]
+    W = torch.linalg.solve_triangular(L, Y, upper=False)
+    constant = 0.5 * n * k * math.log(2.0 * math.pi)
+    return 0.5 * W.square().sum((-2, -1)) + k * L.diagonal(dim1=-2, dim2=-1).log().sum(-1) + constant
+
+
+CASES: tuple[OperatorCase, ...] = (
+    OperatorCase("potri", potri, square_recipes(lower=(True, False)), ("triangular",), ("L",), overwrites=0),
+    OperatorCase("linalg.cho_solve", cho_solve, _solve_recipes(), ("triangular", "general"), ("L", "B")),
+    OperatorCase(
+        "linalg.logdet_psd",
+        logdet_psd,
+        square_recipes(lower=(True, False)),
+        ("spd",),
+        ("A",),
+        overwrites=0,
+        leaves_result=False,
+    ),
+    OperatorCase("linalg.solve_psd", solve_psd, _solve_recipes(), ("spd", "general"), ("A", "B")),
+    OperatorCase(
+        "linalg.inverse_psd",
+        inverse_psd,
+        square_recipes(lower=(True, False)),
+        ("spd",),
+        ("A",),
+        overwrites=0,
+    ),
+    OperatorCase(
+        "fused.mvn_nll",
+        mvn_nll,
+        _solve_recipes(),
+        ("spd", "general"),
+        ("A", "Y"),
+        overwrites=0,
+        leaves_result=False,
+    ),
+)
