@@ -2,6 +2,9 @@
 // those on it are halved again and again, so that little more than the triangle is computed.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "gemm.h"
 #include "triangle.h"
 
@@ -11,9 +14,12 @@ namespace lapgrad {
 enum class Upper { scribble, clear, mirror };
 
 template <class T>
-void finish_upper(View<T> below, View<T> above, Upper upper) {
-    if (upper == Upper::mirror) copy_block<T>(below.readonly().t(), T(1), above);
-    if (upper == Upper::clear) set_zero<T>(above);
+void finish_upper(View<T> below, View<T> above, Upper upper, bool parallel) {
+    if (upper == Upper::mirror) copy<T>(below.readonly().t(), T(1), above, parallel);
+    if (upper == Upper::clear)
+        for_strips(above.rows, above.cols, parallel, [&](index_t begin, index_t end) {
+            set_zero<T>(above.block(begin, 0, end - begin, above.cols));
+        });
 }
 
 template <class T>
@@ -30,9 +36,37 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
     const View<const T> A2 = A.block(first, 0, second, k), B1 = B.block(0, 0, k, first);
     gemmt_diagonal<T>(alpha, A.block(0, 0, first, k), B1, accumulate, C.block(0, 0, first, first), upper);
     gemm<T>(alpha, A2, B1, accumulate, C21);
-    finish_upper<T>(C21, C.block(0, first, first, second), upper);
+    finish_upper<T>(C21, C.block(0, first, first, second), upper, false);
     gemmt_diagonal<T>(alpha, A2, B.block(0, first, k, second), accumulate, C.block(first, first, second, second),
                       upper);
+}
+
+// With few threads: the squares below the diagonal blocks one after the other, all threads on each, and then the diagonal
+// blocks, one per thread. A product as large as that runs at full speed.
+template <class T>
+void gemmt_halving(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper, int blocks) {
+    struct Range {
+        index_t begin, size;
+    };
+    std::vector<Range> diagonal{{0, C.rows}};
+    const index_t k = A.cols;
+    while (int(diagonal.size()) < blocks) {
+        std::vector<Range> halves;
+        for (const Range& range : diagonal) {
+            const index_t first = split(range.size), second = range.size - first, middle = range.begin + first;
+            const View<T> C21 = C.block(middle, range.begin, second, first);
+            gemm<T>(alpha, A.block(middle, 0, second, k), B.block(0, range.begin, k, first), accumulate, C21);
+            finish_upper<T>(C21, C.block(range.begin, middle, first, second), upper, true);
+            halves.push_back({range.begin, first});
+            halves.push_back({middle, second});
+        }
+        diagonal = std::move(halves);
+    }
+    parallel::for_each(index_t(diagonal.size()), [&](index_t b) {
+        const auto [begin, size] = diagonal[b];
+        gemmt_diagonal<T>(alpha, A.block(begin, 0, size, k), B.block(0, begin, k, size), accumulate,
+                          C.block(begin, begin, size, size), upper);
+    });
 }
 
 template <class T>
@@ -40,6 +74,8 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
     const index_t n = C.rows, k = A.cols;
     if (n == 0) return;
     if (!parallel) return gemmt_diagonal<T>(alpha, A, B, accumulate, C, upper);
+    if (plan::halves(n, parallel::threads()))
+        return gemmt_halving<T>(alpha, A, B, accumulate, C, upper, parallel::threads());
     const index_t tile = plan::triangle_tile(n, parallel::threads());
     const index_t tiles = (n + tile - 1) / tile;
     // Tiles below the diagonal first: they cost twice as much, and short tasks at the end balance the threads.
@@ -54,7 +90,7 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
         const View<T> target = C.block(i, j, rows, cols);
         if (ti == tj) return gemmt_diagonal<T>(alpha, strip, panel, accumulate, target, upper);
         gemm<T>(alpha, strip, panel, accumulate, target);
-        finish_upper<T>(target, C.block(j, i, cols, rows), upper);
+        finish_upper<T>(target, C.block(j, i, cols, rows), upper, false);
     });
 }
 
