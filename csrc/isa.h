@@ -5,6 +5,7 @@
 // function compiled with AVX-512 must never be the copy the linker keeps for everybody.
 #pragma once
 
+#include "gesvd_types.h"
 #include "view.h"
 
 namespace lapgrad::isa {
@@ -18,7 +19,7 @@ constexpr index_t lane_limit = 32;
 
 // Scratch elements a kernel may use, given by the caller (one buffer per thread).
 constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
-constexpr index_t lane_scratch_bytes = 3 * lane_limit * lane_limit * 64 + 64;
+constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
 
 template <class T>
 struct Kernels {
@@ -51,6 +52,9 @@ struct Kernels {
                        index_t end, void* scratch);
     void (*lane_potri_reverse)(Batch<const T> L, Batch<const T> gB, Batch<T> gL, index_t begin, index_t end,
                                void* scratch);
+    void (*lane_gesvd)(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32_t* status, index_t begin,
+                       index_t end, void* scratch);
+    void (*lane_gesvd_vjp)(const SvdGradient<T>& gradient, index_t begin, index_t end, void* scratch);
 };
 
 template <class T>

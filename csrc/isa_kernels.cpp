@@ -22,6 +22,8 @@ namespace {
 
 #include "lane_potri.h"
 
+#include "lane_gesvd.h"
+
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
@@ -37,7 +39,9 @@ constexpr Kernels<T> make_table() {
             &lane_triangle<T, false>,
             &lane_product<T>,
             &lane_potri<T>,
-            &lane_potri_reverse<T>};
+            &lane_potri_reverse<T>,
+            &lane_gesvd<T>,
+            &lane_gesvd_vjp<T>};
 }
 }  // namespace
 

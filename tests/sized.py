@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import torch
-from samples import OPERATORS, Flags, Sample, Shape
+from samples import MAKERS, OPERATORS, Flags, Sample, Shape
 from torch import Tensor
 
 #: The operators that run on the compiled core, with all their flags.
@@ -25,6 +25,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "linalg.solve_psd": {"lower": (True, False)},
     "linalg.inverse_psd": {"lower": (True, False)},
     "fused.mvn_nll": {"lower": (True, False)},
+    "gesvd": {"vectors": (True, False)},
 }
 
 
@@ -43,6 +44,8 @@ def shapes(name: str, n: int, other: int, flags: Flags) -> tuple[Shape, ...]:
     if name == "gemmt":
         wide, tall = (other, n), (n, other)
         return wide if flags.get("transpose_a") else tall, tall if flags.get("transpose_b") else wide
+    if name == "gesvd":
+        return ((n, other),)
     if name == "syrk":
         return ((other, n) if flags.get("transpose") else (n, other),)
     return ((n, n),)
@@ -72,6 +75,8 @@ def _operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
     X = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "general":
         return X
+    if kind == "separated":
+        return MAKERS[kind](shape, generator)
     n = shape[-1]
     identity = torch.eye(n, dtype=torch.float64)
     if kind == "spd":

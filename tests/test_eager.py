@@ -79,6 +79,7 @@ SAVED = {
     "gemm": (1, 1, 0),
     "syrk": (1,),
     "copyltu": (0,),
+    "gesvd": (3,),
     "sumlogdiag": (1,),
     "extractdiag": (0,),
     "makediag": (0,),

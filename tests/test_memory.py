@@ -30,7 +30,7 @@ _OPERAND_SHAPES = {
 }
 
 
-def documented(name: str) -> dict[str, tuple[int, bool]]:
+def documented(name: str) -> dict[str, tuple[float, bool]]:
     """The Memory line of a docstring: "forward 1 (0 with overwrite), backward 1".
 
     Buffers are counted in units of what is returned, or in matrices: "forward 1 n^2 (0 with overwrite)". The
@@ -38,13 +38,13 @@ def documented(name: str) -> dict[str, tuple[int, bool]]:
     """
     text = inspect.getdoc(OPERATORS[name].fn) or ""
     line_of_memory = (
-        r"^Memory:\n +forward (\d+)( n\^2)?(?: \((\d+) with overwrite\))?, backward (\d+)( n\^2)?$"
+        r"^Memory:\n +forward (\d+(?:\.\d)?)( n\^2)?(?: \((\d+) with overwrite\))?, backward (\d+)( n\^2)?$"
     )
     found = re.search(line_of_memory, text, re.MULTILINE)
     assert found is not None, f"{name} has no Memory line"
     forward, forward_unit, overwrite, backward, backward_unit = found.groups()
     line = {
-        "forward": (int(forward), forward_unit is not None),
+        "forward": (float(forward), forward_unit is not None),
         "backward": (int(backward), backward_unit is not None),
     }
     return line if overwrite is None else {**line, "overwrite": (int(overwrite), forward_unit is not None)}

@@ -129,7 +129,11 @@ def test_transform(case: OperatorCase, transform: str) -> None:
     sample = case.small()
     ours, theirs = ours_and_theirs(case, sample)
     apply = UNBATCHED[transform]
-    assert_all_close(apply(ours, sample.args), apply(theirs, sample.args), HIGHER_ORDER)
+    # torch's own linearisation of torch.linalg.svd is NaN: the expected tangent comes from jvp.
+    expected = (
+        UNBATCHED["jvp"](theirs, sample.args)[1] if transform == "linearize" else apply(theirs, sample.args)
+    )
+    assert_all_close(apply(ours, sample.args), expected, HIGHER_ORDER)
 
 
 @pytest.mark.parametrize("transform", BATCHED)

@@ -23,6 +23,7 @@ from lapgrad.ops.extracttrian import extracttrian
 from lapgrad.ops.gemm import gemm
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gemmt import gemmt
+from lapgrad.ops.gesvd import SingularValueDecomposition, gesvd
 from lapgrad.ops.makediag import makediag
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import Factorisation, potrf, potrf_ex
@@ -50,6 +51,7 @@ __all__ = [
     "OptionError",
     "ShapeError",
     "SingularMatrixError",
+    "SingularValueDecomposition",
     "SizeError",
     "__version__",
     "copyltu",
@@ -59,6 +61,7 @@ __all__ = [
     "gemm",
     "gemm2",
     "gemmt",
+    "gesvd",
     "linalg",
     "makediag",
     "maketrian",

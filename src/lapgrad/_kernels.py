@@ -37,6 +37,8 @@ ROUTINES = (
     "makediag",
     "extracttrian",
     "maketrian",
+    "gesvd",
+    "gesvd_vjp",
 )
 
 

@@ -43,10 +43,13 @@ class OperatorCase:
         name: Name of the operator in ``lapgrad``: ``potrf``, ``linalg.lstsq``.
         reference: The same function in differentiable operators of plain torch (without ``overwrite``).
         recipes: Shapes and flags; the first one is small and typical.
-        kinds: For each operand what it must be: "spd", "triangular" or "general".
+        kinds: For each operand what it must be: "spd", "separated" (singular values), "triangular"
+            or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
+        condition: By how much an operator on matrices of order n amplifies rounding more than a product does.
+            Eigenvectors: by the largest eigenvalue over the smallest gap.
     """
 
     name: str
@@ -56,6 +59,7 @@ class OperatorCase:
     operands: tuple[str, ...]
     overwrites: int | None = None
     leaves_result: bool = True
+    condition: Callable[[int], float] = lambda n: 1.0
 
     @property
     def registered(self) -> str:
@@ -139,10 +143,20 @@ def _triangular(shape: Shape, generator: torch.Generator) -> Tensor:
     return 0.3 * _general(shape, generator) + 1.5 * torch.eye(n, dtype=torch.float64)
 
 
+def _separated(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Singular values one apart: 1, 2, 3, ..."""
+    *batch, m, n = shape
+    k = min(m, n)
+    left = torch.linalg.qr(_general((*batch, m, k), generator))[0]
+    right = torch.linalg.qr(_general((*batch, n, k), generator))[0]
+    return left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT
+
+
 MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
     "general": _general,
     "spd": _spd,
     "triangular": _triangular,
+    "separated": _separated,
 }
 
 

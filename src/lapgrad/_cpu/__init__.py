@@ -7,6 +7,7 @@ from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, des
 from lapgrad._cpu.copyltu import copyltu
 from lapgrad._cpu.gemmt import gemmt
 from lapgrad._cpu.gemmt_sum import gemmt_sum
+from lapgrad._cpu.gesvd import gesvd, gesvd_vjp
 from lapgrad._cpu.potrf import potrf, potrf_vjp
 from lapgrad._cpu.potri import potri, potri_update, potri_vjp
 from lapgrad._cpu.syrk import syrk, syrk_vjp
@@ -22,6 +23,8 @@ __all__ = [
     "describe",
     "gemmt",
     "gemmt_sum",
+    "gesvd",
+    "gesvd_vjp",
     "potrf",
     "potrf_vjp",
     "potri",

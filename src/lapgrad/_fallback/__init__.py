@@ -13,6 +13,7 @@ from lapgrad._fallback.extracttrian import extracttrian
 from lapgrad._fallback.gemm import gemm
 from lapgrad._fallback.gemmt import gemmt
 from lapgrad._fallback.gemmt_sum import gemmt_sum
+from lapgrad._fallback.gesvd import gesvd, gesvd_vjp
 from lapgrad._fallback.makediag import makediag
 from lapgrad._fallback.maketrian import maketrian
 from lapgrad._fallback.potrf import potrf, potrf_vjp
@@ -29,6 +30,8 @@ __all__ = [
     "gemm",
     "gemmt",
     "gemmt_sum",
+    "gesvd",
+    "gesvd_vjp",
     "makediag",
     "maketrian",
     "potrf",

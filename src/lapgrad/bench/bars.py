@@ -128,6 +128,8 @@ def _few_cores() -> Iterator[Bar]:
         yield from _speedups("syrk", n, (1.6, 1.7), (1.6, 1.7))
         yield from _speedups("trmm", n, (1.6, 1.5), (1.6, 1.5))
     yield from _positive_definite()
+    yield from _speedups("gesvd", 1024, (1.0, 1.4), (1.0, 1.4))
+    yield from _speedups("gesvd", "1000x8x8", (6.0, 3.0), (6.0, 3.0))
     for dtype in _FLOATS:
         one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
         yield _speedup(one, "forward", 1.0)

@@ -228,6 +228,12 @@ def _normal_nll(A: Tensor, y: Tensor) -> Tensor:
     return 0.5 * whitened.square().sum((-2, -1)) + half_logdet + constant
 
 
+def _singular_rows(A: Tensor) -> tuple[Tensor, ...]:
+    # The view costs nothing: rows of vectors, as lapgrad returns them.
+    columns, S, V = torch.linalg.svd(A, full_matrices=False)
+    return columns.mT, S, V
+
+
 # fmt: off
 _ROWS = (
     Operator(
@@ -318,6 +324,12 @@ _ROWS = (
         "L = cholesky(A); solve_triangular(L, y).square().sum() / 2 + L.diagonal().log().sum() + constant",
         _symmetric_and_column,
         lambda n, m: n**3 / 3 + n * n, lambda n, m: 2 * n**3 / 3 + 2 * n * n, symmetric=(0,),
+    ),
+
+    # The decompositions: flops as of dense textbook algorithms (Golub and Van Loan), iterations counted in.
+    Operator(
+        "gesvd", lg.gesvd, _singular_rows, "torch.linalg.svd(A, full_matrices=False)", _one_matrix,
+        lambda n, m: 21 * n * n * m, lambda n, m: 8 * n * n * m, signs=True,
     ),
 )
 # fmt: on

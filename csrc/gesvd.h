@@ -1,0 +1,315 @@
+// Singular value decompositions A = U' diag(S) V with rows of vectors, and their gradient, on batches.
+#pragma once
+
+#include <cmath>
+#include <memory>
+
+#include "gemm.h"
+#include "gesvd_types.h"
+#include "items.h"
+#include "lapack.h"
+#include "triangle.h"
+
+namespace lapgrad {
+
+// Uninitialised memory for one call.
+template <class T>
+std::unique_ptr<T[]> workspace(index_t size) {
+    return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(std::max<index_t>(size, 1))]);
+}
+
+template <class T>
+bool all_finite(View<const T> A) {
+    if (A.col_stride != 1) A = A.t();
+    for (index_t i = 0; i < A.rows; ++i) {
+        T nothing = 0;
+        for (index_t j = 0; j < A.cols; ++j) nothing += A(i, j) * T(0);
+        if (nothing != T(0)) return false;
+    }
+    return true;
+}
+
+// A row of U starts with a positive leading entry: the first whose size is within a thousandth of the largest. The row of
+// V follows.
+template <class T>
+void fix_sign(View<T> U, View<T> V, index_t i) {
+    T largest = 0;
+    for (index_t r = 0; r < U.cols; ++r) largest = std::max(largest, std::abs(U(i, r)));
+    largest *= T(svd_same_size);
+    for (index_t r = 0; r < U.cols; ++r) {
+        if (!(std::abs(U(i, r)) >= largest)) continue;
+        if (U(i, r) >= T(0)) return;
+        break;
+    }
+    for (index_t r = 0; r < U.cols; ++r) U(i, r) = -U(i, r);
+    for (index_t r = 0; r < V.cols; ++r) V(i, r) = -V(i, r);
+}
+
+template <class T>
+void fix_signs(View<T> U, View<T> V, bool parallel) {
+    for_strips(U.rows, U.cols + V.cols, parallel, [&](index_t begin, index_t end) {
+        for (index_t i = begin; i < end; ++i) fix_sign<T>(U, V, i);
+    });
+}
+
+// LAPACK by divide and conquer. A row-major m x n matrix is the column-major n x m matrix A' = V' diag(S) U: LAPACK's u is
+// V' by columns, which is V by rows; its vt is U by columns, and has to be turned around. Where U is as large as A, its
+// memory holds the copy of A that LAPACK destroys. Returns LAPACK's info. U.data null: values only.
+template <class T>
+blas::blas_int gesdd(View<const T> A, View<T> U, T* S, View<T> V, bool parallel) {
+    using blas::narrow;
+    const index_t k = std::min(A.rows, A.cols);
+    const blas::blas_int m = narrow(A.cols), n = narrow(A.rows), small = narrow(k);
+    const bool vectors = U.data != nullptr;
+    const bool inside = vectors && U.rows * U.cols >= A.rows * A.cols;
+    auto apart = workspace<T>(inside ? 0 : A.rows * A.cols), turned = workspace<T>(vectors ? U.rows * U.cols : 0);
+    auto integers = workspace<blas::blas_int>(8 * k);
+    T* const copied = inside ? U.data : apart.get();
+    copy<T>(A, T(1), View<T>{copied, A.rows, A.cols, A.cols, 1}, parallel);
+    const char* job = vectors ? "S" : "N";
+    const blas::blas_int ldu = vectors ? m : 1, ldvt = vectors ? small : 1;
+    blas::blas_int info = 0, size = -1;
+    T wanted = 0;
+    const auto call = [&](T* work) {
+        lapack::routines<T>().gesdd(job, &m, &n, copied, &m, S, V.data, &ldu, turned.get(), &ldvt, work, &size,
+                                    integers.get(), &info);
+    };
+    call(&wanted);
+    if (info != 0) return info;
+    // A float holds integers up to 2^24: sizes past that may have been rounded down.
+    size = narrow(static_cast<index_t>(wanted * (1 + std::numeric_limits<T>::epsilon())) + 1);
+    call(workspace<T>(size).get());
+    if (info == 0 && vectors) copy<T>(View<const T>{turned.get(), k, U.cols, 1, k}, T(1), U, parallel);
+    return info;
+}
+
+// Rows [filled, rows) of V := orthonormal to all rows before: unit vectors that stick out most, orthogonalised twice.
+template <class T>
+void complete_rows(View<T> V, index_t filled) {
+    for (index_t i = filled; i < V.rows; ++i) {
+        index_t best = 0;
+        T least = std::numeric_limits<T>::max();
+        for (index_t c = 0; c < V.cols; ++c) {
+            T inside = 0;
+            for (index_t j = 0; j < i; ++j) inside += V(j, c) * V(j, c);
+            if (inside < least) {
+                least = inside;
+                best = c;
+            }
+        }
+        for (index_t c = 0; c < V.cols; ++c) V(i, c) = T(c == best);
+        for (int pass = 0; pass < 3; ++pass) {
+            for (index_t j = 0; j < i; ++j) {
+                T along = 0;
+                for (index_t c = 0; c < V.cols; ++c) along += V(i, c) * V(j, c);
+                for (index_t c = 0; c < V.cols; ++c) V(i, c) -= along * V(j, c);
+            }
+            T square = 0;
+            for (index_t c = 0; c < V.cols; ++c) square += V(i, c) * V(i, c);
+            const T inverse = T(1) / std::sqrt(square);
+            for (index_t c = 0; c < V.cols; ++c) V(i, c) *= inverse;
+        }
+    }
+}
+
+// One item on LAPACK; the transpose, which takes another way through it, is the second try. A tall matrix comes first: its
+// copy finds room in the result.
+template <class T>
+std::int32_t gesvd_item(View<const T> A, View<T> U, T* S, View<T> V, bool parallel) {
+    if (!all_finite<T>(A)) return svd_not_finite;
+    const auto plain = [&] { return gesdd<T>(A, U, S, V, parallel) == 0; };
+    const auto transposed = [&] { return gesdd<T>(A.t(), V, S, U, parallel) == 0; };
+    if (!(A.rows >= A.cols ? plain() || transposed() : transposed() || plain())) return svd_not_converged;
+    if (U.data) fix_signs<T>(U, V, parallel);
+    return svd_done;
+}
+
+// S has one row per item. U and V are row-major; null for the values alone.
+template <class T>
+void gesvd_batch(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32_t* status) {
+    const index_t k = std::min(A.rows, A.cols);
+    std::fill(status, status + A.count, svd_done);
+    if (k == 0) return;
+    const index_t side = std::max(A.rows, A.cols);
+    const auto on_lapack = [&](index_t b, bool parallel) {
+        status[b] = gesvd_item<T>(A[b], U[b], S[b].data, V[b], parallel);
+    };
+    if (fits_lanes<T>(A.count, side, A)) {
+        for_lane_ranges<T>(A.count, 60 * k * k * (side + 12), [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_gesvd(A, U, S, V, status, begin, end, thread_scratch());
+        });
+        const bool tall = A.rows > A.cols;
+        for (index_t b = 0; b < A.count; ++b) {
+            if (status[b] == svd_not_converged) on_lapack(b, false);
+            if (status[b] != svd_incomplete) continue;
+            index_t filled = 0;
+            while (filled < k && S[b](0, filled) > T(0)) ++filled;
+            complete_rows<T>(tall ? U[b] : V[b], filled);
+            fix_signs<T>(U[b], V[b], false);
+            status[b] = svd_done;
+        }
+        return;
+    }
+    for_items(A.count, std::min(side, 2 * k), on_lapack);
+}
+
+// Of one item: what the pairs of singular values need to know.
+template <class T>
+struct Spectrum {
+    View<const T> S;
+    Degeneracy policy;
+    T largest, small;
+
+    Spectrum(View<const T> values, Degeneracy how, T tol)
+        : S(values), policy(how), largest(values(0, 0)),
+          small(std::max(tol * (values(0, 0) == T(0) ? T(1) : values(0, 0)), std::numeric_limits<T>::min())) {}
+
+    bool null(index_t i) const { return S(0, i) <= small; }
+    bool has_ties() const {
+        for (index_t i = 1; i < S.cols; ++i)
+            if (S(0, i - 1) - S(0, i) <= small) return true;
+        return false;
+    }
+    T inverse(T s) const {
+        if (policy == Degeneracy::nan) return T(1) / s;
+        if (policy == Degeneracy::clamp) return T(1) / std::max(s, small);
+        if (policy == Degeneracy::mask) return s > small ? T(1) / s : T(0);
+        const T unit = std::max(largest, small), t = s / unit, e = small / unit;
+        return t / (t * t + e * e) / unit;
+    }
+    // C_ij and C_ji, i < j: C_ij = [F S_j - (1 - F gap) / 2] / (S_i + S_j), F in place of 1 / gap; 0 for two zeros.
+    void coefficients(index_t i, index_t j, T& above, T& below) const {
+        const T si = S(0, i), sj = S(0, j), gap = si - sj;
+        if (policy != Degeneracy::nan && si <= small) {
+            above = below = T(0);
+            return;
+        }
+        const T scale = T(1) / (si + sj), F = inverse(gap);
+        T rest = T(0);
+        if (policy == Degeneracy::mask)
+            rest = gap > small ? T(0) : T(0.5);
+        else if (policy != Degeneracy::nan)
+            rest = T(0.5) * (T(1) - F * gap);
+        above = (F * sj - rest) * scale;
+        below = -(F * si + rest) * scale;
+    }
+};
+
+template <class T>
+T largest_entry(View<const T> X) {
+    T largest = 0;
+    for (index_t i = 0; i < X.rows; ++i)
+        for (index_t j = 0; j < X.cols; ++j) largest = std::max(largest, std::abs(X(i, j)));
+    return largest;
+}
+
+// Whether the loss tells apart what A does not determine. X = gU U', Y = gV V'. Among equal singular values U and V turn
+// together, among zeros each for itself, and the vectors of zeros in a wide A in all directions.
+template <class T>
+bool is_ambiguous(const SvdGradient<T>& g, index_t b, const Spectrum<T>& spectrum, View<const T> X, View<const T> Y) {
+    const index_t k = X.rows, n = g.V.cols;
+    const bool left = g.gU.data, right = g.gV.data, values = g.gS.data;
+    const bool outside = right && g.U.cols < n && spectrum.null(k - 1);
+    if (spectrum.policy == Degeneracy::nan || !(spectrum.has_ties() || outside)) return false;
+    const T root_eps = std::sqrt(std::numeric_limits<T>::epsilon());
+    const T size = root_eps * std::max(left ? largest_entry<T>(g.gU[b]) : T(0), right ? largest_entry<T>(g.gV[b]) : T(0));
+    const T size_of_values = values ? root_eps * largest_entry<T>(g.gS[b]) : T(0);
+    for (index_t i = 0; i < k; ++i)
+        for (index_t j = i + 1; j < k && spectrum.S(0, i) - spectrum.S(0, j) <= spectrum.small; ++j) {
+            const T u = left ? X(i, j) - X(j, i) : T(0), v = right ? Y(i, j) - Y(j, i) : T(0);
+            if (spectrum.null(i) ? std::abs(u) > size || std::abs(v) > size : std::abs(u + v) > size) return true;
+            if (values && std::abs(g.gS[b](0, i) - g.gS[b](0, j)) > size_of_values) return true;
+        }
+    for (index_t i = k - 1; outside && i >= 0 && spectrum.null(i); --i)
+        for (index_t c = 0; c < n; ++c) {
+            T rest = g.gV[b](i, c);
+            for (index_t j = 0; j < k; ++j) rest -= Y(i, j) * g.V[b](j, c);
+            if (std::abs(rest) > size) return true;
+        }
+    return false;
+}
+
+// G := diag gS + sk(X) o C - sk(Y) o C' (- S^-1 Y), in the memory of X; pairs of blocks that mirror each other at a time.
+template <class T>
+void combine(const Spectrum<T>& spectrum, const SvdGradient<T>& g, index_t b, View<T> X, View<const T> Y, bool wide,
+             bool parallel) {
+    const index_t k = X.rows, blocks = (k + strip - 1) / strip;
+    const bool left = g.gU.data, right = g.gV.data;
+    const auto body = [&](index_t block) {
+        const index_t begin = block * strip, end = std::min(k, begin + strip);
+        for (index_t first = begin; first < k; first += strip)
+            for (index_t i = begin; i < end; ++i) {
+                const T inverse_i = wide ? spectrum.inverse(spectrum.S(0, i)) : T(0);
+                for (index_t j = std::max(first, i + 1); j < std::min(k, first + strip); ++j) {
+                    T above, below;
+                    spectrum.coefficients(i, j, above, below);
+                    const T u = left ? X(i, j) - X(j, i) : T(0), v = right ? Y(i, j) - Y(j, i) : T(0);
+                    T upper = u * above - v * below, lower = v * above - u * below;
+                    if (wide) {
+                        upper -= inverse_i * Y(i, j);
+                        lower -= spectrum.inverse(spectrum.S(0, j)) * Y(j, i);
+                    }
+                    X(i, j) = upper;
+                    X(j, i) = lower;
+                }
+                if (first == begin) {
+                    X(i, i) = g.gS.data ? g.gS[b](0, i) : T(0);
+                    if (wide) X(i, i) -= inverse_i * Y(i, i);
+                }
+            }
+    };
+    if (parallel)
+        parallel::for_each(blocks, body);
+    else
+        for (index_t block = 0; block < blocks; ++block) body(block);
+}
+
+// gA := U' [(G - S^-1 gV V') V + S^-1 gV], the terms with S^-1 only for a wide A.
+template <class T>
+void gesvd_vjp_item(const SvdGradient<T>& g, index_t b, bool parallel) {
+    const index_t k = g.U.rows, m = g.U.cols, n = g.V.cols;
+    const bool left = g.gU.data, right = g.gV.data, wide = right && m < n;
+    const Spectrum<T> spectrum(g.S[b], g.policy, g.tol);
+    auto inner_memory = workspace<T>(k * n);
+    const View<T> inner{inner_memory.get(), k, n, n, 1}, Y{inner_memory.get(), k, k, k, 1};
+    if (!left && !right) {
+        for_strips(k, n, parallel, [&](index_t begin, index_t end) {
+            for (index_t i = begin; i < end; ++i)
+                for (index_t c = 0; c < n; ++c) inner(i, c) = g.gS[b](0, i) * g.V[b](i, c);
+        });
+        g.ambiguous[b] |= is_ambiguous<T>(g, b, spectrum, Y, Y);
+        return gemm<T>(T(1), g.U[b].t(), inner, false, g.gA[b]);
+    }
+    auto square_memory = workspace<T>(k * k);
+    const View<T> X{square_memory.get(), k, k, k, 1};
+    if (left) gemm<T>(T(1), g.gU[b], g.U[b].t(), false, X);
+    if (right) gemm<T>(T(1), g.gV[b], g.V[b].t(), false, Y);
+    g.ambiguous[b] |= is_ambiguous<T>(g, b, spectrum, X, Y);
+    combine<T>(spectrum, g, b, X, Y, wide, parallel);
+    if (wide)
+        for_strips(k, n, parallel, [&](index_t begin, index_t end) {
+            for (index_t i = begin; i < end; ++i) {
+                const T inverse = spectrum.inverse(spectrum.S(0, i));
+                for (index_t c = 0; c < n; ++c) inner(i, c) = inverse * g.gV[b](i, c);
+            }
+        });
+    gemm<T>(T(1), X, g.V[b], wide, inner);
+    gemm<T>(T(1), g.U[b].t(), inner, false, g.gA[b]);
+}
+
+// U.cols <= V.cols.
+template <class T>
+void gesvd_vjp_batch(const SvdGradient<T>& g) {
+    const index_t k = g.U.rows, m = g.U.cols, n = g.V.cols;
+    if (k == 0) return;
+    const auto dense = [](const Batch<const T>& batch) { return !batch.data || batch.dense(); };
+    if (dense(g.gU) && dense(g.gV) && fits_lanes<T>(g.U.count, n, g.U, g.V, g.gA)) {
+        for_lane_ranges<T>(g.U.count, 4 * k * k * (m + n) + 20 * k * k, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_gesvd_vjp(g, begin, end, thread_scratch());
+        });
+        return;
+    }
+    for_items(g.U.count, std::min(n, 2 * k), [&](index_t b, bool parallel) { gesvd_vjp_item<T>(g, b, parallel); });
+}
+
+}  // namespace lapgrad

@@ -1,0 +1,109 @@
+"""Close pairs of eigenvalues or singular values, and signs of their vectors, in tensor operations.
+
+Derivatives of any order, forward mode, vmap and torch.compile pass through these functions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SAME_SIZE = 1.0 - 1e-3
+
+
+def tolerance(n: int, dtype: torch.dtype, tol: float | None) -> float:
+    """``tol``, or the gap relative to the largest value up to which computed values may stem from equal ones.
+
+    Computed values carry errors of a few eps times the largest one, which grow slowly with n:
+    clusters of equal values come out up to 14 eps wide at n = 8, and 34 at n = 512.
+    """
+    return 8.0 * (1.0 + n**0.5) * torch.finfo(dtype).eps if tol is None else tol
+
+
+def gaps(values: Tensor) -> Tensor:
+    """values_i - values_j, (*batch, n, n)."""
+    return values[..., :, None] - values[..., None, :]
+
+
+def largest(values: Tensor) -> Tensor:
+    """The largest absolute value, (*batch, 1, 1): what a gap is compared with. 0 where there is none."""
+    if values.shape[-1] == 0:
+        return values.new_zeros((*values.shape[:-1], 1, 1))
+    return values.detach().abs().amax(-1)[..., None, None]
+
+
+def threshold(scale: Tensor, tol: float) -> Tensor:
+    """The gap up to which two values count as equal; never so small that its reciprocal overflows.
+
+    Where all values are zero there is no scale: then it is taken as 1.
+    """
+    return (tol * scale.masked_fill(scale == 0, 1.0)).clamp_min(torch.finfo(scale.dtype).tiny)
+
+
+def tied(gap: Tensor, scale: Tensor, tol: float) -> Tensor:
+    """Where values count as equal, the diagonal included."""
+    return gap.detach().abs() <= threshold(scale, tol)
+
+
+def reciprocal_gap(
+    gap: Tensor, scale: Tensor, degeneracy: str, tol: float, *, descending: bool = False
+) -> Tensor:
+    """1 / gap with the policy's value for small gaps, 0 on the diagonal; antisymmetric as gap is.
+
+    Args:
+        gap: (*batch, n, n), ``gaps`` of the values.
+        scale: (*batch, 1, 1), ``largest`` of the values.
+        degeneracy: One of ``POLICIES``.
+        tol: Relative to scale, from ``tolerance``.
+        descending: Values descend, so that a gap of 0 above the diagonal counts as positive for "clamp".
+    """
+    n = gap.shape[-1]
+    diagonal = torch.eye(n, dtype=torch.bool, device=gap.device)
+    if degeneracy == "nan":
+        return (1.0 / gap.masked_fill(diagonal, 1.0)).masked_fill(diagonal, 0.0)
+    smallest = threshold(scale, tol)
+    if degeneracy == "lorentz":
+        # t / (t^2 + e^2) = u / (u^2 + 1) / e' with e' the larger of both, so that no square overflows.
+        unit = torch.maximum(scale, smallest)
+        t, e = gap / unit, smallest / unit
+        return t / (t * t + e * e).masked_fill(diagonal, 1.0) / unit
+    close = gap.detach().abs() <= smallest
+    if degeneracy == "clamp":
+        index = torch.arange(n, device=gap.device)
+        order = (index[:, None] - index).to(gap.dtype).sign()
+        order = -order if descending else order
+        direction = torch.where(gap == 0, order, gap.detach().sign())
+        clamped = torch.where(close, direction * smallest, gap)
+        return (1.0 / clamped.masked_fill(diagonal, 1.0)).masked_fill(diagonal, 0.0)
+    return (1.0 / gap.masked_fill(close, 1.0)).masked_fill(close, 0.0)
+
+
+def reciprocal(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Tensor:
+    """1 / values, none of them negative, with the policy's value for small ones."""
+    if degeneracy == "nan":
+        return 1.0 / values
+    smallest = threshold(scale, tol)
+    if degeneracy == "lorentz":
+        unit = torch.maximum(scale, smallest)
+        t, e = values / unit, smallest / unit
+        return t / (t * t + e * e) / unit
+    small = values.detach() <= smallest
+    if degeneracy == "clamp":
+        return 1.0 / torch.where(small, smallest, values)
+    return (1.0 / values.masked_fill(small, 1.0)).masked_fill(small, 0.0)
+
+
+def row_signs(U: Tensor) -> Tensor:
+    """For each row of U the sign that makes its leading entry positive: 1 or -1, (*batch, k).
+
+    The leading entry is the first whose size is that of the largest one, up to a thousandth. With the plain
+    largest, rounding would choose among entries of equal size, and symmetric problems have many: the vectors
+    u_i = -u_(n-i) of a regular grid.
+    """
+    if U.shape[-1] == 0:
+        return U.new_ones(U.shape[:-1])
+    size = U.detach().abs()
+    leads = size >= _SAME_SIZE * size.amax(-1, keepdim=True)
+    first = leads.to(torch.uint8).argmax(-1, keepdim=True)
+    entry = U.detach().gather(-1, first).squeeze(-1)
+    return torch.where(entry < 0, -1.0, 1.0).to(U.dtype)

@@ -1,0 +1,186 @@
+"""gesvd: singular value decomposition, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lapgrad._fallback import _gaps
+from lapgrad._fallback._precision import in_full_precision
+
+NOT_FINITE, NOT_CONVERGED = 1, 2
+
+
+def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    """S := singular values of A; U, V := rows of vectors, if wanted. Returns the first failed item, code."""
+    finite = A.isfinite().flatten(-2).all(-1)
+    if not finite.all():
+        return int((~finite).flatten().to(torch.uint8).argmax()), NOT_FINITE
+    try:
+        _decompose(S, U, V, A)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return _first_failure(S, U, V, A)
+    return None
+
+
+def _decompose(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> None:
+    if U is None or V is None:
+        S.copy_(torch.linalg.svdvals(A))
+        return
+    columns, values, rows = torch.linalg.svd(A, full_matrices=False)
+    signs = _gaps.row_signs(columns.mT)[..., None]
+    S.copy_(values)
+    torch.mul(columns.mT, signs, out=U)
+    torch.mul(rows, signs, out=V)
+
+
+def _first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    """One item at a time: which one fails, also when its transpose is tried."""
+    batch = A.shape[:-2]
+    for flat in range(batch.numel()):
+        item = torch.unravel_index(torch.tensor(flat), batch) if batch else ()
+        s, matrix = S[item], A[item]
+        u, v = (None if U is None else U[item]), (None if V is None else V[item])
+        try:
+            try:
+                _decompose(s, u, v, matrix)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                _decompose(s, v, u, matrix.mT)
+                if u is not None and v is not None:
+                    signs = _gaps.row_signs(u)[:, None]
+                    u.mul_(signs)
+                    v.mul_(signs)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return flat, NOT_CONVERGED
+    return None
+
+
+@in_full_precision
+def gesvd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    S: Tensor,
+    V: Tensor,
+    gU: Tensor | None,
+    gS: Tensor | None,
+    gV: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> Tensor | None:
+    """gA := the gradient. Returns where the loss tells apart what A does not determine, None if nowhere."""
+    gA.copy_(pulled_back(U, S, V, gU, gS, gV, degeneracy, tol))
+    if U.shape[-1] > V.shape[-1]:
+        U, V, gU, gV = V, U, gV, gU
+    return _ambiguous(U, S, V, gU, gS, gV, tol)
+
+
+def _product(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
+    return (A.mT if transpose_a else A) @ (B.mT if transpose_b else B)
+
+
+def pulled_back(
+    U: Tensor,
+    S: Tensor,
+    V: Tensor,
+    gU: Tensor | None,
+    gS: Tensor | None,
+    gV: Tensor | None,
+    degeneracy: str,
+    tol: float,
+    product: Callable[[Tensor, Tensor, bool, bool], Tensor] = _product,
+) -> Tensor:
+    """The gradient of A from the decomposition A = U^T diag(S) V and its cotangents.
+
+    G = diag gS + sk(gU U^T) ∘ C - sk(gV V^T) ∘ C^T, with sk(X) = X - X^T and C of ``coefficients``; then
+    gA = U^T G V for a square A, and gA = U^T [(G - S^-1 gV V^T) V + S^-1 gV] for a wide one; tall by
+    transposition.
+    """
+    if U.shape[-1] > V.shape[-1]:
+        return pulled_back(V, S, U, gV, gS, gU, degeneracy, tol, product).mT
+    if gU is None and gV is None:
+        assert gS is not None
+        return product(U, gS[..., None] * V, True, False)
+    C = coefficients(S, degeneracy, tol)
+    G = torch.zeros_like(C) if gS is None else torch.diag_embed(gS)
+    if gU is not None:
+        G = G + _skew(product(gU, U, False, True)) * C
+    if gV is None:
+        return product(U, product(G, V, False, False), True, False)
+    moved = product(gV, V, False, True)
+    G = G - _skew(moved) * C.mT
+    if U.shape[-1] == V.shape[-1]:
+        return product(U, product(G, V, False, False), True, False)
+    inverse = inverse_values(S, degeneracy, tol)
+    inner = product(G - inverse * moved, V, False, False) + inverse * gV
+    return product(U, inner, True, False)
+
+
+def coefficients(S: Tensor, degeneracy: str, tol: float) -> Tensor:
+    """C with dU = sk(C ∘ M) U and dV = -sk(C^T ∘ M) V, where M = U dA V^T.
+
+    C_ij = S_j / (S_i^2 - S_j^2) = 1/2 [1 / (S_i - S_j) - 1 / (S_i + S_j)]. Only the first term depends on
+    what a tie leaves open: F, its policy's value, takes its place, and the second stays. With T = 1 - F (S_i
+    - S_j), which is 0 where there is no tie, C_ij = [F S_j - T / 2] / (S_i + S_j), free of cancellation and
+    overflow. A pair of zeros leaves both terms open: 0.
+    """
+    gap, scale = _gaps.gaps(S), _gaps.largest(S)
+    F = _gaps.reciprocal_gap(gap, scale, degeneracy, tol, descending=True)
+    total = S[..., :, None] + S[..., None, :]
+    if degeneracy == "nan":
+        diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)
+        return (F * S[..., None, :] / total).masked_fill(diagonal, 0.0)
+    masked = degeneracy in ("mask", "raise")
+    T = _gaps.tied(gap, scale, tol).to(S.dtype) if masked else 1.0 - F * gap
+    null = S.detach()[..., None] <= _gaps.threshold(scale, tol)
+    zeros = null & null.mT
+    return ((F * S[..., None, :] - 0.5 * T) / total.masked_fill(zeros, 1.0)).masked_fill(zeros, 0.0)
+
+
+def inverse_values(S: Tensor, degeneracy: str, tol: float) -> Tensor:
+    """1 / S as a column, by the policy where S is zero."""
+    return _gaps.reciprocal(S[..., None], _gaps.largest(S), degeneracy, tol)
+
+
+def _skew(X: Tensor) -> Tensor:
+    return X - X.mT
+
+
+def _ambiguous(
+    U: Tensor, S: Tensor, V: Tensor, gU: Tensor | None, gS: Tensor | None, gV: Tensor | None, tol: float
+) -> Tensor | None:
+    """bool (*batch): the loss is not a function of A near this A, as far as its cotangents tell.
+
+    Among equal singular values the vectors are free up to one rotation of U and V, so that the skew part of
+    gU U^T + gV V^T has to vanish, and gS has to be constant. Among zeros U and V rotate independently: each
+    skew part has to vanish. The vectors of a wide A that belong to zeros are free in all directions.
+    """
+    gap, scale = _gaps.gaps(S), _gaps.largest(S)
+    diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)
+    ties = _gaps.tied(gap, scale, tol) & ~diagonal
+    null = S[..., None] <= _gaps.threshold(scale, tol)
+    wide = U.shape[-1] < V.shape[-1]
+    if not ties.any() and not (wide and null.any()):
+        return None
+    small = torch.finfo(S.dtype).eps ** 0.5
+    found = torch.zeros(S.shape[:-1], dtype=torch.bool, device=S.device)
+    if gS is not None:
+        unequal = _gaps.gaps(gS).abs() > small * gS.abs().amax(-1)[..., None, None]
+        found = found | (unequal & ties).flatten(-2).any(-1)
+    sizes = [g.abs().amax((-2, -1)) for g in (gU, gV) if g is not None]
+    if not sizes:
+        return found
+    allowed = small * torch.stack(sizes).amax(0)[..., None, None]
+    zeros = null & null.mT
+    both = torch.zeros_like(gap)
+    for g, W in ((gU, U), (gV, V)):
+        if g is not None:
+            turning = _skew(g @ W.mT)
+            both = both + turning
+            found = found | ((turning.abs() > allowed) & ties & zeros).flatten(-2).any(-1)
+    found = found | ((both.abs() > allowed) & ties & ~zeros).flatten(-2).any(-1)
+    if wide and gV is not None:
+        outside = gV - (gV @ V.mT) @ V
+        found = found | ((outside.abs() > allowed) & null).flatten(-2).any(-1)
+    return found
