@@ -32,5 +32,6 @@ auto with_type(int item_size, F body) {
 void bind_triangular(nb::module_& m);
 void bind_potri(nb::module_& m);
 void bind_gesvd(nb::module_& m);
+void bind_gelqf(nb::module_& m);
 
 }  // namespace lapgrad::binding

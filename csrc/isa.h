@@ -16,6 +16,8 @@ constexpr index_t leaf = 32;
 constexpr index_t product_limit = 256;
 // Largest order of the batch kernels that hold one matrix per vector lane.
 constexpr index_t lane_limit = 32;
+// Rows of the leaf of the LQ factorisation: as many as there are sums that hide the latency of one.
+constexpr index_t lq_leaf = 8;
 
 // Scratch elements a kernel may use, given by the caller (one buffer per thread).
 constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
@@ -37,6 +39,9 @@ struct Kernels {
     void (*solve)(View<const T> L, View<T> X, T* scratch);
     void (*multiply)(View<const T> L, View<T> X, T* scratch);
 
+    // A = L Q of at most lq_leaf contiguous rows: see reflectors.h.
+    void (*lq_leaf)(View<T> A, View<T> mixed, T* diagonal);
+
     // One matrix per lane: items [begin, end) of dense batches of order <= lane_limit.
     void (*lane_potrf)(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin, index_t end, void* scratch);
     void (*lane_potrf_reverse)(Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin, index_t end,
@@ -55,6 +60,13 @@ struct Kernels {
     void (*lane_gesvd)(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32_t* status, index_t begin,
                        index_t end, void* scratch);
     void (*lane_gesvd_vjp)(const SvdGradient<T>& gradient, index_t begin, index_t end, void* scratch);
+    // Matrices of at most lane_limit^2 elements, row-major. Q, gQ and gL may be without data.
+    void (*lane_gelqf)(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive, index_t begin, index_t end,
+                       void* scratch);
+    void (*lane_gelqf_vjp)(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch<const T> gL, Batch<T> gA,
+                           index_t begin, index_t end, void* scratch);
+    void (*lane_gelqf_l_vjp)(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin,
+                             index_t end, void* scratch);
 };
 
 template <class T>

@@ -24,6 +24,10 @@ namespace {
 
 #include "lane_gesvd.h"
 
+#include "reflectors.h"
+
+#include "lane_gelqf.h"
+
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
@@ -33,6 +37,7 @@ constexpr Kernels<T> make_table() {
             &potrf_reverse_leaf<T>,
             &triangle_leaf<T, true>,
             &triangle_leaf<T, false>,
+            &lq_leaf_rows<T>,
             &lane_potrf<T>,
             &lane_potrf_reverse<T>,
             &lane_triangle<T, true>,
@@ -41,7 +46,10 @@ constexpr Kernels<T> make_table() {
             &lane_potri<T>,
             &lane_potri_reverse<T>,
             &lane_gesvd<T>,
-            &lane_gesvd_vjp<T>};
+            &lane_gesvd_vjp<T>,
+            &lane_gelqf<T>,
+            &lane_gelqf_vjp<T>,
+            &lane_gelqf_l_vjp<T>};
 }
 }  // namespace
 

@@ -31,6 +31,8 @@ struct Plan {
     index_t vendor_potrf_many_f32 = 0, vendor_potrf_many_f64 = 0;
     // A solve by that library up to this order runs on one thread.
     index_t vendor_trsm_serial = 96;
+    // Rows of gelqf that are reduced together when Q is not wanted.
+    index_t lq_panel = 64;
 };
 
 // MKL on Intel CPUs, time of its routine over that of the recursion (16-core machine, float64 / float32):
@@ -62,9 +64,13 @@ constexpr Entry entries[] = {
     {"vendor_potrf_few_f64", &Plan::vendor_potrf_few_f64},
     {"vendor_potrf_many_f32", &Plan::vendor_potrf_many_f32},
     {"vendor_potrf_many_f64", &Plan::vendor_potrf_many_f64},
+    {"lq_panel", &Plan::lq_panel},
 };
 
 inline Plan current;
+
+// Slim products of at least so many multiplications are worth the threads.
+constexpr index_t shared_work = 1 << 18;
 
 template <class T>
 index_t lane_order() {

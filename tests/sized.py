@@ -26,6 +26,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "linalg.inverse_psd": {"lower": (True, False)},
     "fused.mvn_nll": {"lower": (True, False)},
     "gesvd": {"vectors": (True, False)},
+    "gelqf": {"mode": ("reduced", "l"), "positive": (False, True)},
 }
 
 
@@ -48,6 +49,8 @@ def shapes(name: str, n: int, other: int, flags: Flags) -> tuple[Shape, ...]:
         return ((n, other),)
     if name == "syrk":
         return ((other, n) if flags.get("transpose") else (n, other),)
+    if name == "gelqf":
+        return ((n, other),)
     return ((n, n),)
 
 
@@ -78,6 +81,8 @@ def _operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
     if kind == "separated":
         return MAKERS[kind](shape, generator)
     n = shape[-1]
+    if kind == "full_rank":
+        return 0.5 / math.sqrt(max(*shape[-2:], 1)) * X + torch.eye(*shape[-2:], dtype=torch.float64)
     identity = torch.eye(n, dtype=torch.float64)
     if kind == "spd":
         return X @ X.mT / max(n, 1) + 0.5 * identity

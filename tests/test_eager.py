@@ -80,6 +80,7 @@ SAVED = {
     "syrk": (1,),
     "copyltu": (0,),
     "gesvd": (3,),
+    "gelqf": (2,),
     "sumlogdiag": (1,),
     "extractdiag": (0,),
     "makediag": (0,),
@@ -318,7 +319,7 @@ def test_backward_twice(case: OperatorCase) -> None:
     assert_all_close(list(again), list(once), 0)
 
 
-@pytest.mark.parametrize("name", ["potrf", "potrf_ex", "potri", "syrk", "sumlogdiag"])
+@pytest.mark.parametrize("name", ["potrf", "potrf_ex", "potri", "syrk", "sumlogdiag", "gelqf"])
 @pytest.mark.parametrize("how", ["backward", "func.grad", "vmap of grad"])
 def test_first_derivative_runs_the_fused_kernel(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
     case = OPERATORS[name]

@@ -257,16 +257,24 @@ def test_cotangents(name: str, layout: Layout) -> None:
             one = sample(name, n, flags, batch=batch)
             leaves = [arg.requires_grad_() for arg in one.args]
             results = (f(*leaves, **flags) for f in (case.fn, case.reference))
-            # Of several results the first: joined, they have no matrix to lay out.
-            actual, expected = (part if isinstance(part, Tensor) else part[0] for part in results)
-            if expected.dim() < 2 + len(batch):
+            actual, expected = (
+                [result] if isinstance(result, Tensor) else list(result) for result in results
+            )
+            actual, expected = (
+                [part for part in parts if part.requires_grad] for parts in (actual, expected)
+            )
+            if expected[0].dim() < 2 + len(batch):
                 continue
-            dense = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
-            cotangent = layout(dense)
-            before = _bits(cotangent)
-            gradients = torch.autograd.grad(actual, leaves, cotangent)
-            assert torch.equal(_bits(cotangent), before), "the cotangent was modified"
-            wanted = torch.autograd.grad(expected, leaves, cotangent.contiguous())
+            dense = [
+                torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view(part.shape) for part in expected
+            ]
+            cotangents = [layout(part) if part.dim() >= 2 + len(batch) else part for part in dense]
+            before = [_bits(cotangent) for cotangent in cotangents]
+            gradients = torch.autograd.grad(actual, leaves, cotangents)
+            for cotangent, bits in zip(cotangents, before, strict=True):
+                assert torch.equal(_bits(cotangent), bits), "the cotangent was modified"
+            dense = [cotangent.contiguous() for cotangent in cotangents]
+            wanted = torch.autograd.grad(expected, leaves, dense)
             assert_all_close(gradients, wanted, of_order(n) * case.condition(n))
 
 

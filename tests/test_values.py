@@ -91,7 +91,17 @@ def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
 @pytest.mark.parametrize("way", PATHS)
 @pytest.mark.parametrize(
     "name",
-    ["trsm", "trmm", "gemmt", "syrk", "gesvd", "linalg.cho_solve", "linalg.solve_psd", "fused.mvn_nll"],
+    [
+        "trsm",
+        "trmm",
+        "gemmt",
+        "syrk",
+        "gesvd",
+        "linalg.cho_solve",
+        "linalg.solve_psd",
+        "fused.mvn_nll",
+        "gelqf",
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:

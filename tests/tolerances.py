@@ -13,6 +13,9 @@ DEFAULT = 200.0
 #: Second and higher derivatives add up many products, each with a condition number or two.
 HIGHER_ORDER = 5000.0
 
+#: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
+HOUSEHOLDER = 5.0
+
 
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.

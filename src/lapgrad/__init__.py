@@ -13,6 +13,7 @@ from lapgrad._errors import (
     NonFiniteError,
     NotPositiveDefiniteError,
     OptionError,
+    RankDeficientError,
     ShapeError,
     SingularMatrixError,
     SizeError,
@@ -20,6 +21,7 @@ from lapgrad._errors import (
 from lapgrad.ops.copyltu import copyltu
 from lapgrad.ops.extractdiag import extractdiag
 from lapgrad.ops.extracttrian import extracttrian
+from lapgrad.ops.gelqf import LQ, gelqf
 from lapgrad.ops.gemm import gemm
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gemmt import gemmt
@@ -39,6 +41,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "LQ",
     "ConvergenceError",
     "DTypeError",
     "DegenerateSpectrumError",
@@ -49,6 +52,7 @@ __all__ = [
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "OptionError",
+    "RankDeficientError",
     "ShapeError",
     "SingularMatrixError",
     "SingularValueDecomposition",
@@ -58,6 +62,7 @@ __all__ = [
     "extractdiag",
     "extracttrian",
     "fused",
+    "gelqf",
     "gemm",
     "gemm2",
     "gemmt",

@@ -122,6 +122,23 @@ class DegenerateSpectrumError(LapgradError, torch.linalg.LinAlgError):  # type: 
         return type(self), (*self.args, self.item)
 
 
+class RankDeficientError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+    """A derivative or a solution was asked for that exists for matrices of full rank only.
+
+    Attributes:
+        item: Batch index of the first matrix that failed; ``()`` when there is no batch.
+        index: The first row (or column) that depends on those before it (counted from 0).
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
+        super().__init__(message)
+        self.item = item
+        self.index = index
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item, self.index)
+
+
 class DegenerateSpectrumWarning(RuntimeWarning):
     """A gradient does not exist, because the loss tells equal eigen- or singular values apart."""
 
@@ -241,6 +258,30 @@ def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrix
     """Entry ``index`` on the diagonal of the triangular matrix ``item`` of L is zero."""
     return SingularMatrixError(
         f"{operator}: {_item_name('L', item)} is singular: its diagonal entry {index} is exactly zero.",
+        item,
+        index,
+    )
+
+
+def factors_not_finite(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> NonFiniteError:
+    """``(flat item, row)`` of L, counted from 1, as reported by the kernel of an LQ factorisation."""
+    item, row = batch_index(failure[0], batch), failure[1]
+    return NonFiniteError(
+        f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: row {row} of L is not "
+        f"finite.",
+        item,
+        row,
+    )
+
+
+def rank_deficient(
+    operator: str, batch: Sequence[int], failure: tuple[int, int], line: str, consequence: str
+) -> RankDeficientError:
+    """``line`` is "row" or "column": number ``failure[1]`` of that item of A depends on those before it."""
+    item, index = batch_index(failure[0], batch), failure[1]
+    return RankDeficientError(
+        f"{operator}: {_item_name('A', item)} does not have full rank: up to rounding, {line} {index} "
+        f"depends on those before it. {consequence}",
         item,
         index,
     )

@@ -4,11 +4,13 @@ The test files are named after a property (values, derivatives, transforms, layo
 rows.
 """
 
-from samples import gesvd, positive_definite, triangles_and_products
+from samples import gelqf, gesvd, positive_definite, triangles_and_products
 from samples.case import MAKERS, Flags, OperatorCase, Recipe, Sample, Shape, joined
 
 OPERATORS: dict[str, OperatorCase] = {
-    case.name: case for part in (triangles_and_products, positive_definite, gesvd) for case in part.CASES
+    case.name: case
+    for part in (triangles_and_products, gelqf, positive_definite, gesvd)
+    for case in part.CASES
 }
 
 __all__ = ["MAKERS", "OPERATORS", "Flags", "OperatorCase", "Recipe", "Sample", "Shape", "joined"]

@@ -43,8 +43,8 @@ class OperatorCase:
         name: Name of the operator in ``lapgrad``: ``potrf``, ``linalg.lstsq``.
         reference: The same function in differentiable operators of plain torch (without ``overwrite``).
         recipes: Shapes and flags; the first one is small and typical.
-        kinds: For each operand what it must be: "spd", "separated" (singular values), "triangular"
-            or "general".
+        kinds: For each operand what it must be: "spd", "separated" (singular values), "triangular",
+            "full_rank" or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
@@ -152,11 +152,18 @@ def _separated(shape: Shape, generator: torch.Generator) -> Tensor:
     return left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT
 
 
+def _full_rank(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Rows and columns far from dependent, also in every leading block; any shape."""
+    identity = torch.eye(*shape[-2:], dtype=torch.float64)
+    return 0.3 * _general(shape, generator) + 1.5 * identity
+
+
 MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
     "general": _general,
     "spd": _spd,
     "triangular": _triangular,
     "separated": _separated,
+    "full_rank": _full_rank,
 }
 
 

@@ -5,6 +5,7 @@ Routines that gain nothing from compiled code are those of ``_fallback``.
 
 from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
 from lapgrad._cpu.copyltu import copyltu
+from lapgrad._cpu.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cpu.gemmt import gemmt
 from lapgrad._cpu.gemmt_sum import gemmt_sum
 from lapgrad._cpu.gesvd import gesvd, gesvd_vjp
@@ -20,7 +21,11 @@ __all__ = [
     "available",
     "copyltu",
     "core",
+    "dependent_row",
     "describe",
+    "gelqf",
+    "gelqf_l_vjp",
+    "gelqf_vjp",
     "gemmt",
     "gemmt_sum",
     "gesvd",

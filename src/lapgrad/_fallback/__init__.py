@@ -10,6 +10,7 @@ These kernels are correct everywhere; they make temporaries that the compiled on
 from lapgrad._fallback.copyltu import copyltu
 from lapgrad._fallback.extractdiag import extractdiag
 from lapgrad._fallback.extracttrian import extracttrian
+from lapgrad._fallback.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._fallback.gemm import gemm
 from lapgrad._fallback.gemmt import gemmt
 from lapgrad._fallback.gemmt_sum import gemmt_sum
@@ -25,8 +26,12 @@ from lapgrad._fallback.trsm import trsm
 
 __all__ = [
     "copyltu",
+    "dependent_row",
     "extractdiag",
     "extracttrian",
+    "gelqf",
+    "gelqf_l_vjp",
+    "gelqf_vjp",
     "gemm",
     "gemmt",
     "gemmt_sum",

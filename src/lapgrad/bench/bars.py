@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 import lapgrad as lg
-from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name, logdet_by_cholesky
+from lapgrad.bench.cases import L_OF_GELQF, OPERATORS, Case, Operator, Shape, dtype_name, logdet_by_cholesky
 from lapgrad.bench.coexist import alternate
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.runner import Measurement, Phase, measure, measure_alone, thread_count
@@ -130,6 +130,7 @@ def _few_cores() -> Iterator[Bar]:
     yield from _positive_definite()
     yield from _speedups("gesvd", 1024, (1.0, 1.4), (1.0, 1.4))
     yield from _speedups("gesvd", "1000x8x8", (6.0, 3.0), (6.0, 3.0))
+    yield from _orthogonal()
     for dtype in _FLOATS:
         one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
         yield _speedup(one, "forward", 1.0)
@@ -163,6 +164,14 @@ def _positive_definite() -> Iterator[Bar]:
     yield _memory("value and gradient with overwrite", 1.1, _overwriting_mvn_nll, "fused.mvn_nll")
 
 
+def _orthogonal() -> Iterator[Bar]:
+    for shape in ("1024", "512x4096"):
+        yield from _speedups("gelqf", shape, (1.1, 1.7), (1.1, 1.7))
+    yield from _speedups(L_OF_GELQF, "512x4096", (1.7, 1.5), (1.7, 1.5))
+    for batch in ("1000x8x8", "1000x4x16"):
+        yield from _speedups("gelqf", batch, (6.0, 4.0), (6.0, 4.0))
+
+
 def _many_cores() -> Iterator[Bar]:
     for exponent in range(4, 14):
         n = 2**exponent
@@ -175,10 +184,11 @@ def _many_cores() -> Iterator[Bar]:
                 yield _scaling(Case(OPERATORS["potrf"], Shape.parse(batch), dtype), phase, 8.0)
 
 
-def _speedups(name: str, shape: int | str, float64: _Bounds, float32: _Bounds) -> Iterator[Bar]:
+def _speedups(name: str | Operator, shape: int | str, float64: _Bounds, float32: _Bounds) -> Iterator[Bar]:
     """Bars on (forward, backward) for both dtypes; None: no bar."""
+    operator = OPERATORS[name] if isinstance(name, str) else name
     for dtype, bounds in zip(_FLOATS, (float64, float32), strict=True):
-        case = Case(OPERATORS[name], Shape.parse(str(shape)), dtype)
+        case = Case(operator, Shape.parse(str(shape)), dtype)
         phases: tuple[Phase, Phase] = ("forward", "backward")
         for phase, bound in zip(phases, bounds, strict=True):
             if bound is not None:

@@ -178,6 +178,13 @@ def _packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generato
     return (_normal(shape.n * (shape.n + 1) // 2, shape=shape, dtype=dtype, generator=generator),)
 
 
+def _full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    A.div_(2.0 * math.sqrt(max(shape.n, shape.m)))
+    A.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return (A,)
+
+
 # Peers: how a user of torch writes the same thing.
 
 
@@ -232,6 +239,11 @@ def _singular_rows(A: Tensor) -> tuple[Tensor, ...]:
     # The view costs nothing: rows of vectors, as lapgrad returns them.
     columns, S, V = torch.linalg.svd(A, full_matrices=False)
     return columns.mT, S, V
+
+
+def _lq_by_qr(A: Tensor) -> tuple[Tensor, Tensor]:
+    Q, R = torch.linalg.qr(A.mT)
+    return Q.mT, R.mT
 
 
 # fmt: off
@@ -331,8 +343,25 @@ _ROWS = (
         "gesvd", lg.gesvd, _singular_rows, "torch.linalg.svd(A, full_matrices=False)", _one_matrix,
         lambda n, m: 21 * n * n * m, lambda n, m: 8 * n * n * m, signs=True,
     ),
+
+    # Orthogonal factorisations.
+    Operator(
+        "gelqf", lg.gelqf, _lq_by_qr, "torch.linalg.qr(A.mT)", _full_rank,
+        lambda n, m: 4 * n * n * m, lambda n, m: 4 * n * n * m + n**3 / 3,
+    ),
 )
 # fmt: on
+
+L_OF_GELQF = Operator(
+    "gelqf mode=l",
+    lambda A: lg.gelqf(A, mode="l"),
+    lambda A: torch.linalg.qr(A.mT).R.mT,
+    "torch.linalg.qr(A.mT).R",
+    _full_rank,
+    lambda n, m: 2 * n * n * m - 2 * n**3 / 3,
+    lambda n, m: 2 * n * n * m + 2 * n**3 / 3,
+)
+"""L alone, for the bars. torch.linalg.qr(mode="r") has no gradient: the peer computes Q as well."""
 
 OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
 """All operators with a benchmark, by name. A test compares the names with the package's operators."""

@@ -1,0 +1,313 @@
+"""gelqf: the LQ factorisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._define import Formulas, define, define_fused
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh, fresh_matrix, matrix
+from lapgrad.ops import copyltu as _copyltu
+from lapgrad.ops import gemm2 as _gemm2
+from lapgrad.ops import gemmt as _gemmt
+from lapgrad.ops import trmm as _trmm
+from lapgrad.ops import trsm as _trsm
+
+_MODES = ("reduced", "l")
+
+
+class LQ(NamedTuple):
+    """What ``gelqf`` returns.
+
+    Attributes:
+        Q: Orthonormal rows, (*batch, r, n) with r = min(m, n).
+        L: Lower triangular, (*batch, m, r); trapezoidal when A is tall.
+    """
+
+    Q: Tensor
+    L: Tensor
+
+
+@overload
+def gelqf(A: Tensor, *, mode: Literal["reduced"] = "reduced", positive: bool = False) -> LQ: ...
+@overload
+def gelqf(A: Tensor, *, mode: Literal["l"], positive: bool = False) -> Tensor: ...
+def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | Tensor:
+    """LQ factorisation of a matrix of any shape: A = L Q, L lower triangular, Q Q^T = I.
+
+    Householder reflections of the rows, in blocks. Q and L are those of LAPACK, with its signs; the same as
+    R^T and Q^T of the QR factorisation of A^T.
+
+    Args:
+        A: (*batch, m, n); r = min(m, n).
+        mode: "reduced" for Q and L; "l" for L alone: Q is never formed, at half the cost.
+        positive: Make the diagonal of L positive. For m <= n, L is then the Cholesky factor of A A^T.
+
+    Returns:
+        With "reduced" the named tuple (Q, L): Q (*batch, r, n) has orthonormal rows, L (*batch, m, r) is
+        lower triangular, for m > n lower trapezoidal. With "l" the tensor L.
+
+    Raises:
+        NonFiniteError: Names the first item with a NaN or an infinity.
+        RankDeficientError: In backward and in forward mode, for the first item whose leading r rows are
+            linearly dependent up to rounding (|l_ii| <= max(m, n) eps max_j |l_ij|): such factors have no
+            derivative. The factorisation itself takes any matrix of finite numbers.
+        OptionError: ``mode`` is neither "reduced" nor "l".
+        DTypeError, ShapeError, SizeError: ``A`` is not a batch of float32 or float64 matrices.
+
+    Gradient:
+        For m <= n, gA = L^-T (gQ + copyltu(M) Q) with M = L^T gL - gQ Q^T; for L alone gA = L^-T copyltu(L^T
+        gL) L^-1 A. For m > n the rows below the first n are A2 = L2 Q: gA2 = gL2 Q, and gQ + gL2^T A2 takes
+        the place of gQ above. Forward mode: with C = L^-1 dA Q^T and X = tril(C + C^T) - diag(C), dL = L X
+        and dQ = L^-1 dA - X Q. Saves Q and L; with "l" A and L. The same formulas hold with either sign of
+        the diagonal.
+
+    Memory:
+        forward 1, backward 2
+        In units of what is returned, for a square A: the gradient and M, which is r x r. Besides: when A is
+        tall, another r x r in backward; with "l", the forward of a wide A takes a copy of A.
+
+    Cost:
+        For m <= n: forward 4 m^2 n, with "l" 2 m^2 n - 2/3 m^3; backward 4 m^2 n + m^3/3, with "l" 2 m^2 n +
+        2/3 m^3 flops.
+
+    Example:
+        >>> import torch, lapgrad
+        >>> A = torch.tensor([[3.0, 4.0], [0.0, 5.0]])
+        >>> Q, L = lapgrad.gelqf(A, positive=True)
+        >>> L
+        tensor([[5., 0.],
+                [4., 3.]])
+        >>> torch.allclose(L @ Q, A)
+        True
+    """
+    A = matrix("gelqf", "A", A)
+    if mode == "reduced":
+        return LQ(*operator.call(A, positive))
+    if mode == "l":
+        return operator_l.call(A, positive)
+    raise _errors.unknown_option("gelqf", "mode", mode, _MODES)
+
+
+def _fake(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
+    m, n = A.shape[-2:]
+    return fresh_matrix(A, min(m, n), n), fresh_matrix(A, m, min(m, n))
+
+
+def _factor(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
+    Q, L = _fake(A, positive)
+    spoilt = lookup("gelqf", A)(L, Q, A, positive)
+    if spoilt is not None:
+        raise _errors.factors_not_finite("gelqf", A.shape[:-2], spoilt)
+    return Q, L
+
+
+def _fake_l(A: Tensor, positive: bool) -> Tensor:
+    m, n = A.shape[-2:]
+    return fresh_matrix(A, m, min(m, n))
+
+
+def _factor_l(A: Tensor, positive: bool) -> Tensor:
+    L = _fake_l(A, positive)
+    spoilt = lookup("gelqf", A)(L, None, A, positive)
+    if spoilt is not None:
+        raise _errors.factors_not_finite("gelqf", A.shape[:-2], spoilt)
+    return L
+
+
+def _refuse_dependent_rows(L: Tensor, columns: int) -> None:
+    """L has the rows of A; A has that many columns. What is left of a row must be more than rounding."""
+    tolerance = max(L.shape[-2], columns) * torch.finfo(L.dtype).eps
+    found = lookup("dependent_row", L)(L, tolerance, False)
+    if found is not None:
+        consequence = "The factors of such a matrix have no derivative."
+        raise _errors.rank_deficient("gelqf", L.shape[:-2], found, "row", consequence)
+
+
+def _top(A: Tensor, rank: int) -> Tensor:
+    """The first ``rank`` rows."""
+    return A if A.shape[-2] == rank else A[..., :rank, :]
+
+
+def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    _refuse_dependent_rows(L, Q.shape[-1])
+    gA = _fake_pulled_back(Q, L, gQ, gL)
+    lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
+    return gA
+
+
+def _fake_pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    return fresh_matrix(L, L.shape[-2], Q.shape[-1])
+
+
+def _pulled_back_composite(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    """gA1 = L1^-T (gQ + Z Q), gA2 = gL2 Q, with Z as in ``_middle``; L1 is the first r rows, L2 the rest."""
+    rank = L.shape[-1]
+    top = _gemm2.operator.call(_middle(Q, L, gQ, gL), Q, False, False, 1.0)
+    if gQ is not None:
+        top = top + gQ
+    top = operator_solve.call(_top(L, rank), top, True)
+    if L.shape[-2] == rank:
+        return top
+    bottom = (
+        top.new_zeros((*top.shape[:-2], L.shape[-2] - rank, top.shape[-1]))
+        if gL is None
+        else _gemm2.operator.call(gL[..., rank:, :], Q, False, False, 1.0)
+    )
+    return torch.cat([top, bottom], -2)
+
+
+def _middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    """Z = K + copyltu(L1^T gL1 - gQ Q^T - K), K = gL2^T L2.
+
+    K = (gL2^T A2) Q^T is what the rows A2 = L2 Q add to gQ Q^T. Below the diagonal it cancels.
+    """
+    rank = L.shape[-1]
+    parts = []
+    if gL is not None:
+        parts.append(_trmm.operator.call(_top(L, rank), _top(gL, rank).tril(), True, True, False))
+    if gQ is not None and Q is not None:
+        parts.append(_gemm2.operator.call(gQ, Q, False, True, -1.0))
+    middle = _copyltu.operator.call(parts[0] if len(parts) == 1 else parts[0] + parts[1], True)
+    if gL is None or L.shape[-2] == rank:
+        return middle
+    below = _gemm2.operator.call(gL[..., rank:, :], L[..., rank:, :], True, False, 1.0)
+    return middle + (below - below.mT).triu(1)
+
+
+def _pulled_back_l(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
+    _refuse_dependent_rows(L, A.shape[-1])
+    gA = fresh(A)
+    lookup("gelqf_l_vjp", L)(gA, A, L, gL)
+    return gA
+
+
+def _pulled_back_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
+    """As above, with Q = L1^-1 A1."""
+    rank = L.shape[-1]
+    Q = operator_solve.call(_top(L, rank), _top(A, rank), False)
+    return _pulled_back_composite(Q, L, None, gL)
+
+
+def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
+    """t(L)^-1 B, where B has as many columns as A; refuses an L that is singular up to rounding."""
+    _refuse_dependent_rows(L, B.shape[-1])
+    X = fresh(B)
+    lookup("trsm", B)(X, L, B, True, transpose, False)
+    return X
+
+
+def _vjp_solve(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """As for trsm: gB = t(L)^-T gX, and gL is minus the triangle of the product with X."""
+    (L, X), (transpose,) = saved, flags
+    gB = _trsm.operator.call(L, gX, True, not transpose, False)
+    first, second = (X, gB) if transpose else (gB, X)
+    gL = _gemmt.operator.call(first, second, True, False, True, -1.0) if needs[0] else None
+    return gL, gB if needs[1] else None
+
+
+def _jvp_solve(saved: Sequence[Tensor], flags: Sequence[Any], dL: Tensor | None, dB: Tensor | None) -> Tensor:
+    """dX = t(L)^-1 (dB - t(dL) X)."""
+    (L, X), (transpose,) = saved, flags
+    if dL is None:
+        right = dB
+    else:
+        moved = _trmm.operator.call(dL, X, True, transpose, False)
+        right = -moved if dB is None else dB - moved
+    return _trsm.operator.call(L, right, True, transpose, False)
+
+
+def _vjp(
+    needs: Sequence[bool],
+    saved: Sequence[Tensor],
+    flags: Sequence[Any],
+    gQ: Tensor | None,
+    gL: Tensor | None,
+) -> tuple[Tensor]:
+    Q, L = saved
+    return (operator_vjp.call(Q, L, gQ, gL),)
+
+
+def _vjp_l(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gL: Tensor) -> tuple[Tensor]:
+    A, L = saved
+    return (operator_l_vjp.call(A, L, gL),)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
+    """With W = L1^-1 dA1, C = W Q^T and X = tril(C + C^T) - diag(C): dL1 = L1 X and dQ = W - X Q.
+
+    A2 = L2 Q then gives dL2 = dA2 Q^T - L2 dQ Q^T = dA2 Q^T - L2 (C - X).
+    """
+    Q, L = saved
+    rank = L.shape[-1]
+    L1 = _top(L, rank)
+    W = operator_solve.call(L1, _top(dA, rank), False)
+    C = _gemm2.operator.call(W, Q, False, True, 1.0)
+    X = C.tril() + C.triu(1).mT
+    dL = _trmm.operator.call(L1, X, True, False, False)
+    if L.shape[-2] > rank:
+        below = _gemm2.operator.call(dA[..., rank:, :], Q, False, True, 1.0)
+        below = below - _gemm2.operator.call(L[..., rank:, :], C - X, False, False, 1.0)
+        dL = torch.cat([dL, below], -2)
+    return W - _gemm2.operator.call(X, Q, False, False, 1.0), dL
+
+
+def _jvp_l(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
+    A, L = saved
+    rank = L.shape[-1]
+    Q = operator_solve.call(_top(L, rank), _top(A, rank), False)
+    return _jvp((Q, L), flags, dA)[1]
+
+
+_L_SOLVED, _X = 0, 2
+
+operator_solve = define(
+    "gelqf_solve",
+    "(Tensor L, Tensor B, bool transpose) -> Tensor",
+    kernel=_solve,
+    fake=lambda L, B, transpose: B.new_empty(B.shape),
+    formulas=Formulas(saves=((_L_SOLVED, _X), (_L_SOLVED,)), vjp=_vjp_solve, jvp=_jvp_solve),
+)
+
+operator_vjp = define_fused(
+    "gelqf_vjp",
+    "(Tensor Q, Tensor L, Tensor? gQ, Tensor? gL) -> Tensor",
+    kernel=_pulled_back,
+    fake=_fake_pulled_back,
+    composite=_pulled_back_composite,
+)
+
+operator_l_vjp = define_fused(
+    "gelqf_l_vjp",
+    "(Tensor A, Tensor L, Tensor gL) -> Tensor",
+    kernel=_pulled_back_l,
+    fake=lambda A, L, gL: A.new_empty(A.shape),
+    composite=_pulled_back_l_composite,
+)
+
+_Q, _L = 1, 2
+
+operator = define(
+    "gelqf",
+    "(Tensor A, bool positive) -> (Tensor, Tensor)",
+    kernel=_factor,
+    fake=_fake,
+    formulas=Formulas(saves=((_Q, _L),), vjp=_vjp, jvp=_jvp),
+)
+
+_A, _L_ALONE = 0, 1
+
+operator_l = define(
+    "gelqf_l",
+    "(Tensor A, bool positive) -> Tensor",
+    kernel=_factor_l,
+    fake=_fake_l,
+    formulas=Formulas(saves=((_A, _L_ALONE),), vjp=_vjp_l, jvp=_jvp_l),
+)

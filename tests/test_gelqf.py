@@ -1,0 +1,252 @@
+"""gelqf: the factors themselves at any conditioning and scale, LAPACK's signs, matrices without full rank."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given, settings
+from paths import PATHS, path
+from samples import Shape
+from tolerances import HOUSEHOLDER, assert_all_close
+from torch import Tensor, func
+from torch.autograd import grad
+
+import lapgrad
+
+DTYPES = (torch.float64, torch.float32)
+SHAPES: tuple[Shape, ...] = (
+    (1, 1), (7, 7), (8, 20), (20, 8), (33, 33), (70, 90), (90, 70), (40, 600),
+    (17, 4, 16), (17, 16, 4), (17, 8, 8), (17, 24, 24), (3, 40, 50), (3, 50, 40),
+)  # fmt: skip
+
+
+def random(shape: Shape, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_factors(A: Tensor, Q: Tensor, L: Tensor) -> None:
+    """Orthogonal, triangular, and A again: row by row, relative to the length of the row."""
+    rank, eps = min(A.shape[-2:]), torch.finfo(A.dtype).eps
+    allowed = HOUSEHOLDER * max(A.shape[-2:]) * eps
+    assert Q.shape == (*A.shape[:-2], rank, A.shape[-1])
+    assert L.shape == (*A.shape[:-2], A.shape[-2], rank)
+    assert torch.equal(L, L.tril())
+    Q, L, A = Q.double(), L.double(), A.double()
+    # Numbers of the size of 1 whatever the scale of the row: a power of two changes nothing.
+    scale = torch.exp2(-A.abs().amax(-1, keepdim=True).clamp(min=2.3e-308).log2().round())
+    A, L = A * scale, L * scale
+    assert (Q @ Q.mT - torch.eye(rank, dtype=torch.float64)).abs().max() <= allowed
+    length = A.norm(dim=-1, keepdim=True)
+    assert ((L @ Q - A).norm(dim=-1, keepdim=True) <= allowed * length).all()
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_factors_and_lapacks_signs(dtype: torch.dtype, way: str) -> None:
+    """Gaussian matrices, whose pivots have either sign."""
+    with path(way):
+        for shape in SHAPES:
+            A = random(shape, dtype)
+            Q, L = lapgrad.gelqf(A)
+            assert_factors(A, Q, L)
+            expected = torch.linalg.qr(A.double().mT).R.mT.diagonal(dim1=-2, dim2=-1)
+            assert torch.equal(L.diagonal(dim1=-2, dim2=-1).sign(), expected.sign().to(dtype))
+            assert_all_close(lapgrad.gelqf(A, mode="l"), L, 50.0 * max(shape[-2:]))
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("mode", ["reduced", "l"])
+def test_positive_is_the_cholesky_factor(mode: Any, way: str) -> None:
+    with path(way):
+        for shape in ((5, 9), (40, 130), (17, 4, 16)):
+            A = random(shape)
+            result = lapgrad.gelqf(A, mode=mode, positive=True)
+            L = result if isinstance(result, Tensor) else result.L
+            assert_all_close(L, torch.linalg.cholesky(A @ A.mT), 1000.0)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 6), (6, 4), (100, 300)], ids=str)
+def test_agrees_with_scipy(shape: Shape) -> None:
+    A = random(shape)
+    q, r = scipy.linalg.qr(A.mT.numpy(), mode="economic")
+    Q, L = lapgrad.gelqf(A)
+    assert_all_close([Q, L], [torch.from_numpy(q.T.copy()), torch.from_numpy(r.T.copy())], 50.0 * max(shape))
+
+
+@pytest.mark.parametrize("mode", ["reduced", "l"])
+@pytest.mark.parametrize("shape", [(5, 8), (6, 6), (3, 4, 7)], ids=str)
+def test_gradients_agree_with_torch(shape: Shape, mode: Any) -> None:
+    A = random(shape).requires_grad_()
+    Q, R = torch.linalg.qr(A.mT)
+    loss = R.mT.sin().sum() if mode == "l" else (Q.mT.sin() * R.mT.cos()[..., :, :1]).sum()
+    result = lapgrad.gelqf(A, mode=mode)
+    ours = result.sin().sum() if mode == "l" else (result.Q.sin() * result.L.cos()[..., :, :1]).sum()
+    assert_all_close(grad(ours, A), grad(loss, A), 2000.0)
+
+
+def graded(shape: Shape, decades: float, dtype: torch.dtype) -> Tensor:
+    """Rows whose sizes fall by that many decades from the first to the last."""
+    return random(shape, dtype) * torch.logspace(0, -decades, shape[-2], dtype=torch.float64)[:, None].to(
+        dtype
+    )
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_graded_and_badly_scaled_rows(dtype: torch.dtype, way: str) -> None:
+    """Each row is as exact as its own size allows, down to denormal numbers and up to the largest."""
+    decades = 250 if dtype is torch.float64 else 30
+    info = torch.finfo(dtype)
+    with path(way):
+        for shape in ((6, 6), (40, 60), (60, 40), (9, 5, 8), (9, 8, 5)):
+            for A in (
+                graded(shape, decades, dtype),
+                graded(shape, decades, dtype).flip(-2),
+                graded(shape, decades, dtype).mT.contiguous().mT,
+                random(shape, dtype) * (info.max / 1e3),
+                random(shape, dtype) * info.tiny * 1e3,
+            ):
+                assert_factors(A, *lapgrad.gelqf(A))
+                L = lapgrad.gelqf(A, mode="l")
+                assert_all_close(L, lapgrad.gelqf(A).L, 50.0 * max(shape[-2:]))
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 6), (6, 3), (40, 50), (4, 5, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_identity_and_diagonal(shape: Shape, dtype: torch.dtype) -> None:
+    """Rows that are reduced already are left alone, as in LAPACK: L is A itself."""
+    identity = torch.eye(*shape[-2:], dtype=dtype).expand(shape)
+    for A in (identity, -identity, identity * torch.arange(1.0, shape[-1] + 1, dtype=dtype)):
+        Q, L = lapgrad.gelqf(A)
+        assert torch.equal(Q, torch.eye(min(shape[-2:]), shape[-1], dtype=dtype).expand_as(Q))
+        assert torch.equal(L, A[..., : min(shape[-2:])])
+        assert torch.equal(lapgrad.gelqf(A, mode="l"), L)
+        assert torch.equal(lapgrad.gelqf(A, positive=True).L, L.abs())
+
+
+def without_full_rank(shape: Shape, kind: str) -> Tensor:
+    A = random(shape)
+    rank = min(shape[-2:])
+    if kind == "zero":
+        A.zero_()
+    elif kind == "zero row":
+        A[..., rank - 1, :] = 0.0
+    elif kind == "repeated row":
+        A[..., rank - 1, :] = A[..., 0, :]
+    else:
+        A[..., rank - 1, :] = 3.0 * A[..., 0, :] - A[..., 1, :]
+    return A
+
+
+KINDS = ("zero", "zero row", "repeated row", "sum of rows")
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(4, 6), (5, 5), (6, 4), (40, 50), (50, 40)], ids=str)
+def test_without_full_rank(shape: Shape, kind: str, way: str) -> None:
+    """The factors are as good as ever; a derivative is refused, naming the item, in every mode."""
+    A = without_full_rank(shape, kind)
+    first = 0 if kind == "zero" else min(shape) - 1
+    with path(way):
+        assert_factors(A, *lapgrad.gelqf(A))
+        batch = random((2, 3, *shape))
+        batch[1, 2] = A
+        for given_, item in ((A, ()), (batch, (1, 2))):
+            for mode in ("reduced", "l"):
+                leaf = given_.clone().requires_grad_()
+                result = lapgrad.gelqf(leaf, mode=mode)
+                for part in [result] if isinstance(result, Tensor) else result:
+                    assert part.isfinite().all()
+                    with pytest.raises(lapgrad.RankDeficientError, match=f"row {first} depends") as caught:
+                        grad(part.sum(), leaf, retain_graph=True)
+                    assert (caught.value.item, caught.value.index) == (item, first)
+                with pytest.raises(lapgrad.RankDeficientError):
+                    func.jvp(lambda A, mode=mode: lapgrad.gelqf(A, mode=mode), (given_,), (given_,))
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_not_finite(value: float, way: str) -> None:
+    with path(way):
+        for shape in ((3, 5), (5, 5), (5, 3), (40, 50), (50, 40), (100, 300)):
+            for row, column in itertools.product((0, shape[0] - 1), (0, shape[1] - 1)):
+                for mode in ("reduced", "l"):
+                    batch = torch.eye(*shape, dtype=torch.float64).repeat(4, 1, 1)
+                    batch[2, row, column] = value
+                    for A, item in ((batch, (2,)), (batch[2], ())):
+                        with pytest.raises(
+                            lapgrad.NonFiniteError, match=r"gelqf: A.*NaN or infinity"
+                        ) as caught:
+                            lapgrad.gelqf(A, mode=mode)
+                        assert caught.value.item == item
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(lapgrad.OptionError, match="mode must be one of 'reduced', 'l', got 'complete'"):
+        lapgrad.gelqf(torch.eye(3), mode="complete")
+
+
+def test_each_result_alone() -> None:
+    """A cotangent of Q alone, of L alone, and of both add up."""
+    for shape in ((3, 5), (5, 3), (40, 50), (50, 40), (9, 4, 4)):
+        A = random(shape).requires_grad_()
+        Q, L = lapgrad.gelqf(A)
+        of_q, of_l, of_both = (
+            grad(loss, A, retain_graph=True)[0]
+            for loss in (Q.sin().sum(), L.sin().sum(), Q.sin().sum() + L.sin().sum())
+        )
+        assert_all_close(of_q + of_l, of_both, 2000.0)
+
+
+matrices = st.tuples(
+    st.integers(0, 3), st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**20), st.sampled_from(DTYPES)
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(matrices, st.booleans(), st.integers(-20, 20))
+def test_factors_of_any_matrix(
+    what: tuple[int, int, int, int, torch.dtype], positive: bool, power: int
+) -> None:
+    batch, m, n, seed, dtype = what
+    A = random((batch, m, n) if batch else (m, n), dtype, seed) * 2.0**power
+    Q, L = lapgrad.gelqf(A, positive=positive)
+    if A.numel():
+        assert_factors(A, Q, L)
+    if positive:
+        assert (L.diagonal(dim1=-2, dim2=-1) >= 0).all()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(matrices, st.sampled_from(["reduced", "l"]))
+def test_forward_and_reverse_mode_are_adjoint(what: tuple[int, int, int, int, Any], mode: Any) -> None:
+    """<g, J d> = <J^T g, d>."""
+    batch, m, n, seed, _ = what
+    shape = (batch, m, n) if batch else (m, n)
+    A = random(shape, seed=seed) + 3.0 * torch.eye(m, n, dtype=torch.float64)
+    d = random(shape, seed=seed + 1)
+
+    def f(A: Tensor) -> tuple[Tensor, ...]:
+        result = lapgrad.gelqf(A, mode=mode)
+        return (result,) if isinstance(result, Tensor) else tuple(result)
+
+    results, pull_back = func.vjp(f, A)
+    g = tuple(random(tuple(part.shape), seed=seed + 2) for part in results)
+    tangents = func.jvp(f, (A,), (d,))[1]
+    forward = sum(float((one * other).sum()) for one, other in zip(g, tangents, strict=True))
+    reverse = float((pull_back(g)[0] * d).sum())
+    assert abs(forward - reverse) <= 1e-10 * max(1.0, abs(forward))
+
+
+def test_numpy_layouts_do_not_matter() -> None:
+    """Column-major input gives the same bits as row-major."""
+    A = random((30, 45))
+    fortran = torch.from_numpy(np.asfortranarray(A.numpy()))
+    assert_all_close(lapgrad.gelqf(fortran), tuple(lapgrad.gelqf(A)), 0)
