@@ -14,6 +14,8 @@ namespace {
 
 #include "product.h"
 
+#include "reverse_blocks.h"
+
 #include "leaves.h"
 
 #include "fixed.h"

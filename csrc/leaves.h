@@ -66,6 +66,7 @@ void reverse_row(const T (&U)[leaf][leaf], const T (&S)[leaf][leaf], index_t k, 
 //     x = (g_k* - S u_k*) / u_kk,   s_kk = (g_kk - x . u_k*) / u_kk,   s_k* = s_*k = x.
 template <class T>
 void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
+    if constexpr (ReverseBlocks<T>::fits) return potrf_reverse_blocks<T>(L, G, scratch);
     using Vc = Simd<T>;
     using Vec = typename Vc::Vec;
     constexpr index_t W = Vc::W;
