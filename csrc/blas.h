@@ -82,14 +82,14 @@ void gemm(T alpha, View<const T> A, View<const T> B, T beta, View<T> C) {
 
 // X := L^-1 X with a triangular L. A row-major X is a column-major X': (L^-1 X)' = X' L^-T, a solve from the right.
 template <class T>
-void trsm(View<const T> L, bool lower, View<T> X) {
+void trsm(View<const T> L, bool lower, View<T> X, bool unit) {
     const bool x_rows = X.row_major(), l_rows = L.row_major();
     const blas_int m = narrow(x_rows ? X.cols : X.rows), n = narrow(x_rows ? X.rows : X.cols);
     const blas_int ldl = narrow(l_rows ? L.row_stride : L.col_stride);
     const blas_int ldx = narrow(x_rows ? X.row_stride : X.col_stride);
     const T one = 1;
-    routines<T>().trsm(x_rows ? "R" : "L", lower != l_rows ? "L" : "U", x_rows == l_rows ? "N" : "T", "N", &m, &n, &one,
-                       L.data, &ldl, X.data, &ldx);
+    routines<T>().trsm(x_rows ? "R" : "L", lower != l_rows ? "L" : "U", x_rows == l_rows ? "N" : "T", unit ? "U" : "N", &m,
+                       &n, &one, L.data, &ldl, X.data, &ldx);
 }
 
 }  // namespace lapgrad::blas

@@ -67,6 +67,13 @@ struct Kernels {
                            index_t begin, index_t end, void* scratch);
     void (*lane_gelqf_l_vjp)(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin,
                              index_t end, void* scratch);
+    // LU with partial pivoting; status per item as in lu.h.
+    void (*lane_determinant)(Batch<const T> A, T* first, T* second, std::int32_t* status, index_t begin, index_t end,
+                             void* scratch);
+    void (*lane_inverse)(Batch<const T> A, Batch<T> B, const T* weight, bool by_determinant, std::int32_t* status,
+                         index_t begin, index_t end, void* scratch);
+    void (*lane_inverse_vjp)(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end,
+                             void* scratch);
 };
 
 template <class T>

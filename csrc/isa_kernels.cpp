@@ -30,6 +30,8 @@ namespace {
 
 #include "lane_gelqf.h"
 
+#include "lane_lu.h"
+
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
@@ -51,7 +53,10 @@ constexpr Kernels<T> make_table() {
             &lane_gesvd_vjp<T>,
             &lane_gelqf<T>,
             &lane_gelqf_vjp<T>,
-            &lane_gelqf_l_vjp<T>};
+            &lane_gelqf_l_vjp<T>,
+            &lane_determinant<T>,
+            &lane_inverse<T>,
+            &lane_inverse_vjp<T>};
 }
 }  // namespace
 

@@ -113,4 +113,9 @@ inline index_t triangle_tile(index_t n, int threads) {
     return std::max(current.smallest_tile, std::min((tile + 31) / 32 * 32, current.largest_tile));
 }
 
+// Columns of an inverse that one thread solves for at a time: the first slices cost most, and short ones balance them.
+inline index_t inverse_slice(index_t n, int threads) {
+    return std::max<index_t>(64, std::min<index_t>(256, n / (2 * threads)));
+}
+
 }  // namespace lapgrad::plan

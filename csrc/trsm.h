@@ -10,10 +10,26 @@
 
 namespace lapgrad {
 
+// One triangle of a block of order <= leaf, zeros in the other, row-major. With `unit`, ones on the diagonal.
 template <class T>
-void solve_triangle(View<const T> L, bool lower, View<T> X) {
+struct LeafTriangle {
+    alignas(64) T entries[isa::leaf * isa::leaf];
+    View<T> view;
+
+    LeafTriangle(View<const T> L, bool lower, bool unit) : view{entries, L.rows, L.rows, isa::leaf, 1} {
+        for (index_t i = 0; i < L.rows; ++i) {
+            for (index_t j = 0; j < L.rows; ++j) view(i, j) = (lower ? j <= i : j >= i) ? L(i, j) : T(0);
+            if (unit) view(i, i) = T(1);
+        }
+    }
+};
+
+// With `unit` the diagonal of L counts as ones, whatever is stored there.
+template <class T>
+void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     const index_t n = L.rows;
     if (n <= isa::leaf) {
+        if (unit) return solve_triangle<T>(LeafTriangle<T>(L, lower, true).view, lower, X);
         if (lower)
             isa::kernels<T>().solve(L, X, scratch<T>());
         else
@@ -24,13 +40,13 @@ void solve_triangle(View<const T> L, bool lower, View<T> X) {
     const View<T> X1 = X.block(0, 0, first, m), X2 = X.block(first, 0, second, m);
     const View<const T> L11 = L.block(0, 0, first, first), L22 = L.block(first, first, second, second);
     if (lower) {
-        solve_triangle<T>(L11, true, X1);
+        solve_triangle<T>(L11, true, X1, unit);
         gemm<T>(-1, L.block(first, 0, second, first), X1, true, X2);
-        solve_triangle<T>(L22, true, X2);
+        solve_triangle<T>(L22, true, X2, unit);
     } else {
-        solve_triangle<T>(L22, false, X2);
+        solve_triangle<T>(L22, false, X2, unit);
         gemm<T>(-1, L.block(0, first, first, second), X2, true, X1);
-        solve_triangle<T>(L11, false, X1);
+        solve_triangle<T>(L11, false, X1, unit);
     }
 }
 
@@ -47,10 +63,10 @@ void for_column_slices(View<T> X, bool parallel, F body) {
 }
 
 template <class T>
-void trsm(View<const T> L, bool lower, View<T> X, bool parallel) {
+void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
     if (L.rows == 0 || X.cols == 0) return;
-    if (plan::vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X);
-    for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice); });
+    if (plan::vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
+    for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
 }
 
 }  // namespace lapgrad

@@ -27,6 +27,9 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "fused.mvn_nll": {"lower": (True, False)},
     "gesvd": {"vectors": (True, False)},
     "gelqf": {"mode": ("reduced", "l"), "positive": (False, True)},
+    "inverse": {},
+    "det": {},
+    "slogdet": {},
 }
 
 
@@ -87,4 +90,5 @@ def _operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
     if kind == "spd":
         return X @ X.mT / max(n, 1) + 0.5 * identity
     # The inverse of a random triangle grows with 2^n; with entries of 1/sqrt(n) it stays of the order of 1.
-    return 0.5 / math.sqrt(max(n, 1)) * X + identity
+    X = 0.5 / math.sqrt(max(n, 1)) * X + identity
+    return X.roll(1, -2) if kind == "regular" else X

@@ -79,7 +79,7 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
         return _peak(overwrite)
     for arg in args:
         arg.requires_grad_()
-    result = _tensors(case.fn(*args))[0]
+    result = next(part for part in _tensors(case.fn(*args)) if part.requires_grad)
     cotangent = torch.ones_like(result)
     return _peak(lambda: torch.autograd.grad(result, args, cotangent, retain_graph=True), cotangent)
 

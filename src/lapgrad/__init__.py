@@ -19,6 +19,7 @@ from lapgrad._errors import (
     SizeError,
 )
 from lapgrad.ops.copyltu import copyltu
+from lapgrad.ops.det import det
 from lapgrad.ops.extractdiag import extractdiag
 from lapgrad.ops.extracttrian import extracttrian
 from lapgrad.ops.gelqf import LQ, gelqf
@@ -26,10 +27,12 @@ from lapgrad.ops.gemm import gemm
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gemmt import gemmt
 from lapgrad.ops.gesvd import SingularValueDecomposition, gesvd
+from lapgrad.ops.inverse import inverse
 from lapgrad.ops.makediag import makediag
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import Factorisation, potrf, potrf_ex
 from lapgrad.ops.potri import potri
+from lapgrad.ops.slogdet import LogDeterminant, slogdet
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trmm import trmm
@@ -49,6 +52,7 @@ __all__ = [
     "DeviceError",
     "Factorisation",
     "LapgradError",
+    "LogDeterminant",
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "OptionError",
@@ -59,6 +63,7 @@ __all__ = [
     "SizeError",
     "__version__",
     "copyltu",
+    "det",
     "extractdiag",
     "extracttrian",
     "fused",
@@ -67,12 +72,14 @@ __all__ = [
     "gemm2",
     "gemmt",
     "gesvd",
+    "inverse",
     "linalg",
     "makediag",
     "maketrian",
     "potrf",
     "potrf_ex",
     "potri",
+    "slogdet",
     "sumlogdiag",
     "syrk",
     "trmm",

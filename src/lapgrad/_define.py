@@ -385,7 +385,10 @@ def _composite_vjp(
             complete[position] = value
         return composite(*complete)
 
-    pull_back = torch.func.vjp(of_varying, *[arguments[position] for position in varying])[1]
+    # Saved tensors may be wrappers of a transform that is over: torch.func.vjp does not see through those,
+    # any operation does.
+    values = [arguments[position].view_as(arguments[position]) for position in varying]
+    pull_back = torch.func.vjp(of_varying, *values)[1]
     pulled_back = pull_back(cotangents if len(cotangents) > 1 else cotangents[0])
     gradients = dict(zip(varying, pulled_back, strict=True))
     return [gradients.get(position) for position in range(len(arguments))]

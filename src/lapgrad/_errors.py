@@ -76,11 +76,11 @@ class NonFiniteError(LapgradError, ValueError):
 
 
 class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
-    """A triangular matrix to be solved with has an exact zero on its diagonal.
+    """A triangular matrix to be solved with, or the factor of a matrix, has an exact zero on its diagonal.
 
     Attributes:
         item: Batch index of the first matrix that failed; ``()`` when there is no batch.
-        index: Position of the first zero on its diagonal (counted from 0).
+        index: Position of the first zero on that diagonal (counted from 0).
     """
 
     def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
@@ -284,6 +284,27 @@ def rank_deficient(
         f"depends on those before it. {consequence}",
         item,
         index,
+    )
+
+
+def elimination_failed(
+    operator: str, batch: Sequence[int], failure: tuple[int, int], consequence: str = ""
+) -> LapgradError:
+    """Explain ``(flat item, code)`` of an LU factorisation: code > 0: a zero pivot, code < 0: not finite."""
+    flat, code = failure
+    item = batch_index(flat, batch)
+    name = _item_name("A", item)
+    if code < 0:
+        return NonFiniteError(
+            f"{operator}: {name} contains NaN or infinity, or overflows: pivot {-code} of its LU "
+            f"factorisation is not finite.",
+            item,
+            -code,
+        )
+    return SingularMatrixError(
+        f"{operator}: {name} is singular: pivot {code} of its LU factorisation is exactly zero.{consequence}",
+        item,
+        code - 1,
     )
 
 

@@ -43,6 +43,12 @@ ROUTINES = (
     "maketrian",
     "gesvd",
     "gesvd_vjp",
+    "inverse",
+    "inverse_vjp",
+    "det",
+    "det_vjp",
+    "slogdet",
+    "slogdet_vjp",
 )
 
 

@@ -4,12 +4,12 @@ The test files are named after a property (values, derivatives, transforms, layo
 rows.
 """
 
-from samples import gelqf, gesvd, positive_definite, triangles_and_products
+from samples import determinants, gelqf, gesvd, positive_definite, triangles_and_products
 from samples.case import MAKERS, Flags, OperatorCase, Recipe, Sample, Shape, joined
 
 OPERATORS: dict[str, OperatorCase] = {
     case.name: case
-    for part in (triangles_and_products, gelqf, positive_definite, gesvd)
+    for part in (triangles_and_products, gelqf, positive_definite, gesvd, determinants)
     for case in part.CASES
 }
 

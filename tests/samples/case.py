@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,7 +45,7 @@ class OperatorCase:
         reference: The same function in differentiable operators of plain torch (without ``overwrite``).
         recipes: Shapes and flags; the first one is small and typical.
         kinds: For each operand what it must be: "spd", "separated" (singular values), "triangular",
-            "full_rank" or "general".
+            "full_rank", "regular" or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
@@ -119,6 +120,8 @@ def joined(result: Any) -> Tensor:
     """What an operator returns as one tensor: several results as rows side by side, a status left out."""
     if isinstance(result, Tensor):
         return result
+    if hasattr(result, "logabsdet"):  # numbers, not rows
+        return torch.stack(tuple(result), -1)
     parts = [part for part in result if part.is_floating_point()]
     if len(parts) == 1:
         return parts[0]
@@ -158,12 +161,20 @@ def _full_rank(shape: Shape, generator: torch.Generator) -> Tensor:
     return 0.3 * _general(shape, generator) + 1.5 * identity
 
 
+def _regular(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Well conditioned at every order, with a determinant of the order of 1; elimination exchanges rows."""
+    n = shape[-1]
+    X = 0.5 / math.sqrt(max(n, 1)) * _general(shape, generator) + torch.eye(n, dtype=torch.float64)
+    return X.roll(1, -2)
+
+
 MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
     "general": _general,
     "spd": _spd,
     "triangular": _triangular,
     "separated": _separated,
     "full_rank": _full_rank,
+    "regular": _regular,
 }
 
 

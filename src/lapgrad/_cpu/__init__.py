@@ -5,12 +5,15 @@ Routines that gain nothing from compiled code are those of ``_fallback``.
 
 from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
 from lapgrad._cpu.copyltu import copyltu
+from lapgrad._cpu.det import det, det_vjp
 from lapgrad._cpu.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cpu.gemmt import gemmt
 from lapgrad._cpu.gemmt_sum import gemmt_sum
 from lapgrad._cpu.gesvd import gesvd, gesvd_vjp
+from lapgrad._cpu.inverse import inverse, inverse_vjp
 from lapgrad._cpu.potrf import potrf, potrf_vjp
 from lapgrad._cpu.potri import potri, potri_update, potri_vjp
+from lapgrad._cpu.slogdet import slogdet, slogdet_vjp
 from lapgrad._cpu.syrk import syrk, syrk_vjp
 from lapgrad._cpu.trmm import trmm
 from lapgrad._cpu.trsm import trsm
@@ -23,6 +26,8 @@ __all__ = [
     "core",
     "dependent_row",
     "describe",
+    "det",
+    "det_vjp",
     "gelqf",
     "gelqf_l_vjp",
     "gelqf_vjp",
@@ -30,11 +35,15 @@ __all__ = [
     "gemmt_sum",
     "gesvd",
     "gesvd_vjp",
+    "inverse",
+    "inverse_vjp",
     "potrf",
     "potrf_vjp",
     "potri",
     "potri_update",
     "potri_vjp",
+    "slogdet",
+    "slogdet_vjp",
     "switched_off",
     "syrk",
     "syrk_vjp",

@@ -8,6 +8,7 @@ These kernels are correct everywhere; they make temporaries that the compiled on
 """
 
 from lapgrad._fallback.copyltu import copyltu
+from lapgrad._fallback.det import det, det_vjp
 from lapgrad._fallback.extractdiag import extractdiag
 from lapgrad._fallback.extracttrian import extracttrian
 from lapgrad._fallback.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
@@ -15,10 +16,12 @@ from lapgrad._fallback.gemm import gemm
 from lapgrad._fallback.gemmt import gemmt
 from lapgrad._fallback.gemmt_sum import gemmt_sum
 from lapgrad._fallback.gesvd import gesvd, gesvd_vjp
+from lapgrad._fallback.inverse import inverse, inverse_vjp
 from lapgrad._fallback.makediag import makediag
 from lapgrad._fallback.maketrian import maketrian
 from lapgrad._fallback.potrf import potrf, potrf_vjp
 from lapgrad._fallback.potri import potri, potri_update, potri_vjp
+from lapgrad._fallback.slogdet import slogdet, slogdet_vjp
 from lapgrad._fallback.sumlogdiag import sumlogdiag, sumlogdiag_vjp
 from lapgrad._fallback.syrk import syrk, syrk_vjp
 from lapgrad._fallback.trmm import trmm
@@ -27,6 +30,8 @@ from lapgrad._fallback.trsm import trsm
 __all__ = [
     "copyltu",
     "dependent_row",
+    "det",
+    "det_vjp",
     "extractdiag",
     "extracttrian",
     "gelqf",
@@ -37,6 +42,8 @@ __all__ = [
     "gemmt_sum",
     "gesvd",
     "gesvd_vjp",
+    "inverse",
+    "inverse_vjp",
     "makediag",
     "maketrian",
     "potrf",
@@ -44,6 +51,8 @@ __all__ = [
     "potri",
     "potri_update",
     "potri_vjp",
+    "slogdet",
+    "slogdet_vjp",
     "sumlogdiag",
     "sumlogdiag_vjp",
     "syrk",

@@ -131,6 +131,11 @@ def _few_cores() -> Iterator[Bar]:
     yield from _speedups("gesvd", 1024, (1.0, 1.4), (1.0, 1.4))
     yield from _speedups("gesvd", "1000x8x8", (6.0, 3.0), (6.0, 3.0))
     yield from _orthogonal()
+    for name in ("inverse", "det", "slogdet"):
+        for dtype in _FLOATS:
+            yield _speedup(Case(OPERATORS[name], Shape(1024, 1024), dtype), "step", 1.0)
+        for batch in ("1000x8x8", "10000x4x4"):
+            yield from _speedups(name, batch, (4.0, None), (4.0, None))
     for dtype in _FLOATS:
         one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
         yield _speedup(one, "forward", 1.0)

@@ -152,6 +152,13 @@ def _one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) 
     return (_triangle(shape, dtype, generator),)
 
 
+def _one_regular(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Determinants of the order of 1 at every size, so that they and their gradients do not overflow."""
+    X = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    X.mul_(0.5 / math.sqrt(shape.n)).diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return (X.roll(1, -2),)
+
+
 def _one_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     return (_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator),)
 
@@ -348,6 +355,19 @@ _ROWS = (
     Operator(
         "gelqf", lg.gelqf, _lq_by_qr, "torch.linalg.qr(A.mT)", _full_rank,
         lambda n, m: 4 * n * n * m, lambda n, m: 4 * n * n * m + n**3 / 3,
+    ),
+    # Inverses and determinants.
+    Operator(
+        "inverse", lg.inverse, torch.linalg.inv, "torch.linalg.inv(A)", _one_regular,
+        lambda n, m: 2 * n**3, lambda n, m: 4 * n**3,
+    ),
+    Operator(
+        "det", lg.det, torch.linalg.det, "torch.linalg.det(A)", _one_regular,
+        lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3,
+    ),
+    Operator(
+        "slogdet", lambda A: lg.slogdet(A)[1], lambda A: torch.linalg.slogdet(A)[1],
+        "torch.linalg.slogdet(A)", _one_regular, lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3,
     ),
 )
 # fmt: on

@@ -1,0 +1,289 @@
+// LU factorisation with partial pivoting of W matrices at a time, one per lane: determinants, inverses and the products of
+// the inverse's gradient. Included by isa_kernels.cpp alone.
+//
+// Each lane chooses its own pivot row, so rows are exchanged by blending; of the rows below the diagonal at most W take
+// part in that.
+
+template <class T>
+using LaneMask = typename Simd<T>::Mask;
+
+template <class T>
+[[gnu::always_inline]] inline Vec<T> magnitude(Vec<T> x) {
+    return x < Vec<T>{} ? -x : x;
+}
+
+// What the elimination tells about each lane besides the factors.
+template <class T>
+struct Elimination {
+    LaneMask<T> origin[lane_limit];  // the row of A that has come to stand in row k
+    LaneMask<T> status;              // 0; +k: pivot k (from 1) is zero; -k: it is NaN or infinite
+    LaneMask<T> odd;                 // all bits set where the number of exchanges is odd
+    Vec<T> mantissa;                 // determinant without its sign of exchanges: mantissa * 2^exponent,
+    LaneMask<T> exponent;            // 1 <= |mantissa| < 2
+};
+
+// x, which is not 0, as mantissa * 2^exponent with 1 <= |mantissa| < 2; the exponent is added.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> split_exponent(Vec<T> x, LaneMask<T>& exponent) {
+    using M = LaneMask<T>;
+    using Lane = typename Simd<T>::Lane;
+    constexpr int digits = std::numeric_limits<T>::digits - 1;
+    constexpr Lane bias = std::numeric_limits<T>::max_exponent - 1;
+    constexpr Lane field = (Lane(bias) * 2 + 1) << digits, one = Lane(bias) << digits;
+    const auto subnormal = magnitude<T>(x) < Simd<T>::fill(std::numeric_limits<T>::min());
+    x = subnormal ? x * Simd<T>::fill(T(1ull << 60)) : x;
+    const M bits = reinterpret_cast<M>(x);
+    exponent += ((bits & field) >> digits) - bias + (subnormal & Lane(-60));
+    return reinterpret_cast<Vec<T>>((bits & ~field) | one);
+}
+
+// 2^e for exponents of normal numbers.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> power_of_two(LaneMask<T> e) {
+    constexpr int digits = std::numeric_limits<T>::digits - 1;
+    constexpr typename Simd<T>::Lane bias = std::numeric_limits<T>::max_exponent - 1;
+    return reinterpret_cast<Vec<T>>((e + bias) << digits);
+}
+
+// The rows other than k that some lane takes its pivot from; returns how many.
+template <class T>
+index_t rows_of(LaneMask<T> row, index_t k, index_t (&rows)[Simd<T>::W]) {
+    index_t found = 0;
+    for (int l = 0; l < Simd<T>::W; ++l) {
+        const index_t r = row[l];
+        bool known = r == k;
+        for (index_t f = 0; f < found; ++f) known |= rows[f] == r;
+        if (!known) rows[found++] = r;
+    }
+    return found;
+}
+
+// A := L \ U with P A = L U. A lane whose pivot is zero or not finite goes on with pivot 1. Without `with_lower` rows are
+// exchanged from the diagonal on only, and L is of no use.
+template <class T, bool with_lower>
+void eliminate(const LaneView<T>& A, Elimination<T>& found) {
+    using S = Simd<T>;
+    using M = LaneMask<T>;
+    using Lane = typename S::Lane;
+    const index_t n = A.rows;
+    const Vec<T> one = S::fill(T(1)), largest = S::fill(std::numeric_limits<T>::max());
+    found.status = found.odd = found.exponent = M{};
+    found.mantissa = one;
+    if (with_lower)
+        for (index_t i = 0; i < n; ++i) found.origin[i] = M{} + static_cast<Lane>(i);
+    for (index_t k = 0; k < n; ++k) {
+        Vec<T> best = magnitude<T>(A(k, k));
+        M row = M{} + static_cast<Lane>(k);
+        for (index_t i = k + 1; i < n; ++i) {
+            const Vec<T> x = magnitude<T>(A(i, k));
+            const auto larger = x > best;
+            best = larger ? x : best;
+            row = larger ? M{} + static_cast<Lane>(i) : row;
+        }
+        index_t rows[S::W];
+        const index_t exchanged = rows_of<T>(row, k, rows);
+        for (index_t f = 0; f < exchanged; ++f) {
+            const index_t i = rows[f];
+            const M chosen = row == static_cast<Lane>(i);
+            for (index_t j = with_lower ? 0 : k; j < n; ++j) {
+                const Vec<T> upper = A(k, j), lower = A(i, j);
+                A(k, j) = chosen ? lower : upper;
+                A(i, j) = chosen ? upper : lower;
+            }
+            if (with_lower) {
+                const M upper = found.origin[k], lower = found.origin[i];
+                found.origin[k] = chosen ? lower : upper;
+                found.origin[i] = chosen ? upper : lower;
+            }
+            found.odd ^= chosen;
+        }
+        Vec<T> pivot = A(k, k);
+        const auto finite = magnitude<T>(pivot) <= largest;
+        const auto good = finite & (pivot != Vec<T>{});
+        const M order = M{} + static_cast<Lane>(k + 1);
+        // A NaN counts more than a zero pivot that was met before it.
+        const auto news = (good == 0) & ((found.status == 0) | ((found.status > 0) & (finite == 0)));
+        found.status = news ? (finite ? order : -order) : found.status;
+        pivot = good ? pivot : one;
+        found.mantissa = split_exponent<T>(found.mantissa * split_exponent<T>(pivot, found.exponent), found.exponent);
+        const Vec<T> inverse = one / pivot;
+        // The reciprocal of a subnormal pivot overflows.
+        const auto safe = magnitude<T>(inverse) <= largest;
+        bool all_safe = true;
+        for (int l = 0; l < S::W; ++l) all_safe &= safe[l] != 0;
+        for (index_t i = k + 1; i < n; ++i) {
+            const Vec<T> factor = all_safe ? A(i, k) * inverse : A(i, k) / pivot;
+            if (with_lower) A(i, k) = factor;
+            index_t j = k + 1;
+            for (; j + chains <= n; j += chains) {
+#pragma GCC unroll 4
+                for (int r = 0; r < chains; ++r) A(i, j + r) -= factor * A(k, j + r);
+            }
+            for (; j < n; ++j) A(i, j) -= factor * A(k, j);
+        }
+    }
+}
+
+// The determinant's factor 2^exponent as two factors, each a normal number; far out both are 0 or infinite together with it.
+template <class T>
+[[gnu::always_inline]] inline void exponent_factors(LaneMask<T> exponent, Vec<T>& first, Vec<T>& second) {
+    using Lane = typename Simd<T>::Lane;
+    constexpr Lane limit = 2 * (std::numeric_limits<T>::max_exponent - 3);
+    exponent = exponent > limit ? LaneMask<T>{} + limit : exponent;
+    exponent = exponent < -limit ? LaneMask<T>{} - limit : exponent;
+    const LaneMask<T> half = exponent >> 1;
+    first = power_of_two<T>(half);
+    second = power_of_two<T>(exponent - half);
+}
+
+[[gnu::always_inline]] inline double logarithm(double x) { return __builtin_log(x); }
+[[gnu::always_inline]] inline float logarithm(float x) { return __builtin_logf(x); }
+
+// first := det A; or with `second`: first := sign, second := log |det A|. Singular: 0, and minus infinity.
+template <class T>
+void lane_determinant(Batch<const T> A, T* first, T* second, std::int32_t* status, index_t begin, index_t end,
+                      void* scratch) {
+    using S = Simd<T>;
+    Vec<T>* buffer = lane_buffer<T>(scratch);
+    for_groups<T>(begin, end, [&](Group<T> group) {
+        gather<T>(A, group, buffer);
+        Elimination<T> found{};
+        eliminate<T, false>(lane_view<T>(buffer, A), found);
+        const Vec<T> zero{}, one = S::fill(T(1));
+        const auto singular = found.status > 0;
+        const Vec<T> mantissa = found.odd ? -found.mantissa : found.mantissa;
+        Vec<T> value, logs{};
+        if (second) {
+            value = singular ? zero : (mantissa < zero ? -one : one);
+            // From the middle of [1/sqrt 2, sqrt 2), so that a determinant close to 1 keeps its digits.
+            const Vec<T> size = magnitude<T>(mantissa);
+            const auto large = size > S::fill(T(1.4142135623730951));
+            const Vec<T> centred = large ? T(0.5) * size : size;
+            const LaneMask<T> exponent = large ? found.exponent + 1 : found.exponent;
+            for (int l = 0; l < S::W; ++l)
+                logs[l] = logarithm(T(centred[l])) + T(exponent[l]) * T(0.69314718055994530942);
+            logs = singular ? S::fill(-std::numeric_limits<T>::infinity()) : logs;
+        } else {
+            Vec<T> low, high;
+            exponent_factors<T>(found.exponent, low, high);
+            value = singular ? zero : mantissa * low * high;
+        }
+        for (index_t l = 0; l < group.filled; ++l) {
+            first[group.begin + l] = value[l];
+            if (second) second[group.begin + l] = logs[l];
+            status[group.begin + l] = static_cast<std::int32_t>(found.status[l]);
+        }
+    });
+}
+
+// X := the unit lower triangle of F solved with X, then its upper triangle.
+template <class T>
+void substitute_both(const LaneView<T>& F, const LaneView<T>& X) {
+    const index_t n = F.rows;
+    const Vec<T> one = Simd<T>::fill(T(1));
+    const auto row = [&](index_t i, index_t from, index_t to, Vec<T> factor) {
+        index_t c = 0;
+        for (; c + chains <= X.cols; c += chains) {
+            Vec<T> acc[chains];
+#pragma GCC unroll 4
+            for (int r = 0; r < chains; ++r) acc[r] = X(i, c + r);
+            for (index_t k = from; k < to; ++k) {
+                const Vec<T> f = F(i, k);
+#pragma GCC unroll 4
+                for (int r = 0; r < chains; ++r) acc[r] -= f * X(k, c + r);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < chains; ++r) X(i, c + r) = acc[r] * factor;
+        }
+        for (; c < X.cols; ++c) {
+            Vec<T> acc = X(i, c);
+            for (index_t k = from; k < to; ++k) acc -= F(i, k) * X(k, c);
+            X(i, c) = acc * factor;
+        }
+    };
+    for (index_t i = 1; i < n; ++i) row(i, 0, i, one);
+    for (index_t i = n - 1; i >= 0; --i) row(i, i + 1, n, one / F(i, i));
+}
+
+// B := A^-1; with `weight` (one per item) B := weight A^-1, and with `by_determinant` also times det A: then the status of
+// an item whose inverse is not finite is n + 1.
+template <class T>
+void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determinant, std::int32_t* status,
+                  index_t begin, index_t end, void* scratch) {
+    using S = Simd<T>;
+    Vec<T>* factor_buffer = lane_buffer<T>(scratch);
+    Vec<T>* result_buffer = factor_buffer + lane_limit * lane_limit;
+    const LaneView<T> F = lane_view<T>(factor_buffer, A), X = lane_view<T>(result_buffer, B);
+    const index_t n = A.rows, size = n * n;
+    for_groups<T>(begin, end, [&](Group<T> group) {
+        gather<T>(A, group, factor_buffer);
+        Elimination<T> found;
+        eliminate<T, true>(F, found);
+        const Vec<T> one = S::fill(T(1));
+        for (index_t i = 0; i < n; ++i) {
+            const auto good = (F(i, i) != Vec<T>{}) & (magnitude<T>(F(i, i)) <= S::fill(std::numeric_limits<T>::max()));
+            F(i, i) = good ? F(i, i) : one;
+            for (index_t j = 0; j < n; ++j)
+                X(i, j) = found.origin[i] == static_cast<typename S::Lane>(j) ? one : Vec<T>{};
+        }
+        substitute_both<T>(F, X);
+        if (weight) {
+            Vec<T> scale{}, low = one, high = one;
+            for (index_t l = 0; l < group.filled; ++l) scale[l] = weight[group.begin + l];
+            if (by_determinant) {
+                scale *= found.odd ? -found.mantissa : found.mantissa;
+                exponent_factors<T>(found.exponent, low, high);
+            }
+            Vec<T> nothing{};
+            for (index_t e = 0; e < size; ++e) {
+                nothing += result_buffer[e] * T(0);  // NaN as soon as an entry is infinite or NaN
+                result_buffer[e] = result_buffer[e] * low * scale * high;
+            }
+            if (by_determinant)
+                found.status = (found.status == 0) & (nothing != nothing) ? LaneMask<T>{} + static_cast<typename S::Lane>(n + 1)
+                                                                          : found.status;
+        }
+        scatter<T>(result_buffer, B, group);
+        for (index_t l = 0; l < group.filled; ++l) status[group.begin + l] = static_cast<std::int32_t>(found.status[l]);
+    });
+}
+
+// C := A B, or C := -A B.
+template <class T, bool negative>
+void lane_multiply_full(const LaneView<T>& A, const LaneView<T>& B, const LaneView<T>& C) {
+    for (index_t i = 0; i < C.rows; ++i) {
+        index_t j = 0;
+        for (; j + chains <= C.cols; j += chains) {
+            Vec<T> acc[chains] = {};
+            for (index_t p = 0; p < A.cols; ++p) {
+                const Vec<T> x = A(i, p);
+#pragma GCC unroll 4
+                for (int r = 0; r < chains; ++r) acc[r] = negative ? acc[r] - x * B(p, j + r) : acc[r] + x * B(p, j + r);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < chains; ++r) C(i, j + r) = acc[r];
+        }
+        for (; j < C.cols; ++j) {
+            Vec<T> acc{};
+            for (index_t p = 0; p < A.cols; ++p) acc = negative ? acc - A(i, p) * B(p, j) : acc + A(i, p) * B(p, j);
+            C(i, j) = acc;
+        }
+    }
+}
+
+// gA := -B' gB B'.
+template <class T>
+void lane_inverse_vjp(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end, void* scratch) {
+    Vec<T>* inverse_buffer = lane_buffer<T>(scratch);
+    Vec<T>* cotangent_buffer = inverse_buffer + lane_limit * lane_limit;
+    Vec<T>* middle_buffer = cotangent_buffer + lane_limit * lane_limit;
+    const LaneView<T> inverse = lane_view<T>(inverse_buffer, B).t(), cotangent = lane_view<T>(cotangent_buffer, gB),
+                      middle{middle_buffer, B.rows, B.rows, B.rows, 1}, result = lane_view<T>(cotangent_buffer, gA);
+    for_groups<T>(begin, end, [&](Group<T> group) {
+        gather<T>(B, group, inverse_buffer);
+        gather<T>(gB, group, cotangent_buffer);
+        lane_multiply_full<T, false>(inverse, cotangent, middle);
+        lane_multiply_full<T, true>(middle, inverse, result);
+        scatter<T>(cotangent_buffer, gA, group);
+    });
+}

@@ -1,0 +1,17 @@
+"""What det and slogdet share: the factors that are kept for the backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: Up to this order the factors are not kept: computing them again takes less time than writing and reading
+#: them.
+RECOMPUTED = 32
+
+
+def room_for_factors(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised LU (*batch, n, n) and pivots (*batch, n); empty matrices where they are not kept."""
+    *batch, n, _ = A.shape
+    kept = n if n > RECOMPUTED else 0
+    return A.new_empty((*batch, kept, kept)), A.new_empty((*batch, kept), dtype=torch.int32)

@@ -1,0 +1,46 @@
+"""Inverses and determinants."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from samples.case import OperatorCase, square_recipes
+
+
+class _LogDeterminant(NamedTuple):
+    sign: Tensor
+    logabsdet: Tensor
+
+
+def _sign_and_diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
+    """A = Q R: det Q, and the diagonal of R.
+
+    torch.linalg.det and slogdet do not serve as references: derivatives of their forward mode derivatives
+    leave out those of the factors.
+    """
+    Q, R = torch.linalg.qr(A)
+    return torch.linalg.det(Q.detach()).sign(), R.diagonal(dim1=-2, dim2=-1)
+
+
+def slogdet(A: Tensor) -> _LogDeterminant:
+    sign, diagonal = _sign_and_diagonal(A)
+    return _LogDeterminant(sign * diagonal.detach().sign().prod(-1), diagonal.abs().log().sum(-1))
+
+
+def det(A: Tensor) -> Tensor:
+    sign, diagonal = _sign_and_diagonal(A)
+    return sign * diagonal.prod(-1)
+
+
+def inverse(A: Tensor) -> Tensor:
+    return torch.linalg.inv(A)
+
+
+CASES: tuple[OperatorCase, ...] = (
+    OperatorCase("inverse", inverse, square_recipes(), ("regular",), ("A",), overwrites=0),
+    OperatorCase("det", det, square_recipes(), ("regular",), ("A",)),
+    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",)),
+)
