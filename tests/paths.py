@@ -30,7 +30,7 @@ PATHS: dict[str, tuple[int, dict[str, int]]] = {
     "vendor routines": (1, VENDOR),
     "vendor routines, two threads": (2, {**VENDOR, "serial_order_few": NEVER, "vendor_trsm_serial": NEVER}),
     "no vendor routines": (2, dict.fromkeys(VENDOR, NEVER)),
-    "small tiles": (1, {"smallest_tile": 32, "largest_tile": 32}),
+    "small tiles": (1, {"smallest_tile": 32, "largest_tile": 32, "lq_panel": 8}),
     "two threads": (2, {}),
     "two threads, halving": (2, {"serial_order_few": NEVER, "halving_from": FROM_THE_FIRST}),
     "two threads, serial items": (2, {"serial_order_few": ALWAYS, "serial_order_many": ALWAYS}),

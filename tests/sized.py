@@ -26,6 +26,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "linalg.inverse_psd": {"lower": (True, False)},
     "fused.mvn_nll": {"lower": (True, False)},
     "gesvd": {"vectors": (True, False)},
+    "linalg.lstsq": {"rcond": (None, 1e-6)},
     "gelqf": {"mode": ("reduced", "l"), "positive": (False, True)},
     "inverse": {},
     "det": {},
@@ -54,6 +55,8 @@ def shapes(name: str, n: int, other: int, flags: Flags) -> tuple[Shape, ...]:
         return ((other, n) if flags.get("transpose") else (n, other),)
     if name == "gelqf":
         return ((n, other),)
+    if name == "linalg.lstsq":
+        return (n, other), (n, 3)
     return ((n, n),)
 
 

@@ -26,7 +26,8 @@ SEVERAL_OPERANDS = [row for row in EACH_OPERAND if len(row.values[0].operands) >
 SQUARE = [
     pytest.param(case, id=case.name)
     for case in OPERATORS.values()
-    if case.name not in ("gemm", "gemm2", "gemmt", "syrk", "makediag", "maketrian", "gesvd", "gelqf")
+    if case.name
+    not in ("gemm", "gemm2", "gemmt", "syrk", "makediag", "maketrian", "gesvd", "gelqf", "linalg.lstsq")
 ]
 
 
@@ -153,6 +154,8 @@ def test_not_square(case: OperatorCase, batch: Shape) -> None:
         ("linalg.cho_solve", ((3, 3), (4, 2)), {}),
         ("linalg.cho_solve", ((2, 3, 3), (5, 3, 2)), {}),
         ("linalg.solve_psd", ((3, 3), (2, 3)), {}),
+        ("linalg.lstsq", ((3, 4), (4, 2)), {}),
+        ("linalg.lstsq", ((2, 3, 4), (5, 3, 2)), {}),
         ("linalg.solve_psd", ((2, 3, 3), (5, 3, 2)), {}),
         ("fused.mvn_nll", ((3, 3), (4, 1)), {}),
         ("fused.mvn_nll", ((2, 3, 3), (5, 3, 1)), {}),
@@ -188,7 +191,15 @@ HUGE = 2**31
 @pytest.mark.parametrize(("case", "position"), EACH_MATRIX)
 def test_more_than_blas_can_count(case: OperatorCase, position: int) -> None:
     """One number seen as a matrix with 2^31 rows takes no memory."""
-    square = position == 0 and case.name not in ("gemm", "gemm2", "gemmt", "syrk", "gesvd", "gelqf")
+    square = position == 0 and case.name not in (
+        "gemm",
+        "gemm2",
+        "gemmt",
+        "syrk",
+        "gesvd",
+        "gelqf",
+        "linalg.lstsq",
+    )
     shape = (HUGE, HUGE) if square else (HUGE, 1)
     args = with_operand(case, position, torch.zeros(1, 1, dtype=torch.float64).expand(shape))
     with pytest.raises(lapgrad.SizeError) as caught:

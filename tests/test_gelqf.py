@@ -1,4 +1,4 @@
-"""gelqf: the factors themselves at any conditioning and scale, LAPACK's signs, matrices without full rank."""
+"""gelqf and lstsq: factors at any conditioning and scale, LAPACK signs, matrices without full rank."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import Tensor, func
 from torch.autograd import grad
 
 import lapgrad
+from lapgrad import _kernels
 
 DTYPES = (torch.float64, torch.float32)
 SHAPES: tuple[Shape, ...] = (
@@ -250,3 +251,91 @@ def test_numpy_layouts_do_not_matter() -> None:
     A = random((30, 45))
     fortran = torch.from_numpy(np.asfortranarray(A.numpy()))
     assert_all_close(lapgrad.gelqf(fortran), tuple(lapgrad.gelqf(A)), 0)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3), (5, 5), (40, 60), (60, 40), (7, 4, 9), (7, 9, 4)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lstsq_agrees_with_torch_and_scipy(shape: Shape, dtype: torch.dtype) -> None:
+    *batch, m, n = shape
+    A = random(shape, dtype) + 4.0 * torch.eye(m, n, dtype=dtype)
+    B = random((*batch, m, 3), dtype, seed=1)
+    X = lapgrad.linalg.lstsq(A, B)
+    assert_all_close(X, torch.linalg.lstsq(A.double(), B.double(), driver="gelsd").solution.to(dtype), 500.0)
+    if not batch:
+        expected = scipy.linalg.lstsq(A.double().numpy(), B.double().numpy())[0]
+        assert_all_close(X, torch.from_numpy(expected).to(dtype), 500.0)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3), (5, 5)], ids=str)
+def test_gradients_of_lstsq_agree_with_torch(shape: Shape) -> None:
+    A = (random(shape) + 4.0 * torch.eye(*shape, dtype=torch.float64)).requires_grad_()
+    B = random((shape[0], 2), seed=1).requires_grad_()
+    ours, theirs = lapgrad.linalg.lstsq(A, B), torch.linalg.lstsq(A, B, driver="gelsd").solution
+    assert_all_close(grad(ours.sin().sum(), (A, B)), grad(theirs.sin().sum(), (A, B)), 2000.0)
+
+
+def test_lstsq_residual_and_length() -> None:
+    """A tall system leaves a residual orthogonal to A; of a wide one the smallest solution is taken."""
+    tall, wide, right = random((50, 7)), random((7, 50)), random((50, 2), seed=1)
+    X = lapgrad.linalg.lstsq(tall, right)
+    assert (tall.mT @ (right - tall @ X)).abs().max() < 1e-12
+    X = lapgrad.linalg.lstsq(wide, right[:7])
+    assert_all_close(wide @ X, right[:7], 500.0)
+    null_space = torch.linalg.svd(wide).Vh[7:]
+    assert (null_space @ X).abs().max() < 1e-13
+
+
+def test_lstsq_keeps_what_the_normal_equations_lose() -> None:
+    """At a condition number of 1e10, A^T A is singular in float64; a factorisation loses 10 digits of 16."""
+    U, _, V = torch.linalg.svd(random((30, 6)), full_matrices=False)
+    A = U * torch.logspace(0, -10, 6, dtype=torch.float64) @ V
+    wanted = random((6, 1), seed=1)
+    X = lapgrad.linalg.lstsq(A, A @ wanted)
+    assert (X - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(4, 6), (5, 5), (6, 4)], ids=str)
+def test_lstsq_without_full_rank(shape: Shape, kind: str) -> None:
+    tall = shape[0] > shape[1]
+    A = without_full_rank(shape[::-1], kind).mT if tall else without_full_rank(shape, kind)
+    batch = random((3, *shape))
+    batch[2] = A
+    right = random((shape[0], 2))
+    line = "column" if tall else "row"
+    for given_, item in ((A, ()), (batch, (2,))):
+        with pytest.raises(
+            lapgrad.RankDeficientError, match=rf"linalg.lstsq: A.*{line} \d depends"
+        ) as caught:
+            lapgrad.linalg.lstsq(given_, right)
+        assert caught.value.item == item
+    with pytest.raises(lapgrad.NonFiniteError, match=r"linalg.lstsq: A"):
+        lapgrad.linalg.lstsq(A * torch.nan, right)
+
+
+def test_rcond() -> None:
+    """Larger than by default: matrices that could be solved with count as singular; 0: those of full rank."""
+    A = torch.diag(torch.tensor([1.0, 1e-3, 1e-10], dtype=torch.float64))
+    B = torch.ones(3, 1, dtype=torch.float64)
+    expected = torch.tensor([[1.0], [1e3], [1e10]], dtype=torch.float64)
+    for rcond in (None, 0.0, 1e-11):
+        assert_all_close(lapgrad.linalg.lstsq(A, B, rcond=rcond), expected)
+    with pytest.raises(lapgrad.RankDeficientError, match="row 2"):
+        lapgrad.linalg.lstsq(A, B, rcond=1e-9)
+    with pytest.raises(lapgrad.RankDeficientError, match="row 1"):
+        lapgrad.linalg.lstsq(A, B, rcond=1e-2)
+
+
+def test_one_matrix_for_a_batch_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = _kernels.lookup("gelqf", torch.empty(0))
+    seen: list[tuple[int, ...]] = []
+
+    def counting(L: Tensor, Q: Tensor, A: Tensor, positive: bool) -> Any:
+        seen.append(tuple(A.shape))
+        return kernel(L, Q, A, positive)
+
+    monkeypatch.setitem(_kernels._CPU, "gelqf", counting)
+    A, B = random((4, 6)), random((5, 3, 4, 2))
+    X = lapgrad.linalg.lstsq(A, B)
+    assert seen == [(4, 6)]
+    assert_all_close(X, torch.linalg.pinv(A) @ B, 500.0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
-from samples.case import OperatorCase, Shape, all_flags, named
+from samples.case import BATCH_PAIRS, OperatorCase, Recipe, Shape, all_flags, named
 
 #: Wide first, then square and tall; empty ones; batches.
 SHAPES: tuple[Shape, ...] = (
@@ -25,6 +27,37 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> Tensor
     return L if mode == "l" else (Q, L)
 
 
+def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
+    """By the normal equations, which well conditioned matrices allow.
+
+    Not with torch.linalg.solve: its second derivatives in forward mode are wrong (seen with torch 2.13).
+    """
+    if A.shape[-2] <= A.shape[-1]:
+        return A.mT @ (torch.linalg.inv(A @ A.mT) @ B)
+    return torch.linalg.inv(A.mT @ A) @ (A.mT @ B)
+
+
+def _lstsq_recipes() -> tuple[Recipe, ...]:
+    sizes = (
+        (3, 5, 2),
+        (5, 3, 2),
+        (4, 4, 3),
+        (1, 1, 1),
+        (2, 4, 1),
+        (0, 3, 2),
+        (3, 0, 2),
+        (3, 2, 0),
+        (2, 3, 0),
+    )
+    recipes = [named(((m, n), (m, k)), {}) for m, n, k in sizes]
+    recipes += [
+        named(((*batch_a, m, n), (*batch_b, m, 2)), {"rcond": rcond})
+        for (batch_a, batch_b), (m, n) in itertools.product(BATCH_PAIRS, ((2, 3), (3, 2)))
+        for rcond in ((None, 1e-3) if batch_a == (3,) else (None,))
+    ]
+    return tuple(recipes)
+
+
 CASES: tuple[OperatorCase, ...] = (
     OperatorCase(
         "gelqf",
@@ -37,4 +70,5 @@ CASES: tuple[OperatorCase, ...] = (
         ("full_rank",),
         ("A",),
     ),
+    OperatorCase("linalg.lstsq", lstsq, _lstsq_recipes(), ("full_rank", "general"), ("A", "B")),
 )

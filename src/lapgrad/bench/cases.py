@@ -192,6 +192,11 @@ def _full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> 
     return (A,)
 
 
+def _full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    b = _normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
+    return (*_full_rank(shape, dtype, generator), b)
+
+
 # Peers: how a user of torch writes the same thing.
 
 
@@ -356,6 +361,12 @@ _ROWS = (
         "gelqf", lg.gelqf, _lq_by_qr, "torch.linalg.qr(A.mT)", _full_rank,
         lambda n, m: 4 * n * n * m, lambda n, m: 4 * n * n * m + n**3 / 3,
     ),
+    Operator(
+        "linalg.lstsq", lg.linalg.lstsq, lambda A, B: torch.linalg.lstsq(A, B).solution,
+        "torch.linalg.lstsq(A, B).solution", _full_rank_and_column,
+        lambda n, m: 4 * n * n * m + (2 * m + n) * n, lambda n, m: (8 * m + 2 * n) * n,
+    ),
+
     # Inverses and determinants.
     Operator(
         "inverse", lg.inverse, torch.linalg.inv, "torch.linalg.inv(A)", _one_regular,

@@ -45,7 +45,7 @@ def solve_side_by_side(
     side_by_side = _layout.expand_batch(B, batch).permute(*kept, len(batch), *shared, len(batch) + 1)
     columns = math.prod([batch[i] for i in shared]) * m
     X = solve(A, side_by_side.reshape(*own, n, columns))
-    apart = X.reshape([*[batch[i] for i in kept], n, *[batch[i] for i in shared], m])
+    apart = X.reshape([*[batch[i] for i in kept], X.shape[-2], *[batch[i] for i in shared], m])
     position = {dim: place for place, dim in enumerate([*kept, len(batch), *shared, len(batch) + 1])}
     apart = apart.permute([position[dim] for dim in range(len(batch) + 2)])
     return apart.clone(memory_format=torch.contiguous_format)

@@ -240,12 +240,11 @@ def _vjp_l(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any],
     return (operator_l_vjp.call(A, L, gL),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
-    """With W = L1^-1 dA1, C = W Q^T and X = tril(C + C^T) - diag(C): dL1 = L1 X and dQ = W - X Q.
+def pushed_forward(Q: Tensor, L: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+    """dQ and dL. With W = L1^-1 dA1, C = W Q^T and X = tril(C + C^T) - diag(C): dL1 = L1 X and dQ = W - X Q.
 
     A2 = L2 Q then gives dL2 = dA2 Q^T - L2 dQ Q^T = dA2 Q^T - L2 (C - X).
     """
-    Q, L = saved
     rank = L.shape[-1]
     L1 = _top(L, rank)
     W = operator_solve.call(L1, _top(dA, rank), False)
@@ -259,11 +258,16 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
     return W - _gemm2.operator.call(X, Q, False, False, 1.0), dL
 
 
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
+    Q, L = saved
+    return pushed_forward(Q, L, dA)
+
+
 def _jvp_l(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     A, L = saved
     rank = L.shape[-1]
     Q = operator_solve.call(_top(L, rank), _top(A, rank), False)
-    return _jvp((Q, L), flags, dA)[1]
+    return pushed_forward(Q, L, dA)[1]
 
 
 _L_SOLVED, _X = 0, 2

@@ -1,0 +1,211 @@
+"""lstsq: least squares, and the smallest solution where there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors, _layout
+from lapgrad._define import Formulas, define
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh_matrix
+from lapgrad.linalg import _columns
+from lapgrad.ops import gelqf as _gelqf
+from lapgrad.ops import gemm as _gemm
+from lapgrad.ops import gemm2 as _gemm2
+from lapgrad.ops import trsm as _trsm
+
+
+def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
+    """Least squares with a matrix of full rank: X = argmin |A X - B|, of all such X the smallest.
+
+    Through the LQ factorisation of a wide A = L Q, X = Q^T L^-1 B, and of the transpose of a tall one,
+    A^T = L Q, X = L^-T Q B. Never through A^T A. Leading dimensions broadcast; one A for a batch of B is one
+    factorisation.
+
+    Args:
+        A: (*batch, m, n), of rank min(m, n).
+        B: (*batch, m, k).
+        rcond: A counts as without full rank when a diagonal entry of L is at most rcond times the largest
+            one. None: when what is left of a row of L on its diagonal is rounding, |l_ii| <= max(m, n) eps
+            max_j |l_ij|.
+
+    Returns:
+        X, (*batch, n, k) (with the leading dimensions broadcast).
+
+    Raises:
+        RankDeficientError: Names the first item of A without full rank, and its first dependent row (of a
+            tall A: column).
+        NonFiniteError: Names the first item of A with a NaN or an infinity.
+        DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
+            fit.
+
+    Gradient:
+        gB = A^+T gX and gA = -gB X^T + A^+T X (gX - A^+ A gX)^T + (B - A X) (A^+ A^+T gX)^T: for a wide A the
+        last term is zero, for a tall one the term before it, for a square one both. Forward mode: dX = A^+
+        (dB - dA X) + (I - A^+ A) dA^T A^+T X + A^+ A^+T dA^T (B - A X). Saves Q and L, and when A needs a
+        gradient B and X.
+
+    Memory:
+        forward 4 n^2, backward 3 n^2
+        For a square A and B: Q, L, L^-1 B and the result; gA, gB and one product.
+
+    Cost:
+        For m <= n: forward 4 m^2 n + (2 n + m) m k, backward (8 n + 2 m) m k flops: no factorisation.
+
+    Example:
+        >>> import torch, lapgrad
+        >>> A = torch.tensor([[1.0, 1.0]])
+        >>> lapgrad.linalg.lstsq(A, torch.tensor([[4.0]]))
+        tensor([[2.],
+                [2.]])
+    """
+    A, B = _layout.matrix("linalg.lstsq", "A", A), _layout.matrix("linalg.lstsq", "B", B)
+    if A.dtype is not B.dtype or A.device != B.device:
+        _layout.same_kind("linalg.lstsq", A=A, B=B)
+    if A.shape[-2] != B.shape[-2]:
+        raise _errors.shapes_do_not_fit("linalg.lstsq", {"A": A, "B": B}, "A must be m x n and B m x k")
+    same_batch = A.shape[:-2] == B.shape[:-2]
+    batch = A.shape[:-2] if same_batch else _layout.common_batch("linalg.lstsq", A=A, B=B)
+    return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, rcond)[0], A, B, batch)
+
+
+def _fake(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    m, n = A.shape[-2:]
+    rank = min(m, n)
+    return (
+        fresh_matrix(A, n, B.shape[-1]),
+        fresh_matrix(A, rank, max(m, n)),
+        fresh_matrix(A, rank, rank),
+    )
+
+
+def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    m, n = A.shape[-2:]
+    wide = m <= n
+    X, Q, L = _fake(A, B, rcond)
+    spoilt = lookup("gelqf", A)(L, Q, A if wide else A.mT, False)
+    if spoilt is not None:
+        raise _errors.factors_not_finite("linalg.lstsq", A.shape[:-2], spoilt)
+    tolerance = max(m, n) * torch.finfo(A.dtype).eps if rcond is None else rcond
+    dependent = lookup("dependent_row", A)(L, tolerance, rcond is not None)
+    if dependent is not None:
+        line = "row" if wide else "column"
+        consequence = f"Leave out dependent {line}s, or add a multiple of the identity to the equations."
+        raise _errors.rank_deficient("linalg.lstsq", A.shape[:-2], dependent, line, consequence)
+    multiply, solve = lookup("gemm", A), lookup("trsm", A)
+    if wide:
+        middle = fresh_matrix(B, m, B.shape[-1])
+        solve(middle, L, B, True, False, False)
+        multiply(X, Q, middle, True, False, 1.0, 0.0)
+    else:
+        multiply(X, Q, B, False, False, 1.0, 0.0)
+        solve(X, L, X, True, True, False)
+    return X, Q, L
+
+
+def _times(A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    return _gemm2.operator.call(A, B, transpose_a, transpose_b, 1.0)
+
+
+def _minus(C: Tensor, A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """C - ta(A) tb(B)."""
+    return _gemm.operator.call(A, B, C, transpose_a, transpose_b, -1.0, 1.0)
+
+
+def _solved(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
+    """t(L)^-1 B. That L is not singular was seen when the system was solved."""
+    return _trsm.operator.call(L, B, True, transpose, False)
+
+
+def _is_wide(Q: Tensor, n: int) -> bool:
+    """Q is m x n, else n x m. A square A was taken for a wide one."""
+    return Q.shape[-1] == n
+
+
+def _vjp(
+    needs: Sequence[bool],
+    saved: Sequence[Tensor],
+    flags: Sequence[Any],
+    gX: Tensor | None,
+    gQ: Tensor | None,
+    gL: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The formulas above with A^+ = Q^T L^-1 (wide), L^-T Q (tall).
+
+    The factors are no results that users see: their cotangents come from derivatives of this function.
+    """
+    B, X, Q, L = saved
+    gA = gB = None
+    if gX is not None:
+        gA, gB = (_vjp_wide if _is_wide(Q, gX.shape[-2]) else _vjp_tall)(needs[0], B, X, Q, L, gX)
+    if needs[0] and not (gQ is None and gL is None):
+        through_factors = _gelqf.operator_vjp.call(Q, L, gQ, gL)
+        if not _is_wide(Q, X.shape[-2]):
+            through_factors = through_factors.mT.contiguous()
+        gA = through_factors if gA is None else gA + through_factors
+    return gA, gB if needs[1] else None
+
+
+def _vjp_wide(
+    of_matrix: bool, B: Tensor, X: Tensor, Q: Tensor, L: Tensor, gX: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """gB = L^-T Q gX, gA = Y (gX - Q^T Q gX)^T - gB X^T with Y = A^+T X = L^-T Q X."""
+    inside = _times(Q, gX)
+    gB = _solved(L, inside, True)
+    if not of_matrix:
+        return None, gB
+    if Q.shape[-1] == Q.shape[-2]:
+        return _gemm2.operator.call(gB, X, False, True, -1.0), gB
+    outside = _minus(gX, Q, inside, transpose_a=True)
+    gA = _times(_solved(L, _times(Q, X), True), outside, transpose_b=True)
+    return _minus(gA, gB, X, transpose_b=True), gB
+
+
+def _vjp_tall(
+    of_matrix: bool, B: Tensor, X: Tensor, Q: Tensor, L: Tensor, gX: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """gB = Q^T L^-1 gX, gA = (B - Q^T Q B) (L^-T L^-1 gX)^T - gB X^T."""
+    inside = _solved(L, gX, False)
+    gB = _times(Q, inside, transpose_a=True)
+    if not of_matrix:
+        return None, gB
+    residual = _minus(B, Q, _times(Q, B), transpose_a=True)
+    gA = _times(residual, _solved(L, inside, True), transpose_b=True)
+    return _minus(gA, gB, X, transpose_b=True), gB
+
+
+def _jvp(
+    saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dX as above, and the tangents of the factors as in gelqf."""
+    B, X, Q, L = saved
+    wide = _is_wide(Q, X.shape[-2])
+    if dA is None:
+        assert dB is not None
+        dX = _times(Q, _solved(L, dB, False), transpose_a=True) if wide else _solved(L, _times(Q, dB), True)
+        return dX, torch.zeros_like(Q), torch.zeros_like(L)
+    right = _minus(torch.zeros_like(B) if dB is None else dB, dA, X)
+    if wide:
+        moved = _times(dA, _solved(L, _times(Q, X), True), transpose_a=True)
+        inside = _solved(L, right, False) - _times(Q, moved)
+        dX = moved + _times(Q, inside, transpose_a=True)
+        return dX, *_gelqf.pushed_forward(Q, L, dA)
+    residual = _minus(B, Q, _times(Q, B), transpose_a=True)
+    inside = _times(Q, right) + _solved(L, _times(dA, residual, transpose_a=True), False)
+    return _solved(L, inside, True), *_gelqf.pushed_forward(Q, L, dA.mT)
+
+
+_B, _X, _Q, _L = 1, 2, 3, 4
+
+operator = define(
+    "lstsq",
+    "(Tensor A, Tensor B, float? rcond) -> (Tensor, Tensor, Tensor)",
+    kernel=_solve,
+    fake=_fake,
+    formulas=Formulas(saves=((_B, _X, _Q, _L), (_Q, _L)), vjp=_vjp, jvp=_jvp),
+    vmap=_columns.vmap,
+)
