@@ -39,6 +39,7 @@ namespace nb = nanobind;
 NB_MODULE(_core, m) {
     using namespace lapgrad;
     binding::bind_lu(m);
+    binding::bind_syevd(m);
     binding::bind_triangular(m);
     binding::bind_potri(m);
     binding::bind_gesvd(m);

@@ -30,6 +30,7 @@ auto with_type(int item_size, F body) {
 
 // One per file; bind.cpp calls them all.
 void bind_lu(nb::module_& m);
+void bind_syevd(nb::module_& m);
 void bind_triangular(nb::module_& m);
 void bind_potri(nb::module_& m);
 void bind_gesvd(nb::module_& m);

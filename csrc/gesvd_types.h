@@ -1,6 +1,7 @@
 // What the singular value decomposition and its kernels per instruction set agree on.
 #pragma once
 
+#include "gaps.h"
 #include "view.h"
 
 namespace lapgrad {
@@ -10,9 +11,6 @@ enum : std::int32_t { svd_done = 0, svd_not_finite = 1, svd_not_converged = 2, s
 
 // Entries of a vector count as equal in size within a thousandth: the rule for signs.
 constexpr double svd_same_size = 1.0 - 1e-3;
-
-// What takes the place of 1 / gap where singular values are closer than tol times the largest.
-enum class Degeneracy { mask, lorentz, clamp, nan };
 
 // A = U' diag(S) V with U.cols <= V.cols, and the cotangents of U, S and V, null where there are none. S and gS have one
 // row per item. ambiguous: one byte per item, set to 1 where the loss tells apart what A does not determine.

@@ -5,6 +5,7 @@
 // function compiled with AVX-512 must never be the copy the linker keeps for everybody.
 #pragma once
 
+#include "gaps.h"
 #include "gesvd_types.h"
 #include "view.h"
 
@@ -74,6 +75,12 @@ struct Kernels {
                          index_t begin, index_t end, void* scratch);
     void (*lane_inverse_vjp)(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end,
                              void* scratch);
+    // lane_syevd.h says what these two compute.
+    void (*lane_syevd)(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info, index_t begin, index_t end,
+                       void* scratch);
+    void (*lane_syevd_vjp)(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
+                           Degeneracy rule, T tol, Batch<T> gA, std::int32_t* uneven, index_t begin, index_t end,
+                           void* scratch);
 };
 
 template <class T>

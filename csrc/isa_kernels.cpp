@@ -32,6 +32,8 @@ namespace {
 
 #include "lane_lu.h"
 
+#include "lane_syevd.h"
+
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
@@ -56,7 +58,9 @@ constexpr Kernels<T> make_table() {
             &lane_gelqf_l_vjp<T>,
             &lane_determinant<T>,
             &lane_inverse<T>,
-            &lane_inverse_vjp<T>};
+            &lane_inverse_vjp<T>,
+            &lane_syevd<T>,
+            &lane_syevd_vjp<T>};
 }
 }  // namespace
 

@@ -5,11 +5,6 @@
 // relative errors, as far as A determines them.
 
 template <class T>
-Vec<T> absolute(Vec<T> x) {
-    return x < Vec<T>{} ? -x : x;
-}
-
-template <class T>
 bool any_lane(const typename Simd<T>::Mask& mask) {
     typename Simd<T>::Lane found = 0;
 #pragma GCC unroll 16

@@ -96,6 +96,11 @@ Vec<T> square_root_of(Vec<T> x) {
     return x;
 }
 
+template <class T>
+Vec<T> absolute(Vec<T> x) {
+    return x < Vec<T>{} ? -x : x;
+}
+
 // Four sums at once: four independent chains hide the latency.
 constexpr index_t chains = 4;
 

@@ -31,6 +31,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "inverse": {},
     "det": {},
     "slogdet": {},
+    "syevd": {"lower": (True, False), "vectors": (True, False)},
 }
 
 
@@ -84,7 +85,7 @@ def _operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
     X = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "general":
         return X
-    if kind == "separated":
+    if kind in ("separated", "spaced"):
         return MAKERS[kind](shape, generator)
     n = shape[-1]
     if kind == "full_rank":

@@ -59,7 +59,7 @@ def test_arguments(name: str) -> None:
     parameters = inspect.signature(OPERATORS[name]).parameters
     assert [argument for argument, _ in described] == list(parameters)
     for argument, text in described:
-        if parameters[argument].kind is not inspect.Parameter.KEYWORD_ONLY:
+        if parameters[argument].annotation == "Tensor":
             assert text.startswith("(*batch"), f"the shape of {argument}"
 
 
@@ -104,7 +104,7 @@ def test_flag_is_in_the_glossary(flag: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_samples_name_the_operands(name: str) -> None:
     parameters = inspect.signature(OPERATORS[name]).parameters.values()
-    operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+    operands = tuple(p.name for p in parameters if p.annotation == "Tensor")
     case = samples.OPERATORS[name]
     assert case.operands == operands
     assert (case.overwrites is not None) == any(p.name == "overwrite" for p in parameters)

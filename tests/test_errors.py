@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from typing import Any
 
@@ -23,12 +24,19 @@ EACH_OPERAND = [
 ]
 EACH_MATRIX = [row for row in EACH_OPERAND if row.values[0].operands[row.values[1]].isupper()]
 SEVERAL_OPERANDS = [row for row in EACH_OPERAND if len(row.values[0].operands) > 1]
-SQUARE = [
-    pytest.param(case, id=case.name)
-    for case in OPERATORS.values()
-    if case.name
-    not in ("gemm", "gemm2", "gemmt", "syrk", "makediag", "maketrian", "gesvd", "gelqf", "linalg.lstsq")
-]
+RECTANGULAR = (
+    "gemm",
+    "gemm2",
+    "gemmt",
+    "syrk",
+    "makediag",
+    "maketrian",
+    "gesvd",
+    "gelqf",
+    "linalg.lstsq",
+    "linalg.pca",
+)
+SQUARE = [pytest.param(case, id=case.name) for case in OPERATORS.values() if case.name not in RECTANGULAR]
 
 
 def with_operand(case: OperatorCase, position: int, value: Any) -> list[Any]:
@@ -64,7 +72,7 @@ def test_dtype(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
     operand = case.operands[position]
     message = rf"^{case.name}: {operand} has dtype {dtype}; supported are float32 and float64\.$"
     with pytest.raises(lapgrad.DTypeError, match=message):
-        case.fn(*args)
+        case.fn(*args, **case.small().kwargs)
 
 
 @pytest.mark.parametrize("value", [[[1.0]], 1.0, None, "A"], ids=repr)
@@ -73,7 +81,7 @@ def test_not_a_tensor(case: OperatorCase, position: int, value: Any) -> None:
     operand, kind = case.operands[position], type(value).__name__
     message = rf"^{case.name}: {operand} must be a torch.Tensor, got {kind}\.$"
     with pytest.raises(lapgrad.DTypeError, match=message):
-        case.fn(*with_operand(case, position, value))
+        case.fn(*with_operand(case, position, value), **case.small().kwargs)
 
 
 def test_not_a_numpy_array() -> None:
@@ -85,7 +93,7 @@ def test_not_a_numpy_array() -> None:
 def test_mixed_dtypes(case: OperatorCase, position: int) -> None:
     args = with_operand(case, position, case.small().args[position].float())
     with pytest.raises(lapgrad.DTypeError) as caught:
-        case.fn(*args)
+        case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
     assert text.startswith(f"{case.name}: all arguments must have the same dtype")
     assert f"{case.operands[position]} torch.float32" in text
@@ -96,7 +104,7 @@ def test_mixed_dtypes(case: OperatorCase, position: int) -> None:
 def test_mixed_devices(case: OperatorCase, position: int) -> None:
     args = with_operand(case, position, case.small().args[position].to("meta"))
     with pytest.raises(lapgrad.DeviceError) as caught:
-        case.fn(*args)
+        case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
     assert text.startswith(f"{case.name}: all arguments must be on the same device")
     assert f"{case.operands[position]} meta" in text
@@ -108,7 +116,7 @@ def test_mixed_devices(case: OperatorCase, position: int) -> None:
 def test_fewer_than_two_dimensions(case: OperatorCase, position: int, shape: Shape) -> None:
     args = with_operand(case, position, torch.ones(shape, dtype=torch.float64))
     with pytest.raises(lapgrad.ShapeError) as caught:
-        case.fn(*args)
+        case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
     assert text.startswith(f"{case.name}: {case.operands[position]} must be a matrix or a batch of matrices")
     assert text.endswith(f"got shape {shape}.")
@@ -126,7 +134,7 @@ def test_scalar_instead_of_a_vector(name: str) -> None:
 def test_not_square(case: OperatorCase, batch: Shape) -> None:
     shape = (*batch, 3, 4)
     with pytest.raises(lapgrad.ShapeError) as caught:
-        case.fn(*with_operand(case, 0, torch.ones(shape, dtype=torch.float64)))
+        case.fn(*with_operand(case, 0, torch.ones(shape, dtype=torch.float64)), **case.small().kwargs)
     wanted = f"{case.name}: {case.operands[0]} must be square in its last two dimensions, got shape {shape}."
     assert str(caught.value) == wanted
 
@@ -203,7 +211,7 @@ def test_more_than_blas_can_count(case: OperatorCase, position: int) -> None:
     shape = (HUGE, HUGE) if square else (HUGE, 1)
     args = with_operand(case, position, torch.zeros(1, 1, dtype=torch.float64).expand(shape))
     with pytest.raises(lapgrad.SizeError) as caught:
-        case.fn(*args)
+        case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
     assert text.startswith(f"{case.name}: {case.operands[position]} has shape {shape}")
     assert str(HUGE - 1) in text
@@ -219,11 +227,14 @@ def test_results_that_blas_cannot_count(name: str) -> None:
 
 @pytest.mark.parametrize("case", OPERATORS.values(), ids=lambda case: case.name)
 def test_flags_are_keywords(case: OperatorCase) -> None:
-    args = case.small().args
+    args, required = list(case.small().args), {}
+    for parameter in inspect.signature(case.fn).parameters.values():
+        if parameter.default is parameter.empty and parameter.name not in case.operands:
+            required[parameter.name] = case.small().kwargs[parameter.name]
     with pytest.raises(TypeError, match="positional argument"):
-        case.fn(*args, True)
+        case.fn(*args, *required.values(), True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'uplo'"):
-        case.fn(*args, uplo="L")
+        case.fn(*args, **required, uplo="L")
 
 
 def spoil(A: Tensor, what: str, item: tuple[int, ...], k: int) -> None:

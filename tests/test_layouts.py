@@ -206,6 +206,7 @@ def _read(A: Tensor, lower: bool) -> Tensor:
         "trsm",
         "trmm",
         "copyltu",
+        "syevd",
         "potri",
         "linalg.cho_solve",
         "linalg.logdet_psd",

@@ -28,6 +28,8 @@ _OPERAND_SHAPES = {
     "maketrian": ((N * (N + 1) // 2,),),
     "fused.mvn_nll": ((N, N), (N, 1)),
 }
+#: Flags without a default.
+_FLAGS: dict[str, dict[str, Any]] = {"linalg.eigh_fn": {"f": "sqrt"}, "linalg.pca": {"k": N}}
 
 
 def documented(name: str) -> dict[str, tuple[float, bool]]:
@@ -65,8 +67,9 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
     ]
     if name in ("trsm", "potri", "linalg.cho_solve"):
         args[0] = torch.eye(N, dtype=torch.float64) + args[0] / N
+    flags = _FLAGS.get(name, {})
     if phase == "forward":
-        return _peak(lambda: case.fn(*args))
+        return _peak(lambda: case.fn(*args, **flags))
     if phase == "overwrite":
         assert case.overwrites is not None
         target = args[case.overwrites].clone()
@@ -79,7 +82,7 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
         return _peak(overwrite)
     for arg in args:
         arg.requires_grad_()
-    result = next(part for part in _tensors(case.fn(*args)) if part.requires_grad)
+    result = next(part for part in _tensors(case.fn(*args, **flags)) if part.requires_grad)
     cotangent = torch.ones_like(result)
     return _peak(lambda: torch.autograd.grad(result, args, cotangent, retain_graph=True), cotangent)
 

@@ -8,6 +8,7 @@ from lapgrad._errors import (
     DegenerateSpectrumError,
     DegenerateSpectrumWarning,
     DeviceError,
+    DomainError,
     DTypeError,
     LapgradError,
     NonFiniteError,
@@ -34,6 +35,7 @@ from lapgrad.ops.potrf import Factorisation, potrf, potrf_ex
 from lapgrad.ops.potri import potri
 from lapgrad.ops.slogdet import LogDeterminant, slogdet
 from lapgrad.ops.sumlogdiag import sumlogdiag
+from lapgrad.ops.syevd import Eigendecomposition, syevd
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trmm import trmm
 from lapgrad.ops.trsm import trsm
@@ -50,6 +52,8 @@ __all__ = [
     "DegenerateSpectrumError",
     "DegenerateSpectrumWarning",
     "DeviceError",
+    "DomainError",
+    "Eigendecomposition",
     "Factorisation",
     "LapgradError",
     "LogDeterminant",
@@ -81,6 +85,7 @@ __all__ = [
     "potri",
     "slogdet",
     "sumlogdiag",
+    "syevd",
     "syrk",
     "trmm",
     "trsm",

@@ -139,6 +139,23 @@ class RankDeficientError(LapgradError, torch.linalg.LinAlgError):  # type: ignor
         return type(self), (*self.args, self.item, self.index)
 
 
+class DomainError(LapgradError, ValueError):
+    """A function of a matrix is not defined, or not finite, at one of its eigenvalues.
+
+    Attributes:
+        item: Batch index of the first matrix concerned; ``()`` when there is no batch.
+        eigenvalue: The eigenvalue.
+    """
+
+    def __init__(self, message: str, item: tuple[int, ...] = (), eigenvalue: float = 0.0) -> None:
+        super().__init__(message)
+        self.item = item
+        self.eigenvalue = eigenvalue
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item, self.eigenvalue)
+
+
 class DegenerateSpectrumWarning(RuntimeWarning):
     """A gradient does not exist, because the loss tells equal eigen- or singular values apart."""
 
@@ -171,6 +188,18 @@ def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> D
         f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
         f"that are equal to working precision (or on vectors of zero ones): it has no derivative there.",
         item,
+    )
+
+
+def outside_domain(
+    operator: str, f: str, item: tuple[int, ...], eigenvalue: float, value: float
+) -> DomainError:
+    """``f`` at an eigenvalue is ``value``, which is not finite."""
+    return DomainError(
+        f"{operator}: {_item_name('A', item)} has the eigenvalue {eigenvalue:.6g}, where {f} is {value}; "
+        f"every eigenvalue must lie in the domain of the function.",
+        item,
+        eigenvalue,
     )
 
 

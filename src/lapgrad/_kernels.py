@@ -31,6 +31,8 @@ ROUTINES = (
     "syrk_vjp",
     "gemm",
     "copyltu",
+    "syevd",
+    "syevd_vjp",
     "sumlogdiag",
     "sumlogdiag_vjp",
     "gelqf",

@@ -4,13 +4,11 @@ The test files are named after a property (values, derivatives, transforms, layo
 rows.
 """
 
-from samples import determinants, gelqf, gesvd, positive_definite, triangles_and_products
+from samples import determinants, gelqf, gesvd, positive_definite, spectral, triangles_and_products
 from samples.case import MAKERS, Flags, OperatorCase, Recipe, Sample, Shape, joined
 
-OPERATORS: dict[str, OperatorCase] = {
-    case.name: case
-    for part in (triangles_and_products, gelqf, positive_definite, gesvd, determinants)
-    for case in part.CASES
-}
+_PARTS = (triangles_and_products, gelqf, positive_definite, gesvd, determinants, spectral)
+
+OPERATORS: dict[str, OperatorCase] = {case.name: case for part in _PARTS for case in part.CASES}
 
 __all__ = ["MAKERS", "OPERATORS", "Flags", "OperatorCase", "Recipe", "Sample", "Shape", "joined"]

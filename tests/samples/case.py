@@ -14,6 +14,9 @@ from torch import Tensor
 
 import lapgrad
 
+#: Kinds of operands that are symmetric.
+SYMMETRIC = ("spd", "spaced")
+
 Shape = tuple[int, ...]
 Flags = dict[str, Any]
 
@@ -44,13 +47,15 @@ class OperatorCase:
         name: Name of the operator in ``lapgrad``: ``potrf``, ``linalg.lstsq``.
         reference: The same function in differentiable operators of plain torch (without ``overwrite``).
         recipes: Shapes and flags; the first one is small and typical.
-        kinds: For each operand what it must be: "spd", "separated" (singular values), "triangular",
-            "full_rank", "regular" or "general".
+        kinds: For each operand what it must be: "spd", "spaced" (symmetric, with separated eigenvalues),
+            "spaced_rows" (its covariance is), "separated" (singular values), "triangular", "full_rank",
+            "regular" or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
         condition: By how much an operator on matrices of order n amplifies rounding more than a product does.
             Eigenvectors: by the largest eigenvalue over the smallest gap.
+        operator_name: Name of the registered operator that does its work, if it is another one.
     """
 
     name: str
@@ -61,11 +66,12 @@ class OperatorCase:
     overwrites: int | None = None
     leaves_result: bool = True
     condition: Callable[[int], float] = lambda n: 1.0
+    operator_name: str | None = None
 
     @property
     def registered(self) -> str:
         """Name of the operator under ``torch.ops.lapgrad``."""
-        return self.name.rpartition(".")[2]
+        return self.operator_name or self.name.rpartition(".")[2]
 
     @property
     def fn(self) -> Callable[..., Any]:
@@ -108,7 +114,7 @@ class OperatorCase:
 
         def on_manifold(*args: Tensor) -> Tensor:
             structured = [
-                0.5 * (arg + arg.mT) if kind == "spd" else arg
+                0.5 * (arg + arg.mT) if kind in SYMMETRIC else arg
                 for kind, arg in zip(self.kinds, args, strict=True)
             ]
             return joined(fn(*structured, **kwargs))
@@ -168,9 +174,31 @@ def _regular(shape: Shape, generator: torch.Generator) -> Tensor:
     return X.roll(1, -2)
 
 
+def _spaced(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Symmetric positive definite with eigenvalues one apart: 1/2, 3/2, 5/2, ...; exactly symmetric."""
+    Q = torch.linalg.qr(_general(shape, generator)).Q
+    A = Q @ ((torch.arange(shape[-1], dtype=torch.float64) + 0.5)[:, None] * Q.mT)
+    return 0.5 * (A + A.mT)
+
+
+def _spaced_rows(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Centred, its singular values are 1, 2, 3, ...: the variances are well apart. Plus a mean."""
+    *batch, n, d = shape
+    # One direction of the rows is taken by the mean.
+    k = min(n - 1, d)
+    left = torch.linalg.qr(_general((*batch, n, k), generator))
+    ones = torch.ones(n, 1, dtype=torch.float64) / n**0.5
+    Q = torch.linalg.qr(left.Q - ones @ (ones.mT @ left.Q)).Q
+    right = torch.linalg.qr(_general((*batch, d, k), generator)).Q
+    mean = _general((*batch, 1, d), generator)
+    return (Q * torch.arange(1, k + 1, dtype=torch.float64)) @ right.mT + mean
+
+
 MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
     "general": _general,
     "spd": _spd,
+    "spaced": _spaced,
+    "spaced_rows": _spaced_rows,
     "triangular": _triangular,
     "separated": _separated,
     "full_rank": _full_rank,

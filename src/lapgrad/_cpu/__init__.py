@@ -14,6 +14,7 @@ from lapgrad._cpu.inverse import inverse, inverse_vjp
 from lapgrad._cpu.potrf import potrf, potrf_vjp
 from lapgrad._cpu.potri import potri, potri_update, potri_vjp
 from lapgrad._cpu.slogdet import slogdet, slogdet_vjp
+from lapgrad._cpu.syevd import syevd, syevd_vjp
 from lapgrad._cpu.syrk import syrk, syrk_vjp
 from lapgrad._cpu.trmm import trmm
 from lapgrad._cpu.trsm import trsm
@@ -45,6 +46,8 @@ __all__ = [
     "slogdet",
     "slogdet_vjp",
     "switched_off",
+    "syevd",
+    "syevd_vjp",
     "syrk",
     "syrk_vjp",
     "trmm",

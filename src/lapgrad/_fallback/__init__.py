@@ -23,6 +23,7 @@ from lapgrad._fallback.potrf import potrf, potrf_vjp
 from lapgrad._fallback.potri import potri, potri_update, potri_vjp
 from lapgrad._fallback.slogdet import slogdet, slogdet_vjp
 from lapgrad._fallback.sumlogdiag import sumlogdiag, sumlogdiag_vjp
+from lapgrad._fallback.syevd import syevd, syevd_vjp
 from lapgrad._fallback.syrk import syrk, syrk_vjp
 from lapgrad._fallback.trmm import trmm
 from lapgrad._fallback.trsm import trsm
@@ -55,6 +56,8 @@ __all__ = [
     "slogdet_vjp",
     "sumlogdiag",
     "sumlogdiag_vjp",
+    "syevd",
+    "syevd_vjp",
     "syrk",
     "syrk_vjp",
     "trmm",

@@ -140,6 +140,9 @@ def _few_cores() -> Iterator[Bar]:
         one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
         yield _speedup(one, "forward", 1.0)
         yield _speedup(one, "step", 1.3)
+    yield from _speedups("syevd", 1024, (1.0, 1.3), (1.0, 1.3))
+    yield from _speedups("syevd", "1000x8x8", (5.0, None), (5.0, None))
+    yield from _speedups("syevd", "200x64x64", (1.8, None), (1.8, None))
     yield _memory("forward with overwrite", 0.1, _overwriting_potrf)
     yield _memory("backward", 1.1, _potrf_backward)
     what = "potrf and torch.mm in turns / each alone"

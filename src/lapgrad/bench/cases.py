@@ -197,6 +197,23 @@ def _full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Gen
     return (*_full_rank(shape, dtype, generator), b)
 
 
+def _spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Eigenvalues at equal distances between 1 and 2: eigenvectors are well conditioned."""
+    Q = torch.linalg.qr(_normal(shape.n, shape.n, shape=shape, dtype=torch.float64, generator=generator)).Q
+    A = Q @ (torch.linspace(1.0, 2.0, shape.n, dtype=torch.float64).unsqueeze(-1) * Q.mT)
+    return ((0.5 * (A + A.mT)).to(dtype),)
+
+
+def _spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """The same for data: centred, their singular values have equal distances."""
+    k = min(shape.n - 1, shape.m)
+    left, right = (
+        _normal(size, k, shape=shape, dtype=torch.float64, generator=generator) for size in (shape.n, shape.m)
+    )
+    left, right = torch.linalg.qr(left - left.mean(-2, keepdim=True)).Q, torch.linalg.qr(right).Q
+    return ((left * torch.linspace(1.0, 2.0, k, dtype=torch.float64) @ right.mT).to(dtype),)
+
+
 # Peers: how a user of torch writes the same thing.
 
 
@@ -227,6 +244,25 @@ def _unpack_triangle(v: Tensor) -> Tensor:
     A = v.new_zeros(*v.shape[:-1], n, n)
     A[..., rows, columns] = v
     return A
+
+
+def _eigenvectors_in_rows(A: Tensor) -> tuple[Tensor, Tensor]:
+    eigenvalues, V = torch.linalg.eigh(A)
+    return V.mT, eigenvalues
+
+
+def _matrix_root(A: Tensor) -> Tensor:
+    eigenvalues, V = torch.linalg.eigh(A)
+    return (V * eigenvalues.sqrt().unsqueeze(-2)) @ V.mT
+
+
+def _components(X: Tensor) -> tuple[Tensor, Tensor]:
+    centred = X - X.mean(-2, keepdim=True)
+    eigenvalues, V = torch.linalg.eigh(centred.mT @ centred / (X.shape[-2] - 1))
+    return V[..., -_COMPONENTS:].flip(-1).mT, eigenvalues[..., -_COMPONENTS:].flip(-1)
+
+
+_COMPONENTS = 3
 
 
 def _multiply_and_add(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -292,6 +328,21 @@ _ROWS = (
     Operator(
         "gemm", lg.gemm, _multiply_and_add, "torch.addmm(C, A, B) (batches: C + A @ B)", _two_factors_and_sum,
         lambda n, m: 2 * n * n * m + n * n, lambda n, m: 4 * n * n * m,
+    ),
+    Operator(
+        "syevd", lg.syevd, _eigenvectors_in_rows, "torch.linalg.eigh(A)", _spaced_spectrum,
+        lambda n, m: 9 * n**3, lambda n, m: 5 * n**3, signs=True,
+    ),
+    Operator(
+        "linalg.eigh_fn", lambda A: lg.linalg.eigh_fn(A, "sqrt"), _matrix_root,
+        "(V * l.sqrt()) @ V.mT, l, V = torch.linalg.eigh(A)", _spaced_spectrum,
+        lambda n, m: 10 * n**3, lambda n, m: 6 * n**3,
+    ),
+    Operator(
+        "linalg.pca", lambda X: lg.linalg.pca(X, _COMPONENTS)[:2], _components,
+        "torch.linalg.eigh of the covariance, last columns", _spaced_rows,
+        lambda n, m: min(n, m) ** 2 * max(n, m) + 9 * min(n, m) ** 3,
+        lambda n, m: 2 * min(n, m) ** 2 * max(n, m), signs=True,
     ),
     Operator(
         "sumlogdiag", lg.sumlogdiag, _sum_log_diagonal, "A.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)",

@@ -1,0 +1,205 @@
+"""Divided differences of functions: F_ij = (f(a_i) - f(a_j)) / (a_i - a_j), and f'(a_i) where both are equal.
+
+The quotient as it stands loses all digits as the arguments meet. Each function here has a form without that
+cancellation. All is in tensor operations, and has derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Rule(NamedTuple):
+    """A function of real numbers.
+
+    Attributes:
+        value: f of each entry; not finite where f is not defined.
+        differences: (*batch, n) -> (*batch, n, n), the divided differences.
+    """
+
+    value: Function
+    differences: Function
+
+
+def rule(f: str, exponent: float | None, tol: float) -> Rule:
+    """The rule for a function by name; ``tol``: eigenvalues of this relative size may be zeros."""
+    if f == "power":
+        assert exponent is not None
+        return _power(exponent, tol)
+    return _NAMED[f](tol)
+
+
+#: "power" takes an exponent.
+NAMES = ("exp", "log", "sqrt", "rsqrt", "inv", "power")
+
+
+def _pairs(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The larger and the smaller of each pair."""
+    first, second = a.unsqueeze(-1), a.unsqueeze(-2)
+    return torch.maximum(first, second), torch.minimum(first, second)
+
+
+def _expm1_ratio(x: Tensor) -> Tensor:
+    """(exp(x) - 1) / x; its series near zero, which has derivatives there."""
+    small = x.abs() < 1e-2
+    t = torch.where(small, x, 0.0)
+    series = 1 + t / 2 * (1 + t / 3 * (1 + t / 4 * (1 + t / 5 * (1 + t / 6 * (1 + t / 7)))))
+    away = torch.where(small, 1.0, x)
+    return torch.where(small, series, torch.expm1(away) / away)
+
+
+def _log1p_ratio(x: Tensor) -> Tensor:
+    """log(1 + x) / x for x >= 0; its series near zero."""
+    small = x < 1e-2
+    t = torch.where(small, x, 0.0)
+    series = 1 - t * (1 / 2 - t * (1 / 3 - t * (1 / 4 - t * (1 / 5 - t * (1 / 6 - t * (1 / 7 - t / 8))))))
+    away = torch.where(small, 1.0, x)
+    return torch.where(small, series, torch.log1p(away) / away)
+
+
+def _edge(a: Tensor, tol: float) -> Tensor:
+    """What an eigenvalue may be by rounding when it is zero, (*batch, 1)."""
+    if a.shape[-1] == 0:
+        return a.new_zeros((*a.shape[:-1], 1))
+    return tol * a.detach().abs().amax(-1, keepdim=True)
+
+
+def _without_rounding(a: Tensor, tol: float) -> Tensor:
+    """Eigenvalues that are negative by rounding are zeros."""
+    return torch.where((a < 0) & (a >= -_edge(a, tol)), 0.0, a)
+
+
+def _not_both_zero(a: Tensor, tol: float) -> Tensor:
+    """Pairs of which one at least is more than a rounding error."""
+    some = a > _edge(a, tol)
+    return some.unsqueeze(-1) | some.unsqueeze(-2)
+
+
+def _above_zero(a: Tensor) -> Tensor:
+    """Kept away from zero, where roots have no derivative."""
+    return a.clamp_min(torch.finfo(a.dtype).tiny)
+
+
+def _exp(tol: float) -> Rule:
+    def differences(a: Tensor) -> Tensor:
+        """e^a (1 - e^-(a - b)) / (a - b) for a >= b: nothing overflows that the result does not."""
+        larger, smaller = _pairs(a)
+        return larger.exp() * _expm1_ratio(smaller - larger)
+
+    return Rule(torch.exp, differences)
+
+
+def _log(tol: float) -> Rule:
+    def differences(a: Tensor) -> Tensor:
+        """log(1 + x) / (x b) with x = (a - b) / b; the plain quotient where a is far above b."""
+        larger, smaller = _pairs(a)
+        close = larger < 2 * smaller
+        near, base = torch.where(close, larger, 1.0), torch.where(close, smaller, 1.0)
+        gap = torch.where(close, 1.0, larger - smaller)
+        return torch.where(
+            close, _log1p_ratio((near - base) / base) / base, (larger.log() - smaller.log()) / gap
+        )
+
+    return Rule(torch.log, differences)
+
+
+def _sqrt(tol: float) -> Rule:
+    def differences(a: Tensor) -> Tensor:
+        """1 / (sqrt(a) + sqrt(b)); 0 where both are zero, and the derivative is infinite."""
+        root = _above_zero(_without_rounding(a, tol)).sqrt()
+        return torch.where(_not_both_zero(a, tol), 1 / (root.unsqueeze(-1) + root.unsqueeze(-2)), 0.0)
+
+    return Rule(lambda a: _without_rounding(a, tol).sqrt(), differences)
+
+
+def _rsqrt(tol: float) -> Rule:
+    def differences(a: Tensor) -> Tensor:
+        """-1 / (sqrt(a) sqrt(b) (sqrt(a) + sqrt(b)))."""
+        root = _above_zero(a).sqrt()
+        inverse, both = root.reciprocal(), root.unsqueeze(-1) + root.unsqueeze(-2)
+        return -inverse.unsqueeze(-1) / both * inverse.unsqueeze(-2)
+
+    return Rule(torch.rsqrt, differences)
+
+
+def _inv(tol: float) -> Rule:
+    def differences(a: Tensor) -> Tensor:
+        """-1 / (a b)."""
+        inverse = a.reciprocal()
+        return -inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+
+    return Rule(torch.reciprocal, differences)
+
+
+_NAMED = {"exp": _exp, "log": _log, "sqrt": _sqrt, "rsqrt": _rsqrt, "inv": _inv}
+
+#: Up to this the powers of whole exponents are multiplied out.
+_LARGEST_WHOLE = 64
+
+
+def _power(exponent: float, tol: float) -> Rule:
+    if exponent == int(exponent) and abs(exponent) <= _LARGEST_WHOLE:
+        return _whole_power(int(exponent))
+
+    def value(a: Tensor) -> Tensor:
+        return (_without_rounding(a, tol) if exponent > 0 else a) ** exponent
+
+    def differences(a: Tensor) -> Tensor:
+        """b^(p-1) (e^(pL) - 1) / (e^L - 1), L = log(a / b); the plain quotient where a is far above b.
+
+        For 0 < p < 1 it is 0 where both are zero, and the derivative is infinite.
+        """
+        larger, smaller = (_above_zero(x) for x in _pairs(_without_rounding(a, tol)))
+        close = larger < 2 * smaller
+        near, base = torch.where(close, larger, 1.0), torch.where(close, smaller, 1.0)
+        step = torch.log1p((near - base) / base)
+        smooth = exponent * base ** (exponent - 1) * _expm1_ratio(exponent * step) / _expm1_ratio(step)
+        gap = torch.where(close, 1.0, larger - smaller)
+        found = torch.where(close, smooth, (larger**exponent - smaller**exponent) / gap)
+        if not 0 < exponent < 1:
+            return found
+        return torch.where(_not_both_zero(a, tol), found, 0.0)
+
+    return Rule(value, differences)
+
+
+def _whole_power(exponent: int) -> Rule:
+    """Of any eigenvalues, negative ones included (except zero, for a negative exponent)."""
+
+    def differences(a: Tensor) -> Tensor:
+        """a^(p-1) + a^(p-2) b + ... + b^(p-1); for a negative exponent that over -(a b)^p."""
+        first, second = a.unsqueeze(-1), a.unsqueeze(-2)
+        total, power = torch.zeros_like(first - second), torch.ones_like(second)
+        for _ in range(abs(exponent)):
+            total, power = total * first + power, power * second
+        return total if exponent >= 0 else -total * first**exponent * second**exponent
+
+    return Rule(lambda a: a**exponent, differences)
+
+
+def from_callable(f: Function) -> Rule:
+    """Of a function that maps a tensor entry by entry, with its derivative by autograd."""
+
+    def derivative(x: Tensor) -> Tensor:
+        pull_back = torch.func.vjp(f, x)[1]
+        return pull_back(torch.ones_like(x))[0]
+
+    def differences(a: Tensor) -> Tensor:
+        """The plain quotient; of close pairs the mean of f' between them, by Gauss' rule of three points."""
+        values = f(a)
+        first, second = a.unsqueeze(-1), a.unsqueeze(-2)
+        gap = first - second
+        close = gap.abs() <= torch.finfo(a.dtype).eps ** 0.25 * torch.maximum(first.abs(), second.abs())
+        middle = torch.where(close, 0.5 * (first + second), first)
+        side = torch.where(close, 0.5 * 0.6**0.5 * gap, 0.0)
+        mean = (8 * derivative(middle) + 5 * (derivative(middle - side) + derivative(middle + side))) / 18
+        quotient = (values.unsqueeze(-1) - values.unsqueeze(-2)) / torch.where(close, 1.0, gap)
+        return torch.where(close, mean, quotient)
+
+    return Rule(f, differences)

@@ -1,0 +1,414 @@
+"""syevd: eigenvalues and eigenvectors of a symmetric matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._define import Formulas, define, define_fused
+from lapgrad._kernels import lookup
+from lapgrad._layout import fresh, square_matrix
+from lapgrad.ops import _spectral
+from lapgrad.ops import gemm2 as _gemm2
+
+Degeneracy = Literal["mask", "lorentz", "clamp", "nan", "raise"]
+
+#: A policy for formulas that know what they do: mask without the warning.
+QUIET = "quiet"
+
+#: The square root of eps: a loss is even on equal eigenvalues up to this, relative to the largest entry.
+_UNEVEN = {torch.float64: 2.0**-26, torch.float32: 2.0**-11.5}
+
+
+class Eigendecomposition(NamedTuple):
+    """What ``syevd`` returns: A = U^T diag(eigenvalues) U.
+
+    Attributes:
+        U: Eigenvectors as rows, (*batch, n, n), or (*batch, k, n).
+        eigenvalues: In ascending order, (*batch, n), or (*batch, k).
+    """
+
+    U: Tensor
+    eigenvalues: Tensor
+
+
+@overload
+def syevd(
+    A: Tensor,
+    *,
+    lower: bool = True,
+    degeneracy: Degeneracy = "mask",
+    tol: float | None = None,
+    k: int | None = None,
+    vectors: Literal[True] = True,
+) -> Eigendecomposition: ...
+
+
+@overload
+def syevd(
+    A: Tensor,
+    *,
+    lower: bool = True,
+    degeneracy: Degeneracy = "mask",
+    tol: float | None = None,
+    k: int | None = None,
+    vectors: Literal[False],
+) -> Tensor: ...
+
+
+def syevd(
+    A: Tensor,
+    *,
+    lower: bool = True,
+    degeneracy: Degeneracy = "mask",
+    tol: float | None = None,
+    k: int | None = None,
+    vectors: bool = True,
+) -> Eigendecomposition | Tensor:
+    """Eigenvalues and eigenvectors of a symmetric matrix: A = U^T diag(l) U, rows of U are eigenvectors.
+
+    Signs are determined: in each eigenvector the first entry whose size is within 1e-6 of the largest is
+    positive.
+
+    Args:
+        A: (*batch, n, n), symmetric. Only the named triangle is read.
+        lower: Read the lower triangle, else the upper one.
+        degeneracy: What stands for 1 / gap in the gradient where the gap between two eigenvalues closes.
+            "mask": 0 for gaps up to the threshold. "lorentz": gap / (gap^2 + threshold^2). "clamp": gaps are
+            at least the threshold, and rounding errors are divided by it. "nan": the bare formula, not finite
+            at equal eigenvalues. "raise": as "mask", with a DegenerateSpectrumError in the backward where the
+            loss has no gradient.
+        tol: The threshold, relative to the largest |eigenvalue|; 8 (1 + sqrt(n)) eps when None.
+        k: Only the k largest eigenvalues and their eigenvectors, in ascending order as well.
+        vectors: Return eigenvectors. With False the result is the tensor of eigenvalues alone.
+
+    Returns:
+        The named tuple (U, eigenvalues): (*batch, n, n) and (*batch, n), ascending; with ``k`` (*batch, k, n)
+        and (*batch, k). With ``vectors=False`` the eigenvalues as a tensor.
+
+    Raises:
+        NonFiniteError: Names the first item with NaN or infinity in the triangle that is read.
+        ConvergenceError: Names the first item whose iteration did not converge.
+        DegenerateSpectrumError: With ``degeneracy="raise"``, in the backward; names the first item.
+        OptionError: ``degeneracy`` is none of the above, ``tol`` is negative or ``k`` is not within 0 and n.
+        DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
+
+    Gradient:
+        gA = U^T (sym((gU U^T) o F) + diag(gl)) U, symmetric, with F_ij = 1 / (l_i - l_j) as ``degeneracy``
+        says, F_ii = 0. Forward mode: dl = diag(M), dU = (M o F) U, M = U sym(dA) U^T. Saves U and the
+        eigenvalues. The first derivative is one kernel; higher orders follow the formula.
+
+        With "mask" the gradient is finite at every matrix, and exact whenever the loss depends on a group of
+        equal eigenvalues only through their projector and treats the eigenvalues alike (sums, traces,
+        projectors). Otherwise the loss has no gradient: a DegenerateSpectrumWarning says so, once, and can be
+        switched off like every warning. The check is part of the kernel of the first derivative, also in
+        compiled code, where an exception comes out of the compiled backward; forward mode and higher
+        derivatives do not check. For functions of a matrix use ``linalg.eigh_fn``, which is exact at equal
+        eigenvalues.
+
+        With ``k`` the cost is that of products with k rows; all eigenvectors are saved. With
+        ``vectors=False`` and a gradient recorded in plain eager mode, eigenvectors are computed in the
+        forward and saved; inside of transforms such as torch.func.vmap A is saved, and the backward computes
+        them.
+
+    Memory:
+        forward 3, backward 2
+        LAPACK works in two further buffers; batches of matrices up to order 32 need none. The backward has
+        one beside the gradient. ``vectors=False``: one buffer in the forward.
+
+    Cost:
+        forward about 9 n^3 (4/3 n^3 with ``vectors=False``), backward 5 n^3 flops (n^3 without gU, 6 n^2 k
+        with ``k``).
+
+    Example:
+        >>> import torch, lapgrad
+        >>> A = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+        >>> U, eigenvalues = lapgrad.syevd(A)
+        >>> eigenvalues
+        tensor([1., 3.])
+        >>> lapgrad.syevd(A, k=1).U
+        tensor([[0.7071, 0.7071]])
+    """
+    A = square_matrix("syevd", "A", A)
+    _spectral.check_policy("syevd", degeneracy)
+    _spectral.check_tolerance("syevd", tol)
+    if k is not None:
+        if not 0 <= k <= A.shape[-1]:
+            raise _errors.OptionError(
+                f"syevd: k must be between 0 and n, got {k} for shape {tuple(A.shape)}."
+            )
+        return _largest(A, lower, degeneracy, tol, k, vectors)
+    if vectors:
+        return Eigendecomposition(*operator.call(A, lower, degeneracy, tol))
+    if _recorded(A):
+        return operator.call(A, lower, degeneracy, tol)[1]
+    return operator_values.call(A, lower, degeneracy, tol)
+
+
+def _largest(
+    A: Tensor, lower: bool, degeneracy: str, tol: float | None, k: int, vectors: bool
+) -> Eigendecomposition | Tensor:
+    if vectors or _recorded(A):
+        U, eigenvalues, _, _ = operator_top.call(A, lower, k, degeneracy, tol)
+        return Eigendecomposition(U, eigenvalues) if vectors else eigenvalues
+    eigenvalues = operator_values.call(A, lower, degeneracy, tol)
+    return _copied(eigenvalues[..., A.shape[-1] - k :])
+
+
+def row_signs(U: Tensor) -> Tensor:
+    """For each row the sign that makes its first entry of nearly the largest size positive, (*batch, k)."""
+    if U.shape[-1] == 0:
+        return U.new_ones(U.shape[:-1])
+    size = U.detach().abs()
+    leads = size >= (1.0 - 1e-6) * size.amax(-1, keepdim=True)
+    decisive = U.detach().gather(-1, leads.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(-1)
+    return torch.where(decisive < 0, -1.0, 1.0).to(U.dtype)
+
+
+def _copied(part: Tensor) -> Tensor:
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def _recorded(A: Tensor) -> bool:
+    return A.requires_grad and torch.is_grad_enabled()
+
+
+def decompose(name: str, A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    """U and the eigenvalues; ``name`` is that of the operator in messages."""
+    U, eigenvalues = fresh(A), A.new_empty(A.shape[:-1])
+    failure = lookup("syevd", A)(eigenvalues, U, A, lower)
+    if failure is not None:
+        raise _failed(name, A, failure)
+    return U, eigenvalues
+
+
+def _decompose(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor]:
+    return decompose("syevd", A, lower)
+
+
+def _decompose_top(
+    A: Tensor, lower: bool, k: int, degeneracy: str, tol: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    U, eigenvalues = _decompose(A, lower, degeneracy, tol)
+    rest = A.shape[-1] - k
+    return _copied(U[..., rest:, :]), _copied(eigenvalues[..., rest:]), U, eigenvalues
+
+
+def _values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> Tensor:
+    eigenvalues = A.new_empty(A.shape[:-1])
+    failure = lookup("syevd", A)(eigenvalues, None, A, lower)
+    if failure is not None:
+        raise _failed("syevd", A, failure)
+    return eigenvalues
+
+
+def _failed(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
+    flat, code = failure
+    explain = _errors.not_finite if code < 0 else _errors.not_converged
+    return explain(name, "A", A.shape[:-2], flat)
+
+
+def _pulled_back(
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float | None,
+) -> Tensor:
+    gA = fresh(U)
+    relative = _spectral.tolerance(U.shape[-1], U.dtype, tol)
+    uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
+    if uneven is NotImplemented:
+        gA = _pulled_back_composite(U, eigenvalues, gU, slope, degeneracy, tol)
+        marked = _uneven(U, eigenvalues, gU, slope, relative)
+    elif uneven is None:
+        return gA
+    else:
+        marked = torch.zeros(U.shape[:-2], dtype=torch.bool)
+        marked.view(-1)[uneven[0]] = True
+    if degeneracy != QUIET:
+        _spectral.report("syevd", degeneracy, marked, "eigenvalues")
+    return gA
+
+
+def _uneven(U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
+    """Per item: does the loss tell apart what belongs to one eigenvalue?
+
+    Within such a group the skew part of gU U^T, and differences of the slopes, must vanish. Rows that are not
+    among the k have cotangent zero.
+    """
+    n, allowed = U.shape[-1], _UNEVEN[U.dtype]
+    found = torch.zeros(U.shape[:-2], dtype=torch.bool, device=U.device)
+    if n == 0:
+        return found
+    apart = ~_spectral.tied(_spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), tol)
+    if gU is not None:
+        P = U.new_zeros(U.shape)
+        P[..., n - gU.shape[-2] :, :] = _gemm2.operator.call(gU, U, False, True, 1.0)
+        skew = (P - P.mT).masked_fill(apart, 0.0)
+        found |= skew.abs().amax((-2, -1)) > allowed * P.abs().amax((-2, -1))
+    if slope is not None:
+        full = torch.zeros_like(eigenvalues)
+        full[..., n - slope.shape[-1] :] = slope
+        steps = _spectral.gaps(full).masked_fill(apart, 0.0)
+        found |= steps.abs().amax((-2, -1)) > allowed * full.abs().amax(-1)
+    return found
+
+
+def _inverse_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
+    """F_ij = 1 / (l_i - l_j) as the policy says, F_ii = 0."""
+    policy = "mask" if degeneracy == QUIET else degeneracy
+    relative = _spectral.tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
+    return _spectral.reciprocal_gap(
+        _spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), policy, relative
+    )
+
+
+def _pulled_back_composite(
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float | None,
+) -> Tensor:
+    """gA = sym(U_k^T W), W = ((gU U^T) o F) U + diag(slope) U_k, for cotangents of the last k rows."""
+    rest = U.shape[-1] - _rows(gU, slope)
+    top = U[..., rest:, :]
+    W: Any = 0.0
+    if gU is not None:
+        F = _inverse_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
+        middle = _gemm2.operator.call(gU, U, False, True, 1.0) * F
+        W = _gemm2.operator.call(middle, U, False, False, 1.0)
+    if slope is not None:
+        W = W + slope.unsqueeze(-1) * top
+    product = _gemm2.operator.call(top, W, True, False, 1.0)
+    return 0.5 * (product + product.mT)
+
+
+def _rows(gU: Tensor | None, slope: Tensor | None) -> int:
+    if gU is not None:
+        return gU.shape[-2]
+    assert slope is not None
+    return slope.shape[-1]
+
+
+def _vjp(
+    needs: Sequence[bool],
+    saved: Sequence[Tensor],
+    flags: Sequence[Any],
+    gU: Tensor | None,
+    slope: Tensor | None,
+) -> tuple[Tensor]:
+    (U, eigenvalues), (_, degeneracy, tol) = saved, flags
+    return (operator_vjp.call(U, eigenvalues, gU, slope, degeneracy, tol),)
+
+
+def _vjp_top(
+    needs: Sequence[bool],
+    saved: Sequence[Tensor],
+    flags: Sequence[Any],
+    gU: Tensor | None,
+    slope: Tensor | None,
+    gU_all: Tensor | None,
+    slope_all: Tensor | None,
+) -> tuple[Tensor]:
+    """All eigenvectors are results, too: second derivatives reach them through the formula of the first."""
+    (U, eigenvalues), (_, _, degeneracy, tol) = saved, flags
+    parts = [
+        operator_vjp.call(U, eigenvalues, *pair, degeneracy, tol)
+        for pair in ((gU, slope), (gU_all, slope_all))
+        if pair != (None, None)
+    ]
+    return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
+
+
+def _vjp_values(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], slope: Tensor
+) -> tuple[Tensor]:
+    (A,), (lower, degeneracy, tol) = saved, flags
+    U, eigenvalues = operator.call(A, lower, degeneracy, tol)
+    return (operator_vjp.call(U, eigenvalues, None, slope, degeneracy, tol),)
+
+
+def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
+    """dl = diag(M), dU = (M o F) U, M = U sym(dA) U^T.
+
+    Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every
+    input.
+    """
+    (U, eigenvalues), (_, degeneracy, tol) = saved, flags
+    M = _gemm2.operator.call(U, 0.5 * (dA + dA.mT), False, False, 1.0)
+    M = _gemm2.operator.call(M, U, False, True, 1.0)
+    F = _inverse_gaps(eigenvalues, degeneracy, tol)
+    dU = _gemm2.operator.call(M * F, U, False, False, 1.0)
+    return dU, M.diagonal(dim1=-2, dim2=-1).clone()
+
+
+def _jvp_top(
+    saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lower, k, degeneracy, tol = flags
+    dU, slope = jvp(saved, (lower, degeneracy, tol), dA)
+    rest = dA.shape[-1] - k
+    return _copied(dU[..., rest:, :]), _copied(slope[..., rest:]), dU, slope
+
+
+def _jvp_values(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
+    """dl_i = u_i^T sym(dA) u_i."""
+    (A,), (lower, degeneracy, tol) = saved, flags
+    U, _ = operator.call(A, lower, degeneracy, tol)
+    return (_gemm2.operator.call(U, 0.5 * (dA + dA.mT), False, False, 1.0) * U).sum(-1)
+
+
+def _fake(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor]:
+    return A.new_empty(A.shape), A.new_empty(A.shape[:-1])
+
+
+def _fake_top(
+    A: Tensor, lower: bool, k: int, degeneracy: str, tol: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *batch, n = A.shape[:-1]
+    return A.new_empty((*batch, k, n)), A.new_empty((*batch, k)), *_fake(A, lower, degeneracy, tol)
+
+
+operator_vjp = define_fused(
+    "syevd_vjp",
+    "(Tensor U, Tensor eigenvalues, Tensor? gU, Tensor? slope, str degeneracy, float? tol) -> Tensor",
+    kernel=_pulled_back,
+    fake=lambda U, eigenvalues, gU, slope, degeneracy, tol: U.new_empty(U.shape),
+    composite=_pulled_back_composite,
+)
+
+_A, _U, _EIGENVALUES = 0, 1, 2
+
+operator = define(
+    "syevd",
+    "(Tensor A, bool lower, str degeneracy, float? tol) -> (Tensor, Tensor)",
+    kernel=_decompose,
+    fake=_fake,
+    formulas=Formulas(saves=((_U, _EIGENVALUES),), vjp=_vjp, jvp=jvp),
+)
+
+_ALL_U, _ALL_EIGENVALUES = 3, 4
+
+operator_top = define(
+    "syevd_top",
+    "(Tensor A, bool lower, int k, str degeneracy, float? tol) -> (Tensor, Tensor, Tensor, Tensor)",
+    kernel=_decompose_top,
+    fake=_fake_top,
+    formulas=Formulas(saves=((_ALL_U, _ALL_EIGENVALUES),), vjp=_vjp_top, jvp=_jvp_top),
+)
+
+operator_values = define(
+    "syevd_values",
+    "(Tensor A, bool lower, str degeneracy, float? tol) -> Tensor",
+    kernel=_values,
+    fake=lambda A, lower, degeneracy, tol: A.new_empty(A.shape[:-1]),
+    formulas=Formulas(saves=((_A,),), vjp=_vjp_values, jvp=_jvp_values),
+)

@@ -1,0 +1,224 @@
+"""linalg.eigh_fn and linalg.pca: where eigenvalues meet, at the edge of domains, against definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import scipy.linalg
+import torch
+from samples.case import MAKERS
+from tolerances import assert_all_close
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import lapgrad
+from lapgrad.linalg import _divided_differences
+
+eigh_fn, pca = lapgrad.linalg.eigh_fn, lapgrad.linalg.pca
+
+FUNCTIONS: tuple[dict[str, Any], ...] = (
+    {"f": "exp"},
+    {"f": "log"},
+    {"f": "sqrt"},
+    {"f": "rsqrt"},
+    {"f": "inv"},
+    {"f": "power", "exponent": 0.3},
+    {"f": "power", "exponent": -1.7},
+    {"f": "power", "exponent": 3},
+    {"f": "power", "exponent": -2},
+    {"f": torch.sigmoid},
+)
+
+
+def name(flags: dict[str, Any]) -> str:
+    f = flags["f"]
+    return f"{f if isinstance(f, str) else f.__name__} {flags.get('exponent', '')}"
+
+
+def with_spectrum(values: list[float]) -> Tensor:
+    generator = torch.Generator().manual_seed(len(values))
+    Q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)).Q
+    A = Q @ (torch.tensor(values, dtype=torch.float64).unsqueeze(-1) * Q.mT)
+    return 0.5 * (A + A.mT)
+
+
+@pytest.mark.parametrize("flags", FUNCTIONS, ids=name)
+@pytest.mark.parametrize(
+    "spectrum",
+    [
+        [0.7, 0.7, 0.7, 0.7],
+        [0.5, 1.5, 1.5, 3.0],
+        [1.0, 1.0 + 1e-9, 1.0 + 1e-4, 2.0],
+        [1e-3, 1e-3, 10.0, 10.0],
+    ],
+    ids=str,
+)
+def test_exact_at_repeated_and_close_eigenvalues(flags: dict[str, Any], spectrum: list[float]) -> None:
+    A = with_spectrum(spectrum).requires_grad_()
+
+    scale = float(eigh_fn(A.detach(), **flags).abs().max())
+
+    def f(A: Tensor) -> Tensor:
+        return eigh_fn(0.5 * (A + A.mT), **flags) / scale
+
+    step = 1e-6 * min(spectrum)
+    assert gradcheck(f, A, eps=step, atol=1e-5 / min(spectrum), rtol=1e-4, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("flags", [*FUNCTIONS, {"f": torch.sin}], ids=name)
+def test_second_derivatives_are_finite_at_repeated_eigenvalues(flags: dict[str, Any]) -> None:
+    A = with_spectrum([1.0, 1.0, 2.0, 2.0, 2.0]).requires_grad_()
+    (gradient,) = torch.autograd.grad(eigh_fn(A, **flags).sin().sum(), A, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sin().sum(), A)
+    assert second.isfinite().all()
+
+
+def test_agrees_with_scipy() -> None:
+    A = MAKERS["spaced"]((6, 6), torch.Generator().manual_seed(0))
+    pairs: tuple[tuple[dict[str, Any], Callable[..., Any]], ...] = (
+        ({"f": "exp"}, scipy.linalg.expm),
+        ({"f": "log"}, scipy.linalg.logm),
+        ({"f": "sqrt"}, scipy.linalg.sqrtm),
+        ({"f": "inv"}, scipy.linalg.inv),
+        ({"f": "power", "exponent": 0.3}, lambda A: scipy.linalg.fractional_matrix_power(A, 0.3)),
+    )
+    for flags, reference in pairs:
+        expected = torch.from_numpy(reference(A.numpy()))
+        result = eigh_fn(A, **flags)
+        assert torch.equal(result, result.mT)
+        assert_all_close(result, expected, 500)
+
+
+def test_gradient_of_the_exponential_agrees_with_torch() -> None:
+    A = with_spectrum([-1.0, -1.0, 0.5, 2.0, 2.0]).requires_grad_()
+    W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (ours,) = torch.autograd.grad((eigh_fn(A, "exp") * W).sum(), A)
+    (theirs,) = torch.autograd.grad((torch.matrix_exp(A) * W).sum(), A)
+    assert_all_close(ours, 0.5 * (theirs + theirs.mT))
+
+
+@pytest.mark.parametrize("flags", FUNCTIONS, ids=name)
+def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
+    """Against 60 digits: pairs from far apart to neighbouring numbers."""
+    mpmath = pytest.importorskip("mpmath")
+    f, exponent = flags["f"], flags.get("exponent")
+    rule = (
+        _divided_differences.rule(f, exponent, 0.0)
+        if isinstance(f, str)
+        else _divided_differences.from_callable(f)
+    )
+    exact = {
+        "exp": mpmath.exp,
+        "log": mpmath.log,
+        "sqrt": mpmath.sqrt,
+        "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+        "inv": lambda x: 1 / x,
+        "power": lambda x: x ** mpmath.mpf(exponent),
+        "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+    }[f if isinstance(f, str) else f.__name__]
+    a = 1.3
+    with mpmath.workdps(60):
+        for gap in (10.0, 1.0, 0.3, 2e-2, 5e-3, 1e-4, 1e-7, 1e-10, 1e-15):
+            b = a + gap
+            found = float(rule.differences(torch.tensor([a, b], dtype=torch.float64))[0, 1])
+            wanted = (exact(mpmath.mpf(b)) - exact(mpmath.mpf(a))) / (mpmath.mpf(b) - mpmath.mpf(a))
+            # A callable has only its own digits: eps / eps^(1/4) where the plain quotient begins.
+            allowed = 1e-14 if isinstance(f, str) else 1e-10
+            assert abs(found / float(wanted) - 1) <= allowed, gap
+
+
+@pytest.mark.parametrize(
+    ("flags", "spectrum"),
+    [
+        ({"f": "log"}, [-0.5, 1.0, 2.0]),
+        ({"f": "log"}, [0.0, 0.0, 0.0]),
+        ({"f": "sqrt"}, [-0.5, 1.0, 2.0]),
+        ({"f": "rsqrt"}, [-0.5, 1.0, 2.0]),
+        ({"f": "inv"}, [0.0, 0.0, 0.0]),
+        ({"f": "power", "exponent": 0.5}, [-0.5, 1.0, 2.0]),
+        ({"f": "exp"}, [1.0, 2.0, 1000.0]),
+        ({"f": torch.log}, [-0.5, 1.0, 2.0]),
+    ],
+    ids=str,
+)
+def test_outside_of_the_domain(flags: dict[str, Any], spectrum: list[float]) -> None:
+    A = torch.stack([with_spectrum([1.0, 2.0, 3.0]), torch.diag(torch.tensor(spectrum, dtype=torch.float64))])
+    for operand in (A, A.clone().requires_grad_()):
+        with pytest.raises(
+            lapgrad.DomainError, match=r"^linalg.eigh_fn: A\[1\] has the eigenvalue"
+        ) as caught:
+            eigh_fn(operand, **flags)
+        assert caught.value.item == (1,)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"f": "sqrt"}, {"f": "power", "exponent": 0.5}, {"f": "power", "exponent": 1.5}]
+)
+def test_roots_of_a_singular_matrix(flags: dict[str, Any]) -> None:
+    """Zeros that rounding made negative are zeros; the gradient is finite."""
+    X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = (X @ X.mT).requires_grad_()
+    assert lapgrad.syevd(A.detach(), vectors=False)[0] < 0
+    B = eigh_fn(A, **flags)
+    assert B.isfinite().all()
+    (gradient,) = torch.autograd.grad(B.sin().sum(), A)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"f": "cos"}, "f must be one of 'exp'"),
+        ({"f": "power"}, 'f="power", and no other, takes an exponent'),
+        ({"f": "exp", "exponent": 2.0}, 'f="power", and no other, takes an exponent'),
+        ({"f": "sqrt", "tol": -1.0}, "tol must be"),
+    ],
+    ids=str,
+)
+def test_unknown_options(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(lapgrad.OptionError, match=f"^linalg.eigh_fn: {message}"):
+        eigh_fn(torch.eye(3), **flags)
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (5, 5), (3, 6, 4), (2, 4, 6), (1, 3)], ids=str)
+def test_components_explain_the_data(shape: tuple[int, ...]) -> None:
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    n, d = shape[-2:]
+    k = min(n, d)
+    components, variance, mean, scores = pca(X, k)
+    assert_all_close(mean, X.mean(-2))
+    assert_all_close(scores @ components + mean.unsqueeze(-2), X, 2000)
+    assert (variance.diff(dim=-1) <= 0).all()
+    assert_all_close(variance, scores.square().sum(-2) / max(n - 1, 1), 2000)
+    gram = components @ components.mT
+    there = variance > 1e-12
+    identity = torch.eye(k, dtype=torch.float64) * there.unsqueeze(-1)
+    if d > n:
+        assert_all_close(gram, identity.expand_as(gram), 2000)
+    size = components.abs()
+    leads = size >= (1 - 1e-6) * size.amax(-1, keepdim=True)
+    first = components.gather(-1, leads.int().argmax(-1, keepdim=True)).squeeze(-1)
+    assert (first[there] > 0).all()
+
+
+def test_components_of_both_sides_agree() -> None:
+    """The covariance of wide data is the larger side; its leading eigenvectors are the components."""
+    X = MAKERS["spaced_rows"]((4, 7), torch.Generator().manual_seed(0))
+    components, variance, _, _ = pca(X, 3)
+    covariance = torch.cov(X.mT)
+    U, eigenvalues = lapgrad.syevd(covariance, k=3)
+    assert_all_close(components, U.flip(0), 1000)
+    assert_all_close(variance, eigenvalues.flip(0), 1000)
+
+
+@pytest.mark.parametrize("k", [-1, 4])
+def test_number_of_components(k: int) -> None:
+    with pytest.raises(lapgrad.OptionError, match=r"^linalg.pca: k must be between 0 and the smaller side"):
+        pca(torch.ones(5, 3), k)
+
+
+def test_data_without_rows() -> None:
+    with pytest.raises(lapgrad.ShapeError, match=r"^linalg.pca: X must have at least one row"):
+        pca(torch.ones(0, 3), 0)
