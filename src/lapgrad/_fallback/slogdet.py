@@ -25,7 +25,7 @@ def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tens
     mantissa, exponent = determinant(factors, exchanges)
     singular = status > 0
     sign.copy_(mantissa.sign().masked_fill(singular, 0.0))
-    logarithm = (2.0 * mantissa.abs()).log() + (exponent - 1) * math.log(2.0)
+    logarithm = (2.0 * mantissa.abs()).log() + (exponent - 1).to(A.dtype) * math.log(2.0)
     logabsdet.copy_(logarithm.masked_fill(singular, -math.inf))
     return first_failure(status < 0, status)
 
