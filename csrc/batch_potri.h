@@ -1,4 +1,4 @@
-// potri, what is made of it, and its reverse on batches, run as items.h says.
+// potri, what is made of it, its reverse, and solves with a factor on batches, run as items.h says.
 #pragma once
 
 #include "items.h"
@@ -33,6 +33,26 @@ void potri_batch(Batch<const T> L, Update<T> update, Batch<T> B) {
         const View<const T> X = update.X[b];
         if (k > 0) gemmt<T>(update.ratio, X, X.t(), true, B[b], Upper::scribble, parallel);
         scale_and_mirror<T>(update.weight[b] * update.scale, B[b], parallel);
+    });
+}
+
+// X := (L L')^-1 A. X may be A's own memory.
+template <class T>
+void cho_solve_batch(Batch<const T> L, Batch<const T> A, Batch<T> X) {
+    const index_t n = L.rows, m = A.cols;
+    if (n == 0 || m == 0) return;
+    if (fits_lanes<T>(A.count, std::max(n, m), L, A, X) && A.row_stride == X.row_stride) {
+        for_lane_ranges<T>(A.count, 2 * n * n * m + 8 * n, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_cho_solve(L, A, X, begin, end, thread_scratch());
+        });
+        return;
+    }
+    // The order that decides about threads is that of a cube with as much work.
+    const index_t order = m >= n ? std::max(n, std::min(m, 2 * n)) : n;
+    for_items(A.count, order, [&](index_t b, bool parallel) {
+        copy<T>(A[b], T(1), X[b], parallel);
+        trsm<T>(L[b], true, X[b], parallel);
+        trsm<T>(L[b].t(), false, X[b], parallel);
     });
 }
 

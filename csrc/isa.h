@@ -53,6 +53,8 @@ struct Kernels {
                           void* scratch);
     void (*lane_product)(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin,
                          index_t end, void* scratch);
+    // X := (L L')^-1 A.
+    void (*lane_cho_solve)(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begin, index_t end, void* scratch);
     // The inverse from the factor with its update (see batch_potri.h; X has at most lane_limit columns), and its reverse.
     void (*lane_potri)(Batch<const T> L, Batch<const T> X, const T* weight, T scale, T ratio, Batch<T> B, index_t begin,
                        index_t end, void* scratch);

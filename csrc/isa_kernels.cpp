@@ -49,6 +49,7 @@ constexpr Kernels<T> make_table() {
             &lane_triangle<T, true>,
             &lane_triangle<T, false>,
             &lane_product<T>,
+            &lane_cho_solve<T>,
             &lane_potri<T>,
             &lane_potri_reverse<T>,
             &lane_gesvd<T>,

@@ -80,6 +80,22 @@ void lane_potri(Batch<const T> L, Batch<const T> X, const T* weight, T scale, T 
     });
 }
 
+// X := L^-T L^-1 A.
+template <class T>
+void lane_cho_solve(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begin, index_t end, void* scratch) {
+    Vec<T>* l_buffer = lane_buffer<T>(scratch);
+    Vec<T>* x_buffer = l_buffer + lane_limit * lane_limit;
+    const LaneView<T> l = lane_view<T>(l_buffer, L), x = lane_view<T>(x_buffer, A);
+    for_groups<T>(begin, end, [&](Group<T> group) {
+        // One factor for all items is gathered once.
+        if (L.batch_stride != 0 || group.begin == begin) gather<T>(L, group, l_buffer);
+        gather<T>(A, group, x_buffer);
+        substitute<T>(l, x);
+        substitute<T>(l.t().reversed(), x.reversed_rows());
+        scatter<T>(x_buffer, X, group);
+    });
+}
+
 // S = -(G + G');  S := L^-1 S;  S := S L^-T;  gL = tril(L^-T S).
 template <class T>
 void lane_potri_reverse(Batch<const T> L, Batch<const T> gB, Batch<T> gL, index_t begin, index_t end, void* scratch) {

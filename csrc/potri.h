@@ -20,6 +20,8 @@
 //     X21 = L22^-T Z21,   X11 = tril(L11^-T (Z11 - L21' X21)),   X22 = tril(L22^-T Z22)                     n^3/3
 #pragma once
 
+#include <vector>
+
 #include "gemmt.h"
 #include "trsm.h"
 
@@ -36,24 +38,85 @@ void invert_leaf(View<T> B) {
     isa::kernels<T>().product(T(1), M.readonly().t(), M, false, B.col_stride == 1 ? B : B.t(), scratch<T>());
 }
 
-// L in the lower triangle becomes the lower triangle of (L L')^-1, mirrored to the upper one if `full`; else that one is
-// scribbled on.
+// The four blocks of a matrix.
+template <class T>
+struct Quarters {
+    View<T> m11, m12, m21, m22;
+
+    explicit Quarters(View<T> A)
+        : m11(A.block(0, 0, split(A.rows), split(A.rows))),
+          m12(A.block(0, split(A.rows), split(A.rows), A.rows - split(A.rows))),
+          m21(A.block(split(A.rows), 0, A.rows - split(A.rows), split(A.rows))),
+          m22(A.block(split(A.rows), split(A.rows), A.rows - split(A.rows), A.rows - split(A.rows))) {}
+};
+
+// C := alpha A B. Products that go to BLAS are shared among the threads there; the own ones here, by rows of C.
+template <class T>
+void gemm_by_rows(T alpha, View<const T> A, View<const T> B, View<T> C, bool parallel) {
+    const index_t team = parallel ? parallel::threads() : 1;
+    const index_t rows = std::max((C.rows + team - 1) / team, isa::leaf);
+    if (rows >= C.rows || !is_slim<T>(C.rows, C.cols, A.cols)) return gemm<T>(alpha, A, B, false, C);
+    parallel::for_each((C.rows + rows - 1) / rows, [&](index_t s) {
+        const index_t i = s * rows, height = std::min(rows, C.rows - i);
+        gemm<T>(alpha, A.block(i, 0, height, A.cols), B, false, C.block(i, 0, height, C.cols));
+    });
+}
+
+// The steps before and after the blocks on the diagonal are inverted. `full`: the result is mirrored to the upper triangle;
+// else that one is scribbled on.
+template <class T>
+void before_inversion(const Quarters<T>& B, bool parallel) {
+    copy<T>(B.m21.readonly().t(), T(1), B.m12, parallel);
+    trsm<T>(B.m11.readonly().t(), false, B.m12, parallel);
+}
+
+template <class T>
+void after_inversion(const Quarters<T>& B, bool full, bool parallel) {
+    gemm_by_rows<T>(-1, B.m22, B.m12.readonly().t(), B.m21, parallel);
+    gemmt<T>(-1, B.m12, B.m21, true, B.m11, full ? Upper::mirror : Upper::scribble, parallel);
+    if (full) copy<T>(B.m21.readonly().t(), T(1), B.m12, parallel);
+}
+
+// L in the lower triangle becomes the lower triangle of (L L')^-1, on one thread.
+template <class T>
+void invert_alone(View<T> B, bool full) {
+    if (B.rows <= isa::leaf) return invert_leaf<T>(B);
+    const Quarters<T> quarters(B);
+    before_inversion<T>(quarters, false);
+    invert_alone<T>(quarters.m11, false);
+    invert_alone<T>(quarters.m22, true);
+    after_inversion<T>(quarters, full, false);
+}
+
+// The same on all threads. The blocks on the diagonal do not depend on each other: the recursion goes down to as many as
+// there are threads, and each thread inverts its own.
+template <class T>
+void halve(View<T> B, index_t parts, std::vector<View<T>>& blocks) {
+    if (parts <= 1 || B.rows <= 2 * isa::leaf) return blocks.push_back(B);
+    const Quarters<T> quarters(B);
+    before_inversion<T>(quarters, true);
+    halve<T>(quarters.m11, parts / 2, blocks);
+    halve<T>(quarters.m22, parts / 2, blocks);
+}
+
+template <class T>
+void join(View<T> B, index_t parts, bool full) {
+    if (parts <= 1 || B.rows <= 2 * isa::leaf) return;
+    const Quarters<T> quarters(B);
+    join<T>(quarters.m11, parts / 2, false);
+    join<T>(quarters.m22, parts / 2, true);
+    after_inversion<T>(quarters, full, true);
+}
+
 template <class T>
 void invert_factored(View<T> B, bool full, bool parallel) {
-    const index_t n = B.rows;
-    if (n <= isa::leaf) return invert_leaf<T>(B);
-    const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
-    const View<T> B11 = B.block(0, 0, first, first), B21 = B.block(first, 0, second, first),
-                  B12 = B.block(0, first, first, second), B22 = B.block(first, first, second, second);
-    copy<T>(B21.readonly().t(), T(1), B12, parallel);
-    trsm<T>(B11.readonly().t(), false, B12, parallel);
-    invert_factored<T>(B11, false, parallel);
-    invert_factored<T>(B22, true, parallel);
-    gemm<T>(-1, B22, B12.readonly().t(), false, B21);
-    gemmt<T>(-1, B12, B21, true, B11, full ? Upper::mirror : Upper::scribble, parallel);
-    if (full) copy<T>(B21.readonly().t(), T(1), B12, parallel);
+    if (!parallel || !blas::serial_in_parallel_region) return invert_alone<T>(B, full);
+    index_t parts = 1;
+    while (parts < parallel::threads()) parts *= 2;
+    std::vector<View<T>> blocks;
+    halve<T>(B, parts, blocks);
+    parallel::for_each(static_cast<index_t>(blocks.size()), [&](index_t i) { invert_alone<T>(blocks[i], true); });
+    join<T>(B, parts, full);
 }
 
 // A := A - B'.
@@ -103,21 +166,18 @@ void congruence(View<const T> L, View<T> S, bool parallel) {
     }
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
     parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
-    const View<const T> L11 = L.block(0, 0, first, first), L21 = L.block(first, 0, second, first),
-                        L22 = L.block(first, first, second, second);
-    const View<T> S11 = S.block(0, 0, first, first), S21 = S.block(first, 0, second, first),
-                  S12 = S.block(0, first, first, second), S22 = S.block(first, first, second, second);
-    congruence<T>(L11, S11, parallel);
-    mirror_lower<T>(S11, parallel);
-    trsm<T>(L11, true, S21.t(), parallel);
-    gemm<T>(T(0.5), S11, L21.t(), false, S12);
-    subtract_transposed<T>(S12, S21, parallel);
-    gemmt<T>(-1, L21, S21.t(), true, S22, Upper::scribble, parallel);
-    gemmt<T>(-1, S21, L21.t(), true, S22, Upper::scribble, parallel);
-    subtract_transposed<T>(S12, S21, parallel);
-    trsm<T>(L22, true, S21, parallel);
-    congruence<T>(L22, S22, parallel);
+    const Quarters<const T> l(L);
+    const Quarters<T> s(S);
+    congruence<T>(l.m11, s.m11, parallel);
+    mirror_lower<T>(s.m11, parallel);
+    trsm<T>(l.m11, true, s.m21.t(), parallel);
+    gemm_by_rows<T>(T(0.5), s.m11, l.m21.t(), s.m12, parallel);
+    subtract_transposed<T>(s.m12, s.m21, parallel);
+    gemmt<T>(-1, l.m21, s.m21.t(), true, s.m22, Upper::scribble, parallel);
+    gemmt<T>(-1, s.m21, l.m21.t(), true, s.m22, Upper::scribble, parallel);
+    subtract_transposed<T>(s.m12, s.m21, parallel);
+    trsm<T>(l.m22, true, s.m21, parallel);
+    congruence<T>(l.m22, s.m22, parallel);
 }
 
 // The lower triangle of Z becomes that of L^-T Z; the upper one is scribbled on.
@@ -127,13 +187,12 @@ void solve_lower_part(View<const T> L, View<T> Z, bool parallel) {
     if (n <= isa::leaf) return solve_triangle<T>(L.t(), false, Z);
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
     parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
-    const View<const T> L21 = L.block(first, 0, second, first), L22 = L.block(first, first, second, second);
-    const View<T> Z21 = Z.block(first, 0, second, first);
-    trsm<T>(L22.t(), false, Z21, parallel);
-    gemmt<T>(-1, L21.t(), Z21, true, Z.block(0, 0, first, first), Upper::scribble, parallel);
-    solve_lower_part<T>(L.block(0, 0, first, first), Z.block(0, 0, first, first), parallel);
-    solve_lower_part<T>(L22, Z.block(first, first, second, second), parallel);
+    const Quarters<const T> l(L);
+    const Quarters<T> z(Z);
+    trsm<T>(l.m22.t(), false, z.m21, parallel);
+    gemmt<T>(-1, l.m21.t(), z.m21, true, z.m11, Upper::scribble, parallel);
+    solve_lower_part<T>(l.m11, z.m11, parallel);
+    solve_lower_part<T>(l.m22, z.m22, parallel);
 }
 
 // B := factor * B, from its lower triangle to both.

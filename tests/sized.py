@@ -19,6 +19,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "gemmt": {"transpose_a": (False, True), "transpose_b": (False, True), "lower": (True, False)},
     "syrk": {"transpose": (False, True)},
     "copyltu": {"lower": (True, False)},
+    "sumlogdiag": {},
     "potri": {"lower": (True, False)},
     "linalg.cho_solve": {"lower": (True, False)},
     "linalg.logdet_psd": {"lower": (True, False)},

@@ -20,6 +20,7 @@ Kernel = Callable[..., Any]
 ROUTINES = (
     "potrf",
     "potrf_vjp",
+    "cho_solve",
     "potri",
     "potri_update",
     "potri_vjp",
@@ -34,6 +35,7 @@ ROUTINES = (
     "syevd",
     "syevd_vjp",
     "sumlogdiag",
+    "sum_logs_and_squares",
     "sumlogdiag_vjp",
     "gelqf",
     "gelqf_vjp",

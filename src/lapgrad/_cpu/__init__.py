@@ -4,6 +4,7 @@ Routines that gain nothing from compiled code are those of ``_fallback``.
 """
 
 from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
+from lapgrad._cpu.cho_solve import cho_solve
 from lapgrad._cpu.copyltu import copyltu
 from lapgrad._cpu.det import det, det_vjp
 from lapgrad._cpu.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
@@ -14,6 +15,7 @@ from lapgrad._cpu.inverse import inverse, inverse_vjp
 from lapgrad._cpu.potrf import potrf, potrf_vjp
 from lapgrad._cpu.potri import potri, potri_update, potri_vjp
 from lapgrad._cpu.slogdet import slogdet, slogdet_vjp
+from lapgrad._cpu.sumlogdiag import sum_logs_and_squares, sumlogdiag
 from lapgrad._cpu.syevd import syevd, syevd_vjp
 from lapgrad._cpu.syrk import syrk, syrk_vjp
 from lapgrad._cpu.trmm import trmm
@@ -23,6 +25,7 @@ __all__ = [
     "ISA_VARIANTS",
     "UNAVAILABLE",
     "available",
+    "cho_solve",
     "copyltu",
     "core",
     "dependent_row",
@@ -45,6 +48,8 @@ __all__ = [
     "potri_vjp",
     "slogdet",
     "slogdet_vjp",
+    "sum_logs_and_squares",
+    "sumlogdiag",
     "switched_off",
     "syevd",
     "syevd_vjp",

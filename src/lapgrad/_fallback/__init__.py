@@ -7,6 +7,7 @@ its operand, the output *is* that operand, so it is written last.
 These kernels are correct everywhere; they make temporaries that the compiled ones do not. One file per stem.
 """
 
+from lapgrad._fallback.cho_solve import cho_solve
 from lapgrad._fallback.copyltu import copyltu
 from lapgrad._fallback.det import det, det_vjp
 from lapgrad._fallback.extractdiag import extractdiag
@@ -22,13 +23,14 @@ from lapgrad._fallback.maketrian import maketrian
 from lapgrad._fallback.potrf import potrf, potrf_vjp
 from lapgrad._fallback.potri import potri, potri_update, potri_vjp
 from lapgrad._fallback.slogdet import slogdet, slogdet_vjp
-from lapgrad._fallback.sumlogdiag import sumlogdiag, sumlogdiag_vjp
+from lapgrad._fallback.sumlogdiag import sum_logs_and_squares, sumlogdiag, sumlogdiag_vjp
 from lapgrad._fallback.syevd import syevd, syevd_vjp
 from lapgrad._fallback.syrk import syrk, syrk_vjp
 from lapgrad._fallback.trmm import trmm
 from lapgrad._fallback.trsm import trsm
 
 __all__ = [
+    "cho_solve",
     "copyltu",
     "dependent_row",
     "det",
@@ -54,6 +56,7 @@ __all__ = [
     "potri_vjp",
     "slogdet",
     "slogdet_vjp",
+    "sum_logs_and_squares",
     "sumlogdiag",
     "sumlogdiag_vjp",
     "syevd",

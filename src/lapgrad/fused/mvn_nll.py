@@ -107,11 +107,10 @@ def _evaluate_into(L: Tensor, A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor
     if failure is not None:
         raise _errors.factorisation_failed("fused.mvn_nll", A.shape[:-2], failure, "potrf_ex")
     n, k = Y.shape[-2:]
-    W, half_logdet = fresh(Y), A.new_empty(A.shape[:-2])
+    W, s = fresh(Y), A.new_empty(A.shape[:-2])
     lookup("trsm", A)(W, L, Y, lower, not lower, False)
-    lookup("sumlogdiag", A)(half_logdet, L)
-    s = torch.linalg.vector_norm(W, dim=(-2, -1)).square_().mul_(0.5)
-    return s.add_(half_logdet, alpha=k).add_(0.5 * n * k * _LOG_2_PI), W
+    lookup("sum_logs_and_squares", A)(s, L, W, 0.5 * n * k * _LOG_2_PI, float(k), 0.5)
+    return s, W
 
 
 def _pulled_back(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:

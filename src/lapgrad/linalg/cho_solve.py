@@ -59,21 +59,9 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
     return _columns.solve_side_by_side(lambda L, B: operator.call(L, B, lower), L, B, batch)
 
 
-def solve_with_factor(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] | None:
-    """X := (L L^T)^-1 B, on the kernels. Returns (item, index) of the first zero pivot; X is then untouched.
-
-    X may be B.
-    """
-    trsm = lookup("trsm", B)
-    failure: tuple[int, int] | None = trsm(X, L, B, lower, not lower, False)
-    if failure is None:
-        trsm(X, L, X, lower, lower, False)
-    return failure
-
-
 def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
     X = fresh(B)
-    failure = solve_with_factor(X, L, B, lower)
+    failure = lookup("cho_solve", B)(X, L, B, lower)
     if failure is not None:
         item, index = failure
         raise _errors.singular("linalg.cho_solve", _errors.batch_index(item, L.shape[:-2]), index)

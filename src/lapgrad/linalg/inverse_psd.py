@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, Overwriting, define
+from lapgrad._define import Formulas, Overwriting, define, define_fused
 from lapgrad._kernels import lookup
 from lapgrad._layout import fresh, square_matrix
 from lapgrad.ops import copyltu as _copyltu
+from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
-from lapgrad.ops import syrk as _syrk
 
 
 def inverse_psd(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
@@ -71,23 +71,39 @@ def _invert_into(B: Tensor, A: Tensor, lower: bool) -> None:
 
 
 def _congruence(B: Tensor, G: Tensor) -> Tensor:
-    """-B sym(G) B, symmetric to the last bit."""
-    half = _syrk.operator_vjp.call(B, G, False)  # (G + G^T) B
+    half, result = fresh(B), fresh(B)
+    lookup("syrk_vjp", B)(half, B, G, False)
+    lookup("gemmt", B)(result, B, half, True, False, False, -0.5)
+    lookup("copyltu", B)(result, result, True)
+    return result
+
+
+def _congruence_composite(B: Tensor, G: Tensor) -> Tensor:
+    """-B sym(G) B, of which one triangle is computed."""
+    half = _gemm2.operator.call(G + G.mT, B, False, False, 1.0)
     triangle = _gemmt.operator.call(B, half, True, False, False, -0.5)
-    return _copyltu.operator.consume(triangle, True)
+    return _copyltu.operator.call(triangle, True)
 
 
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:
     (B,) = saved
-    return (_congruence(B, gB),)
+    return (operator_vjp.call(B, gB),)
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     (B,) = saved
-    return _congruence(B, dA)
+    return operator_vjp.call(B, dA)
 
 
 _A, _B = 0, 1
+
+operator_vjp = define_fused(
+    "inverse_psd_vjp",
+    "(Tensor B, Tensor G) -> Tensor",
+    kernel=_congruence,
+    fake=lambda B, G: B.new_empty(B.shape),
+    composite=_congruence_composite,
+)
 
 operator = define(
     "inverse_psd",

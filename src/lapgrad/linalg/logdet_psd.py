@@ -69,8 +69,8 @@ def _factor_into(L: Tensor, A: Tensor, lower: bool) -> tuple[Tensor]:
     if failure is not None:
         raise _errors.factorisation_failed("linalg.logdet_psd", A.shape[:-2], failure, "potrf_ex")
     s = A.new_empty(A.shape[:-2])
-    lookup("sumlogdiag", A)(s, L)
-    return (s.mul_(2.0),)
+    lookup("sum_logs_and_squares", A)(s, L, None, 0.0, 2.0, 0.0)
+    return (s,)
 
 
 def _pulled_back(L: Tensor, gs: Tensor, lower: bool) -> Tensor:

@@ -14,7 +14,6 @@ from lapgrad._kernels import lookup
 from lapgrad._layout import fresh
 from lapgrad.linalg import _columns
 from lapgrad.linalg.cho_solve import operator as _cho_solve
-from lapgrad.linalg.cho_solve import solve_with_factor
 from lapgrad.ops import _syr2k
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import potrf as _potrf
@@ -69,7 +68,7 @@ def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure, "potrf_ex")
-    solve_with_factor(X, L, B, lower)
+    lookup("cho_solve", B)(X, L, B, lower)
     return X, L
 
 
