@@ -138,32 +138,60 @@ struct GapRule {
     }
 };
 
-// M := sym(P o F) in place, F_ij = 1 / (l_i - l_j): half of the skew part of P, divided by the gaps.
-template <class T>
+// One pair of blocks of P, X = P(i, j) and Y = P(j, i)', i > j: both become half of X - Y, divided by the gaps.
+template <Degeneracy Rule, class T>
+void divide_block(View<T> X, View<T> Y, const T* lambda_i, const T* lambda_j, const GapRule<T>& rule,
+                  Evenness<T>& found) {
+    T most = found.most, uneven = found.uneven;
+    for (index_t i = 0; i < X.rows; ++i) {
+        T *const x = X.at(i, 0), *const y = Y.at(i, 0);
+        for (index_t j = 0; j < X.cols; ++j) {
+            const T difference = x[j] - y[j], gap = lambda_i[i] - lambda_j[j];
+            most = std::max(most, std::max(std::abs(x[j]), std::abs(y[j])));
+            uneven = std::max(uneven, gap > rule.threshold ? T(0) : std::abs(difference));
+            x[j] = y[j] = T(0.5) * difference * inverse_gap<T>(Rule, gap, rule.threshold, rule.scale);
+        }
+    }
+    found.most = most;
+    found.uneven = uneven;
+}
+
+// M := sym(P o F) in place, F_ij = 1 / (l_i - l_j): half of the skew part of P, divided by the gaps. A block and its mirror
+// image are worked on together, the latter transposed in a copy: walked down its columns it would miss the cache.
+template <Degeneracy Rule, class T>
 Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
     std::vector<Evenness<T>> found((P.rows + strip - 1) / strip);
     for_strips(P.rows, P.cols, parallel, [&](index_t begin, index_t end) {
-        Evenness<T> here;
-        for (index_t first = 0; first < end; first += strip)
-            for (index_t i = begin; i < end; ++i) {
-                const index_t last = std::min(i, first + strip);
-                for (index_t j = first; j < last; ++j) {
-                    const T x = P(i, j), y = P(j, i), gap = lambda[i] - lambda[j];
-                    here.most = std::max(here.most, std::max(std::abs(x), std::abs(y)));
-                    if (!(gap > rule.threshold)) here.uneven = std::max(here.uneven, std::abs(x - y));
-                    P(i, j) = P(j, i) =
-                        T(0.5) * (x - y) * inverse_gap<T>(rule.gaps, gap, rule.threshold, rule.scale);
-                }
-                if (first + strip > i && first <= i) {
-                    here.most = std::max(here.most, std::abs(P(i, i)));
-                    P(i, i) = T(0);
-                }
-            }
-        found[begin / strip] = here;
+        Evenness<T>& here = found[begin / strip];
+        T mirrored[strip * strip];
+        for (index_t first = 0; first < begin; first += strip) {
+            const View<T> block = P.block(begin, first, end - begin, strip);
+            const View<T> mirror = P.block(first, begin, strip, end - begin);
+            const View<T> image{mirrored, end - begin, strip, strip, 1};
+            copy_block<T>(mirror.readonly().t(), T(1), image);
+            divide_block<Rule, T>(block, image, lambda + begin, lambda + first, rule, here);
+            copy_block<T>(image.readonly().t(), T(1), mirror);
+        }
+        for (index_t i = begin; i < end; ++i) {
+            for (index_t j = begin; j < i; ++j)
+                divide_block<Rule, T>(P.block(i, j, 1, 1), P.block(j, i, 1, 1), lambda + i, lambda + j, rule, here);
+            here.most = std::max(here.most, std::abs(P(i, i)));
+            P(i, i) = T(0);
+        }
     });
     Evenness<T> all;
     for (const Evenness<T>& one : found) all.join(one);
     return all;
+}
+
+template <class T>
+Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
+    switch (rule.gaps) {
+        case Degeneracy::mask: return divide_by_gaps<Degeneracy::mask, T>(P, lambda, rule, parallel);
+        case Degeneracy::lorentz: return divide_by_gaps<Degeneracy::lorentz, T>(P, lambda, rule, parallel);
+        case Degeneracy::clamp: return divide_by_gaps<Degeneracy::clamp, T>(P, lambda, rule, parallel);
+        default: return divide_by_gaps<Degeneracy::nan, T>(P, lambda, rule, parallel);
+    }
 }
 
 template <class T>
@@ -205,14 +233,16 @@ void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, 
             gemm<T>(T(1), gU[b], U[b].t(), false, gradient);
             broken |= divide_by_gaps<T>(gradient, lambda, rule, parallel).broken();
             for (index_t i = 0; i < n && slope; ++i) gradient(i, i) = slope[i];
-            gemm<T>(T(1), gradient.readonly(), U[b], false, W);
+            // (U' M) U, not U' (M U): of one triangle, a product of two rows-first matrices is the faster one.
+            gemm<T>(T(1), U[b].t(), gradient.readonly(), false, W);
+            gemmt<T>(T(1), W.readonly(), U[b], false, gradient, Upper::mirror, parallel);
         } else {
             for_strips(n, n, parallel, [&](index_t begin, index_t end) {
                 for (index_t i = begin; i < end; ++i)
                     for (index_t k = 0; k < n; ++k) W(i, k) = slope[i] * U[b](i, k);
             });
+            gemmt<T>(T(1), U[b].t(), W.readonly(), false, gradient, Upper::mirror, parallel);
         }
-        gemmt<T>(T(1), U[b].t(), W.readonly(), false, gradient, Upper::mirror, parallel);
         uneven[b] = broken;
     });
 }
