@@ -158,6 +158,14 @@ void multiply_triangles(View<T> F, bool parallel) {
 template <class T, class Scale>
 void exchange_columns(View<T> F, const pivot_t* pivots, bool parallel, Scale scale) {
     for_strips(F.rows, F.cols, parallel, [&](index_t begin, index_t end) {
+        if (F.col_stride == 1) {
+            for (index_t i = begin; i < end; ++i) {
+                T* row = F.at(i, 0);
+                for (index_t k = F.cols - 1; k >= 0; --k) std::swap(row[k], row[pivots[k] - 1]);
+                scale(row, F.cols);
+            }
+            return;
+        }
         for (index_t k = F.cols - 1; k >= 0; --k) {
             const index_t other = pivots[k] - 1;
             if (other == k) continue;
@@ -189,7 +197,7 @@ void invert_from_factors(View<const T> F, const pivot_t* pivots, View<T> X, bool
     const auto slice = [&](index_t s) {
         const index_t begin = s * width, cols = std::min(width, n - begin);
         const View<T> part = X.columns(begin, cols);
-        set_zero<T>(part.t());
+        set_zero<T>(part.row_major() ? part : part.t());
         for (index_t j = 0; j < cols; ++j) part(begin + j, j) = T(1);
         trsm<T>(F.block(begin, begin, n - begin, n - begin), true, part.block(begin, 0, n - begin, cols), false, true);
         trsm<T>(F, false, part, false);
@@ -258,8 +266,8 @@ void inverse_vjp_batch(Batch<const T> B, Batch<const T> gB, Batch<T> gA) {
     });
 }
 
-// first := det A; or, with `second`, first := its sign and second := log |det A|. The factors go to F (column-major) and
-// pivots; when both are null, the order is at most isa::leaf, and they are forgotten.
+// first := det A; or, with `second`, first := its sign and second := log |det A|. The factors of A' go to F (column-major:
+// a row-major A is copied as it lies) and pivots; when both are null, the order is at most isa::leaf, and they are forgotten.
 template <class T>
 void determinant_batch(Batch<const T> A, T* first, T* second, Batch<T> F, pivot_t* pivots, std::int32_t* status) {
     const index_t n = A.rows;
@@ -274,7 +282,7 @@ void determinant_batch(Batch<const T> A, T* first, T* second, Batch<T> F, pivot_
         pivot_t own_pivots[isa::leaf];
         const View<T> factors = F.data ? F[b] : View<T>{own_factors, n, n, 1, std::max<index_t>(n, 1)};
         pivot_t* const exchanges = F.data ? pivots + b * n : own_pivots;
-        copy<T>(A[b], T(1), factors, parallel);
+        copy<T>(A[b].t(), T(1), factors, parallel);
         status[b] = n == 0 ? 0 : factor_lu<T>(factors, exchanges);
         const Determinant<T> found = status[b] > 0 ? Determinant<T>{0, 0} : determinant<T>(factors, exchanges);
         first[b] = second ? found.sign() : found.value();
@@ -282,7 +290,7 @@ void determinant_batch(Batch<const T> A, T* first, T* second, Batch<T> F, pivot_
     });
 }
 
-// gA := weight A^-T, or weight det(A) A^-T, status per item. The factors are F and pivots if they were kept. An item that is
+// gA := weight A^-T, or weight det(A) A^-T, status per item. The factors of A' are F and pivots if they were kept. An item that is
 // singular becomes zero. With the determinant, an item whose inverse is not finite has status n + 1.
 template <class T>
 void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pivots, const T* weight,
@@ -323,7 +331,7 @@ void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pi
             if (nothing != nothing) finite = false;
         };
         if (F.data)
-            invert_from_factors<T>(F[b], exchanges, G, parallel, scale);
+            invert_from_factors<T>(F[b], exchanges, gA[b], parallel, scale);
         else
             invert_factors<T>(G, exchanges, parallel, scale);
         if (by_determinant && !finite) status[b] = std::int32_t(n + 1);
