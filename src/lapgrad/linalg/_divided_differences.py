@@ -113,7 +113,8 @@ def _sqrt(tol: float) -> Rule:
     def differences(a: Tensor) -> Tensor:
         """1 / (sqrt(a) + sqrt(b)); 0 where both are zero, and the derivative is infinite."""
         root = _above_zero(_without_rounding(a, tol)).sqrt()
-        return torch.where(_not_both_zero(a, tol), 1 / (root.unsqueeze(-1) + root.unsqueeze(-2)), 0.0)
+        inverse = (root.unsqueeze(-1) + root.unsqueeze(-2)).reciprocal()
+        return torch.where(_not_both_zero(a, tol), inverse, 0.0)
 
     return Rule(lambda a: _without_rounding(a, tol).sqrt(), differences)
 
