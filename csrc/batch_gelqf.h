@@ -1,6 +1,9 @@
 // LQ factorisation and its reverse on batches, run as items.h says.
 #pragma once
 
+#include <atomic>
+#include <utility>
+
 #include "gelqf.h"
 #include "items.h"
 
@@ -20,6 +23,20 @@ inline index_t lq_order(index_t m, index_t n) {
     return std::max(r, std::min(other, 2 * r));
 }
 
+// The first item for which `found(item)` holds, -1 if there is none; many items are looked at side by side.
+template <class F>
+index_t first_item(index_t count, index_t elements, F found) {
+    std::atomic<index_t> first{count};
+    parallel::for_ranges(count, parallel_elements / std::max<index_t>(1, 4 * elements), [&](index_t begin, index_t end) {
+        for (index_t b = begin; b < end && b < first; ++b) {
+            if (!found(b)) continue;
+            for (index_t seen = first; b < seen && !first.compare_exchange_weak(seen, b);) {
+            }
+        }
+    });
+    return first < count ? first.load() : -1;
+}
+
 // Q, L := factors of A; L alone when Q is without data. Returns the first item with a NaN or an infinity, and its row.
 template <class T>
 std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive) {
@@ -37,20 +54,17 @@ std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bo
             copy<T>(A[b], T(1), work, parallel);
             factor_l<T>(work, L[b], positive, parallel);
         });
-    for (index_t b = 0; b < A.count; ++b)
-        if (const int row = first_spoilt_row<T>(L[b])) return {b, row};
-    return {-1, 0};
+    const index_t item = first_item(A.count, m * r, [&](index_t b) { return first_spoilt_row<T>(L[b]) != 0; });
+    return {item, item < 0 ? 0 : first_spoilt_row<T>(L[item])};
 }
 
 // The first item that has a dependent row, and that row; {-1, -1} if there is none.
 template <class T>
 std::pair<index_t, index_t> dependent_row_batch(Batch<const T> L, T tolerance, bool relative_to_largest) {
     const index_t items = L.batch_stride == 0 && L.count > 0 ? 1 : L.count;
-    for (index_t b = 0; b < items; ++b) {
-        const index_t row = first_dependent_row<T>(L[b], tolerance, relative_to_largest);
-        if (row >= 0) return {b, row};
-    }
-    return {-1, -1};
+    const auto row = [&](index_t b) { return first_dependent_row<T>(L[b], tolerance, relative_to_largest); };
+    const index_t item = first_item(items, L.cols * L.cols, [&](index_t b) { return row(b) >= 0; });
+    return {item, item < 0 ? -1 : row(item)};
 }
 
 // gQ or gL may be without data.

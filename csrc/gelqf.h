@@ -13,7 +13,7 @@
 // one square: L below the diagonal, T on and above it, the diagonal of L aside ("mixed"). So nothing but the results is
 // allocated. When only L is wanted, T is made for panels of rows alone: 2 m^2 n flops.
 //
-// Backward, with r = min(m, n), A = [A1; A2], L = [L1; L2] after r rows (OPERATORS in the documentation of gelqf):
+// Backward, with r = min(m, n), A = [A1; A2], L = [L1; L2] after r rows (see docs/derivations.md):
 //
 //     K = gL2' L2,   Z = copyltu(L1' gL1 - gQ Q') + (K - K' above the diagonal)
 //     gA1 = L1^-T (gQ + Z Q),   gA2 = gL2 Q                                          4 m^2 n flops for m <= n

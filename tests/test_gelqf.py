@@ -118,6 +118,18 @@ def test_graded_and_badly_scaled_rows(dtype: torch.dtype, way: str) -> None:
                 assert_all_close(L, lapgrad.gelqf(A).L, 50.0 * max(shape[-2:]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_condition_does_not_matter(dtype: torch.dtype) -> None:
+    """Orthogonal to rounding where A A^T is singular many times over."""
+    i = torch.arange(150, dtype=torch.float64)
+    hilbert = 1.0 / (i[:, None] + i + 1.0)
+    nearly_parallel = torch.ones(150, 300, dtype=torch.float64) + 1e-12 * random((150, 300))
+    powers = torch.linspace(0.0, 1.0, 200, dtype=torch.float64) ** i[:100, None]
+    for A in (hilbert, nearly_parallel, powers, powers.mT, hilbert[:20, :20].expand(9, 20, 20)):
+        A = A.to(dtype)
+        assert_factors(A, *lapgrad.gelqf(A))
+
+
 @pytest.mark.parametrize("shape", [(5, 5), (3, 6), (6, 3), (40, 50), (4, 5, 5)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_identity_and_diagonal(shape: Shape, dtype: torch.dtype) -> None:
