@@ -45,10 +45,17 @@ template <class T>
     return reinterpret_cast<Vec<T>>((e + bias) << digits);
 }
 
-// The rows other than k that some lane takes its pivot from; returns how many.
+// The rows other than k that some lane takes its pivot from, or may; returns how many. To find out takes longer than to
+// blend a few rows in vain.
+constexpr index_t few_rows = 4;
+
 template <class T>
-index_t rows_of(LaneMask<T> row, index_t k, index_t (&rows)[Simd<T>::W]) {
+index_t rows_of(LaneMask<T> row, index_t k, index_t n, index_t (&rows)[Simd<T>::W > few_rows ? Simd<T>::W : few_rows]) {
     index_t found = 0;
+    if (n - 1 - k <= few_rows) {
+        for (index_t i = k + 1; i < n; ++i) rows[found++] = i;
+        return found;
+    }
     for (int l = 0; l < Simd<T>::W; ++l) {
         const index_t r = row[l];
         bool known = r == k;
@@ -80,8 +87,8 @@ void eliminate(const LaneView<T>& A, Elimination<T>& found) {
             best = larger ? x : best;
             row = larger ? M{} + static_cast<Lane>(i) : row;
         }
-        index_t rows[S::W];
-        const index_t exchanged = rows_of<T>(row, k, rows);
+        index_t rows[S::W > few_rows ? S::W : few_rows];
+        const index_t exchanged = rows_of<T>(row, k, n, rows);
         for (index_t f = 0; f < exchanged; ++f) {
             const index_t i = rows[f];
             const M chosen = row == static_cast<Lane>(i);
