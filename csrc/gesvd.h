@@ -170,6 +170,12 @@ struct Spectrum {
             if (S(0, i - 1) - S(0, i) <= small) return true;
         return false;
     }
+    // No policy matters, and products of two differences neither overflow nor vanish.
+    bool untied_and_moderate() const {
+        const bool moderate = largest < std::sqrt(std::numeric_limits<T>::max()) / 4 &&
+                              small > std::sqrt(std::numeric_limits<T>::min()) * 4;
+        return moderate && (policy == Degeneracy::mask || policy == Degeneracy::nan) && !has_ties();
+    }
     T inverse(T s) const {
         if (policy == Degeneracy::nan) return T(1) / s;
         if (policy == Degeneracy::clamp) return T(1) / std::max(s, small);
@@ -229,17 +235,66 @@ bool is_ambiguous(const SvdGradient<T>& g, index_t b, const Spectrum<T>& spectru
     return false;
 }
 
+// One pair of blocks that mirror each other, [begin, end) x [first, last) above the diagonal, where nothing is tied:
+// C_ij = S_j E and C_ji = -S_i E with E = 1 / ((S_i - S_j) (S_i + S_j)). The lower block is turned around in a buffer.
+template <class T, bool Left, bool Right>
+void combine_untied(const T* S, const T* inverse, View<T> X, View<const T> Y, index_t begin, index_t end, index_t first,
+                    index_t last) {
+    T x_below[strip][strip], y_below[strip][strip];
+    for (index_t j = first; j < last; ++j)
+        for (index_t i = begin; i < end; ++i) {
+            if (Left) x_below[i - begin][j - first] = X(j, i);
+            if (Right) y_below[i - begin][j - first] = Y(j, i);
+        }
+    for (index_t i = begin; i < end; ++i) {
+        T *const x_row = X.at(i, 0), *const below = x_below[i - begin];
+        const T* const y_row = Right ? Y.at(i, 0) : nullptr;
+        const T si = S[i], inverse_i = inverse[i];
+        for (index_t j = first; j < last; ++j) {
+            const T sj = S[j], E = T(1) / ((si - sj) * (si + sj));
+            T upper = 0, lower = 0;
+            if (Left) {
+                const T u = x_row[j] - below[j - first];
+                upper = u * sj;
+                lower = u * si;
+            }
+            if (Right) {
+                const T y = y_row[j], mirrored = y_below[i - begin][j - first], v = y - mirrored;
+                upper = (upper + v * si) * E - inverse_i * y;
+                lower = (lower + v * sj) * E - inverse[j] * mirrored;
+            } else {
+                upper *= E;
+                lower *= E;
+            }
+            x_row[j] = upper;
+            below[j - first] = lower;
+        }
+    }
+    for (index_t j = first; j < last; ++j)
+        for (index_t i = begin; i < end; ++i) X(j, i) = x_below[i - begin][j - first];
+}
+
 // G := diag gS + sk(X) o C - sk(Y) o C' (- S^-1 Y), in the memory of X; pairs of blocks that mirror each other at a time.
 template <class T>
 void combine(const Spectrum<T>& spectrum, const SvdGradient<T>& g, index_t b, View<T> X, View<const T> Y, bool wide,
              bool parallel) {
     const index_t k = X.rows, blocks = (k + strip - 1) / strip;
     const bool left = g.gU.data, right = g.gV.data;
+    auto inverses = workspace<T>(k);
+    for (index_t i = 0; i < k; ++i) inverses[i] = wide ? spectrum.inverse(spectrum.S(0, i)) : T(0);
+    const bool plain = spectrum.untied_and_moderate();
     const auto body = [&](index_t block) {
         const index_t begin = block * strip, end = std::min(k, begin + strip);
-        for (index_t first = begin; first < k; first += strip)
+        for (index_t first = begin; first < k; first += strip) {
+            if (plain && first > begin) {
+                const auto both = left && right ? combine_untied<T, true, true>
+                                  : left        ? combine_untied<T, true, false>
+                                                : combine_untied<T, false, true>;
+                both(spectrum.S.data, inverses.get(), X, Y, begin, end, first, std::min(k, first + strip));
+                continue;
+            }
             for (index_t i = begin; i < end; ++i) {
-                const T inverse_i = wide ? spectrum.inverse(spectrum.S(0, i)) : T(0);
+                const T inverse_i = inverses[i];
                 for (index_t j = std::max(first, i + 1); j < std::min(k, first + strip); ++j) {
                     T above, below;
                     spectrum.coefficients(i, j, above, below);
@@ -247,7 +302,7 @@ void combine(const Spectrum<T>& spectrum, const SvdGradient<T>& g, index_t b, Vi
                     T upper = u * above - v * below, lower = v * above - u * below;
                     if (wide) {
                         upper -= inverse_i * Y(i, j);
-                        lower -= spectrum.inverse(spectrum.S(0, j)) * Y(j, i);
+                        lower -= inverses[j] * Y(j, i);
                     }
                     X(i, j) = upper;
                     X(j, i) = lower;
@@ -257,6 +312,7 @@ void combine(const Spectrum<T>& spectrum, const SvdGradient<T>& g, index_t b, Vi
                     if (wide) X(i, i) -= inverse_i * Y(i, i);
                 }
             }
+        }
     };
     if (parallel)
         parallel::for_each(blocks, body);
@@ -280,8 +336,10 @@ void gesvd_vjp_item(const SvdGradient<T>& g, index_t b, bool parallel) {
         g.ambiguous[b] |= is_ambiguous<T>(g, b, spectrum, Y, Y);
         return gemm<T>(T(1), g.U[b].t(), inner, false, g.gA[b]);
     }
-    auto square_memory = workspace<T>(k * k);
-    const View<T> X{square_memory.get(), k, k, k, 1};
+    // A square gradient has room for the k x k matrix.
+    const bool inside = m == n && g.gA.dense();
+    auto square_memory = workspace<T>(inside ? 0 : k * k);
+    const View<T> X{inside ? g.gA[b].data : square_memory.get(), k, k, k, 1};
     if (left) gemm<T>(T(1), g.gU[b], g.U[b].t(), false, X);
     if (right) gemm<T>(T(1), g.gV[b], g.V[b].t(), false, Y);
     g.ambiguous[b] |= is_ambiguous<T>(g, b, spectrum, X, Y);

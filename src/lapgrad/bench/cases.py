@@ -167,6 +167,16 @@ def _one_square(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     return (_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator),)
 
 
+def _separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Singular values one apart: the gradient divides by their differences."""
+    k = min(shape.n, shape.m)
+    left, right = (
+        torch.linalg.qr(_normal(side, k, shape=shape, dtype=torch.float64, generator=generator))[0]
+        for side in (shape.n, shape.m)
+    )
+    return ((left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT).to(dtype),)
+
+
 def _two_factors(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
     return A, _normal(shape.m, shape.n, shape=shape, dtype=dtype, generator=generator)
@@ -403,7 +413,7 @@ _ROWS = (
 
     # The decompositions: flops as of dense textbook algorithms (Golub and Van Loan), iterations counted in.
     Operator(
-        "gesvd", lg.gesvd, _singular_rows, "torch.linalg.svd(A, full_matrices=False)", _one_matrix,
+        "gesvd", lg.gesvd, _singular_rows, "torch.linalg.svd(A, full_matrices=False)", _separated,
         lambda n, m: 21 * n * n * m, lambda n, m: 8 * n * n * m, signs=True,
     ),
 

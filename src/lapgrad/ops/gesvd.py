@@ -95,9 +95,9 @@ def gesvd(
         slope of its right side (a subgradient of the nuclear norm).
 
     Memory:
-        forward 2.9, backward 3
+        forward 2.9, backward 2
         In units of the results, 2 n^2 for n x n, and of the gradient: forward LAPACK's workspace and one
-        buffer besides, backward two buffers besides. ``vectors=False``: a copy of A and less than that.
+        buffer besides, backward one buffer besides (two if m and n differ).
 
     Cost:
         forward about 21 n^3, backward 8 n^3 flops for n x n.
