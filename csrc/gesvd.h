@@ -134,7 +134,9 @@ void gesvd_batch(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int3
     const auto on_lapack = [&](index_t b, bool parallel) {
         status[b] = gesvd_item<T>(A[b], U[b], S[b].data, V[b], parallel);
     };
-    if (fits_lanes<T>(A.count, side, A)) {
+    // Where lanes are in use at all, Jacobi on them wins at every order that they hold.
+    const index_t order = side <= isa::lane_limit && plan::lane_order<T>() > 0 ? 0 : side;
+    if (fits_lanes<T>(A.count, order, A)) {
         for_lane_ranges<T>(A.count, 60 * k * k * (side + 12), [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_gesvd(A, U, S, V, status, begin, end, thread_scratch());
         });

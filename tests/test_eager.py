@@ -85,6 +85,8 @@ SAVED = {
     "syevd": (2,),
     "linalg.eigh_fn": (2,),
     "linalg.pca": (6,),
+    "linalg.cca": (12, 12),
+    "linalg.lda": (14,),
     "sumlogdiag": (1,),
     "extractdiag": (0,),
     "makediag": (0,),

@@ -27,9 +27,15 @@ _OPERAND_SHAPES = {
     "makediag": ((N,),),
     "maketrian": ((N * (N + 1) // 2,),),
     "fused.mvn_nll": ((N, N), (N, 1)),
+    "linalg.cca": ((2 * N, N), (2 * N, N)),
+    "linalg.lda": ((2 * N, N),),
 }
 #: Flags without a default.
-_FLAGS: dict[str, dict[str, Any]] = {"linalg.eigh_fn": {"f": "sqrt"}, "linalg.pca": {"k": N}}
+_FLAGS: dict[str, dict[str, Any]] = {
+    "linalg.eigh_fn": {"f": "sqrt"},
+    "linalg.pca": {"k": N},
+    "linalg.lda": {"labels": torch.arange(2 * N) % 4},
+}
 
 
 def documented(name: str) -> dict[str, tuple[float, bool]]:
@@ -39,15 +45,14 @@ def documented(name: str) -> dict[str, tuple[float, bool]]:
     second entry says which.
     """
     text = inspect.getdoc(OPERATORS[name].fn) or ""
-    line_of_memory = (
-        r"^Memory:\n +forward (\d+(?:\.\d)?)( n\^2)?(?: \((\d+) with overwrite\))?, backward (\d+)( n\^2)?$"
-    )
+    number = r"(\d+(?:\.\d)?)( n\^2)?"
+    line_of_memory = rf"^Memory:\n +forward {number}(?: \((\d+) with overwrite\))?, backward {number}$"
     found = re.search(line_of_memory, text, re.MULTILINE)
     assert found is not None, f"{name} has no Memory line"
     forward, forward_unit, overwrite, backward, backward_unit = found.groups()
     line = {
         "forward": (float(forward), forward_unit is not None),
-        "backward": (int(backward), backward_unit is not None),
+        "backward": (float(backward), backward_unit is not None),
     }
     return line if overwrite is None else {**line, "overwrite": (int(overwrite), forward_unit is not None)}
 

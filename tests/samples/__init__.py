@@ -4,10 +4,18 @@ The test files are named after a property (values, derivatives, transforms, layo
 rows.
 """
 
-from samples import determinants, gelqf, gesvd, positive_definite, spectral, triangles_and_products
+from samples import (
+    determinants,
+    gelqf,
+    gesvd,
+    multivariate,
+    positive_definite,
+    spectral,
+    triangles_and_products,
+)
 from samples.case import MAKERS, Flags, OperatorCase, Recipe, Sample, Shape, joined
 
-_PARTS = (triangles_and_products, gelqf, positive_definite, gesvd, determinants, spectral)
+_PARTS = (triangles_and_products, gelqf, positive_definite, gesvd, determinants, spectral, multivariate)
 
 OPERATORS: dict[str, OperatorCase] = {case.name: case for part in _PARTS for case in part.CASES}
 

@@ -177,6 +177,16 @@ def _separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> 
     return ((left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT).to(dtype),)
 
 
+def _observations(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """n rows and m columns, or 2 m + 8 rows if these are more."""
+    rows = max(shape.n, 2 * shape.m + 8)
+    return (_normal(rows, shape.m, shape=shape, dtype=dtype, generator=generator),)
+
+
+def _observations_of_two(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return *_observations(shape, dtype, generator), *_observations(shape, dtype, generator)
+
+
 def _two_factors(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
     return A, _normal(shape.m, shape.n, shape=shape, dtype=dtype, generator=generator)
@@ -302,6 +312,35 @@ def _singular_rows(A: Tensor) -> tuple[Tensor, ...]:
 def _lq_by_qr(A: Tensor) -> tuple[Tensor, Tensor]:
     Q, R = torch.linalg.qr(A.mT)
     return Q.mT, R.mT
+
+
+def _covariance(X: Tensor, Y: Tensor) -> Tensor:
+    return (X - X.mean(-2, keepdim=True)).mT @ (Y - Y.mean(-2, keepdim=True)) / (X.shape[-2] - 1)
+
+
+def _canonical_correlations(X: Tensor, Y: Tensor) -> Tensor:
+    Lx, Ly = (torch.linalg.cholesky(_covariance(Z, Z)) for Z in (X, Y))
+    half = torch.linalg.solve_triangular(Lx, _covariance(X, Y), upper=False)
+    return torch.linalg.svdvals(torch.linalg.solve_triangular(Ly, half.mT, upper=False))
+
+
+_CLASSES = 4
+
+
+def _classes(X: Tensor) -> Tensor:
+    return torch.arange(X.shape[-2]) % _CLASSES
+
+
+def _discriminant_ratios(X: Tensor) -> Tensor:
+    member = torch.nn.functional.one_hot(_classes(X), _CLASSES).to(X.dtype)
+    sizes = member.sum(0)
+    means = (member / sizes).mT @ X
+    within = X - member @ means
+    L = torch.linalg.cholesky(within.mT @ within / (X.shape[-2] - _CLASSES))
+    between = (means - X.mean(-2, keepdim=True)) * (sizes / (_CLASSES - 1)).sqrt()[:, None]
+    whitened = torch.linalg.solve_triangular(L, between.mT, upper=False)
+    ratios = torch.linalg.eigvalsh(whitened.mT @ whitened).flip(-1)
+    return ratios[..., : min(X.shape[-1], _CLASSES - 1)]
 
 
 # fmt: off
@@ -440,6 +479,18 @@ _ROWS = (
     Operator(
         "slogdet", lambda A: lg.slogdet(A)[1], lambda A: torch.linalg.slogdet(A)[1],
         "torch.linalg.slogdet(A)", _one_regular, lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3,
+    ),
+
+    # Multivariate statistics: n observations of m variables.
+    Operator(
+        "linalg.cca", lambda X, Y: lg.linalg.cca(X, Y)[0], _canonical_correlations,
+        "svdvals(solve_triangular(Ly, solve_triangular(Lx, Cxy).mT)), L the Cholesky factors of covariances",
+        _observations_of_two, lambda n, m: 4 * n * m * m + 26 * m**3, lambda n, m: 8 * n * m * m + 16 * m**3,
+    ),
+    Operator(
+        "linalg.lda", lambda X: lg.linalg.lda(X, labels=_classes(X))[0], _discriminant_ratios,
+        "eigvalsh(L^-1 Sb L^-T), L = cholesky(Sw)",
+        _observations, lambda n, m: n * m * m + m**3, lambda n, m: 2 * n * m * m + 2 * m**3,
     ),
 )
 # fmt: on

@@ -1,0 +1,48 @@
+"""Covariances of observations, and what can be wrong with them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from lapgrad import _errors
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.syrk import syrk
+
+
+def check_options(function: str, k: int | None, largest: int, bound: str, regularisation: float) -> None:
+    """``k`` directions exist, and the regularisation is not negative."""
+    if k is not None and not 1 <= k <= largest:
+        raise _errors.OptionError(
+            f"{function}: k must be between 1 and {bound}, which is {largest}, got {k}."
+        )
+    if not regularisation >= 0.0:
+        raise _errors.OptionError(f"{function}: regularisation must be >= 0, got {regularisation!r}.")
+
+
+def check_rows(function: str, argument: str, degrees: int, columns: int, regularisation: float) -> None:
+    """A covariance with fewer degrees of freedom than columns is singular."""
+    if degrees < 1 or (degrees < columns and regularisation == 0.0):
+        wanted = "give it more rows" if degrees < 1 else "give it more rows, or a regularisation > 0"
+        raise _errors.OptionError(
+            f"{function}: the covariance of {argument} is singular: {columns} columns, and its rows leave "
+            f"{max(degrees, 0)} degrees of freedom; {wanted}."
+        )
+
+
+def factor(function: str, what: str, centred: Tensor, degrees: int, regularisation: float) -> Tensor:
+    """The Cholesky factor of centred^T centred / degrees + regularisation 1."""
+    covariance = syrk(centred, transpose=True, alpha=1.0 / degrees)
+    if regularisation != 0.0 or is_compiling():
+        identity = covariance.new_ones(covariance.shape[-1]).diag_embed()
+        covariance = covariance + regularisation * identity
+    try:
+        return potrf(covariance)
+    except _errors.NotPositiveDefiniteError as error:
+        where = f" (batch item {error.item})" if error.item else ""
+        raise _errors.NotPositiveDefiniteError(
+            f"{function}: {what}{where} is singular: columns depend on each other. "
+            f"Leave some out, or give a regularisation > 0.",
+            error.item,
+            error.minor,
+        ) from error
