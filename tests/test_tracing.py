@@ -81,7 +81,8 @@ def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
         return (torch.randn(n * (n + 1) // 2, dtype=torch.float64),)
     generator = torch.Generator().manual_seed(n)
     if case.name in ("linalg.cca", "linalg.lda"):
-        return tuple(torch.randn(12, n, generator=generator, dtype=torch.float64) for _ in case.operands)
+        rows = 12 if case.name == "linalg.lda" else 40
+        return tuple(torch.randn(rows, n, generator=generator, dtype=torch.float64) for _ in case.operands)
     X = torch.randn(n, n, generator=generator, dtype=torch.float64)
     spd = X @ X.mT / n + torch.eye(n, dtype=torch.float64)
     return (spd, *[X for _ in case.operands[1:]])

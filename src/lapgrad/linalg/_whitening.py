@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trsm import trsm
 
 
 def check_options(function: str, k: int | None, largest: int, bound: str, regularisation: float) -> None:
@@ -28,6 +30,13 @@ def check_rows(function: str, argument: str, degrees: int, columns: int, regular
             f"{function}: the covariance of {argument} is singular: {columns} columns, and its rows leave "
             f"{max(degrees, 0)} degrees of freedom; {wanted}."
         )
+
+
+def directions(L: Tensor, rows: Tensor) -> Tensor:
+    """L^-T rows^T: whitened directions, in rows, as columns of weights for the observations."""
+    # A copy in row-major order: with one row, its transpose would count as contiguous in any case.
+    columns = rows.mT.clone(memory_format=torch.contiguous_format)
+    return trsm(L, columns, transpose=True)
 
 
 def factor(function: str, what: str, centred: Tensor, degrees: int, regularisation: float) -> Tensor:

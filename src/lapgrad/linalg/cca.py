@@ -84,4 +84,4 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
     middle = trsm(Lx, gemm2(X, Y, transpose_a=True, alpha=1.0 / (n - 1)))
     middle = trsm(Ly, middle, transpose=True, rightside=True)
     U, S, V = gesvd(middle, rank=k)
-    return CanonicalCorrelations(S, trsm(Lx, U.mT, transpose=True), trsm(Ly, V.mT, transpose=True))
+    return CanonicalCorrelations(S, _whitening.directions(Lx, U), _whitening.directions(Ly, V))

@@ -100,16 +100,14 @@ def lda(
     contrasts = _orthogonal_to(sizes[:, 0].sqrt()) * (sizes[:, 0] / (classes - 1)).sqrt()
     between = gemm2(means, contrasts, transpose_a=True, transpose_b=True)
     U, S, _ = gesvd(trsm(L, between), rank=k)
-    return LinearDiscriminants(S * S, trsm(L, U.mT, transpose=True))
+    return LinearDiscriminants(S * S, _whitening.directions(L, U))
 
 
 def _orthogonal_to(w: Tensor) -> Tensor:
     """Orthonormal rows orthogonal to w, whose first entry is positive: those of a Householder reflection."""
-    v = w / w.norm()
-    first = torch.zeros_like(v)
-    first[0] = 1.0
-    v = v + first
-    return (torch.diag(torch.ones_like(v)) - 2.0 * torch.outer(v, v) / v.square().sum())[1:]
+    identity = torch.eye(len(w), dtype=w.dtype, device=w.device)
+    v = w / w.norm() + identity[0]
+    return (identity - 2.0 * torch.outer(v, v) / v.square().sum())[1:]
 
 
 def _as_tensor(labels: Tensor | Sequence[int], classes: int | None, X: Tensor) -> tuple[Tensor, int]:
