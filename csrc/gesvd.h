@@ -29,7 +29,7 @@ bool all_finite(View<const T> A) {
     return true;
 }
 
-// A row of U starts with a positive leading entry: the first whose size is within a thousandth of the largest. The row of
+// A row of U starts with a positive leading entry: the first whose size is within 1e-6 of the largest. The row of
 // V follows.
 template <class T>
 void fix_sign(View<T> U, View<T> V, index_t i) {

@@ -98,7 +98,7 @@ template <class T>
     return true;
 }
 
-// A row of U starts with a positive leading entry: the first whose size is within a thousandth of the largest.
+// A row of U starts with a positive leading entry: the first whose size is within 1e-6 of the largest.
 template <class T>
 Vec<T> leading_sign(const LaneView<T>& U, index_t i) {
     Vec<T> largest{};

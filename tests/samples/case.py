@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import operator
@@ -57,7 +56,6 @@ class OperatorCase:
         condition: By how much an operator on matrices of order n amplifies rounding more than a product does.
             Eigenvectors: by the largest eigenvalue over the smallest gap.
         operator_name: Name of the registered operator that does its work, if it is another one.
-        required: Keyword arguments without a default.
     """
 
     name: str
@@ -69,7 +67,6 @@ class OperatorCase:
     leaves_result: bool = True
     condition: Callable[[int], float] = lambda n: 1.0
     operator_name: str | None = None
-    required: Flags = dataclasses.field(default_factory=dict)
 
     @property
     def registered(self) -> str:
@@ -78,15 +75,7 @@ class OperatorCase:
 
     @property
     def fn(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = operator.attrgetter(self.name)(lapgrad)
-        if not self.required:
-            return function
-
-        @functools.wraps(function)
-        def with_required(*args: Any, **flags: Any) -> Any:
-            return function(*args, **{**self.required, **flags})
-
-        return with_required
+        return operator.attrgetter(self.name)(lapgrad)
 
     def samples(
         self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False

@@ -43,7 +43,7 @@ def gesvd(
     U = columns.mT
     if U.numel():
         size = U.detach().abs()
-        first = (size >= 0.999 * size.amax(-1, keepdim=True)).to(torch.int8).argmax(-1, keepdim=True)
+        first = (size >= (1 - 1e-6) * size.amax(-1, keepdim=True)).to(torch.int8).argmax(-1, keepdim=True)
         signs = U.detach().gather(-1, first).sign()
         U, V = signs * U, signs * V
     r = S.shape[-1] if rank is None else rank

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_SAME_SIZE = 1.0 - 1e-3
+_SAME_SIZE = 1.0 - 1e-6
 
 
 def tolerance(n: int, dtype: torch.dtype, tol: float | None) -> float:
@@ -96,7 +96,7 @@ def reciprocal(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Te
 def row_signs(U: Tensor) -> Tensor:
     """For each row of U the sign that makes its leading entry positive: 1 or -1, (*batch, k).
 
-    The leading entry is the first whose size is that of the largest one, up to a thousandth. With the plain
+    The leading entry is the first whose size is that of the largest one, up to a part of 1e-6. With the plain
     largest, rounding would choose among entries of equal size, and symmetric problems have many: the vectors
     u_i = -u_(n-i) of a regular grid.
     """

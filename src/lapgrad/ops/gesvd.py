@@ -58,7 +58,7 @@ def gesvd(
     """Singular value decomposition: A = U^T diag(S) V, with orthonormal rows in U and V, and S descending.
 
     The sign of each pair of vectors is the one that makes the leading entry of the row of U positive: the
-    first entry whose size is within a thousandth of the largest. Where A is rank deficient, the vectors of
+    first entry whose size is within 1e-6 of the largest. Where A is rank deficient, the vectors of
     the zeros are completed to orthonormal rows.
 
     Args:
