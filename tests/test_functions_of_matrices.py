@@ -141,7 +141,7 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
         ({"f": "exp"}, [1.0, 2.0, 1000.0]),
         ({"f": torch.log}, [-0.5, 1.0, 2.0]),
     ],
-    ids=str,
+    ids=lambda value: name(value) if isinstance(value, dict) else str(value),
 )
 def test_outside_of_the_domain(flags: dict[str, Any], spectrum: list[float]) -> None:
     A = torch.stack([with_spectrum([1.0, 2.0, 3.0]), torch.diag(torch.tensor(spectrum, dtype=torch.float64))])
