@@ -18,7 +18,11 @@ void for_items(index_t count, index_t order, index_t serial_order, F body) {
     const bool inside = order > serial_order;
     const bool beside = count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region;
     if (beside) {
-        parallel::for_each(count, [&](index_t b) { body(b, false); });
+        parallel::for_each(count, [&](index_t b) {
+            // Inside a team LAPACK would plan for threads that it does not get, and getrf of MKL then waits for them.
+            const blas::OneThread alone(true);
+            body(b, false);
+        });
         return;
     }
     const blas::OneThread serial(!inside || team == 1);

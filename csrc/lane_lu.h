@@ -53,7 +53,7 @@ template <class T>
 index_t rows_of(LaneMask<T> row, index_t k, index_t n, index_t (&rows)[Simd<T>::W > few_rows ? Simd<T>::W : few_rows]) {
     index_t found = 0;
     if (n - 1 - k <= few_rows) {
-        for (index_t i = k + 1; i < n; ++i) rows[found++] = i;
+        for (; found < n - 1 - k; ++found) rows[found] = k + 1 + found;
         return found;
     }
     for (int l = 0; l < Simd<T>::W; ++l) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -53,6 +53,18 @@ WAYS = [
     *((way, "") for way in PATHS),
     *((way, isa) for way in ("default", "no lanes", "own product") for isa in _cpu.ISA_VARIANTS),
 ]
+
+#: The routines that the entries of the plan are about; the others are built on these.
+_ROUTINES = ("potrf", "potrf_ex", "trsm", "trmm", "gemmt", "syrk", "copyltu", "potri")
+_WAYS_OF_OTHERS = [
+    *(("default", isa) for isa in ("", "avx2", "baseline")),
+    *((way, "") for way in ("no lanes", "two threads", "two threads inside", "vendor routines, two threads")),
+]
+
+
+def ways_of(names: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Operator, path and instruction set: every path for those routines, the main ones for the others."""
+    return [(name, *way) for name in names for way in (WAYS if name in _ROUTINES else _WAYS_OF_OTHERS)]
 
 
 @contextlib.contextmanager

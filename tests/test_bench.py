@@ -20,8 +20,9 @@ def test_every_operator_has_a_benchmark_case():
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("shape", ["5", "3x4x4", "2x3x5x5"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [("5", torch.float64), ("3x4x4", torch.float32), ("2x3x5x5", torch.float64)]
+)
 def test_lapgrad_and_its_peer_agree_and_are_timed(name, shape, dtype):
     case = Case(OPERATORS[name], Shape.parse(shape), dtype)
     measurements = runner.measure(case, runner.PHASES, torch.get_num_threads(), seconds=0)

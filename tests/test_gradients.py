@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from paths import WAYS, path
+from paths import WAYS, path, ways_of
 from samples import OPERATORS, OperatorCase, Sample, Shape, joined
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
@@ -98,8 +98,7 @@ def rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -> lis
     return found
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_backward_of_every_path(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
     with path(way, isa):

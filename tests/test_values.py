@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_process import output
-from paths import PATHS, WAYS, path
+from paths import PATHS, path, ways_of
 from samples import OPERATORS, OperatorCase, Sample
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
@@ -66,8 +66,7 @@ def test_samples(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
     assert_all_close(case.fn(*one.args, **one.kwargs), in_double(case, one.args, one.kwargs))
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_orders(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
     with path(way, isa):
@@ -75,8 +74,7 @@ def test_orders(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
             check(name, n, dtype)
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
     """Orders below, at and past the largest that goes one matrix per lane."""

@@ -41,6 +41,7 @@ def inverse(A: Tensor) -> Tensor:
 
 CASES: tuple[OperatorCase, ...] = (
     OperatorCase("inverse", inverse, square_recipes(), ("regular",), ("A",), overwrites=0),
-    OperatorCase("det", det, square_recipes(), ("regular",), ("A",)),
-    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",)),
+    # The roundings of n pivots add up, in the operator and, differently, in its reference.
+    OperatorCase("det", det, square_recipes(), ("regular",), ("A",), condition=lambda n: 2.0),
+    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",), condition=lambda n: 2.0),
 )

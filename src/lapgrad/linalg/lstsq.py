@@ -59,7 +59,7 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
     Example:
         >>> import torch, lapgrad
         >>> A = torch.tensor([[1.0, 1.0]])
-        >>> lapgrad.linalg.lstsq(A, torch.tensor([[4.0]]))
+        >>> lapgrad.linalg.lstsq(A, torch.tensor([[4.0]])).round(decimals=4)
         tensor([[2.],
                 [2.]])
     """

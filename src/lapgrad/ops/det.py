@@ -49,7 +49,7 @@ def det(A: Tensor) -> Tensor:
         >>> import torch, lapgrad
         >>> A = torch.tensor([[1.0, 2.0], [2.0, 4.0]], requires_grad=True)
         >>> lapgrad.det(A).backward()
-        >>> A.grad
+        >>> A.grad.round()
         tensor([[ 4., -2.],
                 [-2.,  1.]])
     """
