@@ -158,7 +158,7 @@ def _positive_definite() -> Iterator[Bar]:
     )
     for dtype in _FLOATS:
         for operator, bound in (
-            (logdet, 1.5),
+            (logdet, 2.5),
             (by_cholesky, 2.5),
             (OPERATORS["linalg.solve_psd"], 1.0),
             (OPERATORS["linalg.inverse_psd"], 1.0),
