@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import pickle
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import torch
 from fresh_process import output
 from paths import PATHS, path
-from samples import OPERATORS, Flags, OperatorCase, Shape
+from samples import OPERATORS, Flags, OperatorCase, Shape, joined
 from sized import sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
 import lapgrad
+from lapgrad import _blas, _cpu
 
 EACH_OPERAND = [
     pytest.param(case, position, id=f"{case.name} {operand}")
@@ -420,3 +422,38 @@ except ValueError as error:
     print(error)
 """
     assert f"{variable}='{value}' is not one of {named}" in output(code, **{variable: value})
+
+
+#: LAPACK's routine, the number of its arguments, the position of the length of its workspace.
+ITERATIONS = {"syevd": ("dsyevd", 11, 7), "gesvd": ("dgesdd", 14, 11)}
+
+
+@pytest.mark.parametrize("name", ITERATIONS)
+def test_the_item_whose_iteration_does_not_converge_is_named(name: str) -> None:
+    """LAPACK is replaced by a routine that gives up on the matrix that begins with 7."""
+    routine, arguments, workspace = ITERATIONS[name]
+    address = _blas.find().addresses[routine]
+    signature = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)
+    lapack = signature(address)
+
+    def give_up_on_seven(*pointers: int) -> None:
+        matrix = ctypes.cast(pointers[3], ctypes.POINTER(ctypes.c_double))
+        asks_for_workspace = ctypes.cast(pointers[workspace], ctypes.POINTER(ctypes.c_int))[0] == -1
+        if asks_for_workspace or matrix[0] != 7.0:
+            lapack(*pointers)
+        else:
+            ctypes.cast(pointers[-1], ctypes.POINTER(ctypes.c_int))[0] = 1
+
+    stubborn = signature(give_up_on_seven)
+    n = 40  # past the orders that run one matrix per lane
+    A = torch.eye(n, dtype=torch.float64).repeat(2, 3, 1, 1)
+    A[1, 1, 0, 0] = 7.0
+    _cpu.core.bind_routine(routine, ctypes.cast(stubborn, ctypes.c_void_p).value)
+    try:
+        message = rf"^{name}: the iteration for A\[1, 1\] did not converge"
+        with pytest.raises(lapgrad.ConvergenceError, match=message) as caught:
+            OPERATORS[name].fn(A)
+    finally:
+        _cpu.core.bind_routine(routine, address)
+    assert caught.value.item == (1, 1)
+    assert torch.isfinite(joined(OPERATORS[name].fn(A))).all()
