@@ -41,7 +41,29 @@ class OptionError(LapgradError, ValueError):
     """A keyword argument has a value that the operator does not know."""
 
 
-class NotPositiveDefiniteError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+class _FailedItemError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+    """What failed numerically, with the batch index of the first matrix that did."""
+
+    def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.item = item
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item)
+
+
+class _FailedIndexError(_FailedItemError):
+    """The same, with the row or column that it failed at."""
+
+    def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
+        super().__init__(message, item)
+        self.index = index
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.item, self.index)
+
+
+class NotPositiveDefiniteError(_FailedItemError):
     """A matrix handed to a Cholesky factorisation is not positive definite.
 
     Attributes:
@@ -50,8 +72,7 @@ class NotPositiveDefiniteError(LapgradError, torch.linalg.LinAlgError):  # type:
     """
 
     def __init__(self, message: str, item: tuple[int, ...] = (), minor: int = 0) -> None:
-        super().__init__(message)
-        self.item = item
+        super().__init__(message, item)
         self.minor = minor
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -75,7 +96,7 @@ class NonFiniteError(LapgradError, ValueError):
         return type(self), (*self.args, self.item, self.pivot)
 
 
-class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+class SingularMatrixError(_FailedIndexError):
     """A triangular matrix to be solved with, or the factor of a matrix, has an exact zero on its diagonal.
 
     Attributes:
@@ -83,60 +104,30 @@ class SingularMatrixError(LapgradError, torch.linalg.LinAlgError):  # type: igno
         index: Position of the first zero on that diagonal (counted from 0).
     """
 
-    def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
-        super().__init__(message)
-        self.item = item
-        self.index = index
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (*self.args, self.item, self.index)
-
-
-class ConvergenceError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+class ConvergenceError(_FailedItemError):
     """The iteration for eigenvalues or singular values did not converge.
 
     Attributes:
         item: Batch index of the first matrix that failed; ``()`` when there is no batch.
     """
 
-    def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.item = item
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (*self.args, self.item)
-
-
-class DegenerateSpectrumError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+class DegenerateSpectrumError(_FailedItemError):
     """A gradient was asked for that does not exist: the loss tells equal eigen- or singular values apart.
 
     Attributes:
         item: Batch index of the first matrix with such values; ``()`` when there is no batch.
     """
 
-    def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.item = item
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (*self.args, self.item)
-
-
-class RankDeficientError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
+class RankDeficientError(_FailedIndexError):
     """A derivative or a solution was asked for that exists for matrices of full rank only.
 
     Attributes:
         item: Batch index of the first matrix that failed; ``()`` when there is no batch.
         index: The first row (or column) that depends on those before it (counted from 0).
     """
-
-    def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
-        super().__init__(message)
-        self.item = item
-        self.index = index
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (*self.args, self.item, self.index)
 
 
 class DomainError(LapgradError, ValueError):
