@@ -16,6 +16,9 @@ import torch
 #: BLAS and LAPACK count rows and columns in 32-bit integers.
 LARGEST_DIMENSION = 2**31 - 1
 
+#: What torch raises when LAPACK fails; its own annotations do not know the name.
+TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
 
 class LapgradError(Exception):
     """Base of every exception that lapgrad raises on purpose."""

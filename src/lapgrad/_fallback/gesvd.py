@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lapgrad._errors import TORCH_LINALG_ERROR
 from lapgrad._fallback import _gaps
 from lapgrad._fallback._precision import in_full_precision
 
@@ -20,7 +21,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
         return int((~finite).flatten().to(torch.uint8).argmax()), NOT_FINITE
     try:
         _decompose(S, U, V, A)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+    except TORCH_LINALG_ERROR:
         return _first_failure(S, U, V, A)
     return None
 
@@ -46,13 +47,13 @@ def _first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> 
         try:
             try:
                 _decompose(s, u, v, matrix)
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            except TORCH_LINALG_ERROR:
                 _decompose(s, v, u, matrix.mT)
                 if u is not None and v is not None:
                     signs = _gaps.row_signs(u)[:, None]
                     u.mul_(signs)
                     v.mul_(signs)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        except TORCH_LINALG_ERROR:
             return flat, NOT_CONVERGED
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapgrad._errors import TORCH_LINALG_ERROR
 from lapgrad._fallback._precision import in_full_precision
 
 
@@ -28,7 +29,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
             eigenvalues.copy_(values)
             U.copy_(columns.mT)
             fix_signs(U)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+    except TORCH_LINALG_ERROR as error:
         named = re.search(r"Batch element (\d+)", str(error))
         return int(named.group(1)) if named else 0, 1
     if failure := _first(~eigenvalues.isfinite().all(-1)):
