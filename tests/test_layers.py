@@ -17,7 +17,7 @@ CORE = ROOT / "csrc"
 #: From the ground up. A module imports from its own layer and from those below; packages are listed by name.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_errors", "_torch_private"),
-    ("_blas", "_core", "_cpu", "_fallback"),
+    ("_blas", "_core", "_cpu", "_cuda", "_fallback"),
     ("_kernels",),
     ("_layout", "_define", "_define_public"),
     ("ops",),
@@ -65,7 +65,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def test_the_search_for_imports_finds_them() -> None:
-    assert set(imported(PACKAGE / "_kernels.py")) == {"lapgrad._fallback", "lapgrad._cpu"}
+    assert set(imported(PACKAGE / "_kernels.py")) == {"lapgrad._fallback", "lapgrad._cpu", "lapgrad._cuda"}
     assert "lapgrad.ops.trsm" in set(imported(PACKAGE / "ops" / "potrf.py"))
     assert "lapgrad.ops.potrf" in set(imported(PACKAGE / "__init__.py"))
 

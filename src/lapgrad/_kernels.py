@@ -58,7 +58,9 @@ ROUTINES = (
 
 def lookup(routine: str, tensor: Tensor) -> Kernel:
     """The kernel of ``routine`` for the device of ``tensor``."""
-    return _CPU[routine] if tensor.is_cpu else _ELSEWHERE[routine]
+    if tensor.is_cpu:
+        return _CPU[routine]
+    return _CUDA[routine] if tensor.is_cuda else _ELSEWHERE[routine]
 
 
 def core_in_use() -> bool:
@@ -96,5 +98,23 @@ def _compiled_core() -> ModuleType | None:
     return None
 
 
+def _nvidia_libraries() -> ModuleType | None:
+    """The kernels over NVIDIA's libraries. None when switched off, or missing: then with a warning."""
+    from lapgrad import _cuda
+
+    if _cuda.available():
+        return _cuda
+    if not _cuda.switched_off():
+        warnings.warn(
+            f"lapgrad's CUDA kernels need {' and '.join(_cuda.missing_packages())} (pip install "
+            f"'lapgrad[cuda]'); CUDA tensors use the slower kernels in plain PyTorch. Set LAPGRAD_CUDA=off "
+            f"to choose them without this warning.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return None
+
+
 _CPU = _OnFirstUse(_compiled_core)
+_CUDA = _OnFirstUse(_nvidia_libraries)
 _ELSEWHERE = _OnFirstUse(lambda: None)

@@ -54,6 +54,14 @@ def internally_overlapping(tensor: Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def cuda_stream(device: int) -> int:
+    """The address of torch's current stream on a device; the private way takes 0.1 us, the public one 7."""
+    raw = getattr(_C, "_cuda_getCurrentRawStream", None)
+    if raw is not None:
+        return int(raw(device))
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd knows ``tensor`` as a view of another one."""
     return tensor._is_view()

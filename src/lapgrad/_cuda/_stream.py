@@ -1,0 +1,54 @@
+"""Torch's current stream and device, as the libraries below want them: by number, and without delay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from lapgrad import _torch_private
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def current_stream(device: int) -> int:
+    """The address of torch's current stream on a device."""
+    return _torch_private.cuda_stream(device)
+
+
+def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Makes the device of the first operand the current one, whose libraries and stream the kernel uses."""
+
+    @functools.wraps(kernel)
+    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        first = args[0]
+        assert isinstance(first, Tensor)
+        device = first.get_device()
+        if device == torch.cuda.current_device():
+            return kernel(*args, **kwargs)
+        with torch.cuda.device(device):
+            return kernel(*args, **kwargs)
+
+    return wrapped
+
+
+def being_captured() -> bool:
+    """Whether a CUDA graph records what is launched now: then nothing may be read back to the host."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+@functools.cache
+def processors(device: int) -> int:
+    """Streaming multiprocessors of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """What NVRTC is to compile for: ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

@@ -1,0 +1,297 @@
+// Runs CUDA kernels on the CPU, so that what they compute can be tested where there is no GPU.
+//
+// The threads of a block are fibers of one CPU thread; they change over at barriers only, in the order of their
+// numbers. A kernel that forgets a barrier is therefore found only when the order matters; `reversed` runs the
+// threads in the opposite order, and a result that changes with it is a race. Threads that wait for one that has
+// left, or that wait at different barriers, are a deadlock, and end the run with a message.
+//
+// Forced in front of a .cu file (g++ -include). Shared memory is what `shared_memory` in block.cuh returns.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__
+#define __forceinline__ inline
+#define __noinline__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(...)
+
+constexpr int kEmulatedSharedBytes = 227 * 1024;  // what a block may have on sm_90
+alignas(16) unsigned char lapgrad_shared_bytes[kEmulatedSharedBytes];
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+namespace emulation {
+
+constexpr int kWarp = 32;
+constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kSharedBytes = kEmulatedSharedBytes;
+
+struct Barrier {
+  int waiting = 0;
+  unsigned generation = 0;
+};
+
+struct Warp {
+  Barrier barrier;
+  int live = 0;
+  std::uint64_t slots[kWarp];
+};
+
+struct Fiber {
+  ucontext_t context;
+  dim3 index;
+  unsigned number = 0;
+  bool done = false;
+};
+
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Barrier barrier;
+  int live = 0;
+  ucontext_t scheduler;
+  Fiber* running = nullptr;
+  bool progress = false;
+  std::function<void()> body;
+  dim3 index, block_size, grid_size;
+};
+
+inline Block* block = nullptr;
+inline std::vector<std::unique_ptr<char[]>> stacks;  // kept from block to block
+
+[[noreturn]] inline void fail(const char* message) {
+  std::fprintf(stderr, "emulation: %s\n", message);
+  std::abort();
+}
+
+inline void yield() { swapcontext(&block->running->context, &block->scheduler); }
+
+inline void wait(Barrier& barrier, const int& live) {
+  const unsigned mine = barrier.generation;
+  ++barrier.waiting;
+  block->progress = true;
+  if (barrier.waiting == live) {
+    barrier.waiting = 0;
+    ++barrier.generation;
+    return;
+  }
+  while (barrier.generation == mine) {
+    // A thread that left since may have been the last that was missing.
+    if (barrier.waiting == live) {
+      barrier.waiting = 0;
+      ++barrier.generation;
+      block->progress = true;
+      return;
+    }
+    yield();
+  }
+}
+
+inline void fiber_main() {
+  block->body();
+  Fiber& self = *block->running;
+  self.done = true;
+  --block->live;
+  --block->warps[self.number / kWarp].live;
+  block->progress = true;
+  swapcontext(&self.context, &block->scheduler);
+}
+
+inline void run_block(Block& it, bool reversed) {
+  block = &it;
+  const unsigned count = it.block_size.x * it.block_size.y * it.block_size.z;
+  it.fibers = std::vector<Fiber>(count);
+  it.warps = std::vector<Warp>((count + kWarp - 1) / kWarp);
+  it.live = static_cast<int>(count);
+  for (unsigned number = 0; number < count; ++number) {
+    Fiber& fiber = it.fibers[number];
+    fiber.number = number;
+    fiber.index = {number % it.block_size.x, number / it.block_size.x % it.block_size.y,
+                   number / (it.block_size.x * it.block_size.y)};
+    if (stacks.size() <= number) stacks.emplace_back(new char[kStackBytes]);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = stacks[number].get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, fiber_main, 0);
+    ++it.warps[number / kWarp].live;
+  }
+  while (it.live > 0) {
+    it.progress = false;
+    for (unsigned step = 0; step < count; ++step) {
+      Fiber& fiber = it.fibers[reversed ? count - 1 - step : step];
+      if (fiber.done) continue;
+      it.running = &fiber;
+      swapcontext(&it.scheduler, &fiber.context);
+    }
+    if (!it.progress && it.live > 0) fail("deadlock: threads wait at different barriers");
+  }
+}
+
+inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool reversed, std::function<void()> body) {
+  if (dynamic_shared > kSharedBytes) fail("more shared memory than a block may have");
+  if (size.x * size.y * size.z > 1024) fail("more than 1024 threads in a block");
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        // What a kernel did not write is NaN, and stays visible past the end of what it asked for.
+        std::memset(lapgrad_shared_bytes, 0xff, sizeof lapgrad_shared_bytes);
+        Block it;
+        it.body = body;
+        it.index = {x, y, z};
+        it.block_size = size;
+        it.grid_size = grid;
+        run_block(it, reversed);
+        for (std::size_t byte = dynamic_shared; byte < sizeof lapgrad_shared_bytes; ++byte)
+          if (lapgrad_shared_bytes[byte] != 0xff) fail("a kernel wrote past its shared memory");
+      }
+}
+
+template <typename... P, std::size_t... I>
+void invoke(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<std::remove_const_t<std::remove_reference_t<P>>*>(arguments[I])...);
+}
+
+template <typename... P>
+void run(void (*kernel)(P...), const int* geometry, void** arguments) {
+  const auto at = [&](int i) { return static_cast<unsigned>(geometry[i]); };
+  launch({at(0), at(1), at(2)}, {at(3), at(4), at(5)}, at(6), geometry[7] != 0,
+         [&] { invoke(kernel, arguments, std::index_sequence_for<P...>{}); });
+}
+
+template <typename T>
+T exchange(T value, int source_lane) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  Fiber& self = *block->running;
+  Warp& warp = block->warps[self.number / kWarp];
+  std::memcpy(&warp.slots[self.number % kWarp], &value, sizeof(T));
+  wait(warp.barrier, warp.live);
+  T result = value;
+  if (source_lane >= 0 && source_lane < kWarp) std::memcpy(&result, &warp.slots[source_lane], sizeof(T));
+  wait(warp.barrier, warp.live);
+  return result;
+}
+
+inline int lane() { return static_cast<int>(block->running->number % kWarp); }
+
+}  // namespace emulation
+
+#define threadIdx (emulation::block->running->index)
+#define blockIdx (emulation::block->index)
+#define blockDim (emulation::block->block_size)
+#define gridDim (emulation::block->grid_size)
+
+inline void __syncthreads() { emulation::wait(emulation::block->barrier, emulation::block->live); }
+
+inline void __syncwarp(unsigned = 0xffffffffu) {
+  auto& warp = emulation::block->warps[emulation::block->running->number / emulation::kWarp];
+  emulation::wait(warp.barrier, warp.live);
+}
+
+// `width` splits the warp into groups of that many lanes, as on the device.
+template <typename T>
+T __shfl_sync(unsigned, T value, int source, int width = 32) {
+  const int lane = emulation::lane();
+  return emulation::exchange(value, lane / width * width + (source & (width - 1)));
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask, int width = 32) {
+  const int lane = emulation::lane(), source = lane ^ mask;
+  return emulation::exchange(value, source / width == lane / width ? source : lane);
+}
+
+template <typename T>
+T __shfl_down_sync(unsigned, T value, int delta, int width = 32) {
+  const int lane = emulation::lane(), source = lane + delta;
+  return emulation::exchange(value, source / width == lane / width ? source : lane);
+}
+
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int delta, int width = 32) {
+  const int lane = emulation::lane(), source = lane - delta;
+  return emulation::exchange(value, source >= lane / width * width ? source : lane);
+}
+
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  unsigned result = 0;
+  for (int bit = 0; bit < 32; ++bit)
+    if (emulation::exchange(predicate ? 1 : 0, bit) && bit < emulation::kWarp) result |= 1u << bit;
+  return result;
+}
+
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+
+template <typename Reduce>
+int emulation_reduce_block(int value, int start, Reduce reduce) {
+  static int total;
+  __syncthreads();
+  total = start;
+  __syncthreads();
+  total = reduce(total, value);
+  __syncthreads();
+  const int result = total;
+  __syncthreads();
+  return result;
+}
+
+inline int __syncthreads_or(int predicate) {
+  return emulation_reduce_block(predicate, 0, [](int a, int b) { return a || b; });
+}
+inline int __syncthreads_and(int predicate) {
+  return emulation_reduce_block(predicate, 1, [](int a, int b) { return a && b; });
+}
+inline int __syncthreads_count(int predicate) {
+  return emulation_reduce_block(predicate, 0, [](int a, int b) { return a + (b != 0); });
+}
+
+template <typename T>
+T atomicAdd(T* target, T value) {
+  const T before = *target;
+  *target += value;
+  return before;
+}
+template <typename T>
+T atomicMax(T* target, T value) {
+  const T before = *target;
+  *target = std::max(before, value);
+  return before;
+}
+template <typename T>
+T atomicMin(T* target, T value) {
+  const T before = *target;
+  *target = std::min(before, value);
+  return before;
+}
+template <typename T>
+T atomicCAS(T* target, T compare, T value) {
+  const T before = *target;
+  if (before == compare) *target = value;
+  return before;
+}
+
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float rsqrt(float x) { return rsqrtf(x); }
+using std::abs, std::copysign, std::fabs, std::fma, std::fmax, std::fmin, std::hypot, std::isfinite, std::isinf,
+    std::isnan, std::log, std::exp, std::max, std::min, std::sqrt;
