@@ -6,5 +6,29 @@ Routines that gain nothing from own code are those of ``_fallback``.
 """
 
 from lapgrad._cuda._native import available, missing_packages, switched_off
+from lapgrad._cuda.copyltu import copyltu
+from lapgrad._cuda.gelqf import gelqf, gelqf_vjp
+from lapgrad._cuda.gemmt import gemmt
+from lapgrad._cuda.potrf import potrf, potrf_vjp
+from lapgrad._cuda.potri import potri, potri_update, potri_vjp
+from lapgrad._cuda.syrk import syrk
+from lapgrad._cuda.trmm import trmm
+from lapgrad._cuda.trsm import trsm
 
-__all__ = ["available", "missing_packages", "switched_off"]
+__all__ = [
+    "available",
+    "copyltu",
+    "gelqf",
+    "gelqf_vjp",
+    "gemmt",
+    "missing_packages",
+    "potrf",
+    "potrf_vjp",
+    "potri",
+    "potri_update",
+    "potri_vjp",
+    "switched_off",
+    "syrk",
+    "trmm",
+    "trsm",
+]

@@ -13,75 +13,118 @@ __device__ inline void tile_of(Index number, Index& i, Index& j) {
 }
 
 // What becomes of a pair (a_ij, a_ji), i > j.
-constexpr int kMirrorDown = 0;  // the upper one goes to both: a symmetric matrix from its upper triangle
-constexpr int kMirrorUp = 1;    // the lower one goes to both
-constexpr int kMoveDown = 2;    // the upper one goes to the lower place, and is replaced by 0
+constexpr int kMirrorUp = 0;    // the lower one goes to both places: a symmetric matrix from its lower triangle
+constexpr int kMirrorDown = 1;  // the upper one goes to both
+constexpr int kMoveDown = 2;    // the upper one goes to the lower place, and 0 to its own
 constexpr int kClearUpper = 3;  // the upper one becomes 0
-constexpr int kAverage = 4;     // both become their mean
+constexpr int kClearLower = 4;  // the lower one becomes 0
 
-// In place; one block of 32 x 8 threads has one pair of tiles. grid = (tiles (tiles + 1) / 2, items).
+// In place; 256 threads have one pair of tiles. grid = (tiles (tiles + 1) / 2, items).
 // Memory of a block: two tiles of 32 x 33.
 template <typename T, int kind>
-__global__ void reshape_triangle(T* data, Index item, Index row, Index n) {
+__device__ void reshape_tiles(const Matrix<T>& A, Index n) {
   T* const below = shared_memory<T>();
   T* const above = below + kTile * (kTile + 1);
   Index ti, tj;
   tile_of(blockIdx.x, ti, tj);
-  const Matrix<T> A{data + blockIdx.y * item, row, 1};
   const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
   for (int r = first; r < kTile; r += kTileRows) {
     const Index i = ti * kTile + r, j = tj * kTile + column;  // of the lower tile
-    if (i < n && j < n) below[r * (kTile + 1) + column] = A(i, j);
+    if (kind == kMirrorUp && i < n && j < n) below[r * (kTile + 1) + column] = A(i, j);
     const Index p = tj * kTile + r, q = ti * kTile + column;  // of the upper tile
-    if (p < n && q < n) above[r * (kTile + 1) + column] = A(p, q);
+    if ((kind == kMirrorDown || kind == kMoveDown) && p < n && q < n) above[r * (kTile + 1) + column] = A(p, q);
   }
   __syncthreads();
   for (int r = first; r < kTile; r += kTileRows) {
     const Index i = ti * kTile + r, j = tj * kTile + column;
     if (i < n && j < n && i > j) {
-      const T own = below[r * (kTile + 1) + column], other = above[column * (kTile + 1) + r];
-      if constexpr (kind == kMirrorDown || kind == kMoveDown) A(i, j) = other;
-      if constexpr (kind == kAverage) A(i, j) = (own + other) / 2;
+      if constexpr (kind == kMirrorDown || kind == kMoveDown) A(i, j) = above[column * (kTile + 1) + r];
+      if constexpr (kind == kClearLower) A(i, j) = 0;
     }
     const Index p = tj * kTile + r, q = ti * kTile + column;
     if (p < n && q < n && q > p) {
-      const T own = above[r * (kTile + 1) + column], other = below[column * (kTile + 1) + r];
-      if constexpr (kind == kMirrorUp) A(p, q) = other;
+      if constexpr (kind == kMirrorUp) A(p, q) = below[column * (kTile + 1) + r];
       if constexpr (kind == kMoveDown || kind == kClearUpper) A(p, q) = 0;
-      if constexpr (kind == kAverage) A(p, q) = (own + other) / 2;
     }
   }
 }
 
-// W := L^-1 for every diagonal block of order `size` <= 64 of every item; the rest of W is not touched.
-// grid = (blocks, items); 64 threads: thread j solves for column j, w_j = L^-1 e_j, row by row:
+template <typename T, int kind>
+__global__ void reshape_triangle(T* data, Index item, Index row, Index n) {
+  reshape_tiles<T, kind>(Matrix<T>{data + blockIdx.y * item, row, 1}, n);
+}
+
+// first[item] := the number (from 1) of the first row of the named triangle with a NaN or an infinity in it;
+// it must hold n + 1 before. grid = (rows / 8, items), 256 threads: a warp has a row.
+template <typename T>
+__global__ void first_spoilt_row(const T* data, Index item, Index row, Index col, Index n, int* first) {
+  const Index i = static_cast<Index>(blockIdx.x) * 8 + threadIdx.x / 32;
+  if (i >= n) return;
+  const Matrix<const T> A{data + blockIdx.y * item, row, col};
+  bool spoilt = false;
+  for (Index j = threadIdx.x % 32; j <= i; j += 32) spoilt = spoilt || !isfinite(A(i, j));
+  if (spoilt) atomicMin(first + blockIdx.y, static_cast<int>(i + 1));
+}
+
+// The last step of a Cholesky factorisation. LAPACK's code k > 0: minor k is not positive. Row `first` was the first
+// spoilt one: code -first, unless a smaller minor failed before. A failed item becomes the identity, in the others
+// the triangle is reshaped.
+template <typename T, int kind>
+__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, const int* first, int* status) {
+  const int met = first[blockIdx.y], lapack = code[blockIdx.y];
+  const int result = met <= n && (lapack == 0 || lapack >= met) ? -met : lapack;
+  if (blockIdx.x == 0 && threadIdx.x == 0) status[blockIdx.y] = result;
+  const Matrix<T> A{data + blockIdx.y * item, row, 1};
+  if (result == 0) {
+    reshape_tiles<T, kind>(A, n);
+    return;
+  }
+  Index ti, tj;
+  tile_of(blockIdx.x, ti, tj);
+  const int column = threadIdx.x % kTile;
+  for (int r = threadIdx.x / kTile; r < kTile; r += kTileRows) {
+    const Index i = ti * kTile + r, j = tj * kTile + column;
+    if (i < n && j < n) A(i, j) = T(i == j);
+    const Index p = tj * kTile + r, q = ti * kTile + column;
+    if (p < n && q < n) A(p, q) = T(p == q);
+  }
+}
+
+// W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and
+// only the lower triangle of L is read. grid = (blocks, items); 64 threads: thread j solves for column j,
 //     w_ij = ([i == j] - sum_{j <= k < i} l_ik w_kj) / l_ii
-// Memory of a block: L and W, 64 x 65 each (padded: thread j walks down column j). A last block that is cut off by n is completed by the identity.
+// Memory of a block: L and W, 64 x 65 each. The sum starts at 0 in all threads, so that they walk together: w_kj is 0
+// for k < j.
 constexpr int kLeaf = 64;
 
 template <typename T>
-__global__ void invert_diagonal_blocks(const T* L, Index l_item, Index l_row, Index l_col, T* W, Index w_item,
-                                       Index w_row, Index w_block, Index n) {
+__global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col, T* W, Index w_item, Index w_row,
+                              Index n) {
   T* const factor = shared_memory<T>();
   T* const inverse = factor + kLeaf * (kLeaf + 1);
   const Index start = static_cast<Index>(blockIdx.x) * kLeaf;
   const int size = static_cast<int>(n - start < kLeaf ? n - start : kLeaf), j = threadIdx.x;
   const Matrix<const T> source{L + blockIdx.y * l_item + start * (l_row + l_col), l_row, l_col};
-  const Matrix<T> target{W + blockIdx.y * w_item + blockIdx.x * w_block, w_row, 1};
-  for (int i = 0; i < size; ++i)
-    if (j <= i) factor[i * (kLeaf + 1) + j] = source(i, j);
+  const Matrix<T> target{W + blockIdx.y * w_item + start * (w_row + 1), w_row, 1};
+  // Consecutive threads read consecutive addresses, whichever way L lies.
+  for (int k = 0; k < size; ++k) {
+    const int i = l_col == 1 ? k : j, c = l_col == 1 ? j : k;
+    if (c <= i && i < size) factor[i * (kLeaf + 1) + c] = source(i, c);
+  }
   __syncthreads();
-  if (j < size) {
-    for (int i = 0; i < j; ++i) inverse[i * (kLeaf + 1) + j] = 0;
-    for (int i = j; i < size; ++i) {
-      T rest = i == j ? T(1) : T(0);
-      for (int k = j; k < i; ++k) rest -= factor[i * (kLeaf + 1) + k] * inverse[k * (kLeaf + 1) + j];
-      inverse[i * (kLeaf + 1) + j] = rest / factor[i * (kLeaf + 1) + i];
+  T* const own = inverse + j;
+  for (int i = 0; i < size; ++i) {
+    const T* const l = factor + i * (kLeaf + 1);
+    T even = T(i == j), odd = 0;
+    int k = 0;
+    for (; k + 1 < i; k += 2) {
+      even -= l[k] * own[k * (kLeaf + 1)];
+      odd -= l[k + 1] * own[(k + 1) * (kLeaf + 1)];
     }
+    if (k < i) even -= l[k] * own[k * (kLeaf + 1)];
+    own[i * (kLeaf + 1)] = j <= i ? (even + odd) / l[i] : T(0);
   }
   __syncthreads();
-  for (int i = 0; i < kLeaf; ++i) {
-    const T inside = i < size && j < size ? inverse[i * (kLeaf + 1) + j] : T(i == j);
-    if (start + i < n && start + j < n) target(i, j) = inside;
-  }
+  for (int i = 0; i < size; ++i)
+    if (j <= i) target(i, j) = inverse[i * (kLeaf + 1) + j];
 }

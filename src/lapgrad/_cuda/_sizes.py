@@ -1,0 +1,27 @@
+"""Where one algorithm takes over from another: measured on an H200, one place for all of them."""
+
+from __future__ import annotations
+
+#: Order of the diagonal blocks that are inverted: larger ones mean fewer, larger products, and more waste.
+REVERSE_BLOCK = 512  # potrf's reverse sweep up to n = 4096
+REVERSE_BLOCK_LARGE = 1024  # and above
+SOLVE_BLOCK = 512
+INVERSE_BLOCK = 1024
+ORTHOGONALISE_BLOCK = 256
+
+#: A triangle of a product is cut into blocks down to this order, and those are computed whole.
+PRODUCT_CUT = 1024
+
+#: From this order, and this many columns, on a solve by inverted blocks is faster than cuBLAS's.
+SOLVE_BY_BLOCKS_FROM = 512
+SOLVE_BY_BLOCKS_COLUMNS = 256
+
+
+def reverse_block(n: int) -> int:
+    """Order of the blocks of potrf's reverse sweep."""
+    return REVERSE_BLOCK if n <= 4096 else REVERSE_BLOCK_LARGE
+
+
+def solves_by_blocks(n: int, columns: int) -> bool:
+    """Whether a triangular solve of order n pays for the inverses of the diagonal blocks."""
+    return n >= SOLVE_BY_BLOCKS_FROM and columns >= SOLVE_BY_BLOCKS_COLUMNS
