@@ -1,9 +1,7 @@
-"""cuBLAS on tensors: products of row-major blocks, in place, on torch's handle, stream and workspace.
+"""cuBLAS on blocks: in place, on torch's handle, stream and workspace.
 
-cuBLAS counts columns first: a row-major matrix is to it the transpose of the same memory, and
-C = A B becomes Cᵀ = Bᵀ Aᵀ with the same memory and swapped operands. Any 2-D (or batched 3-D) tensor works
-that has unit stride in one of its last two dimensions; the other stride is the leading dimension. The result
-needs unit stride in its last dimension.
+cuBLAS counts columns first: a row-major matrix is to it the transpose of the same memory, and C = A B becomes
+Cᵀ = Bᵀ Aᵀ with the same memory and swapped operands. An operand needs unit stride in one dimension, the other stride is the leading dimension; a result needs it in its rows.
 
 torch leaves its handle in full precision between its own calls, so TF32 does not reach these products.
 """
@@ -18,109 +16,91 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NO, _YES = 0, 1  # CUBLAS_OP_N, CUBLAS_OP_T; also FILL_MODE_LOWER/UPPER and SIDE_LEFT/RIGHT
-_LOWER, _UPPER = 0, 1
-_LEFT, _RIGHT = 0, 1
+from lapgrad._cuda._block import Block
+
+_NO, _YES = 0, 1  # CUBLAS_OP_N, CUBLAS_OP_T
+_LOWER, _UPPER = 0, 1  # CUBLAS_FILL_MODE_*
+_LEFT, _RIGHT = 0, 1  # CUBLAS_SIDE_*
+_NON_UNIT = 0  # CUBLAS_DIAG_NON_UNIT
 
 
-def gemm(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """C := alpha A B + beta C, for matrices, or for batches of them with one leading dimension."""
-    m, n = C.shape[-2:]
-    k = A.shape[-1]
-    if not (m and n):
-        return
-    if not k:
-        C.zero_() if beta == 0.0 else C.mul_(beta)
-        return
-    op_a, lda = _read(A)
-    op_b, ldb = _read(B)
-    ldc = C.stride(-2)
-    prefix = _prefix(C.dtype)
-    handle = _handle()
-    scale, keep = _number(C.dtype, alpha), _number(C.dtype, beta)
-    one, zero = addressof(scale), addressof(keep)
-    if C.dim() == 2:
-        _routine(prefix + "gemm")(
-            handle, op_b, op_a, n, m, k, one, B.data_ptr(), ldb, A.data_ptr(), lda, zero, C.data_ptr(), ldc
-        )
-        return
-    _routine(prefix + "gemm_strided_batched")(
-        handle, op_b, op_a, n, m, k, one,
-        B.data_ptr(), ldb, _step(B), A.data_ptr(), lda, _step(A), zero, C.data_ptr(), ldc, _step(C),
-        C.shape[0],
-    )  # fmt: skip
+def on(like: Tensor) -> Blas:
+    """cuBLAS for the type and the current stream of ``like``, whose device is the current one."""
+    return Blas(like.dtype, torch.cuda.current_blas_handle())
 
 
-def trmm(C: Tensor, L: Tensor, B: Tensor, lower: bool, rightside: bool = False, alpha: float = 1.0) -> None:
-    """C := alpha L B, or alpha B L, with only the named triangle of L read. C may be B."""
-    m, n = C.shape
-    if not (m and n):
-        return
-    transposed, ldl = _read(L)
-    ldb, ldc = B.stride(-2), C.stride(-2)
-    scale = _number(C.dtype, alpha)
-    # In cuBLAS's order: Cᵀ = Bᵀ Lᵀ, and L's memory read by columns is Lᵀ already.
-    _routine(_prefix(C.dtype) + "trmm")(
-        _handle(),
-        _LEFT if rightside else _RIGHT,
-        _UPPER if lower != bool(transposed) else _LOWER,
-        transposed,
-        0,
-        n,
-        m,
-        addressof(scale),
-        L.data_ptr(),
-        ldl,
-        B.data_ptr(),
-        ldb,
-        C.data_ptr(),
-        ldc,
-    )
+class Blas:
+    """Routines for one type and one handle. Made for a call and dropped with it: streams change."""
+
+    __slots__ = ("_dtype", "_handle", "_routines")
+
+    def __init__(self, dtype: torch.dtype, handle: int) -> None:
+        self._dtype = dtype
+        self._handle = handle
+        self._routines = _routines(dtype)
+
+    def gemm(self, C: Block, A: Block, B: Block, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """C := alpha A B + beta C, for as many matrices as C has; with beta = 0 the old C is not read."""
+        if not (C.rows and C.cols):
+            return
+        op_a, lda = read(A)
+        op_b, ldb = read(B)
+        factor, keep = _number(self._dtype, alpha), _number(self._dtype, beta)
+        one, many = self._routines[:2]
+        if C.items == 1:
+            one(
+                self._handle, op_b, op_a, C.cols, C.rows, A.cols, addressof(factor), B.address, ldb,
+                A.address, lda, addressof(keep), C.address, C.row,
+            )  # fmt: skip
+            return
+        many(
+            self._handle, op_b, op_a, C.cols, C.rows, A.cols, addressof(factor), B.address, ldb, B.step,
+            A.address, lda, A.step, addressof(keep), C.address, C.row, C.step, C.items,
+        )  # fmt: skip
+
+    def trmm(
+        self, C: Block, L: Block, B: Block, lower: bool, rightside: bool = False, alpha: float = 1.0
+    ) -> None:
+        """C := alpha L B, or alpha B L, with only the named triangle of L read. C may be B. One matrix."""
+        if not (C.rows and C.cols):
+            return
+        side, triangle, op, ldl = _triangular(L, lower, rightside)
+        factor = _number(self._dtype, alpha)
+        self._routines[2](
+            self._handle, side, triangle, op, _NON_UNIT, C.cols, C.rows, addressof(factor), L.address, ldl,
+            B.address, B.row, C.address, C.row,
+        )  # fmt: skip
+
+    def trsm(self, B: Block, L: Block, lower: bool, rightside: bool = False, alpha: float = 1.0) -> None:
+        """B := alpha L⁻¹ B, or alpha B L⁻¹, in place, by cuBLAS's own substitution. One matrix."""
+        if not (B.rows and B.cols):
+            return
+        side, triangle, op, ldl = _triangular(L, lower, rightside)
+        factor = _number(self._dtype, alpha)
+        self._routines[3](
+            self._handle, side, triangle, op, _NON_UNIT, B.cols, B.rows, addressof(factor), L.address, ldl,
+            B.address, B.row,
+        )  # fmt: skip
+
+    def syrk(self, C: Block, A: Block, lower: bool = True, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """The named triangle of C := alpha A Aᵀ + beta C; the other one is left alone. One matrix."""
+        if not C.rows:
+            return
+        op, lda = read(A)
+        factor, keep = _number(self._dtype, alpha), _number(self._dtype, beta)
+        self._routines[4](
+            self._handle, _UPPER if lower else _LOWER, _NO if op else _YES, A.rows, A.cols, addressof(factor),
+            A.address, lda, addressof(keep), C.address, C.row,
+        )  # fmt: skip
 
 
-def trsm(B: Tensor, L: Tensor, lower: bool, rightside: bool = False, alpha: float = 1.0) -> None:
-    """B := alpha L⁻¹ B, or alpha B L⁻¹, in place, by cuBLAS's own substitution."""
-    m, n = B.shape
-    if not (m and n):
-        return
-    transposed, ldl = _read(L)
-    scale = _number(B.dtype, alpha)
-    _routine(_prefix(B.dtype) + "trsm")(
-        _handle(),
-        _LEFT if rightside else _RIGHT,
-        _UPPER if lower != bool(transposed) else _LOWER,
-        transposed,
-        0,
-        n,
-        m,
-        addressof(scale),
-        L.data_ptr(),
-        ldl,
-        B.data_ptr(),
-        B.stride(-2),
-    )
-
-
-def syrk(C: Tensor, A: Tensor, lower: bool = True, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """The named triangle of C := alpha A Aᵀ + beta C; the other one is left alone."""
-    n, k = A.shape
-    if not n:
-        return
-    transposed, lda = _read(A)
-    scale, keep = _number(C.dtype, alpha), _number(C.dtype, beta)
-    _routine(_prefix(C.dtype) + "syrk")(
-        _handle(),
-        _UPPER if lower else _LOWER,
-        _NO if transposed else _YES,
-        n,
-        k,
-        addressof(scale),
-        A.data_ptr(),
-        lda,
-        addressof(keep),
-        C.data_ptr(),
-        C.stride(-2),
-    )
+def read(A: Block) -> tuple[int, int]:
+    """(operation, leading dimension) with which cuBLAS makes Aᵀ of A's memory."""
+    if A.col == 1 and (A.row >= A.cols or A.rows == 1):
+        return _NO, A.row if A.row >= A.cols else A.cols
+    if A.row == 1 and (A.col >= A.rows or A.cols == 1):
+        return _YES, A.col if A.col >= A.rows else A.rows
+    raise AssertionError(f"cuBLAS cannot read {A}")
 
 
 def readable(A: Tensor) -> Tensor:
@@ -132,40 +112,21 @@ def readable(A: Tensor) -> Tensor:
     return A.contiguous()
 
 
-def _read(A: Tensor) -> tuple[int, int]:
-    """(operation, leading dimension) with which cuBLAS reads A's memory as Aᵀ."""
-    rows, columns = A.stride()[-2:]
-    m, n = A.shape[-2:]
-    if columns == 1 and rows >= n:
-        return _NO, max(rows, 1)
-    if rows == 1 and columns >= m:
-        return _YES, max(columns, 1)
-    # One row or one column: its other stride says nothing.
-    if m == 1 and columns == 1:
-        return _NO, max(n, 1)
-    if n == 1 and rows == 1:
-        return _YES, max(m, 1)
-    raise AssertionError(f"cuBLAS cannot read strides {A.stride()} of shape {tuple(A.shape)}")
-
-
-def _step(A: Tensor) -> int:
-    return A.stride(0) if A.shape[0] > 1 else 0
-
-
-def _prefix(dtype: torch.dtype) -> str:
-    return "d" if dtype == torch.float64 else "s"
-
-
-def _handle() -> int:
-    """Torch's handle for the current device, set to its current stream."""
-    return torch.cuda.current_blas_handle()
+def _triangular(L: Block, lower: bool, rightside: bool) -> tuple[int, int, int, int]:
+    """(side, triangle, operation, leading dimension) for Cᵀ = Bᵀ Lᵀ."""
+    op, ldl = read(L)
+    # Read by columns, the memory of a row-major lower triangle is an upper one.
+    return _LEFT if rightside else _RIGHT, _LOWER if lower == bool(op) else _UPPER, op, ldl
 
 
 @functools.cache
-def _routine(name: str) -> Any:
+def _routines(dtype: torch.dtype) -> tuple[Any, ...]:
     from nvmath.bindings import cublas
 
-    return getattr(cublas, name)
+    prefix = "d" if dtype == torch.float64 else "s"
+    return tuple(
+        getattr(cublas, prefix + name) for name in ("gemm", "gemm_strided_batched", "trmm", "trsm", "syrk")
+    )
 
 
 @functools.lru_cache(maxsize=256)

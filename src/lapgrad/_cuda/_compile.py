@@ -94,7 +94,7 @@ def kernel(stem: str, expression: str, device: int, architecture: str) -> Any:
     code, symbol = compiled(stem, expression, architecture)
     target = Device(device)
     target.set_current()
-    loaded = ObjectCode.from_cubin(code, symbol_mapping={expression: symbol}).get_kernel(expression)
+    loaded = ObjectCode.from_cubin(code, symbol_mapping={expression: symbol.encode()}).get_kernel(expression)
     most = target.properties.max_shared_memory_per_block_optin
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(limit, most, loaded.handle, device)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 #: Order of the diagonal blocks that are inverted: larger ones mean fewer, larger products, and more waste.
-REVERSE_BLOCK = 512  # potrf's reverse sweep up to n = 4096
-REVERSE_BLOCK_LARGE = 1024  # and above
+REVERSE_BLOCK = 1024  # potrf's reverse sweep
 SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
@@ -17,9 +16,19 @@ SOLVE_BY_BLOCKS_FROM = 512
 SOLVE_BY_BLOCKS_COLUMNS = 256
 
 
+#: Matrices of a batch are taken one after another when they are few, or when each fills the device.
+ITEMS = 4
+ORDER_THAT_FILLS = 1024
+
+
+def one_by_one(items: int, n: int) -> bool:
+    """Whether a batch is best served matrix after matrix, or in batched products, by the algorithms for one."""
+    return items <= ITEMS or n >= ORDER_THAT_FILLS
+
+
 def reverse_block(n: int) -> int:
     """Order of the blocks of potrf's reverse sweep."""
-    return REVERSE_BLOCK if n <= 4096 else REVERSE_BLOCK_LARGE
+    return REVERSE_BLOCK
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:

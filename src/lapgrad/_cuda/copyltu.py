@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lapgrad import _fallback
 from lapgrad._cuda import _triangle
+from lapgrad._cuda._block import block_of
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._cuda._triangle import items_of
 
@@ -17,4 +18,4 @@ def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
         return
     if B.data_ptr() != A.data_ptr() or B.stride() != A.stride():
         B.copy_(A)
-    _triangle.reshape(items_of(B), _triangle.MIRROR_UP if lower else _triangle.MIRROR_DOWN)
+    _triangle.reshape(B, block_of(items_of(B)), _triangle.MIRROR_UP if lower else _triangle.MIRROR_DOWN)

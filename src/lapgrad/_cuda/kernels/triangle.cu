@@ -54,25 +54,24 @@ __global__ void reshape_triangle(T* data, Index item, Index row, Index n) {
   reshape_tiles<T, kind>(Matrix<T>{data + blockIdx.y * item, row, 1}, n);
 }
 
-// first[item] := the number (from 1) of the first row of the named triangle with a NaN or an infinity in it;
-// it must hold n + 1 before. grid = (rows / 8, items), 256 threads: a warp has a row.
+// spoilt[item] := n + 1 - i with i, from 1, the first row of the named triangle with a NaN or an infinity in it; 0, which
+// it must hold before, when there is none. grid = (rows / 8, items), 256 threads: a warp has a row.
 template <typename T>
-__global__ void first_spoilt_row(const T* data, Index item, Index row, Index col, Index n, int* first) {
+__global__ void first_spoilt_row(const T* data, Index item, Index row, Index col, Index n, int* spoilt) {
   const Index i = static_cast<Index>(blockIdx.x) * 8 + threadIdx.x / 32;
   if (i >= n) return;
   const Matrix<const T> A{data + blockIdx.y * item, row, col};
-  bool spoilt = false;
-  for (Index j = threadIdx.x % 32; j <= i; j += 32) spoilt = spoilt || !isfinite(A(i, j));
-  if (spoilt) atomicMin(first + blockIdx.y, static_cast<int>(i + 1));
+  bool met = false;
+  for (Index j = threadIdx.x % 32; j <= i; j += 32) met = met || !isfinite(A(i, j));
+  if (met) atomicMax(spoilt + blockIdx.y, static_cast<int>(n - i));
 }
 
-// The last step of a Cholesky factorisation. LAPACK's code k > 0: minor k is not positive. Row `first` was the first
-// spoilt one: code -first, unless a smaller minor failed before. A failed item becomes the identity, in the others
-// the triangle is reshaped.
+// The last step of a Cholesky factorisation. LAPACK's code k > 0: minor k is not positive. A spoilt row k makes it -k,
+// unless a smaller minor failed before. A failed item becomes the identity, in the others the triangle is reshaped.
 template <typename T, int kind>
-__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, const int* first, int* status) {
-  const int met = first[blockIdx.y], lapack = code[blockIdx.y];
-  const int result = met <= n && (lapack == 0 || lapack >= met) ? -met : lapack;
+__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, const int* spoilt, int* status) {
+  const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y], lapack = code[blockIdx.y];
+  const int result = row_met <= n && (lapack == 0 || lapack >= row_met) ? -row_met : lapack;
   if (blockIdx.x == 0 && threadIdx.x == 0) status[blockIdx.y] = result;
   const Matrix<T> A{data + blockIdx.y * item, row, 1};
   if (result == 0) {
@@ -88,6 +87,30 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
     const Index p = tj * kTile + r, q = ti * kTile + column;
     if (p < n && q < n) A(p, q) = T(p == q);
   }
+}
+
+// target := source, row by row. grid = (rows, items).
+template <typename T>
+__global__ void copy_rows(T* target, Index t_item, Index t_row, const T* source, Index s_item, Index s_row, Index n) {
+  T* const to = target + blockIdx.y * t_item + blockIdx.x * t_row;
+  const T* const from = source + blockIdx.y * s_item + blockIdx.x * s_row;
+  for (Index j = threadIdx.x; j < n; j += blockDim.x) to[j] = from[j];
+}
+
+// target := source^T, target of order m x n. grid = (tiles down, tiles across, items); memory: one padded tile.
+template <typename T>
+__global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* source, Index s_item, Index s_row,
+                                Index m, Index n) {
+  T* const tile = shared_memory<T>();
+  const Matrix<T> to{target + blockIdx.z * t_item, t_row, 1};
+  const Matrix<const T> from{source + blockIdx.z * s_item, s_row, 1};
+  const Index top = static_cast<Index>(blockIdx.x) * kTile, left = static_cast<Index>(blockIdx.y) * kTile;
+  const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
+  for (int r = first; r < kTile; r += kTileRows)
+    if (left + r < n && top + column < m) tile[r * (kTile + 1) + column] = from(left + r, top + column);
+  __syncthreads();
+  for (int r = first; r < kTile; r += kTileRows)
+    if (top + r < m && left + column < n) to(top + r, left + column) = tile[column * (kTile + 1) + r];
 }
 
 // W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and
