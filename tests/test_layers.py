@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops",),
     ("linalg", "fused"),
     ("lapgrad",),
+    ("models",),
     ("info", "bench", "demo"),
     ("cli",),
 )
