@@ -13,8 +13,8 @@ DEFAULT = 200.0
 #: Second and higher derivatives add up many products, each with a condition number or two.
 HIGHER_ORDER = 5000.0
 
-#: blr_nll by LQ of 16 powers of numbers that do not lie around zero, with a condition number of about 1e8: 3e6
-#: units are seen in the gradient. (By Cholesky: 1e14, that is nothing is right.)
+#: blr_nll by LQ of 16 powers of numbers that do not lie around zero, with a condition number of about 1e8:
+#: 3e6 units are seen in the gradient. (By Cholesky: 1e14, that is nothing is right.)
 LQ_OF_POWERS = 1e8
 
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.

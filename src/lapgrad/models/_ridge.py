@@ -1,6 +1,7 @@
-"""Ridge regression with unit penalty, min_W |W|^2 + |Y - A^T W|^2: what Bayesian linear regression comes down to.
+"""Ridge regression with unit penalty, min_W |W|^2 + |Y - A^T W|^2: the core of Bayesian linear regression.
 
-A is d x n: features of n observations, in columns, scaled by the deviation of the weights over that of the noise.
+A is d x n: features of n observations, in columns, scaled by the deviation of the weights over that of the
+noise.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Ridge(NamedTuple):
 def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
     """Solves for the weights; A is (*batch, d, n), Y (*batch, n, k), the leading dimensions broadcast.
 
-    The minimum is taken as the sum of squares that it is: |Y|^2 - |L^-1 A Y|^2 cancels, and at the minimum errors
-    of W do not count.
+    The minimum is taken as the sum of squares that it is: |Y|^2 - |L^-1 A Y|^2 cancels, and at the minimum
+    errors of W do not count.
     """
     if method == "lq":
         # [I, A] = L Q: A = L Q2, and W = L^-T Q2 Y.
@@ -66,8 +67,9 @@ def factor(function: str, A: Tensor, method: str) -> Tensor:
 def _lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
     """Q and L with [I, A] = L Q; A A^T is never formed.
 
-    With Q, although L would do: the gradient of L alone takes Q to be L^-1 [I, A], and loses the digits that the
-    factorisation has saved. With 16 powers of x (condition number 1e8) it errs by 1e-3, that with Q by 1e-10.
+    With Q, although L would do: the gradient of L alone takes Q to be L^-1 [I, A], and loses the digits that
+    the factorisation has saved. With 16 powers of x (condition number 1e8) it errs by 1e-3, that with Q by
+    1e-10.
     """
     d = A.shape[-2]
     identity = torch.eye(d, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], d, d)
@@ -94,8 +96,8 @@ def _cholesky(function: str, A: Tensor) -> Tensor:
 
 def _not_finite(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
     return _errors.NonFiniteError(
-        f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: features must "
-        f"be finite, noise_var and prior_var positive.",
+        f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: features "
+        f"must be finite, noise_var and prior_var positive.",
         error.item,
         error.pivot,
     )

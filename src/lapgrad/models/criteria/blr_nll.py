@@ -27,19 +27,19 @@ def blr_nll(
     """Criterion of Bayesian linear regression: s = -log N(y | 0, X diag(prior_var) X^T + noise_var I).
 
     The model: y = X w + noise, w ~ N(0, diag(prior_var)), noise ~ N(0, noise_var I); s is the negative log
-    likelihood of y with w integrated out. Leading dimensions broadcast. It has derivatives of any order, also in
-    X: whatever makes the features can be learned with it.
+    likelihood of y with w integrated out. Leading dimensions broadcast. It has derivatives of any order, also
+    in X: whatever makes the features can be learned with it.
 
     Args:
         X: (*batch, n, d), the features of n observations, in rows.
-        y: (*batch, n), or (*batch, n, k) when it has as many dimensions as X or more: k independent targets with
-            the same variances, each with weights of its own; their terms are added up.
+        y: (*batch, n), or (*batch, n, k) when it has as many dimensions as X or more: k independent targets
+            with the same variances, each with weights of its own; their terms are added up.
         noise_var: A positive number, or (*batch): the variance of the noise.
-        prior_var: A positive number, or (*batch, d) or (*batch, 1): the prior variance of each weight, or of all
-            of them.
-        method: "lq" factorises [I, A], A = (diag(prior_var) / noise_var)^(1/2) X^T, and never forms products of
-            features. "cholesky" factorises I + A A^T, which squares the condition number, in a quarter of the
-            time.
+        prior_var: A positive number, or (*batch, d) or (*batch, 1): the prior variance of each weight, or of
+            all of them.
+        method: "lq" factorises [I, A], A = (diag(prior_var) / noise_var)^(1/2) X^T, and never forms products
+            of features. "cholesky" factorises I + A A^T, which squares the condition number, in a quarter of
+            the time.
 
     Returns:
         s, (*batch).
@@ -48,9 +48,10 @@ def blr_nll(
         OptionError: ``method`` is unknown, or a variance given as a number is not positive.
         NonFiniteError: X has a NaN or an infinity, or a variance is not positive.
         NotPositiveDefiniteError: With "cholesky", I + A A^T is singular up to rounding.
-        RankDeficientError: In backward, with "lq": features depend on each other so closely, and the noise is so
-            small, that the prior is lost in rounding.
-        DTypeError, DeviceError, ShapeError, SizeError: The arguments are not float32 or float64 tensors that fit.
+        RankDeficientError: In backward, with "lq": features depend on each other so closely, and the noise is
+            so small, that the prior is lost in rounding.
+        DTypeError, DeviceError, ShapeError, SizeError: The arguments are not float32 or float64 tensors that
+            fit.
 
     Gradient:
         That of the operators it is made of: gelqf, or syrk and potrf, and triangular solves.
@@ -59,8 +60,8 @@ def blr_nll(
         A and with "lq" [I, A] and its Q: three matrices of the size of X.
 
     Cost:
-        For n >= d: 4 d^2 n flops with "lq", d^2 n with "cholesky", and as much again in backward. For n < d the
-        roles of n and d are exchanged.
+        For n >= d: 4 d^2 n flops with "lq", d^2 n with "cholesky", and as much again in backward. For n < d
+        the roles of n and d are exchanged.
 
     Example:
         >>> import torch
