@@ -96,8 +96,8 @@ def _cholesky(function: str, A: Tensor) -> Tensor:
 
 def _not_finite(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
     return _errors.NonFiniteError(
-        f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: features "
-        f"must be finite, noise_var and prior_var positive.",
+        f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: "
+        f"features must be finite, noise_var and prior_var positive.",
         error.item,
         error.pivot,
     )
