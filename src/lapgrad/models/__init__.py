@@ -1,5 +1,8 @@
-"""Probabilistic models on top of the operators."""
+"""Models on top of the operators: Gaussian processes and their relatives, as ``torch.nn.Module``."""
 
-from lapgrad.models.criteria import blr_nll
+from lapgrad.models import kernels
+from lapgrad.models._fitting import FitResult
+from lapgrad.models._model import Model
+from lapgrad.models.criteria import blr_nll, gp_nll
 
-__all__ = ["blr_nll"]
+__all__ = ["FitResult", "Model", "blr_nll", "gp_nll", "kernels"]

@@ -1,5 +1,6 @@
 """Learning criteria of the models as pure functions: one file each."""
 
 from lapgrad.models.criteria.blr_nll import blr_nll
+from lapgrad.models.criteria.gp_nll import gp_nll
 
-__all__ = ["blr_nll"]
+__all__ = ["blr_nll", "gp_nll"]
