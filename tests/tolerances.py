@@ -17,6 +17,13 @@ HIGHER_ORDER = 5000.0
 #: 3e6 units are seen in the gradient. (By Cholesky: 1e14, that is nothing is right.)
 LQ_OF_POWERS = 1e8
 
+#: Gradients of the bound of a sparse Gaussian process, 400 inducing inputs, K_uu with eigenvalues from
+#: 100 down to its jitter of 0.01: the condition number is 1e4, and comes in twice.
+INDUCING = 1e6
+
+#: The same for float32 data. All arithmetic is in float64; the data, and the results, are rounded.
+INDUCING_FLOAT32 = 100.0
+
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
 HOUSEHOLDER = 5.0
 
