@@ -67,40 +67,40 @@ def kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> Kernel
     return of_module(kernel)
 
 
-class _Diagonal(nn.Module):
-    """``functional_call`` runs a module's forward: this one's is the kernel's ``diag``."""
+class _Methods(nn.Module):
+    """``functional_call`` runs a module's forward: this one's is any method of the kernel."""
 
     def __init__(self, kernel: nn.Module) -> None:
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, A: Tensor) -> Tensor:
-        values: Tensor = self.kernel.diag(A)  # type: ignore[operator]  # callable: kernel_function has looked
-        return values
+    def forward(self, method: str, *inputs: Tensor) -> Tensor:
+        result: Tensor = getattr(self.kernel, method)(*inputs)
+        return result
 
 
 def of_module(kernel: nn.Module) -> KernelFunction:
-    """The kernel as a function of its parameters; its buffers take their dtype."""
-    named = dict(kernel.named_parameters())
-    state = {name: tensor.detach() for name, tensor in kernel.named_buffers()}
-    diagonal_of = _Diagonal(kernel)
+    """The kernel as a function of its parameters; its buffers take their dtype.
 
-    def filled(parameters: Sequence[Tensor], like: Tensor) -> dict[str, Tensor]:
-        buffers = {
-            name: value.to(like) if value.is_floating_point() else value for name, value in state.items()
-        }
-        return {**buffers, **dict(zip(named, parameters, strict=True))}
+    A kernel that would make its matrix in blocks may have a method ``in_one_piece``: here chunks are blocks.
+    """
+    methods = _Methods(kernel)
+    named, buffers = dict(methods.named_parameters()), dict(methods.named_buffers())
+    of_chunk = "in_one_piece" if hasattr(kernel, "in_one_piece") else "forward"
+
+    def call(parameters: Sequence[Tensor], method: str, *inputs: Tensor) -> Tensor:
+        tensors = dict(zip(named, parameters, strict=True))
+        for name, value in buffers.items():
+            tensors[name] = value.to(inputs[0]) if value.is_floating_point() else value
+        result: Tensor = torch.func.functional_call(methods, tensors, (method, *inputs))
+        return result
 
     def matrix(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
         # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
-        inputs = (A,) if B is A else (A, B)
-        result: Tensor = torch.func.functional_call(kernel, filled(parameters, A), inputs)
-        return result
+        return call(parameters, "forward", A) if B is A else call(parameters, of_chunk, A, B)
 
     def diagonal(A: Tensor, *parameters: Tensor) -> Tensor:
-        tensors = {f"kernel.{name}": value for name, value in filled(parameters, A).items()}
-        result: Tensor = torch.func.functional_call(diagonal_of, tensors, (A,))
-        return result
+        return call(parameters, "diag", A)
 
     return KernelFunction(matrix, diagonal, tuple(named.values()))
 
@@ -181,7 +181,8 @@ def gather(
     U, n, k = len(Z), len(X), Y.shape[-1]
     matrix, diagonal, parameters = kernel
     Kuu = matrix(Z, Z, *parameters)
-    Lu = factor(operator, Kuu.contiguous(), jitter)
+    Lu = factor(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter)
+    del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
     squares, variances = Z.new_zeros(()), Z.new_zeros(())
     solve, solved = lookup("trsm", Lu), Z.new_empty(U * width)

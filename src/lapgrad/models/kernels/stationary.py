@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
+from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels._distances import squared_distances
 from lapgrad.models.kernels.base import Kernel
@@ -96,6 +97,12 @@ class RBF(Stationary):
         tensor([[1.0000, 0.6065],
                 [0.6065, 1.0000]], grad_fn=<MulBackward0>)
     """
+
+    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
+        """Between two sets of points by one product where that is precise enough."""
+        if G is not None and _gaussian.suits(F, G, scalars):
+            return _gaussian.gaussian(F, G, scalars)
+        return super().matrix(scalars, F, G)
 
     def profile(self, S: Tensor) -> Tensor:
         """exp(-S / 2)."""
