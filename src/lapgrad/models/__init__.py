@@ -3,6 +3,25 @@
 from lapgrad.models import kernels
 from lapgrad.models._fitting import FitResult
 from lapgrad.models._model import Model
+from lapgrad.models._prediction import Prediction
+from lapgrad.models._weights import WeightPosterior
+from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import blr_nll, gp_nll, sgp_nll
+from lapgrad.models.features import Features, PolynomialFeatures, RandomFourierFeatures
+from lapgrad.models.multi_task_blr import MultiTaskBLR
 
-__all__ = ["FitResult", "Model", "blr_nll", "gp_nll", "kernels", "sgp_nll"]
+__all__ = [
+    "BayesianLinearRegression",
+    "Features",
+    "FitResult",
+    "Model",
+    "MultiTaskBLR",
+    "PolynomialFeatures",
+    "Prediction",
+    "RandomFourierFeatures",
+    "WeightPosterior",
+    "blr_nll",
+    "gp_nll",
+    "kernels",
+    "sgp_nll",
+]

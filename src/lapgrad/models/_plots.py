@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lapgrad import _errors
@@ -60,6 +61,13 @@ def points(axes: Any, x: Tensor, y: Tensor, *, label: str = "data", colour: str 
     axes.scatter(
         x.detach().cpu(), y.detach().cpu(), s=size, color=colour, linewidths=0, zorder=3, label=label
     )
+
+
+def places(x: Tensor, count: int, beyond: float = 0.05) -> Tensor:
+    """``count`` places from end to end of the data x (n,), and a part of its range beyond both ends."""
+    low, high = float(x.min()), float(x.max())
+    margin = beyond * (high - low) or 1.0
+    return torch.linspace(low - margin, high + margin, count, dtype=x.dtype, device=x.device)
 
 
 def fitted_curve(
