@@ -27,6 +27,10 @@ INDUCING_FLOAT32 = 100.0
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
 HOUSEHOLDER = 5.0
 
+#: Orthogonality and residual of the CUDA kernels of eigenvalues and singular values, in units of n eps,
+#: relative to the largest entry of the matrix (whose norm is up to n times that); below 2 is seen.
+SPECTRAL = 10.0
+
 
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.
