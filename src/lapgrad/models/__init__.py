@@ -9,6 +9,7 @@ from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import blr_nll, gp_nll, sgp_nll
 from lapgrad.models.features import Features, PolynomialFeatures, RandomFourierFeatures
 from lapgrad.models.multi_task_blr import MultiTaskBLR
+from lapgrad.models.sparse_gp_regression import SparseGPRegression
 
 __all__ = [
     "BayesianLinearRegression",
@@ -19,6 +20,7 @@ __all__ = [
     "PolynomialFeatures",
     "Prediction",
     "RandomFourierFeatures",
+    "SparseGPRegression",
     "WeightPosterior",
     "blr_nll",
     "gp_nll",
