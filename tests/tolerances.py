@@ -35,6 +35,10 @@ HOUSEHOLDER = 5.0
 #: relative to the largest entry of the matrix (whose norm is up to n times that); below 2 is seen.
 SPECTRAL = 10.0
 
+#: Kernels of distances: the squares of offsets of 100 and more are subtracted from each other, and a root
+#: near 0 magnifies what is left of them.
+ROUNDED_DISTANCES = 2e4
+
 
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.

@@ -8,6 +8,7 @@ from lapgrad.models._weights import WeightPosterior
 from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import blr_nll, gp_nll, sgp_nll
 from lapgrad.models.features import Features, PolynomialFeatures, RandomFourierFeatures
+from lapgrad.models.gp_regression import GPRegression
 from lapgrad.models.multi_task_blr import MultiTaskBLR
 from lapgrad.models.sparse_gp_regression import SparseGPRegression
 
@@ -15,6 +16,7 @@ __all__ = [
     "BayesianLinearRegression",
     "Features",
     "FitResult",
+    "GPRegression",
     "Model",
     "MultiTaskBLR",
     "PolynomialFeatures",

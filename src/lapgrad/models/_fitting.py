@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,8 +106,10 @@ def fit(
     if not learned:
         raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
     started = time.perf_counter()
-    with _progress.bar(progress, limit, who) as show:
-        run = _Run(who, learned, loss, limit, tolerance, callback, show)
+    with _progress.bar(progress, limit, who) as show, warnings.catch_warnings():
+        # Jitter at a point that was only tried does not matter; that of the last one is reported below.
+        warnings.simplefilter("ignore", _errors.JitterWarning)
+        run = _Run(who, module, learned, loss, limit, tolerance, callback, show)
         try:
             run.lbfgs(1.0 if lr is None else lr) if optimizer == "lbfgs" else run.adam(lr or _ADAM_LR)
         except _Stop as stop:
@@ -115,6 +118,13 @@ def fit(
             run.restore()
             raise
         run.restore()
+    if run.jitter:
+        warnings.warn(
+            f"{who}.fit: at the parameters it has ended at, the covariance matrix is positive definite only "
+            f"with {run.jitter:.1e} of the mean of its diagonal added to the diagonal.",
+            _errors.JitterWarning,
+            stacklevel=3,
+        )
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
 
 
@@ -124,6 +134,7 @@ class _Run:
     def __init__(
         self,
         who: str,
+        module: nn.Module,
         parameters: Sequence[nn.Parameter],
         loss: Callable[[], Tensor],
         limit: int,
@@ -131,17 +142,19 @@ class _Run:
         callback: Callback | None,
         show: Callable[[int, float], None],
     ) -> None:
-        self.who, self.parameters, self.loss, self.limit = who, parameters, loss, limit
+        self.who, self.module, self.parameters, self.loss, self.limit = who, module, parameters, loss, limit
         self.tolerance, self.callback, self.show = tolerance, callback, show
         self.steps, self.history = 0, list[float]()
         self.good = [parameter.detach().clone() for parameter in parameters]
-        self.best = math.nan
+        self.best, self.jitter = math.nan, 0.0
 
     def restore(self) -> None:
         """Set the parameters to the last good ones."""
         with torch.no_grad():
             for parameter, value in zip(self.parameters, self.good, strict=True):
                 parameter.copy_(value)
+        if hasattr(self.module, "jitter"):
+            self.module.jitter = self.jitter  # type: ignore[assignment]
 
     def adam(self, lr: float) -> None:
         """Moves after every evaluation but the last, so that the loss is known where it ends."""
@@ -153,7 +166,7 @@ class _Run:
                 raise self.failed(value)
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.grad = gradient
-            self.accept(value)
+            self.accept(value, self.used_jitter())
             improved = value < reference - self.tolerance * max(1.0, abs(value))
             since_improvement = 0 if improved else since_improvement + 1
             reference = value if improved else reference
@@ -175,19 +188,19 @@ class _Run:
                 value, gradients = math.inf, []
             flat = torch.cat([g.flatten().to(x) for g in gradients]) if gradients else torch.zeros_like(x)
             finite = math.isfinite(value) and bool(flat.isfinite().all())
-            return _lbfgs.Point(x, value if finite else math.inf, flat)
+            return _lbfgs.Point(x, value if finite else math.inf, flat, self.used_jitter())
 
         value, gradients = self.evaluated()
         x = torch.cat([parameter.detach().flatten().double() for parameter in self.parameters])
         gradient = torch.cat([g.flatten().to(x) for g in gradients])
         if not (math.isfinite(value) and bool(gradient.isfinite().all())):
             raise self.failed(value)
-        self.accept(value)
+        self.accept(value, self.used_jitter())
         start = _lbfgs.Point(x, value, gradient)
         for point in _lbfgs.iterates(evaluate, start, first_step):
             before = self.history[-1]
             self.set_flat(point.x)
-            self.accept(point.value)
+            self.accept(point.value, point.note)
             if before - point.value < self.tolerance * max(1.0, abs(point.value)):
                 raise _Stop(
                     f"the loss changed by less than {self.tolerance:g} of its magnitude", converged=True
@@ -208,9 +221,13 @@ class _Run:
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
 
-    def accept(self, value: float) -> None:
+    def used_jitter(self) -> float:
+        """What the last evaluation had to add, of modules that say so (``Model.jitter``)."""
+        return float(getattr(self.module, "jitter", 0.0))
+
+    def accept(self, value: float, jitter: float) -> None:
         """The present parameters are good; tell whoever wants to know."""
-        self.best = value
+        self.best, self.jitter = value, jitter
         self.history.append(value)
         with torch.no_grad():
             for kept, parameter in zip(self.good, self.parameters, strict=True):

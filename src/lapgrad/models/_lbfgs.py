@@ -23,11 +23,15 @@ _TRIALS = 25
 
 
 class Point(NamedTuple):
-    """A place x, (p,), the value of the function there (infinity where it has none), and its gradient."""
+    """A place x, (p,), the value of the function there (infinity where it has none), and its gradient.
+
+    ``note`` is carried along.
+    """
 
     x: Tensor
     value: float
     gradient: Tensor
+    note: float = 0.0
 
 
 class _Trial(NamedTuple):

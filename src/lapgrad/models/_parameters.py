@@ -4,6 +4,7 @@ An optimiser moves a parameter freely, so each hyper-parameter ``name`` is store
 ``raw_name`` (the ``nn.Parameter``), and reading ``module.name`` gives its image under a smooth map:
 
     positive        value = exp(raw)
+    above           value = floor + exp(raw)
     bounded         value = low + (high - low) sigmoid(raw)
 
 Derivatives are with respect to ``raw_name``. A logarithm makes steps relative: lengthscales of 0.01
@@ -37,8 +38,10 @@ class Hyperparameter:
         to_raw: Callable[[Tensor], Tensor],
         inside: Callable[[Tensor], Tensor],
         wanted: str,
+        floor: str | None = None,
     ) -> None:
         self.from_raw, self.to_raw, self.inside, self.wanted = from_raw, to_raw, inside, wanted
+        self.floor = floor
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.raw_name = name, f"raw_{name}"
@@ -52,13 +55,16 @@ class Hyperparameter:
     def __get__(self, module: nn.Module | None, owner: type) -> Hyperparameter | Tensor:
         if module is None:
             return self
-        return self.from_raw(getattr(module, self.raw_name))
+        value = self.from_raw(getattr(module, self.raw_name))
+        return value if self.floor is None else value + getattr(module, self.floor)
 
     def __set__(self, module: nn.Module, value: Value) -> None:
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
         # In double precision whatever the precision of the module: a logarithm loses digits.
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
         tensor = tensor.to(torch.float64)
+        if self.floor is not None:
+            tensor = tensor - getattr(module, self.floor).to(tensor)
         if not bool((tensor.isfinite() & self.inside(tensor)).all()):
             raise _errors.OptionError(f"{self._of(module)} must be {self.wanted}, got {value!r}.")
         raw = self.to_raw(tensor)
@@ -89,6 +95,22 @@ def positive() -> Any:
         0.25
     """
     return Hyperparameter(torch.exp, torch.log, lambda value: value > 0, "positive and finite")
+
+
+def above(floor: str) -> Any:
+    """A hyper-parameter greater than the attribute ``floor`` of the module, stored as a logarithm.
+
+    Example:
+        >>> class Noise(Parametrised):
+        ...     floor, variance = torch.tensor(0.25), above("floor")
+        >>> noise = Noise()
+        >>> noise.variance = 1.25
+        >>> noise.raw_variance.item()
+        0.0
+    """
+    return Hyperparameter(
+        torch.exp, torch.log, lambda value: value > 0, f"greater than {floor} and finite", floor
+    )
 
 
 def bounded(low: float, high: float) -> Any:

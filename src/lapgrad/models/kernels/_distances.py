@@ -33,7 +33,7 @@ def squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
 
 def root(S: Tensor) -> Tensor:
     """√S; its derivative at 0 is taken as 0, so that points which coincide have no force on each other."""
-    if not S.requires_grad:
+    if skips_dispatcher((S,)) and not (S.requires_grad and torch.is_grad_enabled()):
         return S.sqrt()
     apart = S > 0.0
     return torch.where(apart, torch.where(apart, S, 1.0).sqrt(), 0.0)
