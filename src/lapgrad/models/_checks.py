@@ -46,15 +46,15 @@ def inputs(
 def targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
     """``y`` as (n, k), one row per row of ``X``, of its dtype and device; a vector is one output."""
     y = float_tensor(who, y, name)
+    seen = tuple(y.shape)
     if y.dim() == 1:
         y = y[:, None]
     if y.dim() != 2 or y.shape[0] != X.shape[0] or not y.shape[1]:
         raise _errors.ShapeError(
-            f"{who}: {name} must have shape (n,) or (n, k) with n = {X.shape[0]} like X, "
-            f"got {tuple(y.shape)}."
+            f"{who}: {name} must have shape (n,) or (n, k) with n = {X.shape[0]} like X, got {seen}."
         )
     if outputs is not None and y.shape[1] != outputs:
-        raise _errors.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {tuple(y.shape)}.")
+        raise _errors.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {seen}.")
     same_kind(who, X=X, **{name: y})
     finite_rows(who, y, name)
     return y

@@ -123,11 +123,9 @@ class GPRegression(Model):
         variance = _scaling.spread(outputs).square().mean()
         spread = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
         self.kernel = RBF(spread, variance) if kernel is None else kernel
-        noise = torch.as_tensor(0.1 * variance if noise_var is None else noise_var).to(self.y)
-        floor = torch.minimum(math.sqrt(torch.finfo(X.dtype).eps) * variance, 0.01 * noise.abs())
-        if noise_floor is not None:
-            floor = torch.full_like(floor, noise_floor)
-        self.register_buffer("noise_floor", floor)
+        noise = torch.as_tensor(0.1 * variance if noise_var is None else noise_var, dtype=torch.float64)
+        floor = torch.minimum(math.sqrt(torch.finfo(X.dtype).eps) * variance, 0.01 * noise.abs().to(variance))
+        self.register_buffer("noise_floor", floor if noise_floor is None else torch.tensor(noise_floor))
         self.noise_var = noise
         if self.get_parameter("raw_noise_var").dim():
             raise _errors.ShapeError(f"{who}: noise_var must be a scalar.")
