@@ -35,5 +35,6 @@ void bind_triangular(nb::module_& m);
 void bind_potri(nb::module_& m);
 void bind_gesvd(nb::module_& m);
 void bind_gelqf(nb::module_& m);
+void bind_device(nb::module_& m);
 
 }  // namespace lapgrad::binding

@@ -44,6 +44,12 @@ struct Batch {
 
     [[gnu::always_inline]] View<T> operator[](index_t b) const { return {data + b * batch_stride, rows, cols, row_stride, col_stride}; }
     [[gnu::always_inline]] Batch t() const { return {data, count, batch_stride, cols, rows, col_stride, row_stride}; }
+    [[gnu::always_inline]] Batch block(index_t i, index_t j, index_t r, index_t c) const {
+        return {data + i * row_stride + j * col_stride, count, batch_stride, r, c, row_stride, col_stride};
+    }
+    [[gnu::always_inline]] Batch item(index_t b) const {
+        return {data + b * batch_stride, 1, 0, rows, cols, row_stride, col_stride};
+    }
     // The items are dense row-major or column-major blocks: rows*cols consecutive elements each.
     [[gnu::always_inline]] bool dense() const {
         return (col_stride == 1 && row_stride == cols) || (row_stride == 1 && col_stride == rows);

@@ -15,8 +15,17 @@ def _functions(prefix: str, module: ModuleType) -> dict[str, Callable[..., Any]]
     return {name: value for name, value in found.items() if inspect.isfunction(value)}
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
+_FOUND: dict[str, Callable[..., Any]] = {
     **_functions("", lapgrad),
     **_functions("linalg.", lapgrad.linalg),
     **_functions("fused.", lapgrad.fused),
 }
+
+#: Functions of a function (a kernel) and tensors. The tables of samples and benchmarks know operands that are
+#: tensors; these have tests of their own (the file is named here), and `lapgrad.bench` times them as models.
+OF_A_KERNEL: dict[str, str] = {"fused.sgp_nll": "models/test_sgp_nll.py"}
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    name: value for name, value in _FOUND.items() if name not in OF_A_KERNEL
+}
+FUNCTIONS_OF_A_KERNEL = {name: _FOUND[name] for name in OF_A_KERNEL}

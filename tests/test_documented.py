@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import samples
-from public import OPERATORS
+from public import FUNCTIONS_OF_A_KERNEL, OF_A_KERNEL, OPERATORS
 
 import lapgrad
 from lapgrad.bench import cases
@@ -21,7 +21,7 @@ SECTIONS = ("Args", "Returns", "Raises", "Gradient", "Memory", "Cost", "Example"
 FLAGS = sorted(
     {
         parameter.name
-        for operator in OPERATORS.values()
+        for operator in (*OPERATORS.values(), *FUNCTIONS_OF_A_KERNEL.values())
         for parameter in inspect.signature(operator).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
@@ -30,7 +30,8 @@ FLAGS = sorted(
 
 def sections(name: str) -> dict[str, str]:
     """The sections of a docstring by their title; what comes before them under the empty title."""
-    parts = re.split(r"^(\w+):\n", inspect.getdoc(OPERATORS[name]) or "", flags=re.MULTILINE)
+    function = {**OPERATORS, **FUNCTIONS_OF_A_KERNEL}[name]
+    parts = re.split(r"^(\w+):\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
@@ -43,7 +44,7 @@ def test_the_search_for_operators_finds_them() -> None:
     assert {"lower", "overwrite", "alpha"} <= set(FLAGS)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", [*OPERATORS, *FUNCTIONS_OF_A_KERNEL])
 def test_sections(name: str) -> None:
     found = sections(name)
     assert tuple(found) == ("", *SECTIONS)
@@ -73,7 +74,7 @@ def test_exceptions(name: str) -> None:
         assert "DeviceError" in named
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", [*OPERATORS, *FUNCTIONS_OF_A_KERNEL])
 def test_gradient_says_what_is_saved(name: str) -> None:
     assert re.search(r"\bSaves\b", " ".join(sections(name)["Gradient"].split()))
 
@@ -89,6 +90,17 @@ def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
     assert name in cases.OPERATORS, "no row in src/lapgrad/bench/cases.py"
     assert re.search(rf"`{re.escape(name)}\(", document("GLOSSARY.md")), "no line in GLOSSARY.md"
     assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS_OF_A_KERNEL)
+def test_function_of_a_kernel_has_tests_and_its_lines(name: str) -> None:
+    """No rows in the tables: their operands are tensors alone."""
+    assert f"lapgrad.{name}(" in sections(name)["Example"]
+    assert (ROOT / "tests" / OF_A_KERNEL[name]).exists()
+    assert f"`{name}(" in document("GLOSSARY.md"), "no line in GLOSSARY.md"
+    assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
+    described = re.findall(r"^    (\w+): ", sections(name)["Args"], re.MULTILINE)
+    assert described == list(inspect.signature(FUNCTIONS_OF_A_KERNEL[name]).parameters)
 
 
 def test_tables_have_no_other_rows() -> None:

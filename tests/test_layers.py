@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from public import OPERATORS
+from public import FUNCTIONS_OF_A_KERNEL, OPERATORS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "lapgrad"
@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops",),
     ("linalg", "fused"),
     ("lapgrad",),
+    ("models",),
     ("info", "bench", "demo"),
     ("cli",),
 )
@@ -153,11 +154,12 @@ def test_includes_of_the_core_exist() -> None:
 
 def test_one_stem_one_file() -> None:
     """``potrf`` and its variant ``potrf_ex`` are ``ops/potrf.py``, and no file is without its operator."""
+    public = {**OPERATORS, **FUNCTIONS_OF_A_KERNEL}
     for folder, prefix in (("ops", ""), ("linalg", "linalg."), ("fused", "fused.")):
-        names = {name for name in OPERATORS if name.rpartition(".")[0] == prefix.rstrip(".")}
+        names = {name for name in public if name.rpartition(".")[0] == prefix.rstrip(".")}
         own = {name: name.removeprefix(prefix).removesuffix("_ex") for name in names}
         for name, stem in own.items():
-            assert OPERATORS[name].__module__ == f"lapgrad.{folder}.{stem}"
+            assert public[name].__module__ == f"lapgrad.{folder}.{stem}"
         stems = {file.stem for file in (PACKAGE / folder).glob("*.py") if not file.stem.startswith("_")}
         assert stems == set(own.values())
 

@@ -13,8 +13,31 @@ DEFAULT = 200.0
 #: Second and higher derivatives add up many products, each with a condition number or two.
 HIGHER_ORDER = 5000.0
 
+#: blr_nll by LQ of 16 powers of numbers that do not lie around zero, with a condition number of about 1e8:
+#: 3e6 units are seen in the gradient. (By Cholesky: 1e14, that is nothing is right.)
+LQ_OF_POWERS = 1e8
+
+#: Gradients of the bound of a sparse Gaussian process, 400 inducing inputs, K_uu with eigenvalues from
+#: 100 down to its jitter of 0.01: the condition number is 1e4, and comes in twice.
+INDUCING = 1e6
+
+#: A sparse Gaussian process with all points inducing is exact but for the jitter, here 1e-10 beside a noise
+#: of 0.05: 2e10 units, or 4e-6, are seen far from the data.
+OF_JITTER = 1e11
+
+#: Gradients of the bound for float32 data: all arithmetic is in float64, data and results are rounded.
+INDUCING_FLOAT32 = 100.0
+
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
 HOUSEHOLDER = 5.0
+
+#: Orthogonality and residual of the CUDA kernels of eigenvalues and singular values, in units of n eps,
+#: relative to the largest entry of the matrix (whose norm is up to n times that); below 2 is seen.
+SPECTRAL = 10.0
+
+#: Kernels of distances: the squares of offsets of 100 and more are subtracted from each other, and a root
+#: near 0 magnifies what is left of them.
+ROUNDED_DISTANCES = 2e4
 
 
 def of_order(n: int) -> float:

@@ -1,6 +1,11 @@
-"""lapgrad: differentiable BLAS and LAPACK operators for PyTorch."""
+"""lapgrad: differentiable BLAS and LAPACK operators for PyTorch, and models on top of them.
 
+``lapgrad.models`` is imported when it is first used.
+"""
+
+import importlib
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 
 from lapgrad import fused, linalg
 from lapgrad._errors import (
@@ -10,7 +15,11 @@ from lapgrad._errors import (
     DeviceError,
     DomainError,
     DTypeError,
+    FileFormatError,
+    FitError,
+    JitterWarning,
     LapgradError,
+    MissingDependencyError,
     NonFiniteError,
     NotPositiveDefiniteError,
     OptionError,
@@ -45,6 +54,17 @@ try:
 except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
+
+#: Imported when they are first asked for: they stand above this module.
+_LATE = ("models",)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LATE:
+        return importlib.import_module(f"lapgrad.{name}")
+    raise AttributeError(f"module 'lapgrad' has no attribute {name!r}")
+
+
 __all__ = [
     "LQ",
     "ConvergenceError",
@@ -55,8 +75,12 @@ __all__ = [
     "DomainError",
     "Eigendecomposition",
     "Factorisation",
+    "FileFormatError",
+    "FitError",
+    "JitterWarning",
     "LapgradError",
     "LogDeterminant",
+    "MissingDependencyError",
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "OptionError",

@@ -150,8 +150,43 @@ class DomainError(LapgradError, ValueError):
         return type(self), (*self.args, self.item, self.eigenvalue)
 
 
+class FitError(LapgradError, RuntimeError):
+    """A model could not be fitted: its loss cannot be evaluated, or is not finite.
+
+    Attributes:
+        step: The evaluation of the loss that failed, counted from 1.
+    """
+
+    def __init__(self, message: str, step: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.step)
+
+
+class FileFormatError(LapgradError, ValueError):
+    """A file does not hold the model that was asked for."""
+
+
+class MissingDependencyError(LapgradError, ImportError):
+    """A package that only this function needs is not installed."""
+
+
+class JitterWarning(RuntimeWarning):
+    """Something was added to the diagonal of a covariance matrix, which rounding had made indefinite."""
+
+
 class DegenerateSpectrumWarning(RuntimeWarning):
     """A gradient does not exist, because the loss tells equal eigen- or singular values apart."""
+
+
+def missing_dependency(function: str, package: str, extra: str) -> MissingDependencyError:
+    """``package``, which ``function`` needs, is not installed; ``extra`` of lapgrad brings it."""
+    return MissingDependencyError(
+        f"{function} needs {package}, which is not installed: pip install {package}, or pip install "
+        f"'lapgrad[{extra}]'."
+    )
 
 
 def unknown_option(operator: str, argument: str, value: object, known: Sequence[str]) -> OptionError:

@@ -1,4 +1,4 @@
-"""Raw CUDA kernels: cuBLAS and cuSOLVER through NVIDIA's Python bindings, and own kernels compiled by NVRTC.
+"""Raw CUDA kernels: cuBLAS and cuSOLVER on torch's stream, and own kernels compiled by NVRTC.
 
 The signatures are those of ``_fallback``. One file per stem, with its kernels in ``kernels/<stem>.cu``.
 Importing this package asks for no NVIDIA package and no device: they are looked for when a kernel is called.
@@ -11,6 +11,7 @@ from lapgrad._cuda.gelqf import gelqf, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
 from lapgrad._cuda.potrf import potrf, potrf_vjp
 from lapgrad._cuda.potri import potri, potri_update, potri_vjp
+from lapgrad._cuda.syevd import syevd, syevd_vjp
 from lapgrad._cuda.syrk import syrk
 from lapgrad._cuda.trmm import trmm
 from lapgrad._cuda.trsm import trsm
@@ -28,6 +29,8 @@ __all__ = [
     "potri_update",
     "potri_vjp",
     "switched_off",
+    "syevd",
+    "syevd_vjp",
     "syrk",
     "trmm",
     "trsm",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 
+from lapgrad import _cpu
+
 _PACKAGES = {"nvmath": "nvmath-python", "cuda.core": "cuda-core"}
 
 
@@ -14,8 +16,9 @@ def switched_off() -> bool:
 
 
 def missing_packages() -> list[str]:
-    """The packages to install before CUDA tensors run on lapgrad's own kernels; none when empty."""
-    return [package for module, package in _PACKAGES.items() if not _found(module)]
+    """What to install before CUDA tensors run on lapgrad's own kernels; empty when nothing is missing."""
+    core = [] if _cpu.available() else ["the compiled core"]
+    return core + [package for module, package in _PACKAGES.items() if not _found(module)]
 
 
 def available() -> bool:

@@ -11,24 +11,21 @@ ORTHOGONALISE_BLOCK = 256
 #: A triangle of a product is cut into blocks down to this order, and those are computed whole.
 PRODUCT_CUT = 1024
 
+#: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
+LARGE = 128
+
+#: Matrices of a batch are taken one after another when they are few, or when each fills the device.
+FEW = 4
+ORDER_THAT_FILLS = 1024
+
 #: From this order, and this many columns, on a solve by inverted blocks is faster than cuBLAS's.
 SOLVE_BY_BLOCKS_FROM = 512
 SOLVE_BY_BLOCKS_COLUMNS = 256
 
 
-#: Matrices of a batch are taken one after another when they are few, or when each fills the device.
-ITEMS = 4
-ORDER_THAT_FILLS = 1024
-
-
 def one_by_one(items: int, n: int) -> bool:
-    """Whether a batch is best served matrix after matrix, or in batched products, by the algorithms for one."""
-    return items <= ITEMS or n >= ORDER_THAT_FILLS
-
-
-def reverse_block(n: int) -> int:
-    """Order of the blocks of potrf's reverse sweep."""
-    return REVERSE_BLOCK
+    """Whether a batch is served by the algorithms for one large matrix."""
+    return items <= FEW or n >= ORDER_THAT_FILLS
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:

@@ -1,5 +1,7 @@
 """Criteria of models as one operator each, with their gradient in closed form: one file per function."""
 
+from lapgrad.fused._inducing import KernelFunction
 from lapgrad.fused.mvn_nll import mvn_nll
+from lapgrad.fused.sgp_nll import sgp_nll
 
-__all__ = ["mvn_nll"]
+__all__ = ["KernelFunction", "mvn_nll", "sgp_nll"]

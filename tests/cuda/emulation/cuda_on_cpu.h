@@ -234,9 +234,15 @@ T __shfl_up_sync(unsigned, T value, int delta, int width = 32) {
 }
 
 inline unsigned __ballot_sync(unsigned, int predicate) {
+  auto& self = *emulation::block->running;
+  auto& warp = emulation::block->warps[self.number / emulation::kWarp];
+  warp.slots[self.number % emulation::kWarp] = predicate != 0;
+  emulation::wait(warp.barrier, warp.live);
   unsigned result = 0;
-  for (int bit = 0; bit < 32; ++bit)
-    if (emulation::exchange(predicate ? 1 : 0, bit) && bit < emulation::kWarp) result |= 1u << bit;
+  const unsigned first = self.number / emulation::kWarp * emulation::kWarp;
+  for (unsigned bit = 0; bit < emulation::kWarp && first + bit < emulation::block->fibers.size(); ++bit)
+    if (!emulation::block->fibers[first + bit].done && warp.slots[bit]) result |= 1u << bit;
+  emulation::wait(warp.barrier, warp.live);
   return result;
 }
 
@@ -290,8 +296,11 @@ T atomicCAS(T* target, T compare, T value) {
   return before;
 }
 
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __ffsll(long long bits) { return __builtin_ffsll(bits); }
+
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float rsqrt(float x) { return rsqrtf(x); }
 using std::abs, std::copysign, std::fabs, std::fma, std::fmax, std::fmin, std::hypot, std::isfinite, std::isinf,
-    std::isnan, std::log, std::exp, std::max, std::min, std::sqrt;
+    std::isnan, std::nan, std::ilogb, std::ldexp, std::log, std::exp, std::max, std::min, std::sqrt;

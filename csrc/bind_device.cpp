@@ -1,0 +1,175 @@
+// Matrices on a GPU: what Python asks of cuBLAS and of the kernels, without Python between two launches.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
+#include "binding.h"
+#include "device_potrf.h"
+#include "device_potri.h"
+
+namespace lapgrad::binding {
+namespace {
+
+using device::Arena;
+using device::InvertedBlocks;
+
+// A batch of matrices: address, items, stride between items, rows, columns, strides of rows and columns.
+using Blocks = std::tuple<std::uintptr_t, index_t, index_t, index_t, index_t, index_t, index_t>;
+
+template <class T>
+Batch<T> as(const Blocks& blocks) {
+    const auto& [address, count, step, rows, cols, row, col] = blocks;
+    return {reinterpret_cast<T*>(address), count, step, rows, cols, row, col};
+}
+
+// The kernels of one device for one type, and the stream they are launched on.
+class Device {
+  public:
+    Device(int item_size, const std::vector<std::uintptr_t>& kernels) : item_size_(item_size) {
+        for (const std::uintptr_t kernel : kernels) kernels_.push_back(reinterpret_cast<void*>(kernel));
+    }
+
+    template <class F>
+    void run(std::uintptr_t handle, std::uintptr_t stream, F body) const {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size_, [&](auto type) {
+            using T = decltype(type);
+            body(device::Queue<T>(reinterpret_cast<void*>(handle), reinterpret_cast<void*>(stream), kernels_), T{});
+        });
+    }
+
+    // Elements of work space that `body(queue, arena, type)` takes; it is called without a queue.
+    template <class F>
+    index_t count(F body) const {
+        index_t most = 0;
+        with_type(item_size_, [&](auto type) {
+            using T = decltype(type);
+            Arena<T> arena(nullptr);
+            body(static_cast<const device::Queue<T>*>(nullptr), arena, type);
+            most = arena.most();
+        });
+        return most;
+    }
+
+    // With work == 0 nothing is done; in either case the elements of work space that are needed are returned.
+    template <class F>
+    index_t with_work(std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, F body) const {
+        if (work == 0) return count(body);
+        run(handle, stream, [&](const auto& queue, auto type) {
+            Arena<decltype(type)> arena(reinterpret_cast<decltype(type)*>(work));
+            body(&queue, arena, type);
+        });
+        return 0;
+    }
+
+  private:
+    int item_size_;
+    std::vector<void*> kernels_;
+};
+
+void reshape(const Device& device, std::uintptr_t handle, std::uintptr_t stream, int kind, const Blocks& A) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        queue.reshape(static_cast<device::Kernel>(kind), as<decltype(type)>(A));
+    });
+}
+
+void gemm(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C, const Blocks& A,
+          const Blocks& B, double alpha, double beta) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.gemm(as<T>(C), as<T>(A), as<T>(B), static_cast<T>(alpha), static_cast<T>(beta));
+    });
+}
+
+void trmm(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C, const Blocks& L,
+          const Blocks& B, bool lower, bool right) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.trmm(as<T>(C), as<T>(L), as<T>(B), lower, right);
+    });
+}
+
+void trsm(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& B, const Blocks& L,
+          bool lower, bool right) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.trsm(as<T>(B), as<T>(L), lower, right);
+    });
+}
+
+void syrk(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C, const Blocks& A,
+          bool lower, double alpha, double beta) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.syrk(as<T>(C), as<T>(A), lower, static_cast<T>(alpha), static_cast<T>(beta));
+    });
+}
+
+void triangular_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C,
+                        const Blocks& A, const Blocks& B, bool lower, double alpha, double beta, index_t cut) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        device::triangular_product(queue, as<T>(C), as<T>(A), as<T>(B), lower, static_cast<T>(alpha),
+                                   static_cast<T>(beta), cut);
+    });
+}
+
+index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
+                  const Blocks& L, const Blocks& G, index_t size, index_t cut) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, as<T>(L), size);
+        device::sweep(queue, arena, as<T>(L), as<T>(G), inverted, cut);
+    });
+}
+
+// X := alpha M^-1 X, or alpha X M^-1, for several sides one after another with the same inverses: each letter of `steps`
+// is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read.
+index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
+              const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        const Batch<T> factor = as<T>(M);
+        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size);
+        T scale = static_cast<T>(alpha);
+        for (const char step : steps) {
+            const bool lower = step == 'l' || step == 'r';
+            const Batch<T> side = lower ? factor : factor.t();
+            const InvertedBlocks<T> inverses = lower ? inverted : inverted.t();
+            if (step == 'l' || step == 'L')
+                device::solve_left(queue, arena, as<T>(X), side, inverses, lower, scale, refine);
+            else
+                device::solve_right(queue, arena, as<T>(X), side, inverses, lower, scale);
+            scale = 1;
+        }
+    });
+}
+
+index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& B,
+              index_t size) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        device::invert_from_factor(queue, arena, as<decltype(type)>(B), size);
+    });
+}
+
+}  // namespace
+
+void bind_device(nb::module_& m) {
+    nb::class_<Device>(m, "Device").def(nb::init<int, const std::vector<std::uintptr_t>&>());
+    m.def("device_bind", [](const std::string& name, std::uintptr_t address) {
+        if (!device::bind(name, reinterpret_cast<void*>(address))) throw nb::key_error(name.c_str());
+    });
+    m.def("device_reshape", &reshape);
+    m.def("device_gemm", &gemm);
+    m.def("device_trmm", &trmm);
+    m.def("device_trsm", &trsm);
+    m.def("device_syrk", &syrk);
+    m.def("device_triangular_product", &triangular_product);
+    m.def("device_potrf_vjp", &potrf_vjp);
+    m.def("device_solve", &solve);
+    m.def("device_potri", &potri);
+}
+
+}  // namespace lapgrad::binding

@@ -1,0 +1,135 @@
+// Triangles on a GPU: inverses of diagonal blocks, solves and products made of them.
+//
+// The inverse of a triangle is all gemm but for its smallest blocks: with L = [[A, 0], [C, B]],
+//     L^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
+// so blocks of 64 come from a kernel, and each doubling is two products for all blocks at once.
+#pragma once
+
+#include <algorithm>
+
+#include "device.h"
+
+namespace lapgrad::device {
+
+// The inverses of the diagonal blocks of order `size` of a lower triangle, 64 times a power of two.
+//
+// W.block(r, r, s, s) is the inverse of L's block there, for r a multiple of `size`. Nothing else of W may be touched:
+// its rows are min(n, size) apart, so that it takes n (size + 1) elements, not n^2.
+template <class T>
+struct InvertedBlocks {
+    Batch<T> W;
+    index_t size;
+
+    InvertedBlocks part(index_t start, index_t order) const { return {W.block(start, start, order, order), size}; }
+    InvertedBlocks t() const { return {W.t(), size}; }
+};
+
+// Every diagonal block of order 2 half: one of its quarters.
+template <class T>
+Batch<T> quarters(const Batch<T>& A, index_t top, index_t left, index_t half, index_t pairs) {
+    return {A.data + top * A.row_stride + left * A.col_stride, pairs, 2 * half * (A.row_stride + A.col_stride), half, half,
+            A.row_stride, A.col_stride};
+}
+
+template <class T>
+void merge(const Queue<T>& queue, const Batch<T>& L, const Batch<T>& W, T* held, index_t half) {
+    const index_t n = L.rows, pairs = n / (2 * half), rest = n % (2 * half);
+    if (pairs > 0) {
+        const Batch<T> product{held, pairs, half * half, half, half, half, 1};
+        queue.gemm(product, quarters(L, half, 0, half, pairs), quarters(W, 0, 0, half, pairs));
+        queue.gemm(quarters(W, half, 0, half, pairs), quarters(W, half, half, half, pairs), product, T(-1));
+    }
+    if (rest > half) {
+        const index_t start = n - rest, middle = start + half, below = n - middle;
+        const Batch<T> product{held, 1, 0, below, half, half, 1};
+        queue.gemm(product, L.block(middle, start, below, half), W.block(start, start, half, half));
+        queue.gemm(W.block(middle, start, below, half), W.block(middle, middle, below, below), product, T(-1));
+    }
+}
+
+// Reads the lower triangle of L, whichever way it lies. With no queue, only the memory is counted.
+template <class T>
+InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size) {
+    const index_t n = L.rows, row = std::min(n, size), space = n * (row + 1);
+    const Batch<T> W{arena.take(L.count * space), L.count, space, n, n, row, 1};
+    const index_t mark = arena.mark();
+    T* const held = arena.take(n * row / 4 + n);
+    arena.release(mark);
+    if (queue == nullptr) return {W, size};
+    queue->clear(W.data, L.count * space);
+    queue->invert_leaves(W, L);
+    for (index_t half = kLeaf; half < size && half < n; half *= 2)
+        for (index_t item = 0; item < L.count; ++item) merge(*queue, L.item(item), W.item(item), held, half);
+    return {W, size};
+}
+
+// X := alpha M^-1 X, in place, block after block: X_J = W_JJ (X_J - sum M_JK X_K) over the K that are done.
+// `inverted` is of M. `refine`: one step of refinement per block, with which the residual is that of a substitution
+// whatever the condition of the blocks is, up to 1 / sqrt(eps).
+template <class T>
+void solve_left(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, const Batch<T>& M,
+                const InvertedBlocks<T>& inverted, bool lower, T alpha = 1, bool refine = false) {
+    const index_t n = X.rows, size = inverted.size, most = std::min(n, size), blocks = (n + size - 1) / size;
+    const index_t mark = arena.mark();
+    const Batch<T> held{arena.take(X.count * most * X.cols), X.count, most * X.cols, most, X.cols, X.cols, 1};
+    arena.release(mark);
+    if (queue == nullptr) return;
+    for (index_t step = 0; step < blocks; ++step) {
+        const index_t start = (lower ? step : blocks - 1 - step) * size, order = std::min(size, n - start);
+        const index_t first = lower ? 0 : start + order, done = lower ? start : n - first;
+        const Batch<T> block = X.block(start, 0, order, X.cols), rest = held.block(0, 0, order, X.cols);
+        const Batch<T> inverse = inverted.W.block(start, start, order, order);
+        queue->copy(rest, block);
+        T scale = alpha;
+        if (done > 0) {
+            queue->gemm(rest, M.block(start, first, order, done), X.block(first, 0, done, X.cols), T(-1), alpha);
+            scale = 1;
+        }
+        queue->gemm(block, inverse, rest, scale);
+        if (!refine) continue;
+        queue->gemm(rest, M.block(start, start, order, order), block, T(-1), scale);
+        queue->gemm(block, inverse, rest, T(1), T(1));
+    }
+}
+
+// X := alpha X M^-1, in place: X_J = (X_J - sum X_K M_KJ) W_JJ.
+template <class T>
+void solve_right(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, const Batch<T>& M,
+                 const InvertedBlocks<T>& inverted, bool lower, T alpha = 1) {
+    const index_t n = X.cols, size = inverted.size, most = std::min(n, size), blocks = (n + size - 1) / size;
+    const index_t mark = arena.mark();
+    const Batch<T> held{arena.take(X.count * most * X.rows), X.count, most * X.rows, X.rows, most, most, 1};
+    arena.release(mark);
+    if (queue == nullptr) return;
+    for (index_t step = 0; step < blocks; ++step) {
+        const index_t start = (lower ? blocks - 1 - step : step) * size, order = std::min(size, n - start);
+        const index_t first = lower ? start + order : 0, done = lower ? n - first : start;
+        const Batch<T> block = X.block(0, start, X.rows, order), rest = held.block(0, 0, X.rows, order);
+        queue->copy(rest, block);
+        T scale = alpha;
+        if (done > 0) {
+            queue->gemm(rest, X.block(0, first, X.rows, done), M.block(first, start, done, order), T(-1), alpha);
+            scale = 1;
+        }
+        queue->gemm(block, rest, inverted.W.block(start, start, order, order), scale);
+    }
+}
+
+// The named triangle of C := alpha A B + beta C, cut in halves down to `cut`; beyond it anything.
+template <class T>
+void triangular_product(const Queue<T>& queue, const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, bool lower,
+                        T alpha, T beta, index_t cut) {
+    const index_t n = C.rows, inner = A.cols;
+    if (n <= cut) return queue.gemm(C, A, B, alpha, beta);
+    const index_t half = cut * ((n + cut - 1) / cut / 2), rest = n - half;
+    triangular_product(queue, C.block(0, 0, half, half), A.block(0, 0, half, inner), B.block(0, 0, inner, half), lower,
+                       alpha, beta, cut);
+    triangular_product(queue, C.block(half, half, rest, rest), A.block(half, 0, rest, inner),
+                       B.block(0, half, inner, rest), lower, alpha, beta, cut);
+    if (lower)
+        queue.gemm(C.block(half, 0, rest, half), A.block(half, 0, rest, inner), B.block(0, 0, inner, half), alpha, beta);
+    else
+        queue.gemm(C.block(0, half, half, rest), A.block(0, 0, half, inner), B.block(0, half, inner, rest), alpha, beta);
+}
+
+}  // namespace lapgrad::device

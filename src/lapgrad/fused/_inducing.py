@@ -1,0 +1,222 @@
+"""What a sparse Gaussian process asks of its data, gathered chunk by chunk in matrices of U x U.
+
+K_uu is the kernel matrix of the U inducing inputs, K_c that of inducing inputs and the inputs of chunk c:
+
+    K_uu + jitter I = Lu Lu^T,   B_c = Lu^-1 K_c,   W = sum_c B_c B_c^T,   b = sum_c B_c Y_c
+
+All of it in float64, whatever the dtype of the data: K_uu of smooth kernels has eigenvalues down to the
+jitter, and float32 leaves of B_c, and of the gradients that come back through Lu, nothing but noise there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad._kernels import lookup
+
+#: Of all that is U x U or U x chunk.
+ARITHMETIC = torch.float64
+
+#: Entries of K_c, if `chunk` is not given: 8 MB, which stay in the cache between the passes over them.
+_CHUNK_ENTRIES = 1 << 20
+#: Fewer columns than that leave BLAS idle.
+_LEAST_CHUNK = 256
+#: Width of the block columns in which one triangle of a symmetric matrix is computed.
+_BLOCK = 384
+
+
+class KernelFunction(NamedTuple):
+    """A kernel as pure functions of inputs and parameters: what ``fused.sgp_nll`` differentiates.
+
+    Attributes:
+        matrix: ``matrix(A, B, *parameters)``, (n, m) for A (n, d) and B (m, d), written in differentiable
+            torch operations that follow the dtype of what they get: they are called in float64.
+        diagonal: ``diagonal(A, *parameters)``, (n,): the diagonal of ``matrix(A, A, *parameters)``.
+        parameters: The tensors that gradients are wanted for.
+
+    Example:
+        >>> import torch, lapgrad
+        >>> def matrix(A, B, lengthscale):
+        ...     return torch.exp(-0.5 * torch.cdist(A / lengthscale, B / lengthscale).square())
+        >>> def diagonal(A, lengthscale):
+        ...     return A.new_ones(len(A))
+        >>> kernel = lapgrad.fused.KernelFunction(matrix, diagonal, (torch.tensor(2.0),))
+        >>> kernel.diagonal(torch.zeros(2, 1), *kernel.parameters)
+        tensor([1., 1.])
+    """
+
+    matrix: Callable[..., Tensor]
+    diagonal: Callable[..., Tensor]
+    parameters: tuple[Tensor, ...] = ()
+
+
+def kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> KernelFunction:
+    """``kernel`` itself, or a module as a pure function of its parameters."""
+    if isinstance(kernel, KernelFunction):
+        return kernel
+    if not isinstance(kernel, nn.Module) or not callable(getattr(kernel, "diag", None)):
+        raise _errors.OptionError(
+            f"{operator}: kernel must be a KernelFunction, or a torch.nn.Module with forward(A, B) and "
+            f"diag(A), got {type(kernel).__name__}."
+        )
+    return of_module(kernel)
+
+
+class _Methods(nn.Module):
+    """``functional_call`` runs a module's forward: this one's is any method of the kernel."""
+
+    def __init__(self, kernel: nn.Module) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, method: str, *inputs: Tensor) -> Tensor:
+        result: Tensor = getattr(self.kernel, method)(*inputs)
+        return result
+
+
+def of_module(kernel: nn.Module) -> KernelFunction:
+    """The kernel as a function of its parameters; its buffers take their dtype.
+
+    A kernel that would make its matrix in blocks may have a method ``in_one_piece``: here chunks are blocks.
+    """
+    methods = _Methods(kernel)
+    named, buffers = dict(methods.named_parameters()), dict(methods.named_buffers())
+    of_chunk = "in_one_piece" if hasattr(kernel, "in_one_piece") else "forward"
+
+    def call(parameters: Sequence[Tensor], method: str, *inputs: Tensor) -> Tensor:
+        tensors = dict(zip(named, parameters, strict=True))
+        for name, value in buffers.items():
+            tensors[name] = value.to(inputs[0]) if value.is_floating_point() else value
+        result: Tensor = torch.func.functional_call(methods, tensors, (method, *inputs))
+        return result
+
+    def matrix(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
+        # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
+        return call(parameters, "forward", A) if B is A else call(parameters, of_chunk, A, B)
+
+    def diagonal(A: Tensor, *parameters: Tensor) -> Tensor:
+        return call(parameters, "diag", A)
+
+    return KernelFunction(matrix, diagonal, tuple(named.values()))
+
+
+def chunks(n: int, width: int) -> Iterator[slice]:
+    """The data in pieces of ``width`` rows."""
+    return (slice(begin, min(begin + width, n)) for begin in range(0, n, width))
+
+
+def chunk_width(n: int, inducing: int, chunk: int | None) -> int:
+    """Rows of data per chunk."""
+    width = max(_LEAST_CHUNK, _CHUNK_ENTRIES // max(inducing, 1)) if chunk is None else chunk
+    return max(1, min(width, n))
+
+
+class Statistics(NamedTuple):
+    """Sums over the data; see the formulas above.
+
+    Attributes:
+        Lu: (U, U), the Cholesky factor of K_uu + jitter.
+        W: (U, U), of which the lower triangle counts; the other one holds anything.
+        b: (U, k).
+        squares: (), the sum of the squares of Y.
+        variances: (), the sum of the kernel's diagonal over the data.
+        last: K_c of the last chunk, which need not be computed again.
+    """
+
+    Lu: Tensor
+    W: Tensor
+    b: Tensor
+    squares: Tensor
+    variances: Tensor
+    last: Tensor
+
+
+def factor(operator: str, Kuu: Tensor, jitter: float) -> Tensor:
+    """Lu with K_uu + jitter mean(diag K_uu) I = Lu Lu^T, in the memory of K_uu."""
+    diagonal = Kuu.diagonal()
+    diagonal.add_(jitter * diagonal.mean() if len(Kuu) else 0.0)
+    failure = lookup("potrf", Kuu)(Kuu, Kuu, True, None)
+    if failure is not None:
+        raise _not_factorised(operator, jitter, failure[1])
+    return Kuu
+
+
+def _not_factorised(operator: str, jitter: float, code: int) -> _errors.LapgradError:
+    if code < 0:
+        return _errors.NonFiniteError(
+            f"{operator}: K_uu contains NaN or infinity: pivot {-code} is not finite. Check Z and the "
+            f"parameters of the kernel.",
+            (),
+            -code,
+        )
+    return _errors.NotPositiveDefiniteError(
+        f"{operator}: K_uu with a jitter of {jitter:g} times its mean diagonal is not positive definite: its "
+        f"leading minor of order {code} is not positive. Use a larger jitter.",
+        (),
+        code,
+    )
+
+
+def gather(
+    operator: str,
+    kernel: KernelFunction,
+    Z: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    jitter: float,
+    width: int,
+    *,
+    record: bool = False,
+) -> Statistics:
+    """One pass over the data. Z and the parameters are in ``ARITHMETIC`` already, X and Y need not be.
+
+    2 n U^2 flops: n U^2 for the solves, n U^2 for one triangle of the products. Call it without gradients;
+    with ``record`` the last K_c alone has a graph.
+    """
+    U, n, k = len(Z), len(X), Y.shape[-1]
+    matrix, diagonal, parameters = kernel
+    Kuu = matrix(Z, Z, *parameters)
+    Lu = factor(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter)
+    del Kuu
+    W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
+    squares, variances = Z.new_zeros(()), Z.new_zeros(())
+    solve, solved = lookup("trsm", Lu), Z.new_empty(U * width)
+    K = Z.new_empty(U, 0)
+    for rows in chunks(n, width):
+        inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
+        with torch.set_grad_enabled(record and rows.stop == n):
+            K = matrix(Z, inputs, *parameters)
+        B = solved[: K.numel()].view(K.shape)
+        solve(B, Lu, K.detach(), True, False, False)
+        add_gram(W, B)
+        b.addmm_(B, targets)
+        squares += targets.square().sum()
+        variances += diagonal(inputs, *parameters).sum()
+    return Statistics(Lu, W, b, squares, variances, K)
+
+
+def add_gram(W: Tensor, B: Tensor) -> None:
+    """W := W + B B^T in the lower triangle, by block columns: only blocks on the diagonal are whole."""
+    for begin in range(0, len(B), _BLOCK):
+        end = min(begin + _BLOCK, len(B))
+        W[begin:, begin:end].addmm_(B[begin:], B[begin:end].mT)
+
+
+def sandwich(X: Tensor, Lu: Tensor) -> Tensor:
+    """X := Lu^-T X Lu^-1 for a symmetric X, in place.
+
+    X Lu^-1 takes U^3 flops; of its product with Lu^-T the lower triangle is enough, U^3 / 3: rows from the
+    diagonal down need only those further down.
+    """
+    solve = lookup("trsm", X)
+    solve(X, Lu, X, True, False, True)
+    for begin in range(0, len(X), _BLOCK):
+        column = X[begin:, begin : begin + _BLOCK]
+        solve(column, Lu[begin:, begin:], column, True, True, False)
+    lookup("copyltu", X)(X, X, True)
+    return X

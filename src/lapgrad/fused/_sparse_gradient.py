@@ -1,0 +1,264 @@
+"""The bound of a sparse Gaussian process with its gradient, in two passes over chunks of the data.
+
+With v the noise variance and the sums W, b of ``_inducing``, M = I + W / v and a = M^-1 b / v, the value is
+
+    s = 1/2v (|Y|^2 - tr(a^T b)) + k/2 (n log(2 pi v) + log det M + (tr K_ff - tr W) / v)
+
+and its gradients for the sums are gW = 1/2v (k M^-1 + a a^T - k I), gb = -a / v. Through B_c = Lu^-1 K_c they
+give
+
+    gK_c  = G K_c + g Y_c^T,   G = Lu^-T (k M^-1 + a a^T - k I) Lu^-1 / v,   g = -Lu^-T a / v
+    gY_c  = Y_c / v + K_c^T g
+    gK_uu = 1/2 Lu^-T (k M + k M^-1 + a a^T - 2 k I) Lu^-1 = v/2 G + k/2v Lu^-T W Lu^-1
+
+(the gradient of Lu is -Lu^-T times the symmetric matrix in the last line, so that the reverse of the Cholesky
+factorisation is a solve). What reaches the kernel's parameters goes through the kernel's own autograd, per
+chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad._kernels import lookup
+from lapgrad.fused import _inducing
+from lapgrad.fused._inducing import ARITHMETIC, KernelFunction, Statistics
+from lapgrad.fused._sparse_bound import LOG_2_PI
+
+
+class Inputs(NamedTuple):
+    """The tensors of the criterion."""
+
+    Z: Tensor
+    X: Tensor
+    Y: Tensor
+    noise_var: Tensor
+    parameters: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[Tensor]) -> Inputs:
+        Z, X, Y, noise_var, *parameters = values
+        return cls(Z, X, Y, noise_var, tuple(parameters))
+
+
+class Needs(NamedTuple):
+    """Which of the tensors need a gradient."""
+
+    Z: bool
+    X: bool
+    Y: bool
+    noise_var: bool
+    parameters: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[bool]) -> Needs:
+        Z, X, Y, noise_var, *parameters = values
+        return cls(Z, X, Y, noise_var, tuple(parameters))
+
+    @property
+    def kernel(self) -> bool:
+        """Whether something that the kernel matrices depend on does."""
+        return self.Z or self.X or any(self.parameters)
+
+    @property
+    def any(self) -> bool:
+        return self.kernel or self.Y or self.noise_var
+
+
+class Gradients(NamedTuple):
+    """Gradients of ``Inputs``, in their dtype; None where none was asked for."""
+
+    Z: Tensor | None
+    X: Tensor | None
+    Y: Tensor | None
+    noise_var: Tensor | None
+    parameters: tuple[Tensor | None, ...]
+
+
+class _Core(NamedTuple):
+    """What the U x U matrices give; see the formulas above.
+
+    Attributes:
+        value: (), the criterion.
+        noise_var: (), its derivative by the noise variance.
+        Kuu: (U, U), the gradient of K_uu.
+        G: (U, U).
+        g: (U, k).
+    """
+
+    value: Tensor
+    noise_var: Tensor
+    Kuu: Tensor
+    G: Tensor
+    g: Tensor
+
+
+class _Leaves:
+    """What the kernel matrices depend on beside the data, in float64, and the sums of its gradients."""
+
+    def __init__(self, tensors: Sequence[Tensor], needs: Sequence[bool]) -> None:
+        self.originals, self.needs = tensors, needs
+        self.tensors = [tensor.detach().to(ARITHMETIC) for tensor in tensors]
+        # A tensor that is converted is a copy, else a view: the caller's own is never marked.
+        for tensor, need in zip(self.tensors, needs, strict=True):
+            tensor.requires_grad_(need)
+        self.wanted = [tensor for tensor, need in zip(self.tensors, needs, strict=True) if need]
+        self.sums = [torch.zeros_like(tensor) for tensor in self.wanted]
+
+    def add(
+        self, results: Sequence[Tensor], cotangents: Sequence[Tensor], further: Sequence[Tensor] = ()
+    ) -> list[Tensor | None]:
+        """Adds the gradients of a part of the criterion, and returns those of the ``further`` tensors."""
+        pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
+        sources = [*self.wanted, *further]
+        if not pairs or not sources:
+            return [None] * len(further)
+        outputs, weights = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outputs, sources, weights, allow_unused=True)
+        for total, gradient in zip(self.sums, found, strict=False):
+            if gradient is not None:
+                total += gradient
+        return list(found[len(self.sums) :])
+
+    def gradients(self) -> list[Tensor | None]:
+        """One per tensor that needs one, in its dtype."""
+        found = iter(self.sums)
+        return [
+            next(found).to(tensor.dtype) if need else None
+            for tensor, need in zip(self.originals, self.needs, strict=True)
+        ]
+
+
+def evaluate(
+    operator: str, kernel: KernelFunction, inputs: Inputs, needs: Needs, jitter: float, width: int
+) -> tuple[Tensor, Gradients]:
+    """The value and the gradients that are needed. ``operator`` is the name in messages."""
+    dtype, X, Y = inputs.Z.dtype, inputs.X.detach(), inputs.Y.detach()
+    v = inputs.noise_var.detach().to(ARITHMETIC)
+    leaves = _Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
+    Z, *parameters = leaves.tensors
+    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(parameters))
+    statistics = _inducing.gather(operator, kernel, Z, X, Y, jitter, width, record=bool(leaves.wanted))
+    Lm, a, value = _factor_and_value(operator, statistics, v, *Y.shape)
+    if not needs.any:
+        return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
+    core = _core(statistics, Lm, a, value, v, jitter, *Y.shape)
+    last = statistics.last
+    del statistics, Lm  # of three U x U matrices one is not needed any more
+    gX = torch.empty_like(X) if needs.X else None
+    gY = torch.empty_like(Y) if needs.Y else None
+    if needs.kernel or needs.Y:
+        _stream_back(kernel, leaves, core, (X, Y, v), (gX, gY), width, last)
+    gKuu, gv = core.Kuu, core.noise_var
+    del core, last
+    if leaves.wanted:
+        with torch.enable_grad():
+            Kuu = kernel.matrix(Z, Z, *parameters)
+        leaves.add([Kuu], [gKuu])
+    gZ, *of_parameters = leaves.gradients()
+    return value.to(dtype), Gradients(
+        gZ, gX, gY, gv.to(dtype) if needs.noise_var else None, tuple(of_parameters)
+    )
+
+
+def _factor_and_value(
+    operator: str, statistics: Statistics, v: Tensor, n: int, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The Cholesky factor of M, a, and the criterion."""
+    W, b = statistics.W, statistics.b
+    Lm = W / v
+    Lm.diagonal().add_(1.0)
+    failure = lookup("potrf", Lm)(Lm, Lm, True, None)
+    if failure is not None:
+        raise _not_factorised(operator, failure[1])
+    a = torch.empty_like(b)
+    lookup("cho_solve", b)(a, Lm, b, True)
+    a /= v
+    explained, logs = W.diagonal().sum(), Lm.diagonal().log().sum()
+    squares = (statistics.squares - (a * b).sum()) / v
+    per_output = n * (LOG_2_PI + v.log()) + 2.0 * logs + (statistics.variances - explained) / v
+    value = 0.5 * (squares + k * per_output)
+    if not value.isfinite():
+        raise _errors.NonFiniteError(f"{operator}: the value is not finite: Y contains NaN or infinity.")
+    return Lm, a, value
+
+
+def _not_factorised(operator: str, code: int) -> _errors.LapgradError:
+    if code < 0:
+        return _errors.NonFiniteError(
+            f"{operator}: K_uf contains NaN or infinity. Check X and the parameters of the kernel.", (), -code
+        )
+    return _errors.NotPositiveDefiniteError(
+        f"{operator}: I + W / noise_var is not positive definite up to rounding: noise_var is too small "
+        f"beside the kernel.",
+        (),
+        code,
+    )
+
+
+def _core(
+    statistics: Statistics, Lm: Tensor, a: Tensor, value: Tensor, v: Tensor, jitter: float, n: int, k: int
+) -> _Core:
+    """Takes the memory of Lm for G, and that of W for gK_uu. 10/3 U^3 flops."""
+    Lu, W, b, squares, variances, _ = statistics
+    U = len(W)
+    unexplained = variances - W.diagonal().sum()
+    inverse = Lm
+    lookup("potri", Lm)(inverse, Lm, True)
+    determined = (
+        U - inverse.diagonal().sum()
+    )  # tr(I - M^-1): the directions that the data say something about
+    by_squares = ((a * b).sum() - squares) / v + a.square().sum()
+    gv = 0.5 / v * (by_squares + k * (n - determined - unexplained / v))
+
+    inverse.diagonal().sub_(1.0)
+    G = inverse.mul_(k).addmm_(a, a.mT)
+    _inducing.sandwich(G, Lu)
+    lookup("copyltu", W)(W, W, True)
+    gKuu = _inducing.sandwich(W, Lu).mul_(k / v).add_(G).mul_(0.5)
+    if U:  # the jitter is a multiple of the mean diagonal
+        gKuu.diagonal().add_(jitter * gKuu.diagonal().mean())
+    g = torch.empty_like(a)
+    lookup("trsm", a)(g, Lu, a, True, True, False)
+    return _Core(value, gv, gKuu, G.div_(v), g.div_(-v))
+
+
+def _stream_back(
+    kernel: KernelFunction,
+    leaves: _Leaves,
+    core: _Core,
+    data: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor | None, Tensor | None],
+    width: int,
+    last: Tensor,
+) -> None:
+    """The second pass, from the last chunk, whose K_c is at hand, to the first. 2 n U^2 flops."""
+    (X, Y, v), (gX, gY) = data, gradients
+    Z, *parameters = leaves.tensors
+    k, room = Y.shape[-1], core.G.new_empty(len(Z) * width)
+    weight = 0.5 * k / v
+    for rows in reversed(list(_inducing.chunks(len(X), width))):
+        inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
+        if gX is not None:
+            inputs = inputs.detach().requires_grad_()
+        with torch.enable_grad():
+            at_hand = rows.stop == len(X) and gX is None
+            K = last if at_hand else kernel.matrix(Z, inputs, *parameters)
+            variances = kernel.diagonal(inputs, *parameters)
+        values = K.detach()
+        if gY is not None:
+            gY[rows] = torch.addmm(targets / v, values.mT, core.g)
+        if not leaves.wanted and gX is None:
+            continue
+        gK = torch.mm(core.G, values, out=room[: values.numel()].view(values.shape))
+        gK.addmm_(core.g, targets.mT)
+        further = [] if gX is None else [inputs]
+        found = leaves.add([K, variances], [gK, weight.expand_as(variances)], further)
+        if gX is not None:
+            gX[rows] = 0.0 if found[0] is None else found[0].to(gX.dtype)
+        last = K = values = gK  # the graph of a chunk goes before the next one comes

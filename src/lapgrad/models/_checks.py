@@ -1,0 +1,101 @@
+"""Data as users hand it over: is it what a model can learn from?
+
+Each check names the model, the argument, what was seen and what is wanted. They run once per data set, not
+in the hot path, and may wait for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+
+_FLOATS = (torch.float32, torch.float64)
+_ROWS_SHOWN = 5
+
+
+def inputs(
+    who: str, X: Tensor, name: str = "X", *, columns: int | None = None, empty: bool = False
+) -> Tensor:
+    """``X`` as (n, d); a vector (n,) is n points of one dimension.
+
+    Args:
+        who: Name of the model or function, for messages.
+        X: What was passed.
+        name: Name of the argument, for messages.
+        columns: How many columns there must be; None: any number.
+        empty: Whether n may be 0.
+    """
+    X = float_tensor(who, X, name)
+    if X.dim() == 1:
+        X = X[:, None]
+    if X.dim() != 2:
+        raise _errors.ShapeError(f"{who}: {name} must have shape (n, d) or (n,), got {tuple(X.shape)}.")
+    if columns is not None and X.shape[1] != columns:
+        raise _errors.ShapeError(
+            f"{who}: {name} must have {columns} column{'s' if columns != 1 else ''} like the training data, "
+            f"got shape {tuple(X.shape)}."
+        )
+    if not X.shape[0] and not empty:
+        raise _errors.ShapeError(f"{who}: {name} has no rows, at least one is wanted.")
+    finite_rows(who, X, name)
+    return X
+
+
+def targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
+    """``y`` as (n, k), one row per row of ``X``, of its dtype and device; a vector is one output."""
+    y = float_tensor(who, y, name)
+    seen = tuple(y.shape)
+    if y.dim() == 1:
+        y = y[:, None]
+    if y.dim() != 2 or y.shape[0] != X.shape[0] or not y.shape[1]:
+        raise _errors.ShapeError(
+            f"{who}: {name} must have shape (n,) or (n, k) with n = {X.shape[0]} like X, got {seen}."
+        )
+    if outputs is not None and y.shape[1] != outputs:
+        raise _errors.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {seen}.")
+    same_kind(who, X=X, **{name: y})
+    finite_rows(who, y, name)
+    return y
+
+
+def float_tensor(who: str, value: Tensor, name: str) -> Tensor:
+    """``value`` if it is a tensor of float32 or float64."""
+    if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
+        raise _errors.wrong_dtype(who, name, value)
+    return value
+
+
+def same_kind(who: str, **tensors: Tensor) -> None:
+    """All have one dtype and one device."""
+    if len({tensor.dtype for tensor in tensors.values()}) > 1:
+        raise _errors.mixed_dtypes(who, tensors)
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        raise _errors.mixed_devices(who, tensors)
+
+
+def finite_rows(who: str, values: Tensor, name: str) -> None:
+    """No NaN and no infinity; else the rows (of the first dimension) are named."""
+    good = values.isfinite()
+    if bool(good.all()):
+        return
+    bad = (~good.flatten(1).all(1) if values.dim() > 1 else ~good).nonzero()[:, 0].tolist()
+    more = f" and {len(bad) - _ROWS_SHOWN} more" if len(bad) > _ROWS_SHOWN else ""
+    rows = ", ".join(map(str, bad[:_ROWS_SHOWN])) + more
+    raise _errors.NonFiniteError(
+        f"{who}: {name} contains NaN or infinity in row{'s' if len(bad) > 1 else ''} {rows}. "
+        f"Remove these rows, or fill them in.",
+        (bad[0],),
+    )
+
+
+def generator(who: str, given: torch.Generator | int | None, device: torch.device) -> torch.Generator | None:
+    """A source of random numbers: one that is passed on, one of a seed, or torch's own (None)."""
+    if given is None or isinstance(given, torch.Generator):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise _errors.OptionError(
+            f"{who}: generator must be a torch.Generator, an int or None, got {type(given).__name__}."
+        )
+    return torch.Generator(device).manual_seed(given)

@@ -1,0 +1,146 @@
+"""L-BFGS with a strong Wolfe line search that survives points where the function cannot be evaluated.
+
+A trial step that leads to a matrix which is not positive definite, or to NaN, is a step that was too long: it
+counts as a value of infinity, and the line search comes back. (torch.optim.LBFGS would interpolate with NaN.)
+
+J. Nocedal, S. Wright: Numerical Optimization, algorithms 7.4 (two loops), 3.5 and 3.6 (line search).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_SUFFICIENT_DECREASE = 1e-4
+_CURVATURE = 0.9
+_TRIALS = 25
+"""Evaluations of one line search, at most."""
+
+
+class Point(NamedTuple):
+    """A place x, (p,), the value of the function there (infinity where it has none), and its gradient.
+
+    ``note`` is carried along.
+    """
+
+    x: Tensor
+    value: float
+    gradient: Tensor
+    note: float = 0.0
+
+
+class _Trial(NamedTuple):
+    """A point on the search line at distance ``step``, with the slope of the function along the line."""
+
+    step: float
+    slope: float
+    point: Point
+
+
+def iterates(
+    evaluate: Callable[[Tensor], Point], start: Point, first_step: float = 1.0, memory: int = 20
+) -> Iterator[Point]:
+    """The points the minimiser moves to, each better than the one before; ends where it cannot improve.
+
+    Args:
+        evaluate: The function; a value that is not finite marks a point it is not defined at.
+        start: Where to begin; finite.
+        first_step: Length of the first step, in units where every coordinate may change by about 1.
+        memory: How many pairs of differences stand for the Hessian.
+    """
+    pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
+    point = start
+    while True:
+        direction = -_times_inverse_hessian(point.gradient, pairs)
+        slope = float(direction @ point.gradient)
+        if not slope < 0.0:
+            if not pairs:
+                return
+            pairs.clear()
+            continue
+        step = 1.0 if pairs else min(1.0, first_step / float(direction.abs().max()))
+        found = _line_search(evaluate, point, direction, slope, step)
+        if found is None:
+            if not pairs:
+                return
+            # The approximate Hessian may be at fault: once more along the gradient.
+            pairs.clear()
+            continue
+        s, y = found.x - point.x, found.gradient - point.gradient
+        curvature = float(s @ y)
+        if curvature > torch.finfo(s.dtype).eps * float(y @ y):
+            pairs.append((s, y, 1.0 / curvature))
+        point = found
+        yield point
+
+
+def _times_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, float]]) -> Tensor:
+    """H⁻¹ g, H⁻¹ from the differences s of places and y of gradients (two loops)."""
+    r, weights = gradient.clone(), []
+    for s, y, rho in reversed(pairs):
+        weights.append(rho * float(s @ r))
+        r.add_(y, alpha=-weights[-1])
+    if pairs:
+        s, y, rho = pairs[-1]
+        r.mul_(1.0 / (rho * float(y @ y)))
+    for (s, y, rho), weight in zip(pairs, reversed(weights), strict=True):
+        r.add_(s, alpha=weight - rho * float(y @ r))
+    return r
+
+
+def _line_search(
+    evaluate: Callable[[Tensor], Point], start: Point, direction: Tensor, slope: float, step: float
+) -> Point | None:
+    """A point on the line that fulfils the strong Wolfe conditions, or at least a better one; None: none."""
+
+    def at(step: float) -> _Trial:
+        point = evaluate(start.x.add(direction, alpha=step))
+        if not math.isfinite(point.value):
+            return _Trial(step, math.nan, point)
+        return _Trial(step, float(direction @ point.gradient), point)
+
+    def too_high(trial: _Trial, best: _Trial) -> bool:
+        bound = start.value + _SUFFICIENT_DECREASE * trial.step * slope
+        return not (trial.point.value <= bound and (trial.point.value < best.point.value or best is origin))
+
+    origin = best = _Trial(0.0, slope, start)
+    far: _Trial | None = None
+    for _ in range(_TRIALS):
+        trial = at(step)
+        if too_high(trial, best):
+            far = trial
+        elif abs(trial.slope) <= -_CURVATURE * slope:
+            return trial.point
+        else:
+            # The minimum lies on the side that the slope points down to.
+            beyond = far.step if far is not None else math.inf
+            if trial.slope * (beyond - trial.step) >= 0.0:
+                far = best
+            best = trial
+        if far is None:
+            step = 3.0 * step
+            continue
+        if abs(far.step - best.step) <= 1e-10 * max(far.step, best.step):
+            break
+        step = _between(best, far)
+    return best.point if best.point.value < start.value else None
+
+
+def _between(best: _Trial, far: _Trial) -> float:
+    """The minimum of the cubic through both, not near the ends; a step back where ``far`` is undefined."""
+    width = far.step - best.step
+    if not math.isfinite(far.point.value):
+        return best.step + 0.2 * width
+    d = best.slope + far.slope - 3.0 * (best.point.value - far.point.value) / (best.step - far.step)
+    discriminant = d * d - best.slope * far.slope
+    if discriminant < 0.0:
+        return best.step + 0.5 * width
+    root = math.copysign(math.sqrt(discriminant), width)
+    denominator = far.slope - best.slope + 2.0 * root
+    position = 0.5 if denominator == 0.0 else 1.0 - (far.slope + root - d) / denominator
+    return best.step + min(max(position, 0.1), 0.9) * width

@@ -1,0 +1,178 @@
+"""Hyper-parameters that are positive, or lie in an interval, set and read in their own units.
+
+An optimiser moves a parameter freely, so each hyper-parameter ``name`` is stored as an unconstrained
+``raw_name`` (the ``nn.Parameter``), and reading ``module.name`` gives its image under a smooth map:
+
+    positive        value = exp(raw)
+    above           value = floor + exp(raw)
+    bounded         value = low + (high - low) sigmoid(raw)
+
+Derivatives are with respect to ``raw_name``. A logarithm makes steps relative: lengthscales of 0.01
+and of 100 move alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+
+#: What a hyper-parameter can be set to.
+Value = float | Sequence[float] | Tensor
+
+
+class Hyperparameter:
+    """A descriptor: ``lengthscale = positive()`` in the body of a class, ``self.lengthscale = 0.3`` in init.
+
+    The first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
+    """
+
+    def __init__(
+        self,
+        from_raw: Callable[[Tensor], Tensor],
+        to_raw: Callable[[Tensor], Tensor],
+        inside: Callable[[Tensor], Tensor],
+        wanted: str,
+        floor: str | None = None,
+    ) -> None:
+        self.from_raw, self.to_raw, self.inside, self.wanted = from_raw, to_raw, inside, wanted
+        self.floor = floor
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.raw_name = name, f"raw_{name}"
+
+    @overload
+    def __get__(self, module: None, owner: type) -> Hyperparameter: ...
+
+    @overload
+    def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Hyperparameter | Tensor:
+        if module is None:
+            return self
+        value = self.from_raw(getattr(module, self.raw_name))
+        return value if self.floor is None else value + getattr(module, self.floor)
+
+    def __set__(self, module: nn.Module, value: Value) -> None:
+        known: nn.Parameter | None = getattr(module, self.raw_name, None)
+        # In double precision whatever the precision of the module: a logarithm loses digits.
+        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        tensor = tensor.to(torch.float64)
+        if self.floor is not None:
+            tensor = tensor - getattr(module, self.floor).to(tensor)
+        if not bool((tensor.isfinite() & self.inside(tensor)).all()):
+            raise _errors.OptionError(f"{self._of(module)} must be {self.wanted}, got {value!r}.")
+        raw = self.to_raw(tensor)
+        if known is None:
+            module.register_parameter(self.raw_name, nn.Parameter(raw.clone()))
+            return
+        try:
+            with torch.no_grad():
+                known.copy_(raw)
+        except RuntimeError:
+            raise _errors.ShapeError(
+                f"{self._of(module)} has shape {tuple(known.shape)}, got a value of shape {tuple(raw.shape)}."
+            ) from None
+
+    def _of(self, module: nn.Module) -> str:
+        return f"{type(module).__name__}: {self.name}"
+
+
+def positive() -> Any:
+    """A hyper-parameter greater than 0, stored as its logarithm.
+
+    Example:
+        >>> class Noise(Parametrised):
+        ...     variance = positive()
+        >>> noise = Noise()
+        >>> noise.variance = 0.25
+        >>> noise.raw_variance.exp().item()
+        0.25
+    """
+    return Hyperparameter(torch.exp, torch.log, lambda value: value > 0, "positive and finite")
+
+
+def above(floor: str) -> Any:
+    """A hyper-parameter greater than the attribute ``floor`` of the module, stored as a logarithm.
+
+    Example:
+        >>> class Noise(Parametrised):
+        ...     floor, variance = torch.tensor(0.25), above("floor")
+        >>> noise = Noise()
+        >>> noise.variance = 1.25
+        >>> noise.raw_variance.item()
+        0.0
+    """
+    return Hyperparameter(
+        torch.exp, torch.log, lambda value: value > 0, f"greater than {floor} and finite", floor
+    )
+
+
+def bounded(low: float, high: float) -> Any:
+    """A hyper-parameter between ``low`` and ``high``, both excluded, stored as the logit of its position.
+
+    Example:
+        >>> class Damping(Parametrised):
+        ...     rate = bounded(0.0, 2.0)
+        >>> damping = Damping()
+        >>> damping.rate = 1.0
+        >>> damping.raw_rate.item()
+        0.0
+    """
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise _errors.OptionError(f"bounded: low must be less than high, got {low} and {high}.")
+    width = high - low
+    return Hyperparameter(
+        lambda raw: low + width * torch.sigmoid(raw),
+        lambda value: torch.logit((value - low) / width),
+        lambda value: (value > low) & (value < high),
+        f"between {low:g} and {high:g}",
+    )
+
+
+def unbounded() -> Any:
+    """A hyper-parameter that may have any finite value, stored as it is."""
+    return Hyperparameter(lambda raw: raw, lambda value: value, torch.isfinite, "finite")
+
+
+class Parametrised(nn.Module):
+    """A module with hyper-parameters of its own or in its parts."""
+
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """All hyper-parameters in their own units, by their path (``kernel.lengthscale``), detached."""
+        return {path: getattr(module, descriptor.name).detach() for path, module, descriptor in self._found()}
+
+    def fix(self, *names: str) -> None:
+        """Keep hyper-parameters as they are while the others are learned.
+
+        Args:
+            names: Paths as in ``hyperparameters``; none: all of them.
+
+        Raises:
+            OptionError: There is no hyper-parameter of that name.
+        """
+        self._set_learned(names, False)
+
+    def free(self, *names: str) -> None:
+        """Learn hyper-parameters again that ``fix`` has fixed (no names: all of them)."""
+        self._set_learned(names, True)
+
+    def _set_learned(self, names: Sequence[str], learned: bool) -> None:
+        found = {path: (module, descriptor) for path, module, descriptor in self._found()}
+        for name in names or found:
+            if name not in found:
+                raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
+            module, descriptor = found[name]
+            module.get_parameter(descriptor.raw_name).requires_grad_(learned)
+
+    def _found(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+        for path, module in self.named_modules():
+            for name in dir(type(module)):
+                descriptor = getattr(type(module), name, None)
+                if isinstance(descriptor, Hyperparameter) and hasattr(module, descriptor.raw_name):
+                    yield f"{path}.{name}" if path else name, module, descriptor

@@ -1,0 +1,103 @@
+"""Ridge regression with unit penalty, min_W |W|^2 + |Y - A^T W|^2: the core of Bayesian linear regression.
+
+A is d x n: features of n observations, in columns, scaled by the deviation of the weights over that of the
+noise.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.linalg import cho_solve
+from lapgrad.ops.gelqf import gelqf
+from lapgrad.ops.gemm2 import gemm2
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trsm import trsm
+
+Method = Literal["lq", "cholesky"]
+
+METHODS = ("lq", "cholesky")
+
+
+class Ridge(NamedTuple):
+    """The solution.
+
+    Attributes:
+        L: (*batch, d, d), lower triangular, L L^T = I + A A^T. Its diagonal has either sign.
+        W: (*batch, d, k), the minimiser.
+        square: (*batch), the minimum, tr(Y^T (I + A^T A)^-1 Y).
+    """
+
+    L: Tensor
+    W: Tensor
+    square: Tensor
+
+
+def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
+    """Solves for the weights; A is (*batch, d, n), Y (*batch, n, k), the leading dimensions broadcast.
+
+    The minimum is taken as the sum of squares that it is: |Y|^2 - |L^-1 A Y|^2 cancels, and at the minimum
+    errors of W do not count.
+    """
+    if method == "lq":
+        # [I, A] = L Q: A = L Q2, and W = L^-T Q2 Y.
+        Q, L = _lq(function, A)
+        W = trsm(L, gemm2(Q[..., A.shape[-2] :], Y), transpose=True)
+        residual = Y - gemm2(A, W, transpose_a=True)
+    else:
+        # The normal equations, and one step of refinement with the residual from A itself.
+        L = _cholesky(function, A)
+        W = cho_solve(L, gemm2(A, Y))
+        residual = Y - gemm2(A, W, transpose_a=True)
+        W = W + cho_solve(L, gemm2(A, residual) - W)
+        residual = Y - gemm2(A, W, transpose_a=True)
+    return Ridge(L, W, W.square().sum((-2, -1)) + residual.square().sum((-2, -1)))
+
+
+def factor(function: str, A: Tensor, method: str) -> Tensor:
+    """L with L L^T = I + A A^T."""
+    return _lq(function, A)[1] if method == "lq" else _cholesky(function, A)
+
+
+def _lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and L with [I, A] = L Q; A A^T is never formed.
+
+    With Q, although L would do: the gradient of L alone takes Q to be L^-1 [I, A], and loses the digits that
+    the factorisation has saved. With 16 powers of x (condition number 1e8) it errs by 1e-3, that with Q by
+    1e-10.
+    """
+    d = A.shape[-2]
+    identity = torch.eye(d, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], d, d)
+    try:
+        Q, L = gelqf(torch.cat([identity, A], -1))
+    except _errors.NonFiniteError as error:
+        raise _not_finite(function, error) from None
+    return Q, L
+
+
+def _cholesky(function: str, A: Tensor) -> Tensor:
+    identity = torch.eye(A.shape[-2], dtype=A.dtype, device=A.device)
+    try:
+        return potrf(syrk(A) + identity)
+    except _errors.NonFiniteError as error:
+        raise _not_finite(function, error) from None
+    except _errors.NotPositiveDefiniteError as error:
+        raise _errors.NotPositiveDefiniteError(
+            f"{function}: the products of the features are singular up to rounding; take method='lq'.",
+            error.item,
+            error.minor,
+        ) from None
+
+
+def _not_finite(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
+    return _errors.NonFiniteError(
+        f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: "
+        f"features must be finite, noise_var and prior_var positive.",
+        error.item,
+        error.pivot,
+    )

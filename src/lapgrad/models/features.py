@@ -1,0 +1,234 @@
+"""Features of inputs, for Bayesian linear regression: polynomials and random Fourier features.
+
+Any ``nn.Module`` that maps (n, d) to (n, m) can take their place.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models import _checks
+from lapgrad.models._parameters import Parametrised, Value, positive
+
+#: All classes of features, those of users included, by name: what files refer to.
+_KINDS: dict[str, type[Features]] = {}
+
+
+class Features(Parametrised, abc.ABC):
+    """Features of inputs that files can describe: (*batch, n, d) to (*batch, n, m).
+
+    The constant 1 is not among them: it is the business of the model.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _KINDS[cls.__name__] = cls
+
+    @abc.abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The arguments of the constructor, in types that JSON knows."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Features:
+        """Features of this description; parameters and buffers are filled in from the file."""
+        return cls(**config)
+
+
+class PolynomialFeatures(Features):
+    """Products of the coordinates of an input, up to a degree.
+
+    Args:
+        degree: The largest total degree, at least 1.
+        interactions: Products of different coordinates, too; else only powers of each.
+
+    Raises:
+        OptionError: ``degree`` is less than 1.
+
+    Example:
+        >>> from lapgrad.models import PolynomialFeatures
+        >>> PolynomialFeatures(2)(torch.tensor([[2.0, 3.0]]))
+        tensor([[2., 3., 4., 6., 9.]])
+    """
+
+    def __init__(self, degree: int, interactions: bool = True) -> None:
+        super().__init__()
+        if degree < 1:
+            raise _errors.OptionError(f"PolynomialFeatures: degree must be at least 1, got {degree}.")
+        self.degree, self.interactions = degree, interactions
+
+    def forward(self, X: Tensor) -> Tensor:
+        """All products of degree 1, then those of degree 2, and so on.
+
+        Args:
+            X: (*batch, n, d).
+
+        Returns:
+            (*batch, n, m), with m = (d + degree)! / (d! degree!) - 1, or d degree without interactions.
+        """
+        coordinates = X.split(1, dim=-1)
+        # blocks[j]: the products of the last degree whose first coordinate is j. Those of the next degree
+        # with the first coordinate i are x_i times the blocks j >= i: each product once, in lexicographic
+        # order.
+        blocks = list(coordinates)
+        levels = [X]
+        for _ in range(self.degree - 1):
+            if self.interactions:
+                blocks = [x * torch.cat(blocks[i:], dim=-1) for i, x in enumerate(coordinates)]
+            else:
+                blocks = [x * block for x, block in zip(coordinates, blocks, strict=True)]
+            levels.extend(blocks)
+        return torch.cat(levels, dim=-1)
+
+    def config(self) -> dict[str, Any]:
+        """Degree and interactions."""
+        return {"degree": self.degree, "interactions": self.interactions}
+
+    def extra_repr(self) -> str:
+        """Degree and interactions."""
+        return f"degree={self.degree}, interactions={self.interactions}"
+
+
+#: Twice the order of the Matérn kernel whose frequencies have a t distribution; the RBF kernel: a normal one.
+_DEGREES_OF_FREEDOM = {"rbf": None, "matern12": 1, "matern32": 3, "matern52": 5}
+
+
+class RandomFourierFeatures(Features):
+    """cos(w x / l) and sin(w x / l) for random frequencies w, over sqrt(count).
+
+    Inner products approximate a stationary kernel, k(x, z) = E cos(w (x - z) / l), with k(x, x) = 1 exact:
+    Bayesian linear regression on them approximates a Gaussian process with that kernel, at a cost that grows
+    with n and not with n³ (Rahimi and Recht, 2007). The lengthscales l are learned, the frequencies stay as
+    they were drawn.
+
+    Args:
+        dimension: d, of the inputs.
+        count: How many frequencies; twice as many features.
+        lengthscale: A number, or one per coordinate (d,).
+        kernel: "rbf", "matern12", "matern32" or "matern52".
+        generator: Source of the frequencies: a ``torch.Generator``, a seed, or None for torch's own.
+
+    Raises:
+        OptionError: The kernel is not known, or a number not positive.
+
+    Example:
+        >>> from lapgrad.models import RandomFourierFeatures
+        >>> features = RandomFourierFeatures(2, 5000, lengthscale=0.5, generator=0)
+        >>> Phi = features(torch.tensor([[0.0, 0.0], [0.5, 0.0]], dtype=torch.float64))
+        >>> (Phi @ Phi.mT).detach().round(decimals=1)   # beside the diagonal: exp(-1/2) = 0.61
+        tensor([[1.0000, 0.6000],
+                [0.6000, 1.0000]], dtype=torch.float64)
+    """
+
+    lengthscale = positive()
+
+    def __init__(
+        self,
+        dimension: int,
+        count: int,
+        lengthscale: Value = 1.0,
+        kernel: str = "rbf",
+        generator: torch.Generator | int | None = None,
+    ) -> None:
+        super().__init__()
+        if dimension < 1 or count < 1:
+            raise _errors.OptionError(
+                f"RandomFourierFeatures: dimension and count must be positive, got {dimension} and {count}."
+            )
+        if kernel not in _DEGREES_OF_FREEDOM:
+            raise _errors.unknown_option("RandomFourierFeatures", "kernel", kernel, list(_DEGREES_OF_FREEDOM))
+        self.lengthscale = lengthscale
+        if self.lengthscale.shape not in ((), (1,), (dimension,)):
+            raise _errors.ShapeError(
+                f"RandomFourierFeatures: lengthscale must be a number or have {dimension} entries, got shape "
+                f"{tuple(self.lengthscale.shape)}."
+            )
+        self.kernel = kernel
+        source = _checks.generator("RandomFourierFeatures", generator, torch.device("cpu"))
+        self.register_buffer("frequencies", _spectrum(kernel, dimension, count, source))
+
+    frequencies: Tensor
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Cosines, then sines.
+
+        Args:
+            X: (*batch, n, d).
+
+        Returns:
+            (*batch, n, 2 count).
+        """
+        if X.shape[-1] != self.frequencies.shape[1]:
+            raise _errors.ShapeError(
+                f"RandomFourierFeatures: inputs must have {self.frequencies.shape[1]} columns, got shape "
+                f"{tuple(X.shape)}."
+            )
+        angles = X @ (self.frequencies / self.lengthscale).to(X).mT
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(self.frequencies))
+
+    def config(self) -> dict[str, Any]:
+        """Sizes and kernel."""
+        count, dimension = self.frequencies.shape
+        ones: float | Sequence[float] = [1.0] * self.lengthscale.numel() if self.lengthscale.dim() else 1.0
+        return {"dimension": dimension, "count": count, "lengthscale": ones, "kernel": self.kernel}
+
+    def extra_repr(self) -> str:
+        """Sizes and kernel."""
+        count, dimension = self.frequencies.shape
+        return f"dimension={dimension}, count={count}, kernel={self.kernel}"
+
+
+def _spectrum(kernel: str, dimension: int, count: int, source: torch.Generator | None) -> Tensor:
+    """Frequencies (count, dimension) of the kernel with lengthscale 1.
+
+    Normal for the RBF kernel; for a Matérn kernel of order v multivariate t with 2 v degrees of freedom, that
+    is normal over the root of chi²(2 v) / (2 v).
+    """
+    normal = torch.randn(count, dimension, dtype=torch.float64, generator=source)
+    degrees = _DEGREES_OF_FREEDOM[kernel]
+    if degrees is None:
+        return normal
+    squares = torch.randn(count, degrees, dtype=torch.float64, generator=source).square().sum(1, keepdim=True)
+    return normal * (degrees / squares).sqrt()
+
+
+def described(features: nn.Module | None) -> dict[str, Any]:
+    """What a file says of features: their class and arguments, or that a network must be passed in."""
+    if features is None:
+        return {"kind": "inputs"}
+    if isinstance(features, Features):
+        return {"kind": type(features).__name__, "arguments": features.config()}
+    return {"kind": "module"}
+
+
+def from_description(
+    who: str, description: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> nn.Module | None:
+    """The inverse of ``described``; a network is taken from ``modules["features"]``.
+
+    Raises:
+        OptionError: The network is missing.
+        FileFormatError: No features of that name are known.
+    """
+    kind = description["kind"]
+    if kind == "inputs":
+        return None
+    if kind == "module":
+        if "features" not in modules:
+            raise _errors.OptionError(
+                f"{who}.load: this model has a network for features, whose code is not in the file: pass "
+                f"modules={{'features': network}}."
+            )
+        return modules["features"]
+    known = _KINDS.get(kind)
+    if known is None:
+        raise _errors.FileFormatError(
+            f"{who}.load: the features {kind} are not known. Import the module that defines them first."
+        )
+    return known.from_config(description["arguments"])

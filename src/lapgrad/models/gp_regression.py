@@ -1,0 +1,363 @@
+"""Gaussian process regression, exact: y = f(x) + noise, f ~ GP(mean, kernel).
+
+With A = K + noise_var I = L Lᵀ and r = y - mean, at new inputs with K* = k(X, X_new):
+
+    loss        -log N(r | 0, A)
+    mean        mean + K*ᵀ A⁻¹ r
+    covariance  k(X_new, X_new) - Vᵀ V,   V = L⁻¹ K*
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.fused.mvn_nll import mvn_nll
+from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.models import _checks, _jitter, _plots, _sampling, _scaling
+from lapgrad.models._model import Model
+from lapgrad.models._parameters import Value, above, unbounded
+from lapgrad.models._prediction import Prediction
+from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
+from lapgrad.models.kernels.stationary import RBF
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trsm import trsm
+
+_MEANS = ("constant", "zero")
+_CHUNK_ELEMENTS = 1 << 24
+"""Of the matrix k(X, X_new), when ``predict`` chooses the chunks itself: 128 MB in float64."""
+_LOG_2_PI = math.log(2.0 * math.pi)
+
+
+class _Posterior(NamedTuple):
+    """The factor L of A, weights = A⁻¹ (y - mean), and the parameters that these were computed at."""
+
+    L: Tensor
+    weights: Tensor
+    at: list[Tensor]
+
+
+class GPRegression(Model):
+    """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
+
+    Value and gradient of the loss take two n² buffers and n³ flops.
+
+    Args:
+        X: (n, d) or (n,), float32 or float64. The model lives on its device and in its dtype.
+        y: (n,), or (n, k) for k outputs: independent, with the same kernel and noise.
+        kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
+            model (not a copy), and follows it to its dtype and device.
+        noise_var: Variance of the noise; None: a tenth of the variance of y.
+        noise_floor: What the variance of the noise stays above while it is learned, so that data without
+            noise leave a matrix that can be factorised; None: the root of the machine epsilon of the variance
+            of y, or a hundredth of ``noise_var`` if that is less.
+        mean: "constant": one learned constant per output, or "zero".
+        normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters are
+            then in these units; predictions and the loss are in those of y. All outputs share one scale.
+
+    Attributes:
+        noise_var: Variance of the noise; learned.
+        constant: (k,), the mean; learned (only with ``mean="constant"``).
+        kernel: The kernel; its hyper-parameters are learned.
+
+    Raises:
+        DTypeError, DeviceError, ShapeError: X and y are not float32 or float64 tensors that fit.
+        NonFiniteError: X or y has a NaN or an infinity; the rows are named.
+
+    Example:
+        >>> from lapgrad.models import GPRegression
+        >>> X = torch.linspace(0, 6, 40, dtype=torch.float64)
+        >>> model = GPRegression(X, torch.sin(X))
+        >>> result = model.fit()
+        >>> mean, variance = model.predict(torch.tensor([1.0], dtype=torch.float64))
+        >>> abs(mean.item() - math.sin(1.0)) < 0.01
+        True
+    """
+
+    X: Tensor
+    y: Tensor
+    x_shift: Tensor
+    x_scale: Tensor
+    y_shift: Tensor
+    y_scale: Tensor
+    noise_floor: Tensor
+    noise_var = above("noise_floor")
+    constant = unbounded()
+
+    def __init__(
+        self,
+        X: Tensor,
+        y: Tensor,
+        kernel: Kernel | None = None,
+        *,
+        noise_var: Value | None = None,
+        noise_floor: float | None = None,
+        mean: str = "constant",
+        normalise: bool = False,
+    ) -> None:
+        super().__init__()
+        who = type(self).__name__
+        if mean not in _MEANS:
+            raise _errors.unknown_option(who, "mean", mean, _MEANS)
+        if kernel is not None and not isinstance(kernel, Kernel):
+            raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+        self.vector = isinstance(y, Tensor) and y.dim() == 1
+        X = _checks.inputs(who, X)
+        y = _checks.targets(who, y, X)
+        self.mean, self.normalise = mean, normalise
+        self.register_buffer("X", X.detach().clone())
+        self.register_buffer("y", y.detach().clone())
+        for name, values in (("x", self.X), ("y", self.y)):
+            shift, scale = _scaling.shift_and_scale(values, normalise)
+            pooled = scale.square().mean().sqrt() if name == "y" else scale
+            self.register_buffer(f"{name}_shift", shift)
+            self.register_buffer(f"{name}_scale", pooled)
+        inputs, outputs = self._scaled(self.X), self._observed(self.y)
+        variance = _scaling.spread(outputs).square().mean()
+        spread = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
+        self.kernel = RBF(spread, variance) if kernel is None else kernel
+        noise = torch.as_tensor(0.1 * variance if noise_var is None else noise_var, dtype=torch.float64)
+        floor = torch.minimum(math.sqrt(torch.finfo(X.dtype).eps) * variance, 0.01 * noise.abs().to(variance))
+        self.register_buffer("noise_floor", floor if noise_floor is None else torch.tensor(noise_floor))
+        self.noise_var = noise
+        if self.get_parameter("raw_noise_var").dim():
+            raise _errors.ShapeError(f"{who}: noise_var must be a scalar.")
+        if mean == "constant":
+            self.constant = outputs.mean(0)
+        self.to(dtype=X.dtype, device=X.device)
+        self._posterior: _Posterior | None = None
+
+    def loss(self) -> Tensor:
+        """-log p(y | X), the negative log marginal likelihood of the observations: a scalar.
+
+        Raises:
+            NotPositiveDefiniteError: The covariance of the observations is not positive definite, by more
+                than rounding.
+            NonFiniteError: The kernel gives NaN or infinity.
+
+        Warns:
+            JitterWarning: Something had to be added to the diagonal (``jitter`` says how much).
+        """
+        self._posterior = None  # n² of memory, and out of date with the next step of a fit
+        inputs, residuals = self._scaled(self.X), self._residuals()
+
+        def evaluate(jitter: float) -> Tensor:
+            return mvn_nll(self._covariance(inputs, jitter), residuals, overwrite=True)
+
+        value, self.jitter = _jitter.retried(type(self).__name__, self.X.dtype, evaluate)
+        return value + self.y.numel() * self.y_scale.log() if self.normalise else value
+
+    def predict(
+        self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
+    ) -> Prediction:
+        """The distribution of f, or of observations, at new inputs.
+
+        Differentiable with respect to ``X_new``; the parameters count as constants.
+
+        Args:
+            X_new: (m, d) or (m,).
+            noise: Of observations: with the variance of the noise.
+            full_cov: The covariance of all pairs in place of the variances.
+            chunk: Inputs that are treated at a time, to bound the memory at n · chunk; None: as many as take
+                128 MB. Without effect with ``full_cov``.
+
+        Returns:
+            mean (m,) (or (m, k)), and variance (m,) or covariance (m, m), which all outputs share.
+
+        Raises:
+            DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
+        """
+        X_new = self._new_inputs("predict", X_new)
+        posterior = self._factorised()
+        if chunk is None:
+            chunk = max(1, _CHUNK_ELEMENTS // len(self.X))
+        elif chunk < 1:
+            raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
+        parts = [X_new] if full_cov or not len(X_new) else X_new.split(chunk)
+        found = [self._predicted(posterior, part, full_cov) for part in parts]
+        mean = torch.cat([part for part, _ in found])
+        spread = found[0][1] if full_cov else torch.cat([part for _, part in found])
+        if noise:
+            added = (self.noise_var * self.y_scale.square()).detach()
+            spread = spread + (torch.diag_embed(added.expand(len(X_new))) if full_cov else added)
+        return Prediction(mean[:, 0] if self.vector else mean, spread)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        X_new: Tensor,
+        count: int = 1,
+        *,
+        noise: bool = False,
+        generator: torch.Generator | int | None = None,
+    ) -> Tensor:
+        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+
+        Args:
+            X_new: (m, d) or (m,).
+            count: How many.
+            noise: Of observations.
+            generator: Source of randomness, or a seed; None: torch's own.
+
+        Returns:
+            (count, m), or (count, m, k) for k outputs.
+        """
+        mean, spread = self.predict(X_new, noise=noise, full_cov=True)
+        columns = mean[:, None] if self.vector else mean
+        source = _checks.generator(f"{type(self).__name__}.sample", generator, mean.device)
+        drawn = _sampling.normal(columns, spread, count, source)
+        return drawn[..., 0] if self.vector else drawn
+
+    def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
+        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
+
+        Args:
+            X_new: (m, d) or (m,).
+            y_new: (m,), or (m, k) for k outputs.
+            joint: Of all m together, in place of each by itself.
+
+        Returns:
+            (m,) (or (m, k)); with ``joint`` a scalar (or (k,)).
+        """
+        who = f"{type(self).__name__}.log_prob"
+        X_new = self._new_inputs("log_prob", X_new)
+        y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        mean, spread = self.predict(X_new, noise=True, full_cov=joint)
+        residuals = y_new - (mean[:, None] if self.vector else mean)
+        if joint:
+            values = -mvn_nll(spread, residuals.mT[..., None])
+        else:
+            variance = spread[:, None]
+            values = -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
+        return values[..., 0] if self.vector else values
+
+    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
+        """The fit over one input: mean, 95 % band and data, with matplotlib.
+
+        Args:
+            axes: Matplotlib axes to draw into; None: those of a new figure.
+            output: Which output, if there are several.
+            noise: The band of observations, else that of f.
+            margin: How far to go beyond the data, relative to their range.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ShapeError: There is more than one input.
+        """
+        if self.X.shape[1] != 1:
+            raise _errors.ShapeError(
+                f"{type(self).__name__}.plot: one input can be drawn, the data have {self.X.shape[1]}."
+            )
+        low, high = self.X.min(), self.X.max()
+        beyond = margin * torch.where(high > low, high - low, torch.ones_like(high))
+        x = torch.linspace(0.0, 1.0, 1000).to(self.X) * (high - low + 2.0 * beyond) + low - beyond
+        with torch.no_grad():
+            mean, variance = self.predict(x, noise=noise)
+        shown = mean if self.vector else mean[:, output]
+        return _plots.fitted_curve(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
+
+    def config(self) -> dict[str, Any]:
+        """Options and the description of the kernel."""
+        return {
+            "mean": self.mean,
+            "normalise": self.normalise,
+            "vector": self.vector,
+            "kernel": self.kernel.config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """A model of this description on the data that were saved."""
+        kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
+        y = tensors["y"][:, 0] if config["vector"] else tensors["y"]
+        return cls(tensors["X"], y, kernel, mean=config["mean"], normalise=config["normalise"])
+
+    def extra_repr(self) -> str:
+        """Size of the data and the noise."""
+        n, d = self.X.shape
+        return f"n={n}, d={d}, outputs={self.y.shape[1]}, noise_var={self.noise_var.item():.4g}"
+
+    def _scaled(self, X: Tensor) -> Tensor:
+        return (X - self.x_shift) / self.x_scale if self.normalise else X
+
+    def _observed(self, y: Tensor) -> Tensor:
+        return (y - self.y_shift) / self.y_scale if self.normalise else y
+
+    def _residuals(self) -> Tensor:
+        y = self._observed(self.y)
+        return y - self.constant if self.mean == "constant" else y
+
+    def _covariance(self, inputs: Tensor, jitter: float) -> Tensor:
+        """A, with jitter relative to the mean of its diagonal."""
+        noise = self.noise_var
+        if jitter:
+            noise = noise + jitter * (self.kernel.diag(inputs).mean() + noise)
+        return covariance(self.kernel, inputs, noise)
+
+    @torch.no_grad()
+    def _factorised(self) -> _Posterior:
+        """L and A⁻¹ r; computed again when a parameter has changed."""
+        present = [value.detach() for value in self.state_dict().values()]
+        known = self._posterior
+        if known is not None and all(map(_same, known.at, present)):
+            return known
+        inputs = self._scaled(self.X)
+
+        def evaluate(jitter: float) -> Tensor:
+            return potrf(self._covariance(inputs, jitter), overwrite=True)
+
+        L, self.jitter = _jitter.retried(type(self).__name__, self.X.dtype, evaluate)
+        at = [value.clone() for value in present]
+        self._posterior = _Posterior(L, cho_solve(L, self._residuals()), at)
+        return self._posterior
+
+    def _predicted(self, posterior: _Posterior, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
+        """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y."""
+        inputs, X_new = self._scaled(self.X), self._scaled(X_new)
+        recording = torch.is_grad_enabled() and X_new.requires_grad
+        with _constant(self.kernel) if recording else torch.no_grad():
+            cross = self.kernel(inputs, X_new)
+            prior = self.kernel(X_new) if full_cov else self.kernel.diag(X_new)
+        mean = cross.mT @ posterior.weights
+        if self.mean == "constant":
+            mean = mean + self.constant.detach()
+        # The matrix is this function's own, unless it is a constant that all its elements share.
+        own = not recording and cross.is_contiguous()
+        V = trsm(posterior.L, cross, overwrite=own)
+        explained = syrk(V, transpose=True) if full_cov else V.square().sum(0)
+        spread = prior - explained if full_cov else (prior - explained).clamp_min(0.0)
+        return mean * self.y_scale + self.y_shift, spread * self.y_scale.square()
+
+    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
+        who = f"{type(self).__name__}.{function}"
+        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.same_kind(who, X=self.X, X_new=X_new)
+        return X_new
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+
+
+@contextlib.contextmanager
+def _constant(module: nn.Module) -> Iterator[None]:
+    """The parameters of a module need no gradients inside; inputs keep theirs."""
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in learned:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)

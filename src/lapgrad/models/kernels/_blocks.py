@@ -1,0 +1,190 @@
+"""Kernel matrices block by block: one n×m buffer forward, none backward.
+
+A kernel matrix is a cheap function of small things: the features of n and m points and some scalars. So
+nothing of it is kept for the backward pass. Forward, blocks of rows are computed straight into the result;
+backward, each block is computed once more, differentiated on the spot, and forgotten. What autograd saves
+inside a block fits into the cache.
+
+A symmetric matrix is computed in its lower triangle and mirrored, so that it is exactly symmetric. With
+K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+#: A tensor, or a tuple of trees.
+Tree: TypeAlias = Any
+#: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
+Matrix = Callable[[Tree, Tree, Tree | None], Tensor]
+
+#: Elements of a block: a megabyte or two on a CPU; large enough to fill a GPU.
+_ELEMENTS = {"cpu": 1 << 18}
+_ELEMENTS_ELSEWHERE = 1 << 25
+
+
+def worth_it(rows: int, columns: int) -> bool:
+    """Whether the matrix is larger than one block of a CPU."""
+    return rows * columns > _ELEMENTS["cpu"]
+
+
+def flat(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    return [tree] if isinstance(tree, Tensor) else [tensor for part in tree for tensor in flat(part)]
+
+
+def mapped(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The tree of what ``function`` makes of the tensors."""
+    return function(tree) if isinstance(tree, Tensor) else tuple(mapped(function, part) for part in tree)
+
+
+def evaluated(
+    matrix: Matrix, scalars: Tree, F: Tree, G: Tree | None, added_diagonal: Tensor | None = None
+) -> Tensor:
+    """``matrix(scalars, F, G)``, plus ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal."""
+    arguments = _Arguments(_shape(scalars), _shape(F), None if G is None else _shape(G))
+    tensors = [*flat(scalars), *flat(F), *([] if G is None else flat(G))]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, added_diagonal) if t is not None):
+        result: Tensor = _Blocked.apply(matrix, arguments, added_diagonal, *tensors)
+        return result
+    return _computed(matrix, scalars, F, G, added_diagonal)
+
+
+class _Arguments(NamedTuple):
+    """How the arguments of ``matrix`` are put together from a list: trees of () in place of tensors."""
+
+    scalars: Tree
+    F: Tree
+    G: Tree | None
+
+    def grouped(self, values: Sequence[Any]) -> tuple[Tree, Tree, Tree | None]:
+        remaining = iter(values)
+        scalars, F = _filled(self.scalars, remaining), _filled(self.F, remaining)
+        return scalars, F, None if self.G is None else _filled(self.G, remaining)
+
+
+def _shape(tree: Tree) -> Tree:
+    return () if isinstance(tree, Tensor) else [_shape(part) for part in tree]
+
+
+def _filled(shape: Tree, values: Iterator[Any]) -> Tree:
+    return next(values) if shape == () else tuple(_filled(part, values) for part in shape)
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, matrix: Matrix, arguments: _Arguments, added_diagonal: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
+        ctx.matrix, ctx.arguments = matrix, arguments
+        ctx.diagonal_shape = None if added_diagonal is None else added_diagonal.shape
+        ctx.save_for_backward(*tensors)
+        return _computed(matrix, *arguments.grouped(tensors), added_diagonal)
+
+    @staticmethod
+    def backward(ctx: Any, gK: Tensor) -> Any:
+        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad
+        g_diagonal = None
+        if needs[2]:
+            g_diagonal = gK.diagonal(dim1=-2, dim2=-1).sum_to_size(ctx.diagonal_shape)
+        # With gradients on, the backward is to be differentiated itself.
+        pulled_back = _pulled_back_recorded if torch.is_grad_enabled() else _pulled_back
+        return (None, None, g_diagonal, *pulled_back(ctx.matrix, ctx.arguments, tensors, needs[3:], gK))
+
+
+def _row_blocks(F: Sequence[Tensor], columns: int) -> Iterator[slice]:
+    rows, batch = F[0].shape[-2], max(f.shape[:-2].numel() for f in F)
+    elements = _ELEMENTS.get(F[0].device.type, _ELEMENTS_ELSEWHERE)
+    size = max(1, min(rows, elements // max(1, columns * batch)))
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _rows(tree: Tree, rows: slice) -> Tree:
+    return mapped(lambda f: f[..., rows, :], tree)
+
+
+def _computed(
+    matrix: Matrix, scalars: Tree, F: Tree, G: Tree | None, added_diagonal: Tensor | None
+) -> Tensor:
+    with torch.no_grad():
+        of_rows, of_columns = flat(F), flat(F if G is None else G)
+        n, m = of_rows[0].shape[-2], of_columns[0].shape[-2]
+        batch = torch.broadcast_shapes(*(f.shape[:-2] for f in (*of_rows, *of_columns)))
+        K = of_rows[0].new_empty((*batch, n, m))
+        for rows in _row_blocks(of_rows, m):
+            here = _rows(F, rows)
+            if G is not None:
+                K[..., rows, :] = matrix(scalars, here, G)
+                continue
+            K[..., rows, rows] = matrix(scalars, here, None)
+            if rows.start:
+                left = matrix(scalars, here, _rows(F, slice(rows.start)))
+                K[..., rows, : rows.start] = left
+                K[..., : rows.start, rows] = left.mT
+        if added_diagonal is not None:
+            K.diagonal(dim1=-2, dim2=-1).add_(added_diagonal)
+    return K
+
+
+def _pulled_back_recorded(
+    matrix: Matrix, arguments: _Arguments, tensors: Sequence[Tensor], needs: Sequence[bool], gK: Tensor
+) -> list[Tensor | None]:
+    """The gradients as functions that have derivatives: nothing in blocks."""
+    wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
+    if not wanted:
+        return [None] * len(tensors)
+    K = matrix(*arguments.grouped(tensors))
+    found = iter(torch.autograd.grad(K, wanted, gK, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needs]
+
+
+def _pulled_back(
+    matrix: Matrix, arguments: _Arguments, tensors: Sequence[Tensor], needs: Sequence[bool], gK: Tensor
+) -> list[Tensor | None]:
+    totals = [torch.zeros_like(tensor) if need else None for tensor, need in zip(tensors, needs, strict=True)]
+    if not any(needs):
+        return totals
+    leaves = [tensor.detach().requires_grad_(need) for tensor, need in zip(tensors, needs, strict=True)]
+    scalars, F, G = arguments.grouped(leaves)
+    pairs = [(leaf, total) for leaf, total in zip(leaves, totals, strict=True) if total is not None]
+    # Rows of F enter as leaves of their own: a gradient of all of F per block would be n²/block of zeros.
+    total_of = {id(leaf): total for leaf, total in pairs}
+    apart = [pair for pair in pairs if not any(pair[0] is f for f in flat(F))]
+
+    def cut(rows: slice) -> tuple[Tree, list[tuple[Tensor, Tensor]]]:
+        found: list[tuple[Tensor, Tensor]] = []
+
+        def leaf_of_rows(f: Tensor) -> Tensor:
+            part = f.detach()[..., rows, :].requires_grad_(f.requires_grad)
+            if f.requires_grad:
+                found.append((part, total_of[id(f)][..., rows, :]))
+            return part
+
+        return mapped(leaf_of_rows, F), found
+
+    for rows in _row_blocks(flat(F), gK.shape[-1]):
+        here, of_rows = cut(rows)
+        with torch.enable_grad():
+            if G is not None:
+                _accumulate(matrix(scalars, here, G), gK[..., rows, :], apart + of_rows)
+                continue
+            _accumulate(matrix(scalars, here, None), gK[..., rows, rows], apart + of_rows)
+            if rows.start:
+                before, of_before = cut(slice(rows.start))
+                g = gK[..., rows, : rows.start] + gK[..., : rows.start, rows].mT
+                _accumulate(matrix(scalars, here, before), g, apart + of_rows + of_before)
+    return totals
+
+
+def _accumulate(block: Tensor, g: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Adds the gradients of <block, g> for the leaves to their totals."""
+    if not block.requires_grad:
+        return
+    gradients = torch.autograd.grad(block, [leaf for leaf, _ in pairs], g, allow_unused=True)
+    for (_, total), gradient in zip(pairs, gradients, strict=True):
+        if gradient is not None:
+            total += gradient

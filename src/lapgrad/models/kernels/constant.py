@@ -1,0 +1,90 @@
+"""Constant functions, and white noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lapgrad.models._parameters import Value, positive
+from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels.base import Kernel
+
+
+class Constant(Kernel):
+    """k(x, z) = variance: constant functions. As a factor it scales another kernel.
+
+    Args:
+        variance: Positive.
+        active_dims: Without effect, as in all kernels.
+
+    Example:
+        >>> from lapgrad.models.kernels import Constant
+        >>> Constant(3.0)(torch.zeros(2), torch.zeros(1)).tolist()
+        [[3.0], [3.0]]
+    """
+
+    pure = True
+    variance = positive()
+
+    def __init__(self, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None) -> None:
+        super().__init__(active_dims=active_dims)
+        self.variance = variance
+
+    def scalars(self) -> Tree:
+        """The variance."""
+        return self.variance
+
+    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
+        """The variance everywhere: one number in memory."""
+        columns = F if G is None else G
+        batch = torch.broadcast_shapes(F.shape[:-2], columns.shape[:-2])
+        variance: Tensor = scalars
+        return variance.expand(*batch, F.shape[-2], columns.shape[-2])
+
+    def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
+        """The variance, n times."""
+        variance: Tensor = scalars
+        return variance.expand(F.shape[:-1])
+
+
+class White(Kernel):
+    """k(x, z) = variance where x and z are the same observation, else 0: independent noise.
+
+    Two observations at the same place are not the same: ``kernel(X, Z)`` is 0 even if Z equals X, and
+    ``kernel(X)`` is a diagonal matrix.
+
+    Args:
+        variance: Positive.
+        active_dims: Without effect, as in all kernels.
+
+    Example:
+        >>> from lapgrad.models.kernels import White
+        >>> White(2.0)(torch.zeros(2)).tolist()
+        [[2.0, 0.0], [0.0, 2.0]]
+    """
+
+    pure = True
+    variance = positive()
+
+    def __init__(self, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None) -> None:
+        super().__init__(active_dims=active_dims)
+        self.variance = variance
+
+    def scalars(self) -> Tree:
+        """The variance."""
+        return self.variance
+
+    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
+        """variance · I, or 0."""
+        if G is None:
+            return torch.diag_embed(self.diagonal(scalars, F))
+        batch = torch.broadcast_shapes(F.shape[:-2], G.shape[:-2])
+        zero: Tensor = 0.0 * scalars
+        return zero.expand(*batch, F.shape[-2], G.shape[-2])
+
+    def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
+        """The variance, n times."""
+        variance: Tensor = scalars
+        return variance.expand(F.shape[:-1])

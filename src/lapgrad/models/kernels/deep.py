@@ -1,0 +1,92 @@
+"""Kernels of what a network makes of the points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+
+
+class Deep(Kernel):
+    """k(x, z) = base(network(x), network(z)): the network is learned together with everything else.
+
+    Args:
+        base: The kernel of the transformed points.
+        network: Any module that maps (*batch, n, d) to (*batch, n, p), each row by itself. It is called once
+            for each set of points. It follows the model to its dtype and device.
+        name: What it is called in files: ``Model.load(path, modules={name: network})``.
+        active_dims: The columns of the points that the network sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import RBF, Deep
+        >>> kernel = Deep(RBF(), torch.nn.Linear(3, 2, dtype=torch.float64))
+        >>> kernel(torch.zeros(5, 3, dtype=torch.float64)).shape
+        torch.Size([5, 5])
+    """
+
+    def __init__(
+        self,
+        base: Kernel,
+        network: nn.Module,
+        *,
+        name: str = "network",
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(active_dims=active_dims)
+        if not isinstance(base, Kernel) or not isinstance(network, nn.Module):
+            raise _errors.OptionError(
+                f"Deep: base must be a Kernel and network an nn.Module, got {type(base).__name__} and "
+                f"{type(network).__name__}."
+            )
+        self.base, self.network, self.name = base, network, name
+
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        """Whether ``base`` is: the network has its place in ``embed``."""
+        return self.base.pure
+
+    def embed(self, X: Tensor) -> Tree:
+        """What ``base`` makes of what the network makes of X."""
+        transformed = self.network(X)
+        if not isinstance(transformed, Tensor) or transformed.shape[:-1] != X.shape[:-1]:
+            seen = tuple(transformed.shape) if isinstance(transformed, Tensor) else type(transformed).__name__
+            raise _errors.ShapeError(
+                f"Deep: the network must map points of shape {tuple(X.shape)} to {(*X.shape[:-1], 'p')}, got "
+                f"{seen}."
+            )
+        return self.base.features(transformed)
+
+    def scalars(self) -> Tree:
+        """Those of ``base``."""
+        return self.base.scalars()
+
+    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
+        """That of ``base``."""
+        return self.base.matrix(scalars, F, G)
+
+    def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
+        """That of ``base``."""
+        return self.base.diagonal(scalars, F)
+
+    def config(self) -> dict[str, Any]:
+        """With the description of ``base``, and the name of the network in place of the network."""
+        return {**super().config(), "name": self.name, "base": self.base.config()}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Kernel:
+        """With the network of that name."""
+        name = config["name"]
+        if name not in modules:
+            raise _errors.OptionError(
+                f"load: the file has the weights of the network {name!r}, not its code: pass "
+                f"modules={{{name!r}: ...}}, a module of the same architecture."
+            )
+        base = kernel_from_config(config["base"], part_of_state(tensors, "base."), modules)
+        return cls(base, modules[name], name=name, active_dims=config["active_dims"])

@@ -1,0 +1,72 @@
+"""Periodic functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models._parameters import Value, positive
+from lapgrad.models.kernels.base import Kernel
+from lapgrad.models.kernels.stationary import RBF
+
+
+class Periodic(RBF):
+    """k(x, z) = variance · exp(-2 Σ_i sin²(π (x_i - z_i) / period_i) / lengthscale_i²).
+
+    It is the squared exponential of points on circles, one circle of radius 1 / lengthscale per dimension.
+    Multiplied by an ``RBF`` it lets the shape of the period drift.
+
+    Args:
+        period: Positive; a scalar, or one per dimension (d,).
+        lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period.
+        variance: Positive; k(x, x).
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import Periodic
+        >>> Periodic(period=0.5)(torch.tensor([0.0]), torch.tensor([1.0])).item()
+        1.0
+    """
+
+    period = positive()
+
+    def __init__(
+        self,
+        period: Value = 1.0,
+        lengthscale: Value = 1.0,
+        variance: Value = 1.0,
+        *,
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(lengthscale, variance, active_dims=active_dims)
+        self.period = period
+        if self.get_parameter("raw_period").dim() > 1:
+            raise _errors.ShapeError("Periodic: period must be a scalar or of shape (d,).")
+
+    def embed(self, X: Tensor) -> Tensor:
+        """(cos, sin)(2π x / period) / lengthscale: 4 sin²(a) is the squared chord of the angle 2a.
+
+        Whole periods are taken off first: sines of large angles lose digits.
+        """
+        period = self.period
+        if period.dim() and period.shape[0] != X.shape[-1]:
+            raise _errors.ShapeError(
+                f"Periodic: {period.shape[0]} periods for points of {X.shape[-1]} dimensions."
+            )
+        turns = X / period.to(X)
+        angle = 2.0 * math.pi * (turns - turns.detach().round())
+        circles = [super(Periodic, self).embed(part) for part in (torch.cos(angle), torch.sin(angle))]
+        return torch.cat(circles, -1)
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Kernel:
+        """With as many lengthscales and periods as were saved."""
+        period, lengthscale = (torch.ones_like(tensors[f"raw_{name}"]) for name in ("period", "lengthscale"))
+        return cls(period, lengthscale, active_dims=config["active_dims"])

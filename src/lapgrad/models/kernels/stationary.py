@@ -1,0 +1,212 @@
+"""Stationary kernels: functions of the distance of two points, in units of the lengthscales.
+
+    S = |(x - z) / l|²,  r = √S
+
+with one lengthscale l for all dimensions, or one per dimension (automatic relevance determination, ARD).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models._parameters import Value, positive
+from lapgrad.models.kernels import _gaussian
+from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._distances import root, squared_distances
+from lapgrad.models.kernels.base import Kernel
+
+
+class Stationary(Kernel, abc.ABC):
+    """k(x, z) = variance · f(|(x - z) / lengthscale|²) with f(0) = 1.
+
+    Args:
+        lengthscale: Positive; a scalar, or one per dimension (d,).
+        variance: Positive; k(x, x).
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+    """
+
+    pure = True
+    lengthscale = positive()
+    variance = positive()
+
+    def __init__(
+        self, lengthscale: Value = 1.0, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(active_dims=active_dims)
+        self.lengthscale = lengthscale
+        self.variance = variance
+        shapes = [tuple(self.get_parameter(f"raw_{name}").shape) for name in ("lengthscale", "variance")]
+        if len(shapes[0]) > 1 or shapes[1]:
+            raise _errors.ShapeError(
+                f"{type(self).__name__}: lengthscale must be a scalar or of shape (d,), variance a scalar, "
+                f"got shapes {shapes[0]} and {shapes[1]}."
+            )
+
+    def embed(self, X: Tensor) -> Tensor:
+        """The points in units of the lengthscales."""
+        lengthscale = self.lengthscale
+        if lengthscale.dim() and lengthscale.shape[0] != X.shape[-1]:
+            raise _errors.ShapeError(
+                f"{type(self).__name__}: {lengthscale.shape[0]} lengthscales for points of {X.shape[-1]} "
+                f"dimensions."
+            )
+        return X / lengthscale.to(X)
+
+    def shape_parameters(self) -> tuple[Tensor, ...]:
+        """Further arguments of ``profile``, each a scalar. Default: none."""
+        return ()
+
+    def scalars(self) -> Tree:
+        """The variance, and the parameters of the profile."""
+        return (self.variance, *self.shape_parameters())
+
+    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
+        """variance · f(S)."""
+        variance, *shape = scalars
+        return variance * self.profile(squared_distances(F, G), *shape)
+
+    def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
+        """The variance, n times."""
+        variance: Tensor = scalars[0]
+        return variance.expand(F.shape[:-1])
+
+    @abc.abstractmethod
+    def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
+        """f(S), elementwise."""
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Kernel:
+        """With as many lengthscales as were saved."""
+        return cls(torch.ones_like(tensors["raw_lengthscale"]), active_dims=config["active_dims"])
+
+
+class RBF(Stationary):
+    """The squared exponential: k(x, z) = variance · exp(-S / 2). Smooth functions.
+
+    Args:
+        lengthscale: Positive; a scalar, or one per dimension (d,).
+        variance: Positive; k(x, x).
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import RBF
+        >>> RBF(lengthscale=2.0)(torch.tensor([0.0, 2.0])).detach()
+        tensor([[1.0000, 0.6065],
+                [0.6065, 1.0000]])
+    """
+
+    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
+        """Between two sets of points by one product where that is precise enough."""
+        (variance,) = scalars
+        if G is not None and _gaussian.suits(F, G, variance):
+            return _gaussian.gaussian(F, G, variance)
+        return super().matrix(scalars, F, G)
+
+    def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
+        """exp(-S / 2)."""
+        return torch.exp(-0.5 * S)
+
+
+class Matern12(Stationary):
+    """Exponential kernel, Matérn 1/2: k(x, z) = variance · exp(-r). Continuous, nowhere smooth functions.
+
+    Args:
+        lengthscale: Positive; a scalar, or one per dimension (d,).
+        variance: Positive; k(x, x).
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import Matern12
+        >>> Matern12()(torch.tensor([0.0]), torch.tensor([1.0])).item()
+        0.3678...
+    """
+
+    def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
+        """exp(-r)."""
+        return torch.exp(-root(S))
+
+
+class Matern32(Stationary):
+    """Matérn 3/2: k(x, z) = variance · (1 + √3 r) exp(-√3 r). Functions with one derivative.
+
+    Args:
+        lengthscale: Positive; a scalar, or one per dimension (d,).
+        variance: Positive; k(x, x).
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import Matern32
+        >>> Matern32()(torch.tensor([0.0]), torch.tensor([1.0])).item()
+        0.4833...
+    """
+
+    def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
+        """(1 + √3 r) exp(-√3 r)."""
+        t = root(3.0 * S)
+        return (1.0 + t) * torch.exp(-t)
+
+
+class Matern52(Stationary):
+    """Matérn 5/2: k(x, z) = variance · (1 + √5 r + 5/3 S) exp(-√5 r). Functions with two derivatives.
+
+    Args:
+        lengthscale: Positive; a scalar, or one per dimension (d,).
+        variance: Positive; k(x, x).
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import Matern52
+        >>> Matern52()(torch.tensor([0.0]), torch.tensor([1.0])).item()
+        0.5239...
+    """
+
+    def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
+        """(1 + √5 r + 5/3 S) exp(-√5 r)."""
+        t = root(5.0 * S)
+        return (1.0 + t + (5.0 / 3.0) * S) * torch.exp(-t)
+
+
+class RationalQuadratic(Stationary):
+    """k(x, z) = variance · (1 + S / (2 mixture))^-mixture: squared exponentials of many lengthscales.
+
+    Args:
+        lengthscale: Positive; a scalar, or one per dimension (d,).
+        variance: Positive; k(x, x).
+        mixture: Positive; how narrow the distribution of the lengthscales is. Infinity would be ``RBF``.
+        active_dims: The columns of the points that the kernel sees; None: all of them.
+
+    Example:
+        >>> from lapgrad.models.kernels import RationalQuadratic
+        >>> RationalQuadratic(mixture=1.0)(torch.tensor([0.0]), torch.tensor([1.0])).item()
+        0.6666...
+    """
+
+    mixture = positive()
+
+    def __init__(
+        self,
+        lengthscale: Value = 1.0,
+        variance: Value = 1.0,
+        mixture: Value = 1.0,
+        *,
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(lengthscale, variance, active_dims=active_dims)
+        self.mixture = mixture
+
+    def shape_parameters(self) -> tuple[Tensor, ...]:
+        """The mixture."""
+        return (self.mixture,)
+
+    def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
+        """exp(-mixture log(1 + S / (2 mixture)))."""
+        (mixture,) = shape
+        return torch.exp(-mixture * torch.log1p(S / (2.0 * mixture)))

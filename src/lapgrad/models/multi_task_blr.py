@@ -1,0 +1,256 @@
+"""Many regression tasks on shared features: a Bayesian linear regression for each, on top of one network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from lapgrad import _errors
+from lapgrad.models import _checks, _weights
+from lapgrad.models._model import Model
+from lapgrad.models._parameters import positive
+from lapgrad.models._prediction import Prediction
+from lapgrad.models._ridge import METHODS, Method
+from lapgrad.models._weights import WeightPosterior
+from lapgrad.models.bayesian_linear_regression import evaluated, variance_of
+from lapgrad.models.criteria.blr_nll import blr_nll
+from lapgrad.models.features import described, from_description
+
+_LOG_2_PI = math.log(2.0 * math.pi)
+
+
+class MultiTaskBLR(Model):
+    """y_t = w_t0 + sum_j w_tj phi_j(x) + noise in each task t, with the same features phi for all tasks.
+
+    The loss is the sum of the negative log marginal likelihoods of the tasks: gradients of all of them learn
+    the features, while each task has its own noise and prior variances, and its weights are integrated out. A
+    task with few observations takes over what the others have taught the features (Perrone, Jenatton, Seeger
+    and Archambeau, 2017).
+
+    Args:
+        tasks: (X, y) of each task: X (n_t, d) or (n_t,), y (n_t,). Sizes may differ; they may be 0.
+        features: An ``nn.Module`` that maps (n, d) to (n, m). It becomes part of the model, and moves to the
+            dtype and device of the data. None: the inputs.
+        bias: Whether each task has the weight w_t0 of the constant 1, with a prior variance of its own.
+        method: "lq" or "cholesky", see ``blr_nll``.
+
+    Attributes:
+        noise_var: (T,), the variance of the noise in each task.
+        prior_var: (T,), the prior variance of its weights.
+        bias_var: (T,), that of the bias.
+
+    Raises:
+        DTypeError, DeviceError, ShapeError: The data are not float32 or float64 tensors that fit.
+        NonFiniteError: Names the rows with NaN or infinity.
+        OptionError: There is no task with data, or ``method`` is unknown.
+
+    Example:
+        >>> from lapgrad.models import MultiTaskBLR, PolynomialFeatures
+        >>> x = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
+        >>> model = MultiTaskBLR([(x, x**2), (x[:4], 1.0 - x[:4])], PolynomialFeatures(2))
+        >>> model.loss().shape, model.predict(1, x).mean.shape
+        (torch.Size([]), torch.Size([9]))
+    """
+
+    noise_var = positive()
+    prior_var = positive()
+    bias_var = positive()
+
+    X: Tensor
+    y: Tensor
+
+    def __init__(
+        self,
+        tasks: Sequence[tuple[Tensor, Tensor]],
+        features: nn.Module | None = None,
+        *,
+        bias: bool = True,
+        method: Method = "lq",
+    ) -> None:
+        super().__init__()
+        if method not in METHODS:
+            raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
+        pairs = [_checked(t, *task) for t, task in enumerate(tasks)]
+        if not any(len(X) for X, _ in pairs):
+            raise _errors.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
+        _checks.same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
+        columns = {X.shape[1] for X, _ in pairs}
+        if len(columns) > 1:
+            raise _errors.ShapeError(
+                f"MultiTaskBLR: X of all tasks must have the same number of columns, got {sorted(columns)}."
+            )
+        self.bias = bias
+        self.method: Method = method
+        self.sizes = [len(X) for X, _ in pairs]
+        self.register_buffer("X", torch.cat([X for X, _ in pairs]).detach())
+        self.register_buffer("y", torch.cat([y for _, y in pairs]).detach())
+        self.features = features
+        self.to(dtype=self.X.dtype, device=self.X.device)
+        with torch.no_grad():
+            Phi = evaluated("MultiTaskBLR", self.features, self.X)
+        self.feature_count = Phi.shape[1]
+        spreads = self.y.new_tensor([variance_of(y) for _, y in pairs])
+        self.noise_var = 0.1 * spreads
+        self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
+        if bias:
+            offsets = [float(y.mean()) if len(y) else 0.0 for _, y in pairs]
+            self.bias_var = spreads + self.y.new_tensor(offsets).square()
+        self.to(dtype=self.X.dtype, device=self.X.device)
+
+    def loss(self) -> Tensor:
+        """The sum of the negative log marginal likelihoods of all tasks."""
+        Phi = self.design(self.X).split(self.sizes)
+        y, noise, prior = self.y.split(self.sizes), self.noise_var, self.weight_var()
+        total = self.y.new_zeros(())
+        for group in _of_similar_size(self.sizes):
+            # Rows of zeros are observations of 0 by features of 0: they add log N(0 | 0, noise), and no more.
+            padded = pad_sequence([Phi[t] for t in group], batch_first=True)
+            targets = pad_sequence([y[t] for t in group], batch_first=True)
+            rows = padded.shape[1] - self.y.new_tensor([self.sizes[t] for t in group])
+            values = blr_nll(padded, targets, noise[group], prior[group], method=self.method)
+            total = total + (values - 0.5 * rows * (noise[group].log() + _LOG_2_PI)).sum()
+        return total
+
+    def design(self, X: Tensor) -> Tensor:
+        """The design matrix (n, m'): the constant 1 where there is a bias, then the features of X (n, d)."""
+        Phi = evaluated("MultiTaskBLR", self.features, X)
+        return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
+
+    def weight_var(self) -> Tensor:
+        """The prior variance of each weight in each task, (T, m')."""
+        prior = self.prior_var[:, None].expand(-1, self.feature_count)
+        return torch.cat([self.bias_var[:, None], prior], dim=1) if self.bias else prior
+
+    def observe(self, task: int, X: Tensor, y: Tensor) -> None:
+        """Add observations to a task; hyper-parameters stay as they are.
+
+        Args:
+            task: Its number.
+            X: (n', d) or (n',).
+            y: (n',).
+        """
+        task = self._number(task)
+        X = _checks.inputs("MultiTaskBLR.observe", X, columns=self.X.shape[1])
+        Y = _checks.targets("MultiTaskBLR.observe", y, X, outputs=1)
+        _checks.same_kind("MultiTaskBLR.observe", X=X, data=self.X)
+        end = sum(self.sizes[: task + 1])
+        self.X = torch.cat([self.X[:end], X.detach(), self.X[end:]])
+        self.y = torch.cat([self.y[:end], Y[:, 0].detach(), self.y[end:]])
+        self.sizes[task] += len(X)
+
+    def data(self, task: int) -> tuple[Tensor, Tensor]:
+        """The observations of a task: X (n_t, d) and y (n_t,)."""
+        task = self._number(task)
+        return self.X.split(self.sizes)[task], self.y.split(self.sizes)[task]
+
+    def posterior(self, task: int) -> WeightPosterior:
+        """The distribution of the weights of a task.
+
+        Returns:
+            mean (m', 1), and factor (m', m') with factor factorᵀ the covariance. The weight of the bias comes
+            first.
+        """
+        task = self._number(task)
+        X, y = self.data(task)
+        return _weights.posterior(
+            "MultiTaskBLR",
+            self.design(X),
+            y[:, None],
+            self.noise_var[task],
+            self.weight_var()[task],
+            self.method,
+        )
+
+    def predict(self, task: int, X_new: Tensor, *, noise: bool = False, full_cov: bool = False) -> Prediction:
+        """The distribution of f_t at new inputs, or of observations there.
+
+        Args:
+            task: Number of the task.
+            X_new: (n', d) or (n',).
+            noise: Of observations: with the variance of the noise.
+            full_cov: The covariance of all pairs in place of the variances.
+
+        Returns:
+            mean (n'), and variance (n') or covariance (n', n').
+        """
+        X_new = self._inputs("predict", X_new)
+        noise_var = self.noise_var[self._number(task)] if noise else None
+        mean, spread = _weights.predicted(self.posterior(task), self.design(X_new), noise_var, full_cov)
+        return Prediction(mean.squeeze(-1), spread)
+
+    def sample(
+        self, task: int, X_new: Tensor, count: int = 1, *, generator: torch.Generator | int | None = None
+    ) -> Tensor:
+        """Draws of f_t at new inputs, (count, n'): each is one function, at all of them.
+
+        Args:
+            task: Number of the task.
+            X_new: (n', d) or (n',).
+            count: How many draws.
+            generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
+        """
+        X_new = self._inputs("sample", X_new)
+        source = _checks.generator("MultiTaskBLR.sample", generator, self.X.device)
+        return (self.design(X_new) @ self.posterior(task).sample(count, source)).squeeze(-1)
+
+    def log_prob(self, task: int, X_new: Tensor, y_new: Tensor) -> Tensor:
+        """log p(y_new | data) of new observations of a task together, a scalar.
+
+        Args:
+            task: Number of the task.
+            X_new: (n', d) or (n',).
+            y_new: (n',).
+        """
+        X_new = self._inputs("log_prob", X_new)
+        Y_new = _checks.targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
+        noise_var = self.noise_var[self._number(task)]
+        return _weights.log_density(self.posterior(task), self.design(X_new), Y_new, noise_var, self.method)
+
+    def config(self) -> dict[str, Any]:
+        """What the constructor needs besides tensors."""
+        return {
+            "features": described(self.features),
+            "bias": self.bias,
+            "method": self.method,
+            "sizes": self.sizes,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """A model of this description, with the data of the file."""
+        parts = (tensors[name].split(config["sizes"]) for name in ("X", "y"))
+        features = from_description(cls.__name__, config["features"], modules)
+        return cls(list(zip(*parts, strict=True)), features, bias=config["bias"], method=config["method"])
+
+    def _number(self, task: int) -> int:
+        if not -len(self.sizes) <= task < len(self.sizes):
+            raise _errors.OptionError(f"MultiTaskBLR: there are {len(self.sizes)} tasks, no task {task}.")
+        return task % len(self.sizes)
+
+    def _inputs(self, method: str, X_new: Tensor) -> Tensor:
+        who = f"MultiTaskBLR.{method}"
+        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.same_kind(who, X_new=X_new, X=self.X)
+        return X_new
+
+
+def _checked(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    who = f"MultiTaskBLR: task {task}"
+    X = _checks.inputs(who, X, empty=True)
+    return X, _checks.targets(who, y, X, outputs=1)[:, 0]
+
+
+def _of_similar_size(sizes: Sequence[int]) -> list[list[int]]:
+    """Tasks in groups whose sizes lie between two powers of 2: padding at most doubles them."""
+    groups: dict[int, list[int]] = {}
+    for task, size in enumerate(sizes):
+        if size:
+            groups.setdefault((size - 1).bit_length(), []).append(task)
+    return list(groups.values())

@@ -1,0 +1,178 @@
+"""Data that models meet: what cannot be learned from is named, what can be gives the right answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tolerances import HIGHER_ORDER, assert_close
+from torch import Tensor
+
+import lapgrad
+from lapgrad.models import GPRegression
+from lapgrad.models.kernels import RBF, Kernel, Linear
+
+X, Y = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6.0).double()
+
+
+def with_entry(values: Tensor, row: int, entry: float) -> Tensor:
+    changed = values.clone()
+    changed[row] = entry
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: GPRegression(with_entry(X, 3, math.nan), Y), ValueError, "GPRegression: X .* in row 3"),
+        (lambda: GPRegression(X, with_entry(Y, 4, math.inf)), ValueError, "GPRegression: y .* in row 4"),
+        (lambda: GPRegression(X * math.nan, Y), ValueError, "in rows 0, 1, 2, 3, 4 and 1 more"),
+        (lambda: GPRegression(X[:0], Y[:0]), ValueError, "X has no rows"),
+        (
+            lambda: GPRegression(X, Y[:5]),
+            ValueError,
+            r"y must have shape \(n,\) or \(n, k\) with n = 6 .*\(5,\)",
+        ),
+        (lambda: GPRegression(X, Y[None]), ValueError, r"with n = 6 like X, got \(1, 6\)"),
+        (lambda: GPRegression(X, Y[:, None, None]), ValueError, r"got \(6, 1, 1\)"),
+        (lambda: GPRegression(X[None], Y), ValueError, r"X must have shape \(n, d\) or \(n,\)"),
+        (lambda: GPRegression(X, Y.float()), TypeError, "same dtype, got X torch.float64, y torch.float32"),
+        (lambda: GPRegression(X.long(), Y), TypeError, "X has dtype torch.int64"),
+        (lambda: GPRegression(X.numpy(), Y), TypeError, "X must be a torch.Tensor, got ndarray"),
+        (
+            lambda: GPRegression(X, Y, noise_var=-1.0),
+            ValueError,
+            "noise_var must be greater than noise_floor",
+        ),
+        (lambda: GPRegression(X, Y, mean="linear"), ValueError, "'constant', 'zero'"),
+        (lambda: GPRegression(X, Y, RBF), ValueError, "kernel must be a Kernel"),
+        (lambda: GPRegression(X, Y).predict(X[:, :1]), ValueError, "must have 2 columns like the training"),
+        (lambda: GPRegression(X, Y).predict(X.float()), TypeError, "same dtype"),
+        (lambda: GPRegression(X, Y).predict(with_entry(X, 1, math.nan)), ValueError, "X_new .* in row 1"),
+        (lambda: GPRegression(X, Y).predict(X, chunk=0), ValueError, "chunk must be positive"),
+        (lambda: GPRegression(X, Y).log_prob(X, Y[:, None].expand(6, 2)), ValueError, "must have 1 outputs"),
+        (lambda: GPRegression(X, Y).sample(X, 1, generator="seed"), ValueError, "generator must be"),
+        (lambda: GPRegression(X, Y).sample(X, -1), ValueError, "count must not be negative"),
+    ],
+)
+def test_mistakes_are_named(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert isinstance(caught.value, lapgrad.LapgradError)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_observation(dtype: torch.dtype) -> None:
+    """The posterior of one observation: the mean is shrunk towards that of the process."""
+    x, y = torch.zeros(1, dtype=dtype), torch.full((1,), 3.0, dtype=dtype)
+    model = GPRegression(x, y, RBF(1.0, 2.0), noise_var=1.0, mean="zero")
+    found = model.predict(x)
+    assert_close(found.mean, torch.tensor([2.0], dtype=dtype))
+    assert_close(found.variance, torch.tensor([2.0 - 4.0 / 3.0], dtype=dtype))
+    model = GPRegression(x, y)
+    model.fit(steps=20)
+    assert_close(model.predict(x).mean, y, HIGHER_ORDER)
+
+
+def test_no_new_inputs() -> None:
+    model = GPRegression(X, Y)
+    assert model.predict(X[:0]).mean.shape == (0,)
+    assert model.predict(X[:0], full_cov=True).covariance.shape == (0, 0)
+    assert model.sample(X[:0], 3).shape == (3, 0)
+    assert model.log_prob(X[:0], Y[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_constant_columns_change_nothing(normalise: bool) -> None:
+    wide = torch.cat([X, torch.full((6, 1), 0.1).double()], 1)
+    one = GPRegression(wide, Y, RBF(), normalise=normalise)
+    other = GPRegression(X, Y, RBF(), normalise=normalise)
+    assert_close(one.loss(), other.loss())
+    assert_close(one.predict(wide).mean, other.predict(X).mean)
+    # A new value in that column is a distance like any other: it does not blow up.
+    far = one.predict(wide + torch.tensor([0.0, 0.0, 1.0]).double())
+    assert bool(far.mean.isfinite().all())
+    assert bool((far.variance > one.predict(wide).variance).all())
+    one.fit(steps=10)
+
+
+def test_constant_targets() -> None:
+    model = GPRegression(X, torch.full((6,), 7.0).double(), normalise=True)
+    model.fit(steps=20)
+    assert_close(model.predict(X + 0.1).mean, torch.full((6,), 7.0).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_duplicated_rows_count_as_two_observations(dtype: torch.dtype) -> None:
+    """Two observations at one place are one of half the noise."""
+    x, y = torch.tensor([0.0, 1.0], dtype=dtype), torch.tensor([1.0, 2.0], dtype=dtype)
+    twice = GPRegression(torch.cat([x, x]), torch.cat([y, y]), RBF(), noise_var=0.2, mean="zero")
+    once = GPRegression(x, y, RBF(), noise_var=0.1, mean="zero")
+    for one, other in zip(twice.predict(x + 0.3), once.predict(x + 0.3), strict=True):
+        assert_close(one, other)
+    twice.fit(steps=10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_data_without_noise_fit_without_jitter(dtype: torch.dtype) -> None:
+    """A JitterWarning would fail this test."""
+    x = torch.linspace(0, 6, 40, dtype=dtype)
+    model = GPRegression(x, torch.sin(x), normalise=True)
+    model.fit()
+    assert (model.predict(x + 0.05).mean - torch.sin(x + 0.05)).abs().max() < 1e-2
+    assert model.jitter == 0.0
+
+
+def test_jitter_is_reported() -> None:
+    """The covariance of 30 copies of a point, with noise below rounding, is singular."""
+    x, y = torch.zeros(30).double(), torch.ones(30).double()
+    model = GPRegression(x, y, RBF(), noise_var=1e-20, noise_floor=1e-21, mean="zero")
+    with pytest.warns(lapgrad.JitterWarning, match=r"not positive definite .* of the mean of its diagonal"):
+        value = model.loss()
+    assert 0.0 < model.jitter < 1e-10
+    assert math.isfinite(value.item())
+    with pytest.warns(lapgrad.JitterWarning):
+        mean, _ = model.predict(x[:1])
+    assert abs(mean.item() - 1.0) < 1e-6
+    model.fix("noise_var")
+    with pytest.warns(lapgrad.JitterWarning, match=r"GPRegression\.fit"):
+        model.fit(steps=3)
+    assert model.jitter > 0.0
+
+
+class Difference(Kernel):
+    """Symmetric, and not positive semi-definite."""
+
+    def matrix(self, scalars: object, F: Tensor, G: Tensor | None) -> Tensor:
+        return (F - (F if G is None else G).mT).abs()
+
+    def diagonal(self, scalars: object, F: Tensor) -> Tensor:
+        return torch.zeros_like(F[..., 0])
+
+
+def test_kernels_that_are_not_positive_semi_definite_are_named() -> None:
+    model = GPRegression(X[:, 0], Y, Difference(), noise_var=1e-3)
+    with pytest.raises(
+        lapgrad.NotPositiveDefiniteError, match=r"GPRegression: .* Is the kernel positive semi-"
+    ):
+        model.loss()
+    with pytest.raises(lapgrad.FitError, match=r"step 1: .*positive semi-definite"):
+        model.fit()
+
+
+class Undefined(Difference):
+    def matrix(self, scalars: object, F: Tensor, G: Tensor | None) -> Tensor:
+        return super().matrix(scalars, F, G) * math.nan
+
+
+def test_kernels_that_are_not_finite_are_named() -> None:
+    with pytest.raises(lapgrad.NonFiniteError, match="contains NaN"):
+        GPRegression(X[:, 0], Y, Undefined()).loss()
+
+
+def test_linear_functions_in_more_dimensions_than_observations() -> None:
+    wide = torch.randn(4, 50, generator=torch.Generator().manual_seed(1)).double()
+    model = GPRegression(wide, Y[:4], Linear(), noise_var=1e-3, mean="zero")
+    assert (model.predict(wide).mean - Y[:4]).abs().max() < 1e-2

@@ -1,0 +1,256 @@
+"""Bayesian linear regression: against the Gaussian process that it is, learning, files, mistakes."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib as mpl
+import pytest
+import tolerances
+import torch
+from torch import Tensor, nn
+
+from lapgrad import NonFiniteError, OptionError, ShapeError
+from lapgrad.models import BayesianLinearRegression, PolynomialFeatures, RandomFourierFeatures
+
+METHODS = ("lq", "cholesky")
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+FEATURES = {
+    "inputs": lambda: None,
+    "polynomial": lambda: PolynomialFeatures(2),
+    "fourier": lambda: RandomFourierFeatures(2, 5, [0.5, 2.0], "matern32", generator=0),
+    "network": network,
+}
+
+
+def model_of(
+    features: str = "polynomial", targets: int | None = None, n: int = 9, **options
+) -> BayesianLinearRegression:
+    X = normal(n, 2)
+    y = normal(n, seed=1) if targets is None else normal(n, targets, seed=1)
+    return BayesianLinearRegression(X, y, FEATURES[features](), noise_var=0.3, **options)
+
+
+def joint(model: BayesianLinearRegression, X_new: Tensor) -> torch.distributions.MultivariateNormal:
+    """Observations at X_new given the data: the Gaussian process with the kernel phi(x)^T S phi(z)."""
+    n = len(model.X)
+    Phi = model.design(torch.cat([model.X, X_new]))
+    K = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(len(Phi), dtype=Phi.dtype)
+    gain = torch.linalg.solve(K[:n, :n], K[:n, n:]).mT
+    covariance = K[n:, n:] - gain @ K[:n, n:]
+    return torch.distributions.MultivariateNormal((gain @ model.Y).mT, 0.5 * (covariance + covariance.mT))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("n", [9, 3])
+def test_predictions_are_those_of_the_gaussian_process(n, features, method):
+    model = model_of(features, n=n, method=method)
+    X_new = normal(4, 2, seed=2)
+    with torch.no_grad():
+        expected = joint(model, X_new)
+        mean, covariance = model.predict(X_new, noise=True, full_cov=True)
+        tolerances.assert_close(mean, expected.mean[0])
+        tolerances.assert_close(covariance, expected.covariance_matrix[0])
+        variance = model.predict(X_new, chunk=3).variance
+        tolerances.assert_close(variance, expected.variance[0] - model.noise_var)
+        tolerances.assert_close(model.log_prob(X_new, mean), expected.log_prob(mean).sum())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ard": True}, {"bias": False}, {"prior_var": [1.0, 2.0, 3.0, 1.0, 0.5]}]
+)
+def test_loss_is_the_density_of_the_targets(options):
+    model = model_of(targets=3, **options)
+    with torch.no_grad():
+        Phi = model.design(model.X)
+        covariance = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(9, dtype=Phi.dtype)
+        density = torch.distributions.MultivariateNormal(torch.zeros(9, dtype=Phi.dtype), covariance)
+        tolerances.assert_close(model.loss(), -density.log_prob(model.Y.mT).sum())
+    learned = {"raw_noise_var", "raw_prior_var"} | ({"raw_bias_var"} if options.get("bias", True) else set())
+    assert {name for name, _ in model.named_parameters()} == learned
+    assert model.prior_var.shape == ((5,) if options.keys() & {"ard", "prior_var"} else ())
+
+
+def test_samples_have_the_moments_of_the_prediction():
+    model = model_of()
+    X_new = normal(3, 2, seed=2)
+    with torch.no_grad():
+        draws = model.sample(X_new, 20000, generator=0)
+        mean, covariance = model.predict(X_new, full_cov=True)
+        noisy = model.sample(X_new, 20000, noise=True, generator=0)
+    assert draws.shape == (20000, 3)
+    # Three standard deviations of a mean of 20000, in units of the largest variance.
+    close = 3 * covariance.diagonal().max() / math.sqrt(20000)
+    assert (draws.mean(0) - mean).abs().max() < close.clamp_min(close.sqrt())
+    assert (draws.mT.cov() - covariance).abs().max() < 2 * close
+    assert (noisy.var(0) - draws.var(0) - model.noise_var).abs().max() < 3 * close
+    assert torch.equal(model.sample(X_new, 2, generator=7), model.sample(X_new, 2, generator=7))
+
+
+def test_several_targets_share_variances_and_have_their_own_weights():
+    model = model_of(targets=2)
+    single = BayesianLinearRegression(
+        model.X, model.Y[:, 1], PolynomialFeatures(2), noise_var=0.3, prior_var=model.prior_var
+    )
+    single.bias_var = model.bias_var
+    X_new = normal(4, 2, seed=2)
+    both, one = model.predict(X_new), single.predict(X_new)
+    assert both.mean.shape == (4, 2)
+    tolerances.assert_close(both.mean[:, 1], one.mean)
+    tolerances.assert_close(both.variance, one.variance)
+    assert model.sample(X_new, 3, generator=0).shape == (3, 4, 2)
+    assert model.posterior().mean.shape == (6, 2)
+
+
+def test_observing_data_is_as_good_as_having_it():
+    whole = model_of()
+    part = BayesianLinearRegression(
+        whole.X[:5], whole.Y[:5, 0], PolynomialFeatures(2), noise_var=0.3, prior_var=whole.prior_var
+    )
+    part.bias_var = whole.bias_var
+    before = part.log_prob(whole.X[5:], whole.Y[5:, 0]) - part.loss()
+    part.observe(whole.X[5:], whole.Y[5:, 0])
+    tolerances.assert_close(part.loss(), whole.loss())
+    # p(first) p(rest | first) = p(all)
+    tolerances.assert_close(before, -whole.loss())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_learns_noise_and_a_polynomial(method):
+    x = torch.linspace(-1.0, 1.0, 200, dtype=torch.float64)
+    truth = 1.0 - 2.0 * x + 3.0 * x**3
+    model = BayesianLinearRegression(
+        x, truth + 0.1 * normal(200), PolynomialFeatures(9), ard=True, method=method
+    )
+    before = model.loss().item()
+    result = model.fit()
+    assert result.loss < before - 50
+    assert 0.08 < model.noise_var.sqrt() < 0.12
+    with torch.no_grad():
+        mean, variance = model.predict(x)
+    assert ((mean - truth).abs() < 4 * variance.sqrt()).all()
+    # Weights of powers that the truth does not have are given up.
+    prior = model.prior_var.detach()
+    assert prior[[0, 2]].min() > 100 * prior[[4, 6, 8]].median()
+
+
+def test_learns_features():
+    """A network and a lengthscale are learned along with the variances."""
+    x = torch.linspace(0.0, 1.0, 60, dtype=torch.float64)
+    y = torch.sin(12.0 * x) + 0.05 * normal(60)
+    fourier = BayesianLinearRegression(x, y, RandomFourierFeatures(1, 40, 0.5, generator=0))
+    fourier.fit(steps=60)
+    assert 0.1 < fourier.features.lengthscale < 0.3
+    assert fourier.noise_var.sqrt() < 0.1
+    net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh())
+    torch.manual_seed(0)
+    for part in (net[0], net[2]):
+        part.reset_parameters()
+    hybrid = BayesianLinearRegression(x, y, net)
+    hybrid.fit("adam", steps=300, lr=0.03)
+    assert hybrid.noise_var.sqrt() < 0.15
+
+
+def test_predictions_have_gradients_in_the_new_inputs():
+    model = model_of("network")
+    X_new = normal(2, 2, seed=3).requires_grad_()
+    model.predict(X_new).variance.sum().backward()
+    assert X_new.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_files(features, tmp_path):
+    model = model_of(features, ard=True)
+    model.fit(steps=5)
+    model.fix("noise_var")
+    path = tmp_path / "model.pt"
+    model.save(path)
+    modules = {"features": nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 4))}
+    loaded = BayesianLinearRegression.load(path, modules=modules if features == "network" else None)
+    X_new = normal(3, 2, seed=2)
+    assert torch.equal(loaded.predict(X_new).mean, model.predict(X_new).mean)
+    assert torch.equal(loaded.loss(), model.loss())
+    assert not loaded.raw_noise_var.requires_grad
+    assert loaded.raw_prior_var.requires_grad
+
+
+def test_a_network_is_asked_for_when_its_file_is_read(tmp_path):
+    model_of("network").save(tmp_path / "model.pt")
+    with pytest.raises(OptionError, match=r"modules=\{'features': network\}"):
+        BayesianLinearRegression.load(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_degenerate_data(method):
+    """One row, equal rows, a constant column, constant targets."""
+    one = BayesianLinearRegression(torch.ones(1, 1).double(), torch.ones(1).double(), method=method)
+    assert one.loss().isfinite()
+    X = torch.cat([normal(6, 1), torch.ones(6, 1)], 1).repeat(2, 1)
+    model = BayesianLinearRegression(X, torch.full((12,), 3.0, dtype=torch.float64), method=method)
+    result = model.fit(steps=30)
+    assert math.isfinite(result.loss)
+    mean, variance = model.predict(X[:2])
+    assert (mean - 3.0).abs().max() < 0.1
+    assert (variance >= 0).all()
+    assert model.predict(X[:0]).mean.shape == (0,)
+
+
+def test_float32_stays_float32():
+    X, y = normal(20, 2, dtype=torch.float32), normal(20, seed=1, dtype=torch.float32)
+    model = BayesianLinearRegression(X, y, RandomFourierFeatures(2, 10, generator=0))
+    model.fit(steps=5)
+    assert {value.dtype for value in (*model.state_dict().values(), *model.predict(X))} == {torch.float32}
+
+
+def test_plot():
+    mpl.use("Agg")
+    x = torch.linspace(-1.0, 1.0, 10, dtype=torch.float64)
+    axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2)).plot()
+    assert axes.lines
+    with pytest.raises(OptionError, match="one input and one target can be drawn, there are 2 and 1"):
+        model_of().plot()
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "options", "kind", "message"),
+    [
+        (torch.ones(3, 2), torch.ones(4), {}, ShapeError, "n = 3 like X"),
+        (torch.tensor([1.0, math.nan, 2.0]), torch.ones(3), {}, NonFiniteError, "X contains NaN.* row 1"),
+        (torch.ones(3), torch.ones(3), {"method": "svd"}, OptionError, "method must be one of"),
+        (torch.ones(3), torch.ones(3), {"noise_var": -1.0}, OptionError, "noise_var must be positive"),
+        (
+            torch.ones(3, 2),
+            torch.ones(3),
+            {"prior_var": [1.0]},
+            ShapeError,
+            "must be a number or have 2 entries",
+        ),
+        (
+            torch.ones(3),
+            torch.ones(3),
+            {"features": nn.Flatten(0)},
+            ShapeError,
+            r"must map \(3, 1\) to \(3, m\)",
+        ),
+    ],
+)
+def test_mistakes_are_named(X, y, options, kind, message):
+    with pytest.raises(kind, match=f"BayesianLinearRegression: .*{message}"):
+        BayesianLinearRegression(X, y, **options)
+
+
+def test_new_inputs_must_be_like_the_data():
+    model = model_of()
+    with pytest.raises(ShapeError, match="X_new must have 2 columns"):
+        model.predict(torch.ones(3, 1, dtype=torch.float64))

@@ -1,0 +1,230 @@
+"""Fitting: where optimisers arrive, when they stop, and what is left when they fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from tolerances import assert_close
+from torch import Tensor, nn
+
+import lapgrad
+from lapgrad.models import FitResult, Model
+from lapgrad.models._parameters import bounded, positive, unbounded
+
+
+class Valley(Model):
+    """Rosenbrock's function of a and b, from a start of the user."""
+
+    a, b = unbounded(), unbounded()
+
+    def __init__(self, start: tuple[float, float] = (-1.2, 1.0)) -> None:
+        super().__init__()
+        self.a, self.b = start
+
+    def loss(self) -> Tensor:
+        return (1.0 - self.a) ** 2 + 100.0 * (self.b - self.a**2) ** 2
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Valley:
+        return cls()
+
+
+class Edge(Valley):
+    """Undefined for a >= 1, in a way the user chooses; the minimum of a is at 0.9."""
+
+    def __init__(self, beyond: Callable[[Tensor], Tensor], start: float = -50.0) -> None:
+        super().__init__((start, 0.0))
+        self.beyond = beyond
+
+    def loss(self) -> Tensor:
+        return self.beyond(self.a) if self.a >= 1.0 else (self.a - 0.9) ** 2 + self.b**2
+
+
+def not_positive_definite(a: Tensor) -> Tensor:
+    return lapgrad.potrf((1.0 - a).reshape(1, 1))[0, 0]
+
+
+def nan(a: Tensor) -> Tensor:
+    return a * math.nan
+
+
+def test_lbfgs_finds_the_end_of_the_valley() -> None:
+    model = Valley()
+    result = model.fit(tolerance=1e-14)
+    assert result.converged
+    assert result.steps < 80
+    assert abs(model.a.item() - 1.0) < 1e-6
+    assert abs(model.b.item() - 1.0) < 1e-6
+    assert result.loss == model.loss().item() == result.history[-1]
+    assert all(later < earlier for earlier, later in zip(result.history, result.history[1:], strict=False))
+
+
+def test_adam_descends_and_counts() -> None:
+    model = Valley((0.5, 0.5))
+    before = model.loss().item()
+    result = model.fit("adam", steps=300, lr=0.02, tolerance=0.0)
+    assert result.steps == len(result.history) == 300
+    assert not result.converged
+    assert "300 steps" in result.reason
+    assert result.history[0] == before
+    assert model.loss().item() == result.loss < before / 4
+
+
+def test_adam_stops_where_nothing_improves() -> None:
+    result = Valley((1.0, 1.0)).fit("adam")
+    assert result.converged
+    assert result.steps == 51
+
+
+def test_limit_of_lbfgs_counts_evaluations() -> None:
+    evaluations = 0
+
+    class Counting(Valley):
+        def loss(self) -> Tensor:
+            nonlocal evaluations
+            evaluations += 1
+            return super().loss()
+
+    model = Counting()
+    result = model.fit(steps=7)
+    assert evaluations == result.steps == 7
+    assert not result.converged
+    assert model.loss().item() == result.loss
+
+
+@pytest.mark.parametrize("beyond", [not_positive_definite, nan])
+def test_line_search_comes_back_from_where_the_loss_is_undefined(beyond: Callable[[Tensor], Tensor]) -> None:
+    model = Edge(beyond)
+    result = model.fit(lr=200.0)
+    assert result.converged
+    assert abs(model.a.item() - 0.9) < 1e-3
+
+
+@pytest.mark.parametrize("beyond", [not_positive_definite, nan])
+@pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
+def test_failure_at_the_start_says_so(optimizer: str, beyond: Callable[[Tensor], Tensor]) -> None:
+    model = Edge(beyond, start=2.0)
+    with pytest.raises(lapgrad.FitError, match=r"Edge\.fit: step 1: ") as caught:
+        model.fit(optimizer)
+    assert caught.value.step == 1
+    assert model.a.item() == 2.0
+
+
+@pytest.mark.parametrize("beyond", [not_positive_definite, nan])
+def test_failure_on_the_way_restores_the_last_good_parameters(beyond: Callable[[Tensor], Tensor]) -> None:
+    model = Edge(beyond, start=-1.0)
+    seen = []
+
+    def record(step: int, loss: float) -> None:
+        seen.append(model.a.item())
+
+    with pytest.raises(lapgrad.FitError, match="The parameters are those of step") as caught:
+        model.fit("adam", lr=0.7, callback=record)
+    assert caught.value.step == len(seen) + 1 > 2
+    assert model.a.item() == seen[-1] < 1.0
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
+def test_callback_stops(optimizer: str) -> None:
+    result = Valley().fit(optimizer, callback=lambda step, loss: step >= 3)
+    assert not result.converged
+    assert "callback" in result.reason
+    assert 3 <= result.steps < 10
+
+
+def test_fixed_parameters_stay() -> None:
+    model = Valley()
+    model.fix("a")
+    model.fit()
+    assert model.a.item() == -1.2
+    assert abs(model.b.item() - 1.44) < 1e-6
+    model.free("a")
+    model.fit()
+    assert model.a.item() != -1.2
+    model.fix()
+    with pytest.raises(lapgrad.OptionError, match="nothing to fit"):
+        model.fit()
+    with pytest.raises(lapgrad.OptionError, match="'a', 'b'"):
+        model.fix("c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": "sgd"}, "'lbfgs', 'adam'"),
+        ({"steps": 0}, "at least 1"),
+        ({"tolerance": -1.0}, "tolerance"),
+        ({"lr": math.nan}, "lr"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(lapgrad.OptionError, match=message):
+        Valley().fit(**arguments)
+
+
+def test_progress_shows_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    result = Valley((0.9, 0.8)).fit(progress=True)
+    shown = capsys.readouterr().out
+    assert "Valley" in shown
+    assert f"loss {result.loss:.6g}" in shown
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("rich", lambda: Valley().fit(progress=True)),
+        ("matplotlib", lambda: FitResult(0.0, [0.0], 1, True, "", 0.0).plot()),
+    ],
+)
+def test_missing_packages_are_named(
+    package: str, call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(lapgrad.MissingDependencyError, match=f"pip install {package}"):
+        call()
+
+
+class Units(Valley):
+    scale, share = positive(), bounded(-1.0, 3.0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.share = [0.5, 2.0], 0.0
+
+
+def test_hyperparameters_are_set_and_read_in_their_own_units() -> None:
+    model = Units()
+    assert_close(model.scale.detach(), torch.tensor([0.5, 2.0], dtype=torch.float64))
+    model.scale = 4.0
+    assert_close(model.hyperparameters()["scale"], torch.tensor([4.0, 4.0], dtype=torch.float64))
+    assert_close(model.raw_scale.detach(), torch.full((2,), math.log(4.0), dtype=torch.float64))
+    model.share = torch.tensor(2.5)
+    assert_close(model.share.detach(), torch.tensor(2.5, dtype=torch.float64))
+    assert torch.autograd.grad(model.scale.sum(), model.raw_scale)[0].tolist() == pytest.approx([4.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scale", 0.0, "scale must be positive"),
+        ("scale", [1.0, math.inf], "scale must be positive"),
+        ("share", 3.0, "share must be between -1 and 3"),
+        ("share", math.nan, "share must be between"),
+        ("scale", [1.0, 2.0, 3.0], r"scale has shape \(2,\), got a value of shape \(3,\)"),
+    ],
+)
+def test_values_outside_are_refused(name: str, value: Any, message: str) -> None:
+    model = Units()
+    before = getattr(model, name).detach()
+    with pytest.raises(ValueError, match=message):
+        setattr(model, name, value)
+    assert torch.equal(getattr(model, name), before)

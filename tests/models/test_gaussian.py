@@ -1,0 +1,76 @@
+"""RBF between two sets of points by one product: the same as by differences, and when it is not taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tolerances import HIGHER_ORDER, assert_all_close, assert_close
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from lapgrad.models.kernels import RBF, _gaussian
+
+DOUBLE = torch.float64
+
+
+def points(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def by_differences(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
+    return variance * torch.exp(-0.5 * (F[..., :, None, :] - G[..., None, :, :]).square().sum(-1))
+
+
+@pytest.mark.parametrize("batches", [((), ()), ((2,), (2,)), ((3, 1), (2,))], ids=str)
+def test_values_and_gradients(batches: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    F, G = (points(*batch, n, 3).requires_grad_() for batch, n in zip(batches, (5, 4), strict=True))
+    variance = torch.tensor(1.7, dtype=DOUBLE, requires_grad=True)
+    leaves = (F, G, variance)
+    found, expected = _gaussian.gaussian(*leaves), by_differences(*leaves)
+    assert_close(found, expected)
+    cotangent = points(*expected.shape)
+    assert_all_close(
+        torch.autograd.grad(found, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent)
+    )
+    assert_close(_gaussian.gaussian(*[leaf.detach() for leaf in leaves]), expected)
+
+
+def test_higher_derivatives() -> None:
+    leaves = (points(3, 2).requires_grad_(), points(4, 2).requires_grad_(), torch.tensor(0.6, dtype=DOUBLE))
+    leaves[2].requires_grad_()
+    assert gradcheck(_gaussian.gaussian, leaves)
+    assert gradgradcheck(_gaussian.gaussian, leaves)
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_gradients_of_a_part(position: int) -> None:
+    leaves = [points(3, 2), points(4, 2), torch.tensor(0.6, dtype=DOUBLE)]
+    leaves[position].requires_grad_()
+    found, expected = _gaussian.gaussian(*leaves), by_differences(*leaves)
+    for_one = (leaves[position],)
+    assert_all_close(torch.autograd.grad(found.sum(), for_one), torch.autograd.grad(expected.sum(), for_one))
+
+
+def test_offset_costs_no_digits() -> None:
+    F, G, one = points(5, 2), points(4, 2), torch.ones((), dtype=DOUBLE)
+    # The offset is a power of two, so that the points are the same to the last bit or almost.
+    moved = _gaussian.gaussian(F + 2.0**20, G + 2.0**20, one)
+    assert_close(moved, by_differences(F + 2.0**20, G + 2.0**20, one), HIGHER_ORDER)
+
+
+def test_when_it_is_taken() -> None:
+    F, G, one = points(5, 2), points(4, 2), torch.ones((), dtype=DOUBLE)
+    assert _gaussian.suits(F, G, one)
+    assert not _gaussian.suits(1e4 * F, G, one)
+    assert not _gaussian.suits(F * torch.nan, G, one)
+    assert not _gaussian.suits(F[:0], G, one)
+    assert not _gaussian.suits(F.float(), G.float(), one.float())
+    assert torch.func.vmap(lambda f: torch.tensor(_gaussian.suits(f, G, one)))(F[None]).item() is False
+    far = RBF()(1e6 * F, 1e6 * F[:3])
+    assert_close(far.detach(), torch.eye(5, 3, dtype=DOUBLE))
+
+
+def test_in_one_piece_is_the_kernel() -> None:
+    kernel = RBF(torch.tensor([0.5, 2.0], dtype=DOUBLE)) + RBF(variance=3.0) * RBF(active_dims=[1])
+    X, Z = points(5, 2), points(4, 2)
+    assert_close(kernel.in_one_piece(X, Z), kernel(X, Z))

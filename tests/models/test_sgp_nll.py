@@ -1,0 +1,297 @@
+"""The bound of a sparse Gaussian process: against its definition, streamed and from matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tolerances import HIGHER_ORDER, INDUCING, INDUCING_FLOAT32, OF_JITTER, assert_all_close, assert_close
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import lapgrad
+from lapgrad.fused import KernelFunction
+from lapgrad.models import sgp_nll
+
+DOUBLE = torch.float64
+Tensors = tuple[Tensor, ...]
+
+
+def rbf(A: Tensor, B: Tensor, lengthscale: Tensor, variance: Tensor) -> Tensor:
+    difference = A[..., :, None, :] / lengthscale - B[..., None, :, :] / lengthscale
+    return variance * torch.exp(-0.5 * difference.square().sum(-1))
+
+
+def rbf_diagonal(A: Tensor, lengthscale: Tensor, variance: Tensor) -> Tensor:
+    return variance.expand(A.shape[:-1])
+
+
+class RBF(nn.Module):
+    """The same as a module, with a buffer that says which columns it sees, and one that scales them."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.logarithms = nn.Parameter(torch.linspace(-0.2, 0.3, d))
+        self.log_variance = nn.Parameter(torch.tensor(0.4))
+        self.unused = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("columns", torch.arange(d))
+        self.register_buffer("unit", torch.tensor(2.0))
+
+    def forward(self, A: Tensor, B: Tensor | None = None) -> Tensor:
+        B = A if B is None else B
+        scale = self.logarithms.exp() * self.unit
+        return rbf(A[:, self.columns], B[:, self.columns], scale, self.log_variance.exp())
+
+    def diag(self, A: Tensor) -> Tensor:
+        return self.log_variance.exp().expand(len(A))
+
+
+def problem(n: int = 30, U: int = 6, d: int = 2, k: int = 1, dtype: torch.dtype = DOUBLE) -> Tensors:
+    """Z, X, Y, noise_var, lengthscale, variance."""
+    generator = torch.Generator().manual_seed(n + 100 * U + 1000 * d)
+    X = torch.randn(n, d, dtype=DOUBLE, generator=generator)
+    Z = torch.randn(U, d, dtype=DOUBLE, generator=generator)
+    Y = torch.sin(X.sum(-1, keepdim=True) + torch.arange(k)) + 0.1 * torch.randn(
+        n, k, dtype=DOUBLE, generator=generator
+    )
+    noise_var, variance = torch.tensor(0.2, dtype=DOUBLE), torch.tensor(1.5, dtype=DOUBLE)
+    tensors = (Z, X, Y, noise_var, torch.linspace(0.8, 1.2, d, dtype=DOUBLE), variance)
+    return tuple(tensor.to(dtype).requires_grad_() for tensor in tensors)
+
+
+def definition(
+    Z: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    noise_var: Tensor,
+    lengthscale: Tensor,
+    variance: Tensor,
+    jitter: float = 1e-6,
+) -> Tensor:
+    """With all of Q, n x n."""
+    Kuu, Kuf = rbf(Z, Z, lengthscale, variance), rbf(Z, X, lengthscale, variance)
+    Q = Kuf.mT @ torch.linalg.solve(Kuu + jitter * variance * torch.eye(len(Z), dtype=Z.dtype), Kuf)
+    n, k = Y.shape
+    covariance = Q + noise_var * torch.eye(n, dtype=Z.dtype)
+    density = torch.distributions.MultivariateNormal(torch.zeros(n, dtype=Z.dtype), covariance)
+    return -density.log_prob(Y.mT).sum() + 0.5 * k / noise_var * (n * variance - Q.trace())
+
+
+def streamed(
+    Z: Tensor, X: Tensor, Y: Tensor, noise_var: Tensor, *parameters: Tensor, **options: Any
+) -> Tensor:
+    return lapgrad.fused.sgp_nll(KernelFunction(rbf, rbf_diagonal, parameters), Z, X, Y, noise_var, **options)
+
+
+def value_and_gradients(criterion: Callable[..., Tensor], tensors: Tensors, **options: Any) -> Tensors:
+    value = criterion(*tensors, **options)
+    return (value.detach(), *torch.autograd.grad(value, tensors))
+
+
+@pytest.mark.parametrize("chunk", [None, 7, 30, 100])
+@pytest.mark.parametrize("k", [1, 3])
+def test_streamed_is_the_definition(k: int, chunk: int | None) -> None:
+    tensors = problem(k=k)
+    expected = value_and_gradients(definition, tensors)
+    assert_all_close(value_and_gradients(streamed, tensors, chunk=chunk), expected, HIGHER_ORDER)
+    with torch.no_grad():
+        assert_close(streamed(*tensors, chunk=chunk), expected[0])
+
+
+@pytest.mark.parametrize(("n", "U"), [(1, 1), (5, 1), (1, 4), (4, 9), (0, 3)])
+def test_few_points(n: int, U: int) -> None:
+    tensors = problem(n, U)
+    if n:
+        expected = value_and_gradients(definition, tensors)
+        assert_all_close(value_and_gradients(streamed, tensors), expected, HIGHER_ORDER)
+    else:
+        assert all(not part.abs().sum() for part in value_and_gradients(streamed, tensors))
+
+
+def test_blocks_of_inducing_inputs() -> None:
+    """More of them than one block column of the symmetric matrices."""
+    tensors = problem(n=500, U=401, d=3)
+    expected = value_and_gradients(composite, tensors, jitter=1e-2)
+    assert_all_close(value_and_gradients(streamed, tensors, chunk=210, jitter=1e-2), expected, INDUCING)
+
+
+def composite(
+    Z: Tensor, X: Tensor, Y: Tensor, noise_var: Tensor, *parameters: Tensor, jitter: float = 1e-6
+) -> Tensor:
+    Kuu = rbf(Z, Z, *parameters)
+    Kuu = Kuu + jitter * Kuu.diagonal().mean() * torch.eye(len(Z), dtype=Z.dtype)
+    return sgp_nll(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
+
+
+def test_exact_when_all_points_are_inducing() -> None:
+    Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in problem(n=12)]
+    exact = lapgrad.fused.mvn_nll(rbf(X, X, *parameters) + noise_var * torch.eye(12, dtype=DOUBLE), Y)
+    at_data = streamed(X, X, Y, noise_var, *parameters, jitter=1e-13)
+    assert_close(at_data, exact, OF_JITTER)
+    assert streamed(Z, X, Y, noise_var, *parameters) > exact
+
+
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [3], [4, 5], [0, 3], []])
+def test_gradients_of_a_part(wanted: list[int]) -> None:
+    """Of what does not ask for a gradient none is computed, and the others do not change."""
+    tensors = problem()
+    expected = value_and_gradients(definition, tensors)[1:]
+    detached = [tensor if i in wanted else tensor.detach() for i, tensor in enumerate(tensors)]
+    value = streamed(*detached, chunk=11)
+    assert value.requires_grad == bool(wanted)
+    if wanted:
+        found = torch.autograd.grad(value, [tensors[i] for i in wanted])
+        assert_all_close(found, [expected[i] for i in wanted], HIGHER_ORDER)
+
+
+def test_gradcheck_and_second_derivatives() -> None:
+    tensors = problem(n=5, U=3)
+    assert gradcheck(lambda *t: streamed(*t, chunk=2), tensors)
+    assert gradgradcheck(lambda *t: streamed(*t, chunk=2), tensors)
+
+
+def test_gradient_is_scaled() -> None:
+    tensors = problem()
+    (once,) = torch.autograd.grad(streamed(*tensors), tensors[:1])
+    (scaled,) = torch.autograd.grad(3.0 * streamed(*tensors), tensors[:1])
+    assert_close(scaled, 3.0 * once)
+
+
+def test_transforms_run_through_the_matrices() -> None:
+    tensors = tuple(tensor.detach() for tensor in problem())
+    expected = value_and_gradients(streamed, problem())
+    assert_close(torch.func.grad(streamed)(*tensors), expected[1], HIGHER_ORDER)
+    tangents = tuple(torch.ones_like(tensor) for tensor in tensors)
+    value, slope = torch.func.jvp(streamed, tensors, tangents)
+    assert_close(value, expected[0])
+    assert_close(
+        slope, sum((gradient.sum() for gradient in expected[1:]), torch.zeros((), dtype=DOUBLE)), HIGHER_ORDER
+    )
+
+
+def test_module_as_a_kernel() -> None:
+    kernel = RBF(2)
+    Z, X, Y, noise_var, *_ = problem(dtype=torch.float32)
+    value = lapgrad.fused.sgp_nll(kernel, Z, X, Y, noise_var, chunk=8)
+    value.backward()
+    scale, variance = (
+        2.0 * kernel.logarithms.detach().double().exp(),
+        kernel.log_variance.detach().double().exp(),
+    )
+    leaves = [Z.detach().double().requires_grad_(), scale.requires_grad_(), variance.requires_grad_()]
+    data = (X.detach().double(), Y.detach().double(), noise_var.detach().double())
+    expected = definition(leaves[0], *data, *leaves[1:])
+    gZ, g_scale, g_variance = torch.autograd.grad(expected, leaves)
+    assert_close(value, expected.float())
+    assert_close(Z.grad, gZ.float())
+    assert_close(kernel.logarithms.grad, (g_scale * scale).float())
+    assert_close(kernel.log_variance.grad, (g_variance * variance).float())
+    assert kernel.unused.grad == 0
+    assert all(parameter.dtype is torch.float32 for parameter in kernel.parameters())
+
+
+def test_float32_where_its_own_arithmetic_fails() -> None:
+    """500 inducing inputs in a small box: K_uu has no Cholesky factor in float32."""
+    tensors = problem(n=700, U=500)
+    single = tuple(tensor.detach().float().requires_grad_() for tensor in tensors)
+    double = tuple(tensor.detach().double().requires_grad_() for tensor in single)
+    with pytest.raises(lapgrad.NotPositiveDefiniteError):
+        composite(*single)
+    expected = value_and_gradients(streamed, double)
+    found = value_and_gradients(streamed, single)
+    assert_all_close(found, [part.float() for part in expected], INDUCING_FLOAT32)
+
+
+def test_memory_does_not_grow_with_the_data() -> None:
+    """No tensor is larger than U x U or U x chunk (or the data)."""
+    n, U, chunk, largest = 2000, 20, 100, 0
+    Z, X, Y, noise_var, *parameters = problem(n, U)
+
+    def watched(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
+        nonlocal largest
+        largest = max(largest, len(A) * len(B))
+        return rbf(A, B, *parameters)
+
+    kernel = KernelFunction(watched, rbf_diagonal, tuple(parameters))
+    lapgrad.fused.sgp_nll(kernel, Z, X.detach(), Y.detach(), noise_var, chunk=chunk).backward()
+    assert largest == U * chunk
+
+
+# The function of matrices.
+
+
+def matrices(*batch: int, n: int = 7, U: int = 3, k: int | None = None) -> Tensors:
+    generator = torch.Generator().manual_seed(n)
+    Z, X = (torch.randn(*batch, size, 2, dtype=DOUBLE, generator=generator) for size in (U, n))
+    one = torch.ones((), dtype=DOUBLE)
+    Y = torch.randn(*batch, n, *([] if k is None else [k]), dtype=DOUBLE, generator=generator)
+    Kuu, Kuf = rbf(Z, Z, one, one) + 0.01 * torch.eye(U, dtype=DOUBLE), rbf(Z, X, one, one)
+    diagonal = rbf_diagonal(X, one, one).clone()
+    return Kuu, Kuf, diagonal, Y, torch.full(batch, 0.3, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_function_of_matrices_has_derivatives(k: int | None) -> None:
+    tensors = tuple(tensor.requires_grad_() for tensor in matrices(k=k))
+
+    def symmetric(Kuu: Tensor, *others: Tensor) -> Tensor:
+        return sgp_nll(0.5 * (Kuu + Kuu.mT), *others)
+
+    assert gradcheck(symmetric, tensors, check_forward_ad=True)
+    assert gradgradcheck(symmetric, tensors)
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_function_of_matrices_takes_batches(k: int | None) -> None:
+    Kuu, Kuf, diagonal, Y, noise_var = matrices(4, k=k)
+    values = sgp_nll(Kuu, Kuf, diagonal, Y, noise_var)
+    assert values.shape == (4,)
+    for i in range(4):
+        assert_close(values[i], sgp_nll(Kuu[i], Kuf[i], diagonal[i], Y[i], 0.3))
+    one_kernel = sgp_nll(Kuu[0], Kuf[0], diagonal[0], Y if k else Y[..., None], noise_var)
+    for i in range(4):
+        assert_close(one_kernel[i], sgp_nll(Kuu[0], Kuf[0], diagonal[0], Y[i], 0.3))
+
+
+# Errors.
+
+
+def test_errors_of_the_streamed_one() -> None:
+    Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in problem()]
+    cases: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (lapgrad.ShapeError, "Z must be U x d", (Z[:, :1], X, Y, noise_var), {}),
+        (lapgrad.ShapeError, "Y n x k", (Z, X, Y[1:], noise_var), {}),
+        (lapgrad.ShapeError, "Y must be", (Z, X, Y[:, 0], noise_var), {}),
+        (lapgrad.ShapeError, "X must be one matrix", (Z, X[None], Y, noise_var), {}),
+        (lapgrad.ShapeError, "noise_var must be a scalar", (Z, X, Y, noise_var.expand(2)), {}),
+        (lapgrad.DTypeError, "same dtype", (Z.float(), X, Y, noise_var), {}),
+        (lapgrad.DTypeError, "same dtype", (Z, X, Y, noise_var.float()), {}),
+        (lapgrad.OptionError, "noise_var must be positive", (Z, X, Y, -1.0), {}),
+        (lapgrad.OptionError, "jitter", (Z, X, Y, noise_var), {"jitter": -1e-6}),
+        (lapgrad.OptionError, "chunk", (Z, X, Y, noise_var), {"chunk": 0}),
+        (lapgrad.NotPositiveDefiniteError, "K_uu", (Z[[0, 0]], X, Y, noise_var), {"jitter": 0.0}),
+        (lapgrad.NonFiniteError, "K_uu", (Z * torch.nan, X, Y, noise_var), {}),
+        (lapgrad.NonFiniteError, "K_uf", (Z, X * torch.nan, Y, noise_var), {}),
+        (lapgrad.NonFiniteError, "Y contains", (Z, X, Y * torch.inf, noise_var), {}),
+    ]
+    for error, message, arguments, options in cases:
+        with pytest.raises(error, match=rf"^fused.sgp_nll: .*{message}"):
+            streamed(*arguments, *parameters, **options)
+    with pytest.raises(lapgrad.OptionError, match="kernel must be a KernelFunction"):
+        lapgrad.fused.sgp_nll(rbf, Z, X, Y, noise_var)  # type: ignore[arg-type]
+
+
+def test_errors_of_the_function_of_matrices() -> None:
+    Kuu, Kuf, diagonal, Y, noise_var = matrices()
+    with pytest.raises(lapgrad.NotPositiveDefiniteError, match="sgp_nll: Kuu is not positive definite"):
+        sgp_nll(-Kuu, Kuf, diagonal, Y, noise_var)
+    with pytest.raises(lapgrad.NonFiniteError, match="sgp_nll: I \\+"):
+        sgp_nll(Kuu, Kuf * torch.nan, diagonal, Y, noise_var)
+    with pytest.raises(lapgrad.ShapeError, match="kff_diag have n entries"):
+        sgp_nll(Kuu, Kuf, diagonal[1:], Y, noise_var)
+    with pytest.raises(lapgrad.OptionError, match="noise_var must be positive"):
+        sgp_nll(Kuu, Kuf, diagonal, Y, 0.0)
+    with pytest.raises(lapgrad.DTypeError, match="same dtype"):
+        sgp_nll(Kuu, Kuf, diagonal.float(), Y, noise_var)

@@ -1,0 +1,266 @@
+"""SparseGPRegression: against the exact process, in learning, prediction, samples and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tolerances import HIGHER_ORDER, OF_JITTER, assert_all_close, assert_close
+from torch import Tensor
+
+import lapgrad
+from lapgrad.models import SparseGPRegression
+from lapgrad.models.kernels import RBF
+
+DOUBLE = torch.float64
+
+
+def data(n: int = 40, d: int = 1, k: int | None = None, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n + d)
+    X = 4.0 * torch.rand(n, d, dtype=DOUBLE, generator=generator)
+    phases = torch.arange(1 if k is None else k, dtype=DOUBLE)
+    y = torch.sin(X.sum(-1, keepdim=True) + phases)
+    y = 2.0 + y + 0.1 * torch.randn(y.shape, dtype=DOUBLE, generator=generator)
+    return X.to(dtype), (y[:, 0] if k is None else y).to(dtype)
+
+
+def exact(model: SparseGPRegression, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the Gaussian process with the same parameters."""
+    with torch.no_grad():
+        A = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=X.dtype)
+        cross = model.kernel(model.X, X)
+        weights = torch.linalg.solve(A, cross)
+        mean = model.constant + weights.mT @ (model.Y - model.constant)
+        return mean, model.kernel(X) - weights.mT @ cross
+
+
+def at_data(**options: Any) -> SparseGPRegression:
+    """All points are inducing, so that nothing is approximated but by the jitter."""
+    X, y = data()
+    return SparseGPRegression(X, y, RBF(0.7, 1.3), inducing=X, noise_var=0.05, jitter=1e-10, **options)
+
+
+def test_exact_when_all_points_are_inducing() -> None:
+    model = at_data()
+    X = torch.linspace(-1.0, 5.0, 30, dtype=DOUBLE)
+    mean, covariance = exact(model, X[:, None])
+    found = model.predict(X, full_cov=True)
+    assert_close(found.mean, mean[:, 0], OF_JITTER)
+    assert_close(found.covariance, covariance, OF_JITTER)
+    nll = lapgrad.models.gp_nll(model.kernel(model.X), model.Y - model.constant, model.noise_var)
+    assert_close(model.loss(), nll, OF_JITTER)
+
+
+def test_loss_is_the_criterion_of_its_matrices() -> None:
+    X, y = data(d=2)
+    model = SparseGPRegression(X, y, RBF(torch.tensor([0.7, 1.1])), inducing=5, generator=1)
+    Z = model.inducing
+    Kuu = model.kernel(Z)
+    Kuu = Kuu + 1e-6 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE)
+    expected = lapgrad.models.sgp_nll(
+        Kuu, model.kernel(Z, X), model.kernel.diag(X), y - model.constant, model.noise_var
+    )
+    assert_close(model.loss(), expected)
+    parameters = list(model.parameters())
+    assert len(parameters) == 5
+    found = torch.autograd.grad(model.loss(), parameters)
+    assert_all_close(found, torch.autograd.grad(expected, parameters), HIGHER_ORDER)
+
+
+def test_prediction_is_consistent() -> None:
+    """Variances are the diagonal of the covariance, in chunks or not, and noise is added to them."""
+    X, y = data()
+    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
+    new = torch.linspace(0, 5, 23, dtype=DOUBLE)
+    mean, covariance = model.predict(new, full_cov=True)
+    for chunk in (None, 5, 100):
+        found = model.predict(new, chunk=chunk)
+        assert_all_close(found, (mean, covariance.diagonal()))
+    assert torch.equal(covariance, covariance.mT)
+    assert_close(model.predict(new, noise=True).variance, covariance.diagonal() + 0.02)
+    noisy = model.predict(new, noise=True, full_cov=True).covariance
+    assert_close(noisy, covariance + 0.02 * torch.eye(23, dtype=DOUBLE))
+    assert model.predict(new[:0]).mean.shape == (0,)
+
+
+def test_gradient_of_a_prediction_is_that_of_the_inputs() -> None:
+    X, y = data(d=2)
+    model = SparseGPRegression(X, y, inducing=6, generator=0)
+    new = X[:3].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda new: tuple(model.predict(new)), (new,))
+    torch.autograd.grad(model.predict(new).mean.sum(), new)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_log_prob() -> None:
+    X, y = data()
+    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
+    new, y_new = data(11)
+    mean, covariance = model.predict(new, noise=True, full_cov=True)
+    together = torch.distributions.MultivariateNormal(mean, covariance).log_prob(y_new)
+    assert_close(model.log_prob(new, y_new), together.detach(), HIGHER_ORDER)
+    alone = torch.distributions.Normal(mean, covariance.diagonal().sqrt()).log_prob(y_new)
+    assert_close(model.log_prob(new, y_new, pointwise=True), alone.detach())
+
+
+def test_several_outputs_are_one_model_each() -> None:
+    X, Y = data(k=3)
+    options: dict[str, Any] = {"inducing": X[::8], "noise_var": 0.05}
+    kernel = RBF(0.8)
+    together = SparseGPRegression(X, Y, kernel, **options)
+    apart = [SparseGPRegression(X, Y[:, j], kernel, **options) for j in range(3)]
+    assert_close(together.loss(), torch.stack([model.loss() for model in apart]).sum())
+    mean, variance = together.predict(X[:5])
+    assert mean.shape == (5, 3)
+    assert variance.shape == (5,)
+    for j, model in enumerate(apart):
+        assert_all_close((mean[:, j], variance), tuple(model.predict(X[:5])))
+    total = torch.stack([model.log_prob(X[:5], Y[:5, j]) for j, model in enumerate(apart)]).sum()
+    assert_close(together.log_prob(X[:5], Y[:5]), total)
+    pointwise = together.log_prob(X[:5], Y[:5], pointwise=True)
+    assert pointwise.shape == (5,)
+    assert together.sample(X[:5], 4, generator=0).shape == (4, 5, 3)
+
+
+def test_samples_have_the_moments_of_the_prediction() -> None:
+    X, y = data()
+    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
+    new = torch.tensor([0.5, 0.6, 4.8], dtype=DOUBLE)
+    mean, covariance = model.predict(new, noise=True, full_cov=True)
+    draws = model.sample(new, 20_000, noise=True, generator=3)
+    assert torch.equal(draws, model.sample(new, 20_000, noise=True, generator=3))
+    error = 5.0 / 20_000**0.5  # five standard deviations of the averages
+    assert ((draws.mean(0) - mean).abs() < error * covariance.diagonal().sqrt()).all()
+    spread = covariance.diagonal().sqrt()
+    assert ((draws.T.cov() - covariance).abs() < 2.0 * error * spread * spread[:, None]).all()
+
+
+def test_fit_learns_everything() -> None:
+    X, y = data(200)
+    model = SparseGPRegression(X, y, inducing=7, init="random", generator=5)
+    before, Z = model.loss().item(), model.inducing.detach().clone()
+    result = model.fit(steps=60)
+    assert result.loss < before - 20
+    assert 0.005 < model.noise_var.item() < 0.02
+    assert not torch.allclose(model.inducing, Z)
+    new = torch.linspace(0.2, 3.8, 50, dtype=DOUBLE)
+    assert (model.predict(new).mean - 2.0 - torch.sin(new)).abs().max() < 0.1
+    model.fix("inducing")
+    Z = model.inducing.detach().clone()
+    model.fit("adam", steps=3)
+    assert torch.equal(model.inducing, Z)
+
+
+def test_float32_is_float64_rounded() -> None:
+    """As many inducing inputs as a float32 Cholesky factorisation of their matrix does not survive."""
+    X, y = data(300, dtype=torch.float32)
+    single = SparseGPRegression(X, y, RBF(1.0), inducing=X, noise_var=0.1)
+    double = SparseGPRegression(X.double(), y.double(), RBF(1.0), inducing=X.double(), noise_var=0.1)
+    with pytest.raises(lapgrad.NotPositiveDefiniteError):
+        lapgrad.potrf(single.kernel(X) + 1e-6 * torch.eye(300))
+    with torch.no_grad():  # the parameters of both are the same to the last bit of float32
+        for one, other in zip(double.parameters(), single.parameters(), strict=True):
+            one.copy_(other)
+    assert single.loss().dtype is torch.float32
+    assert_close(single.loss(), double.loss().float())
+    found = torch.autograd.grad(single.loss(), list(single.parameters()))
+    expected = torch.autograd.grad(double.loss(), list(double.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other.float())
+    assert_all_close(
+        tuple(single.predict(X[:9])), tuple(part.float() for part in double.predict(X[:9].double()))
+    )
+
+
+@pytest.mark.parametrize("init", ["kmeans++", "random"])
+def test_inducing_inputs_are_rows(init: str) -> None:
+    X, y = data(50, 3)
+    model = SparseGPRegression(X, y, inducing=20, init=init, generator=7)
+    again = SparseGPRegression(X, y, inducing=20, init=init, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(model.inducing, again.inducing)
+    found = (model.inducing[:, None] == X).all(-1)
+    assert found.any(1).all()
+    assert found.sum() == 20
+    assert len(SparseGPRegression(X, y, inducing=70, init=init).inducing) == 50
+
+
+def test_kmeans_plus_plus_spreads() -> None:
+    """Of a crowd and two points far from it all three places are met, and no row twice."""
+    X = torch.zeros(1000, 2, dtype=DOUBLE)
+    X[3], X[700] = torch.tensor([100.0, 0.0]), torch.tensor([0.0, 1e-3])
+    model = SparseGPRegression(X, X[:, 0], inducing=10, generator=0)
+    assert len(model.inducing) == 3
+    assert len(model.inducing.detach().unique(dim=0)) == 3
+
+
+def test_odd_data() -> None:
+    """One row, targets and columns that do not vary, rows that are there twice."""
+    one = SparseGPRegression(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE))
+    assert one.predict(torch.ones(1, 2, dtype=DOUBLE)).mean.item() == pytest.approx(1.0)
+    X = torch.stack([torch.arange(6.0), torch.ones(6)], 1).repeat(2, 1).double()
+    twice = SparseGPRegression(X, torch.ones(12, dtype=DOUBLE), inducing=X)
+    assert twice.loss().isfinite()
+    assert twice.jitter == 0.0
+    assert_close(twice.predict(X).mean, torch.ones(12, dtype=DOUBLE))
+
+
+def test_more_jitter_is_reported() -> None:
+    X, y = data(60)
+    model = SparseGPRegression(X, y, RBF(3.0), inducing=X, jitter=0.0)
+    with pytest.warns(lapgrad.JitterWarning, match="SparseGPRegression"):
+        model.loss()
+    assert 0.0 < model.jitter < 1e-6
+
+
+@pytest.mark.parametrize("mean", ["constant", "zero"])
+def test_files(tmp_path: Path, mean: Any) -> None:
+    X, Y = data(30, 2, k=2)
+    kernel = RBF(torch.tensor([0.5, 0.9])) + RBF(2.0)
+    model = SparseGPRegression(X, Y, kernel, inducing=4, mean=mean, jitter=1e-5, chunk=11, generator=0)
+    model.fix("inducing")
+    model.fit(steps=4)
+    model.save(tmp_path / "model.pt")
+    loaded = SparseGPRegression.load(tmp_path / "model.pt")
+    assert torch.equal(loaded.loss(), model.loss())
+    assert_all_close(tuple(loaded.predict(X)), tuple(model.predict(X)), 0)
+    assert loaded.config() == model.config()
+    assert not loaded.get_parameter("raw_inducing").requires_grad
+
+
+def test_plot() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    X, y = data()
+    axes = SparseGPRegression(X, y, inducing=5).plot()
+    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"mean", "data", "inducing inputs"}
+    matplotlib.pyplot.close("all")
+    with pytest.raises(lapgrad.OptionError, match="one input"):
+        SparseGPRegression(*data(d=2), inducing=5).plot()
+
+
+def test_errors() -> None:
+    X, y = data()
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (lapgrad.OptionError, "init must be one of", {"init": "grid"}),
+        (lapgrad.OptionError, "mean must be one of", {"mean": "linear"}),
+        (lapgrad.OptionError, "inducing must be", {"inducing": 0}),
+        (lapgrad.OptionError, "inducing must be", {"inducing": True}),
+        (lapgrad.OptionError, "jitter", {"jitter": -1.0}),
+        (lapgrad.OptionError, "chunk", {"chunk": 0}),
+        (lapgrad.OptionError, "noise_var", {"noise_var": -1.0}),
+        (lapgrad.ShapeError, "inducing must have 1 column", {"inducing": torch.zeros(3, 2, dtype=DOUBLE)}),
+        (lapgrad.DTypeError, "same dtype", {"inducing": torch.zeros(3, 1)}),
+        (lapgrad.ShapeError, "RBF", {"kernel": RBF(torch.ones(3))}),
+    ]
+    for error, message, options in cases:
+        with pytest.raises(error, match=message):
+            SparseGPRegression(X, y, **options)
+    with pytest.raises(lapgrad.NonFiniteError, match="row 2"):
+        SparseGPRegression(X, torch.where(torch.arange(40) == 2, torch.nan, y))
+    model = SparseGPRegression(X, y)
+    with pytest.raises(lapgrad.ShapeError, match=r"SparseGPRegression.predict: X_new"):
+        model.predict(torch.zeros(3, 2, dtype=DOUBLE))
+    with pytest.raises(lapgrad.OptionError, match=r"SparseGPRegression.predict: chunk"):
+        model.predict(X, chunk=0)
