@@ -6,6 +6,6 @@ Routines that gain nothing from own code are those of ``_fallback``.
 """
 
 from lapgrad._cuda._native import available, missing_packages, switched_off
-from lapgrad._cuda.syevd import syevd
+from lapgrad._cuda.syevd import syevd, syevd_vjp
 
-__all__ = ["available", "missing_packages", "switched_off", "syevd"]
+__all__ = ["available", "missing_packages", "switched_off", "syevd", "syevd_vjp"]
