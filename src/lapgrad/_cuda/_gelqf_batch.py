@@ -1,4 +1,4 @@
-"""gelqf of batches of matrices with up to 128 rows and columns: Householder reflections, the matrix in registers."""
+"""gelqf of batches of matrices with up to 128 rows and columns: Householder reflections in registers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lapgrad._cuda._items import Launch, address, readable, writable
 
 LARGEST = 128
 
-#: Up to this many rows and columns a matrix has 4, 8 or 16 lanes of a warp, above it a block. The code for a step is
-#: written out for each column that a lane has: for 32 of them it takes seconds to compile, and no longer fits the
-#: instruction cache.
+#: Up to this many rows and columns a matrix has 4, 8 or 16 lanes of a warp, above it a block. The code for a
+#: step is written out for each column that a lane has: for 32 of them it takes seconds to compile, and no longer
+#: fits the instruction cache.
 LARGEST_IN_GROUP = 16
 
 #: Threads of a block with several matrices.
 _THREADS = 128
 
-#: Columns of a matrix that one lane has, and rows: what fits into its registers together with the row reflected. Every
-#: warp works out every reflection for itself, so few warps with many rows waste less.
+#: Columns of a matrix that one lane has, and rows: what fits into its registers together with the row
+#: reflected. Every warp works out every reflection for itself, so few warps with many rows waste less.
 _COLUMNS_OF_LANE = 8
 _ROWS_OF_LANE = 4
 

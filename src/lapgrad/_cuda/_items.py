@@ -1,13 +1,14 @@
-"""Batches as kernels see them: one leading dimension, a stride for each of the three; and the first item that failed.
+"""Batches as kernels see them: one leading dimension, three strides; and the first item that failed.
 
-A kernel that meets a failure lowers a number on the device (``report_failure`` in ``kernels/batch.cuh``), which is
-read back once, and only by routines that raise. The number is kept from call to call: nothing is set up and nothing
-is reset unless an item failed. Each thread has its own, for each device and stream.
+A kernel that meets a failure lowers a number on the device (``report_failure`` in ``kernels/batch.cuh``),
+which is read back once, and only by routines that raise. The number is kept from call to call: nothing is set
+up and nothing is reset unless an item failed. Each thread has its own, for each device and stream.
 """
 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from lapgrad._cuda import _stream
 #: What the number is as long as nothing failed.
 NOTHING = (1 << 63) - 1
 
-#: What ``_launch.launch`` takes: stem, kernel, a tensor of its type, grid, threads, bytes, then the arguments.
-Launch = tuple[str, str, Tensor, tuple[int, ...], int, int, *tuple[int, ...]]
+#: What ``_launch.launch`` takes: stem, kernel, a tensor of its type, grid, threads, bytes, the arguments.
+Launch = tuple[Any, ...]
 
 _kept = threading.local()
 
@@ -41,7 +42,7 @@ def writable(A: Tensor) -> Tensor | None:
 
 
 def first_failure_cell(like: Tensor) -> Tensor | None:
-    """The number that kernels lower, on the device of ``like``, the current one. None while a graph is captured."""
+    """The number that kernels lower, on the current device. None while a graph is captured."""
     if _stream.being_captured():
         return None
     by_stream: dict[tuple[int, int], Tensor] | None = getattr(_kept, "by_stream", None)
@@ -62,7 +63,7 @@ def new_cell(like: Tensor) -> Tensor:
 
 
 def first_failure(cell: Tensor | None) -> tuple[int, int] | None:
-    """(item, code) of the first failure that was reported, after all that was launched; the number starts anew."""
+    """(item, code) of the first failure in all that was launched; the number starts anew."""
     if cell is None:
         return None
     found = int(cell.item())

@@ -69,7 +69,17 @@ def pulling_back(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | 
         groups = _THREADS // lanes
         shared = groups * (2 * tile_stride(lanes, lanes, L) + lanes) * L.element_size()
         name = f"pull_back_small<{{T}}, {lanes}>"
-        return "potrf_batch", name, L, (-(-items // groups),), _THREADS, shared, *operands, items, address(info)
+        return (
+            "potrf_batch",
+            name,
+            L,
+            (-(-items // groups),),
+            _THREADS,
+            shared,
+            *operands,
+            items,
+            address(info),
+        )
     size = -(-n // _PANEL) * _PANEL
     elements = size * (padded(size, L) + 2 * padded(_PANEL, L)) + _PANEL
     shared = elements * L.element_size()
@@ -79,4 +89,3 @@ def pulling_back(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | 
 def _operand(A: Tensor, lower: bool) -> tuple[int, int, int, int]:
     item, row, column = A.stride()
     return (A.data_ptr(), item, row, column) if lower else (A.data_ptr(), item, column, row)
-

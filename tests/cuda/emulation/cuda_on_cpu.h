@@ -246,8 +246,6 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   return result;
 }
 
-inline int __ffs(int bits) { return __builtin_ffs(bits); }
-
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 
 template <typename Reduce>
