@@ -1,4 +1,4 @@
-"""gelqf of batches of small matrices: the CUDA kernels against what an LQ factorisation is, and LAPACK's signs."""
+"""gelqf of batches of small matrices: the CUDA kernels give an LQ factorisation with LAPACK's signs."""
 
 from __future__ import annotations
 

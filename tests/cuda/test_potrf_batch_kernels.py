@@ -1,4 +1,4 @@
-"""potrf of batches of small matrices: the CUDA kernels against torch and against the formula of the fallback."""
+"""potrf of batches of small matrices: the CUDA kernels against torch and the fallback's formula."""
 
 from __future__ import annotations
 

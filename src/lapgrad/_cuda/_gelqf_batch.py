@@ -12,7 +12,7 @@ from lapgrad._cuda._items import Launch, address, readable, writable
 LARGEST = 128
 
 #: Up to this many rows and columns a matrix has 4, 8 or 16 lanes of a warp, above it a block. The code for a
-#: step is written out for each column that a lane has: for 32 of them it takes seconds to compile, and no longer
+#: step is written out for each column that a lane has: 32 of them take seconds to compile, and no longer
 #: fits the instruction cache.
 LARGEST_IN_GROUP = 16
 

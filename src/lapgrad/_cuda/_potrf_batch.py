@@ -1,4 +1,4 @@
-"""potrf of batches of matrices up to order 128: one launch, the matrix in registers or in the memory of a block."""
+"""potrf of batches of matrices up to order 128: one launch, in registers and in the memory of a block."""
 
 from __future__ import annotations
 
