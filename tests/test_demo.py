@@ -1,11 +1,14 @@
 """The demonstration: its model is right, it learns, and the command runs from end to end."""
 
+import json
+
 import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.demo import carbon
+from lapgrad.demo import carbon, examples
 from lapgrad.demo.gp import LAPGRAD, PARAMETERS, TORCH, CarbonModel, criterion, learn
+from lapgrad.demo.notebook import notebook
 from lapgrad.demo.timing import compare_synthetic
 
 
@@ -100,3 +103,38 @@ def test_command_says_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["demo"]) == 1
     assert "pip install 'lapgrad[demo]'" in capsys.readouterr().err
+
+
+def test_examples_are_listed_and_found_by_their_short_names(capsys):
+    assert cli.main(["demo", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[0] == "blr" and "Bayesian linear regression" in line for line in lines)
+    assert len(lines) == len(examples.found())
+    assert examples.named("blr") == examples.named("bayesian_linear_regression")
+
+
+def test_every_short_name_has_its_example():
+    assert set(examples.SHORT_NAMES.values()) <= {example.name for example in examples.found()}
+
+
+def test_an_example_that_is_not_there(capsys):
+    assert cli.main(["demo", "nothing"]) == 2
+    assert "there is no example 'nothing'. There are: " in capsys.readouterr().err
+
+
+def test_examples_of_an_installed_package_come_first(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "lapgrad"
+    for place in (package / "examples", tmp_path / "examples"):
+        place.mkdir(parents=True)
+        (place / "one.py").write_text('"""Title."""\n')
+    monkeypatch.setattr("lapgrad.demo.examples.files", lambda name: package)
+    (found,) = examples.found()
+    assert found.path == package / "examples" / "one.py"
+    assert found.title == "Title."
+    (package / "examples" / "one.py").unlink()
+    assert examples.folder() == tmp_path / "examples"
+
+
+def test_a_script_without_cells_is_one_cell_of_code():
+    cells = json.loads(notebook("x = 1\n", []))["cells"]
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in cells[1:]] == [("code", "x = 1")]

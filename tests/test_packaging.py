@@ -50,9 +50,19 @@ def test_readme_links_exist():
         assert (ROOT / target).exists(), target
 
 
+def build_rule(condition):
+    (rule,) = (rule for rule in PYPROJECT["tool"]["scikit-build"]["overrides"] if rule["if"] == condition)
+    return rule
+
+
+def test_wheels_carry_the_examples():
+    packages = build_rule({"state": "wheel"})["wheel"]["packages"]
+    assert packages == {"lapgrad": "src/lapgrad", "lapgrad/examples": "examples"}
+    assert list((ROOT / packages["lapgrad/examples"]).glob("*.py"))
+
+
 def test_the_switch_for_an_installation_without_compiler_works_and_is_documented():
-    (override,) = PYPROJECT["tool"]["scikit-build"]["overrides"]
-    assert override["if"] == {"env": {"LAPGRAD_NO_CORE": True}}
+    override = build_rule({"env": {"LAPGRAD_NO_CORE": True}})
     assert override["wheel"]["cmake"] is False
     assert "option(LAPGRAD_NO_CORE" in (ROOT / "CMakeLists.txt").read_text()
     for document in (README, (ROOT / "GLOSSARY.md").read_text()):

@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     about.add_argument("--json", action="store_true", help="print JSON")
     about.set_defaults(run=_info)
 
-    shown = commands.add_parser("demo", help="fit a Gaussian process to measurements of CO2 in the air")
+    shown = commands.add_parser(
+        "demo", help="a tour: fit a Gaussian process to measurements of CO2; or an example: demo list"
+    )
     demo.add_arguments(shown)
     shown.set_defaults(run=demo.run)
 

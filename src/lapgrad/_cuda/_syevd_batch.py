@@ -1,4 +1,7 @@
-"""Eigenvalues and eigenvectors of small symmetric matrices: own kernel, see ``kernels/syevd_batch.cu``."""
+"""Eigenvalues and eigenvectors of small symmetric matrices and their gradient: own kernels.
+
+See ``kernels/syevd_batch.cu`` and ``kernels/syevd_vjp_batch.cu``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,13 @@ LARGEST = 64
 #: the slowest of its matrices is.
 _KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
 
+#: (largest order, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
+#: 4 x 4 or 4 x 2 entries of each product.
+_GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
+
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+_POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
 #: What the kernel reports, as ``_fallback`` does.
 CODES = {1: -1, 2: 1}
 
@@ -30,8 +40,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     """As ``_fallback.syevd``, for what is served."""
     values, rows = _contiguous(eigenvalues), None if U is None else _contiguous(U)
     reported = _failure.cell(A)
-    source = A.reshape(-1, *A.shape[-2:])
-    _launch.launch(*geometry(values, rows, source, lower, reported))
+    _launch.launch(*geometry(values, rows, _items(A), lower, reported))
     if values is not eigenvalues:
         eigenvalues.copy_(values)
     if U is not None and rows is not None and rows is not U:
@@ -62,6 +71,74 @@ def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, repo
         items,
         n,
     )
+
+
+def serves_gradient(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
+    """Whether the kernel takes these: cotangents of all rows, not of the last k."""
+    n = U.shape[-1]
+    whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
+    return whole and serves(U)
+
+
+def syevd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> tuple[int, int] | None:
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
+    written, reported = _contiguous(gA), _failure.cell(U)
+    values = eigenvalues.contiguous()
+    steps = None if slope is None else slope.contiguous()
+    rows, cotangent = _items(U), None if gU is None else _items(gU)
+    plan = gradient_geometry(written, rows, values, cotangent, steps, degeneracy, tol, reported)
+    _launch.launch(*plan)
+    if written is not gA:
+        gA.copy_(written)
+    return _failure.first(reported)
+
+
+def gradient_geometry(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+    reported: Tensor,
+) -> Any:
+    """What ``_launch.launch`` takes: U and gU with one batch dimension, the rest contiguous."""
+    items, n, _ = U.shape
+    side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
+    matrices = threads // (down * across)
+    return (
+        "syevd_vjp_batch",
+        f"syevd_vjp<{{T}}, {side}, {down}, {across}>",
+        U,
+        (-(-items // matrices),),
+        threads,
+        matrices * (3 * n * (n | 1) + 2 * n + 32) * U.element_size(),
+        U.data_ptr(),
+        *U.stride(),
+        eigenvalues.data_ptr(),
+        *((0, 0, 0, 0) if gU is None else (gU.data_ptr(), *gU.stride())),
+        0 if slope is None else slope.data_ptr(),
+        _POLICIES[degeneracy],
+        float(tol),
+        gA.data_ptr(),
+        reported.data_ptr(),
+        items,
+        n,
+    )
+
+
+def _items(A: Tensor) -> Tensor:
+    """With one batch dimension, copied if need be."""
+    return A.reshape(-1, *A.shape[-2:])
 
 
 def _contiguous(result: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ another is what torch does with the rest.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,25 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     if 0 < A.shape[-1] <= _BATCHED_UP_TO and A.shape[:-2].numel() > 1:
         return _batched(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
+
+
+@on_its_device
+def syevd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> Any:
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
+
+    Of large matrices, or k rows, the formula is a few products: NotImplemented, and the caller runs those.
+    """
+    if not _syevd_batch.serves_gradient(U, gU, slope):
+        return NotImplemented
+    return _syevd_batch.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 
 def _batched(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:

@@ -1,4 +1,7 @@
-"""The command `lapgrad demo`: learns, forecasts, compares the time with torch.linalg, draws."""
+"""The command `lapgrad demo`: a short tour, or one of the examples.
+
+The tour learns, forecasts, compares the time with torch.linalg, and draws.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lapgrad.demo import carbon
+from lapgrad.demo import carbon, examples
 from lapgrad.demo.gp import PARAMETERS, CarbonModel, learn
+from lapgrad.demo.notebook import notebook
 from lapgrad.demo.timing import Comparison, compare_carbon, compare_synthetic
 
 if TYPE_CHECKING:
@@ -23,9 +27,24 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `lapgrad demo`."""
+    known = [example.shown_name for example in examples.found()]
     parser.add_argument(
-        "--output", type=Path, default=Path("demo.png"), help="where the figure goes [demo.png]"
+        "example",
+        nargs="?",
+        help=f"run an example in place of the tour: {', '.join(known) or 'none is installed'}; or 'list'",
     )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="where the figure goes [demo.png]; of an example: the folder for figures [.]",
+    )
+    of_examples = parser.add_argument_group("examples")
+    of_examples.add_argument("--quick", action="store_true", help="a reduced form that takes seconds")
+    of_examples.add_argument("--data-dir", type=Path, help="where data are that do not come with the package")
+    of_examples.add_argument(
+        "--notebook", type=Path, metavar="FILE", help="write the example as a Jupyter notebook, do not run it"
+    )
+    parser = parser.add_argument_group("the tour")  # type: ignore[assignment]
     parser.add_argument("--steps", type=_positive, default=300, help="steps of Adam [300]")
     parser.add_argument("--dtype", choices=list(_DTYPES), default="float64", help="[float64]")
     parser.add_argument("--seed", type=int, default=0, help="of the random data that are timed [0]")
@@ -36,14 +55,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demonstration; returns the exit code."""
+    """Runs the tour or an example; returns the exit code."""
+    if arguments.example == "list":
+        return _list()
     missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
         print(f"lapgrad demo needs {' and '.join(missing)}: pip install 'lapgrad[demo]'", file=sys.stderr)
         return 1
+    if arguments.example:
+        return _run_example(arguments)
+    return _tour(arguments)
+
+
+def _list() -> int:
+    rows = [(example.shown_name, example.title) for example in examples.found()]
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, title in rows:
+        print(f"{name:{width}}  {title}")
+    return 0
+
+
+def _run_example(arguments: argparse.Namespace) -> int:
+    example = examples.named(arguments.example)
+    if example is None:
+        known = ", ".join(example.shown_name for example in examples.found())
+        print(
+            f"lapgrad demo: there is no example {arguments.example!r}. There are: {known}.", file=sys.stderr
+        )
+        return 2
+    passed = ["--quick"] if arguments.quick else []
+    if arguments.output:
+        passed += ["--output", str(arguments.output)]
+    if arguments.data_dir:
+        passed += ["--data-dir", str(arguments.data_dir)]
+    if arguments.notebook:
+        text = notebook(example.path.read_text(encoding="utf-8"), [example.path.name, *passed])
+        arguments.notebook.write_text(text, encoding="utf-8")
+        print(f"notebook: {arguments.notebook}")
+        return 0
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    example.run(passed)
+    return 0
+
+
+def _tour(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from lapgrad.demo.plot import draw
+
+    output = arguments.output or Path("demo.png")
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -63,8 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
             compare_synthetic(arguments.large, dtype, arguments.seed, seconds=4.0),
         ]
     _summarise(model, train, test, seconds, comparisons, console)
-    draw(model, train, test, arguments.output)
-    console.print(f"\nfigure: [bold]{arguments.output}[/]", soft_wrap=True)
+    draw(model, train, test, output)
+    console.print(f"\nfigure: [bold]{output}[/]", soft_wrap=True)
     return 0
 
 

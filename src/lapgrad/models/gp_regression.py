@@ -303,7 +303,7 @@ class GPRegression(Model):
         noise = self.noise_var
         if jitter:
             noise = noise + jitter * (self.kernel.diag(inputs).mean() + noise)
-        return covariance(self.kernel, inputs, noise)
+        return covariance(self.kernel, inputs, noise, lower_only=True)
 
     @torch.no_grad()
     def _factorised(self) -> _Posterior:

@@ -42,3 +42,28 @@ __device__ inline unsigned lanes_of_group(unsigned ballot, int lane, int width) 
 
 // Failures of a batch in one word: 4 item + code of the first item that failed. It starts above every item.
 __device__ inline void report_failure(Index* first, Index item, int code) { atomicMin(first, 4 * item + code); }
+
+// The threads that share one matrix: part of a warp, or a block.
+template <int threads>
+struct Team {
+  static constexpr bool block = threads > 32;
+  int rank;  // of this thread
+
+  __device__ void wait() const {
+    if constexpr (block) __syncthreads();
+    else __syncwarp();
+  }
+  // Whether some thread of the team says so.
+  __device__ bool any(bool mine) const {
+    if constexpr (block) {
+      return __syncthreads_or(mine) != 0;
+    } else {
+      return lanes_of_group(__ballot_sync(kAllLanes, mine), static_cast<int>(threadIdx.x % 32), threads) != 0;
+    }
+  }
+  // Whether some thread says so that runs in step with this one: of the team, or of the other teams of its warp.
+  __device__ bool any_around(bool mine) const {
+    if constexpr (block) return __syncthreads_or(mine) != 0;
+    else return __any_sync(kAllLanes, mine) != 0;
+  }
+};

@@ -6,7 +6,9 @@ backward, each block is computed once more, differentiated on the spot, and forg
 inside a block fits into the cache.
 
 A symmetric matrix is computed in its lower triangle and mirrored, so that it is exactly symmetric. With
-K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ.
+K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ. A
+factorisation reads one triangle only, and has a symmetric cotangent: then there is nothing to mirror, and the
+cotangent is 2 gK(i, j).
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ Tree: TypeAlias = Any
 #: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
 Matrix = Callable[[Tree, Tree, Tree | None], Tensor]
 
-#: Elements of a block: a megabyte or two on a CPU; large enough to fill a GPU.
-_ELEMENTS = {"cpu": 1 << 18}
+#: Elements of a block: four megabytes on a CPU; large enough to fill a GPU.
+_ELEMENTS = {"cpu": 1 << 19}
 _ELEMENTS_ELSEWHERE = 1 << 25
 
 
@@ -43,15 +45,24 @@ def mapped(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 
 def evaluated(
-    matrix: Matrix, scalars: Tree, F: Tree, G: Tree | None, added_diagonal: Tensor | None = None
+    matrix: Matrix,
+    scalars: Tree,
+    F: Tree,
+    G: Tree | None,
+    added_diagonal: Tensor | None = None,
+    lower_only: bool = False,
 ) -> Tensor:
-    """``matrix(scalars, F, G)``, plus ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal."""
-    arguments = _Arguments(_shape(scalars), _shape(F), None if G is None else _shape(G))
+    """``matrix(scalars, F, G)``, plus ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal.
+
+    With ``lower_only`` blocks above the diagonal are left undefined, and backward takes its cotangent to be
+    symmetric.
+    """
+    arguments = _Arguments(_shape(scalars), _shape(F), None if G is None else _shape(G), lower_only)
     tensors = [*flat(scalars), *flat(F), *([] if G is None else flat(G))]
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, added_diagonal) if t is not None):
         result: Tensor = _Blocked.apply(matrix, arguments, added_diagonal, *tensors)
         return result
-    return _computed(matrix, scalars, F, G, added_diagonal)
+    return _computed(matrix, scalars, F, G, added_diagonal, lower_only)
 
 
 class _Arguments(NamedTuple):
@@ -60,6 +71,7 @@ class _Arguments(NamedTuple):
     scalars: Tree
     F: Tree
     G: Tree | None
+    lower_only: bool
 
     def grouped(self, values: Sequence[Any]) -> tuple[Tree, Tree, Tree | None]:
         remaining = iter(values)
@@ -83,7 +95,7 @@ class _Blocked(torch.autograd.Function):
         ctx.matrix, ctx.arguments = matrix, arguments
         ctx.diagonal_shape = None if added_diagonal is None else added_diagonal.shape
         ctx.save_for_backward(*tensors)
-        return _computed(matrix, *arguments.grouped(tensors), added_diagonal)
+        return _computed(matrix, *arguments.grouped(tensors), added_diagonal, arguments.lower_only)
 
     @staticmethod
     def backward(ctx: Any, gK: Tensor) -> Any:
@@ -108,7 +120,12 @@ def _rows(tree: Tree, rows: slice) -> Tree:
 
 
 def _computed(
-    matrix: Matrix, scalars: Tree, F: Tree, G: Tree | None, added_diagonal: Tensor | None
+    matrix: Matrix,
+    scalars: Tree,
+    F: Tree,
+    G: Tree | None,
+    added_diagonal: Tensor | None,
+    lower_only: bool,
 ) -> Tensor:
     with torch.no_grad():
         of_rows, of_columns = flat(F), flat(F if G is None else G)
@@ -124,7 +141,8 @@ def _computed(
             if rows.start:
                 left = matrix(scalars, here, _rows(F, slice(rows.start)))
                 K[..., rows, : rows.start] = left
-                K[..., : rows.start, rows] = left.mT
+                if not lower_only:
+                    K[..., : rows.start, rows] = left.mT
         if added_diagonal is not None:
             K.diagonal(dim1=-2, dim2=-1).add_(added_diagonal)
     return K
@@ -175,16 +193,20 @@ def _pulled_back(
             _accumulate(matrix(scalars, here, None), gK[..., rows, rows], apart + of_rows)
             if rows.start:
                 before, of_before = cut(slice(rows.start))
-                g = gK[..., rows, : rows.start] + gK[..., : rows.start, rows].mT
-                _accumulate(matrix(scalars, here, before), g, apart + of_rows + of_before)
+                g, weight = gK[..., rows, : rows.start], 2.0
+                if not arguments.lower_only:
+                    g, weight = g + gK[..., : rows.start, rows].mT, 1.0
+                _accumulate(matrix(scalars, here, before), g, apart + of_rows + of_before, weight)
     return totals
 
 
-def _accumulate(block: Tensor, g: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Adds the gradients of <block, g> for the leaves to their totals."""
+def _accumulate(
+    block: Tensor, g: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], weight: float = 1.0
+) -> None:
+    """Adds ``weight`` times the gradients of <block, g> for the leaves to their totals."""
     if not block.requires_grad:
         return
     gradients = torch.autograd.grad(block, [leaf for leaf, _ in pairs], g, allow_unused=True)
     for (_, total), gradient in zip(pairs, gradients, strict=True):
         if gradient is not None:
-            total += gradient
+            total.add_(gradient, alpha=weight)

@@ -251,18 +251,20 @@ class Product(_Combination):
         return functools.reduce(torch.mul, terms)
 
 
-def covariance(kernel: Kernel, X: Tensor, noise_var: Tensor) -> Tensor:
+def covariance(kernel: Kernel, X: Tensor, noise_var: Tensor, *, lower_only: bool = False) -> Tensor:
     """A = K + noise, of observations at X: in one buffer that nothing else refers to.
 
     Args:
         kernel: Gives K = kernel(X).
         X: (*batch, n, d).
         noise_var: Added to the diagonal: a scalar, or (*batch, n).
+        lower_only: Entries above the diagonal may be anything: for functions that read the lower triangle,
+            and whose gradient is symmetric, such as ``potrf`` and ``fused.mvn_nll``.
 
     Returns:
         A (*batch, n, n), exactly symmetric. It may be overwritten.
     """
-    return _evaluated(kernel, X, None, noise_var)
+    return _evaluated(kernel, X, None, noise_var, lower_only)
 
 
 def kernel_from_config(
@@ -291,13 +293,15 @@ def part_of_state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _evaluated(kernel: Kernel, X: Tensor, Z: Tensor | None, noise_var: Tensor | None) -> Tensor:
+def _evaluated(
+    kernel: Kernel, X: Tensor, Z: Tensor | None, noise_var: Tensor | None, lower_only: bool = False
+) -> Tensor:
     scalars, F = _scalars_like(kernel, X), kernel.features(X)
     G = None if Z is None else kernel.features(Z)
     rows, columns = X.shape[-2], (X if Z is None else Z).shape[-2]
     in_blocks = kernel.pure and (noise_var is not None or _blocks.worth_it(rows, columns))
     if in_blocks and skips_dispatcher(_blocks.flat((scalars, F, () if G is None else G))):
-        return _blocks.evaluated(kernel.matrix, scalars, F, G, noise_var)
+        return _blocks.evaluated(kernel.matrix, scalars, F, G, noise_var, lower_only)
     K = kernel.matrix(scalars, F, G)
     if noise_var is None:
         return K

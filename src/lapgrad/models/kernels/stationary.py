@@ -19,6 +19,7 @@ from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels._distances import root, squared_distances
+from lapgrad.models.kernels._profiles import profiled
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -69,7 +70,8 @@ class Stationary(Kernel, abc.ABC):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · f(S)."""
         variance, *shape = scalars
-        return variance * self.profile(squared_distances(F, G), *shape)
+        S = squared_distances(F, G)
+        return variance * (self.profile(S, *shape) if shape else profiled(self, S))
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
@@ -79,6 +81,10 @@ class Stationary(Kernel, abc.ABC):
     @abc.abstractmethod
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """f(S), elementwise."""
+
+    def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
+        """f(S) and f'(S), where a formula for both saves time; None (the default): autograd finds f'."""
+        return None
 
     @classmethod
     def from_config(
@@ -133,6 +139,12 @@ class Matern12(Stationary):
         """exp(-r)."""
         return torch.exp(-root(S))
 
+    def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
+        """f' = -exp(-r) / 2r, and 0 at 0."""
+        r = S.sqrt()
+        f = torch.exp(-r)
+        return f, torch.where(S > 0.0, (f / r).mul_(-0.5), 0.0)
+
 
 class Matern32(Stationary):
     """Matérn 3/2: k(x, z) = variance · (1 + √3 r) exp(-√3 r). Functions with one derivative.
@@ -153,6 +165,12 @@ class Matern32(Stationary):
         t = root(3.0 * S)
         return (1.0 + t) * torch.exp(-t)
 
+    def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
+        """f' = -3/2 exp(-√3 r)."""
+        t = (3.0 * S).sqrt_()
+        e = torch.exp(-t)
+        return t.add_(1.0).mul_(e), e.mul_(-1.5)
+
 
 class Matern52(Stationary):
     """Matérn 5/2: k(x, z) = variance · (1 + √5 r + 5/3 S) exp(-√5 r). Functions with two derivatives.
@@ -172,6 +190,14 @@ class Matern52(Stationary):
         """(1 + √5 r + 5/3 S) exp(-√5 r)."""
         t = root(5.0 * S)
         return (1.0 + t + (5.0 / 3.0) * S) * torch.exp(-t)
+
+    def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
+        """f' = -5/6 (1 + √5 r) exp(-√5 r)."""
+        t = (5.0 * S).sqrt_()
+        e = torch.exp(-t)
+        t.add_(1.0)
+        f = torch.add(t, S, alpha=5.0 / 3.0).mul_(e)
+        return f, e.mul_(t).mul_(-5.0 / 6.0)
 
 
 class RationalQuadratic(Stationary):

@@ -1,0 +1,94 @@
+"""Batches as kernels see them: one leading dimension, three strides; and the first item that failed.
+
+A kernel that meets a failure lowers a number on the device (``report_failure`` in ``kernels/batch.cuh``),
+which is read back once, and only by routines that raise. The number is kept from call to call: nothing is set
+up and nothing is reset unless an item failed. Each thread has its own, for each device and stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._cuda import _stream
+
+#: What the number is as long as nothing failed.
+NOTHING = (1 << 63) - 1
+
+#: What ``_launch.launch`` takes: stem, kernel, a tensor of its type, grid, threads, bytes, the arguments.
+Launch = tuple[Any, ...]
+
+_kept = threading.local()
+
+
+def readable(A: Tensor) -> Tensor:
+    """A with one leading dimension; a copy where its leading dimensions have no common stride."""
+    if A.dim() == 3:
+        return A
+    return A.reshape(-1, *A.shape[-2:])
+
+
+def writable(A: Tensor) -> Tensor | None:
+    """A with one leading dimension, in its own memory; None where that cannot be."""
+    if A.dim() == 3:
+        return A
+    try:
+        return A.view(-1, *A.shape[-2:])
+    except RuntimeError:
+        return None
+
+
+def first_failure_cell(like: Tensor) -> Tensor | None:
+    """The number that kernels lower, on the current device. None while a graph is captured."""
+    if _stream.being_captured():
+        return None
+    by_stream: dict[tuple[int, int], Tensor] | None = getattr(_kept, "by_stream", None)
+    if by_stream is None:
+        by_stream = _kept.by_stream = {}
+    device = like.get_device()
+    key = device, _stream.current_stream(device)
+    cell = by_stream.get(key)
+    if cell is None:
+        with torch.inference_mode(False):
+            cell = by_stream[key] = new_cell(like)
+    return cell
+
+
+def new_cell(like: Tensor) -> Tensor:
+    """A number on the device of ``like`` that says that nothing failed."""
+    return torch.full((), NOTHING, dtype=torch.int64, device=like.device)
+
+
+def first_failure(cell: Tensor | None) -> tuple[int, int] | None:
+    """(item, code) of the first failure in all that was launched; the number starts anew."""
+    if cell is None:
+        return None
+    found = int(cell.item())
+    if found == NOTHING:
+        return None
+    cell.fill_(NOTHING)
+    return found >> 32, (found & 0xFFFFFFFF) - (1 << 31)
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor lies; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def lanes_for(n: int) -> int:
+    """Lanes, or registers, for n <= 32 rows or columns."""
+    return 4 if n <= 4 else 8 if n <= 8 else 16 if n <= 16 else 32
+
+
+def padded(columns: int, like: Tensor) -> int:
+    """Elements of a row of a tile: ``padded`` in ``kernels/batch.cuh``."""
+    return columns + 16 // like.element_size()
+
+
+def tile_stride(rows: int, columns: int, like: Tensor) -> int:
+    """Elements between the tiles of two groups: ``kRectangleStride`` in ``kernels/batch.cuh``."""
+    itemsize = like.element_size()
+    return (-(-rows * padded(columns, like) * itemsize // 128) * 128 + 16) // itemsize

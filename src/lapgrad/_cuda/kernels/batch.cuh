@@ -1,0 +1,139 @@
+// What kernels for batches of small matrices share: tiles in the memory of a block, how they are filled and emptied,
+// and how an item that failed is reported.
+//
+// Up to order 32 a matrix has N = 4, 8, 16 or 32 neighbouring lanes, a *group*; lane i works on row or column i, which
+// it keeps in N registers. Larger matrices have a block, and work in blocks of 16 rows and columns.
+#pragma once
+
+#include "block.cuh"
+
+// 16 bytes, the most that one load moves.
+template <typename T>
+struct __align__(16) Pack {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  T at[kSize];
+};
+
+// Rows of a tile are a pack longer than they need be: eight lanes that read packs of eight rows meet all the banks.
+template <typename T>
+__host__ __device__ constexpr int padded(int columns) {
+  return columns + Pack<T>::kSize;
+}
+
+// The elements between the tiles of two groups. A multiple of 128 bytes and one pack: groups of a warp that read the
+// same element of their tiles meet different banks.
+template <typename T, int R, int C>
+constexpr int kRectangleStride = ((R * padded<T>(C) * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 16) /
+                                 static_cast<int>(sizeof(T));
+template <typename T, int N>
+constexpr int kTileStride = kRectangleStride<T, N, N>;
+
+template <typename T>
+__device__ Pack<T> pack_at(const T* place) {
+  return *reinterpret_cast<const Pack<T>*>(place);
+}
+
+template <typename T, int N>
+__device__ void read_row(T (&row)[N], const T* place) {
+#pragma unroll
+  for (int j = 0; j < N; j += Pack<T>::kSize) {
+    const Pack<T> pack = pack_at(place + j);
+#pragma unroll
+    for (int s = 0; s < Pack<T>::kSize; ++s) row[j + s] = pack.at[s];
+  }
+}
+
+template <typename T, int N>
+__device__ void write_row(T* place, const T (&row)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j += Pack<T>::kSize) {
+    Pack<T> pack;
+#pragma unroll
+    for (int s = 0; s < Pack<T>::kSize; ++s) pack.at[s] = row[j + s];
+    *reinterpret_cast<Pack<T>*>(place + j) = pack;
+  }
+}
+
+// Whether neighbours in memory are neighbours in a row: then lanes go along rows, else along columns.
+template <typename T>
+__device__ bool lies_by_rows(const Matrix<T>& A) {
+  const Index row = A.row < 0 ? -A.row : A.row, col = A.col < 0 ? -A.col : A.col;
+  return col <= row;
+}
+
+// tile := the lower triangle of A (n x n, n <= N), zeros above; rows and columns from n on have `fill` on the diagonal.
+template <typename T, int N>
+__device__ void load_lower(T* tile, const Matrix<const T>& A, int n, int lane, T fill) {
+  constexpr int ld = padded<T>(N);
+  if (lies_by_rows(A)) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      tile[i * ld + lane] = i < n && lane <= i ? A(i, lane) : i >= n && lane == i ? fill : T(0);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      tile[lane * ld + j] = lane < n && j <= lane ? A(lane, j) : lane >= n && lane == j ? fill : T(0);
+  }
+}
+
+// A := the tile, n x n.
+template <typename T, int N>
+__device__ void store_square(const Matrix<T>& A, const T* tile, int n, int lane) {
+  constexpr int ld = padded<T>(N);
+  if (lane >= n) return;
+  if (lies_by_rows(A)) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (i < n) A(i, lane) = tile[i * ld + lane];
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      if (j < n) A(lane, j) = tile[lane * ld + j];
+  }
+}
+
+// tile := A (m x n, m <= R, n <= C), zeros around it, by a group of R lanes. Both powers of two.
+template <typename T, int R, int C>
+__device__ void load_rectangle(T* tile, const Matrix<const T>& A, int m, int n, int lane) {
+  const bool by_rows = lies_by_rows(A);
+#pragma unroll
+  for (int s = 0; s < C; ++s) {
+    const int i = by_rows ? (s * R + lane) / C : lane, j = by_rows ? (s * R + lane) % C : s;
+    tile[i * padded<T>(C) + j] = i < m && j < n ? A(i, j) : T(0);
+  }
+}
+
+// A := the first m rows and n columns of the tile.
+template <typename T, int R, int C>
+__device__ void store_rectangle(const Matrix<T>& A, const T* tile, int m, int n, int lane) {
+  const bool by_rows = lies_by_rows(A);
+#pragma unroll
+  for (int s = 0; s < C; ++s) {
+    const int i = by_rows ? (s * R + lane) / C : lane, j = by_rows ? (s * R + lane) % C : s;
+    if (i < m && j < n) A(i, j) = tile[i * padded<T>(C) + j];
+  }
+}
+
+// x := L^-T x for the x of every lane: with y the solution, y_k = x_k / l_kk, and row k of L takes its share from the
+// x before k. The same as x := x L^-1 for a row x. L is a tile, read as broadcasts; `inverse` has 1 / l_kk.
+template <typename T, int N>
+__device__ void solve_transposed(T (&x)[N], const T* L, const T* inverse) {
+  constexpr int ld = padded<T>(N);
+#pragma unroll
+  for (int k = N - 1; k >= 0; --k) {
+    x[k] *= inverse[k];
+#pragma unroll
+    for (int i = 0; i < k; i += Pack<T>::kSize) {
+      const Pack<T> pack = pack_at(L + k * ld + i);
+#pragma unroll
+      for (int s = 0; s < Pack<T>::kSize; ++s)
+        if (i + s < k) x[i + s] -= pack.at[s] * x[k];
+    }
+  }
+}
+
+// The first failure of a batch, the smallest of these numbers: first by item, then by code. The cell holds the largest
+// Index as long as nothing failed; the address 0 stands for nobody who wants to know.
+__device__ inline void report_failure(Index* cell, Index item, int code) {
+  if (cell) atomicMin(cell, item * (Index(1) << 32) + (static_cast<Index>(code) + (Index(1) << 31)));
+}

@@ -1,0 +1,299 @@
+// gelqf for batches of matrices with up to 128 rows and columns: A = L Q by Householder reflections of the rows.
+//
+// Step k reflects what is left of row k, (alpha, x), to (beta, 0):
+//     beta = -sign(alpha) |(alpha, x)|,  v = (1, x / (alpha - beta)),  tau = (beta - alpha) / beta,  H_k = I - tau v v^T
+// and the rows below it likewise. Q is the first rows of H_r ... H_1, built up from the last reflection back. Where x is
+// zero, H_k is the identity, as in LAPACK.
+#include "batch.cuh"
+
+// Sums of squares between these are right to the last digits, whatever their terms.
+template <typename T>
+__device__ bool is_ordinary(T alpha, T square) {
+  if constexpr (sizeof(T) == 8) return square >= 1e-250 && square + alpha * alpha <= 1e250;
+  return square >= T(1e-25) && square + alpha * alpha <= T(1e30);
+}
+
+// A power of two that brings `largest` near 1, for squares that would over- or underflow; 1 where that cannot be. Rarely
+// called, so kept out of the code that is written out for each column.
+template <typename T>
+__device__ __noinline__ T unit_for(T largest) {
+  constexpr int kMost = sizeof(T) == 8 ? 1000 : 120;
+  if (!(largest > T(0)) || !isfinite(largest)) return 1;
+  const int exponent = -ilogb(largest);
+  return ldexp(T(1), exponent < kMost ? exponent : kMost);
+}
+
+// v = (1, x * scale).
+template <typename T>
+struct Reflection {
+  T beta, tau, scale;
+};
+
+// `square` = |x|^2; `nothing` says whether x is zero. One division: 1 / (beta (alpha - beta)).
+template <typename T>
+__device__ Reflection<T> reflection(T alpha, T square, bool nothing) {
+  const T beta = -copysign(sqrt(alpha * alpha + square), alpha), difference = alpha - beta;
+  const T quotient = T(1) / (beta * difference);
+  if (nothing) return {alpha, T(0), T(0)};
+  return {beta, -difference * difference * quotient, beta * quotient};
+}
+
+template <typename T>
+__device__ T larger(T a, T b) {
+  return a > b ? a : b;
+}
+
+// One group of R lanes per matrix, lane i has row i in C registers: R >= m, C >= n, both 4, 8 or 16. The row that is
+// reflected goes round by shuffles; its product with the other rows is all that a lane needs, no sums over lanes.
+// Q may be 0. Memory of a block: a tile of R x C per group.
+template <typename T, int R, int C>
+__global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q, Index q_item, Index q_row, Index q_col,
+                             const T* A, Index a_item, Index a_row, Index a_col, Index rows, Index columns, Index items,
+                             Index positive, Index* first_failure) {
+  constexpr int ld = padded<T>(C), kSteps = R < C ? R : C;
+  const int lane = threadIdx.x % R, group = threadIdx.x / R;
+  const Index item = static_cast<Index>(blockIdx.x) * (blockDim.x / R) + group;
+  const int n = static_cast<int>(columns), rank = static_cast<int>(rows < columns ? rows : columns);
+  const int m = item < items ? static_cast<int>(rows) : 0;
+  T* const tile = shared_memory<T>() + group * kRectangleStride<T, R, C>;
+  load_rectangle<T, R, C>(tile, Matrix<const T>{A + item * a_item, a_row, a_col}, m, n, lane);
+  __syncwarp();
+  T a[C], x[C], own_tau = 0;
+  read_row(a, tile + lane * ld);
+  unsigned flipped = 0;
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    if (k >= rank) break;
+    const T alpha = __shfl_sync(kAllLanes, a[k], k, R);
+    T unit = 1, square, product, largest = 1;
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+      square = product = 0;
+#pragma unroll
+      for (int i = k + 1; i < C; ++i) {
+        x[i] = __shfl_sync(kAllLanes, a[i], k, R) * unit;
+        square += x[i] * x[i];
+        product += a[i] * x[i];
+      }
+      const bool ordinary = is_ordinary(alpha, square);
+      if (again || !__any_sync(kAllLanes, !ordinary)) break;
+      if (!ordinary) {
+        largest = 0;
+#pragma unroll
+        for (int i = k + 1; i < C; ++i) largest = larger(fabs(x[i]), largest);
+        unit = unit_for(larger(fabs(alpha), largest));
+      }
+    }
+    Reflection<T> h = reflection(alpha * unit, square, largest == T(0) && square == square);
+    if (unit != T(1)) h.beta /= unit;
+    const T weight = lane > k ? h.tau * (a[k] + h.scale * product) : T(0), scaled = weight * h.scale;
+    a[k] = lane == k ? h.beta : a[k] - weight;
+#pragma unroll
+    for (int i = k + 1; i < C; ++i) a[i] = lane == k ? x[i] * h.scale : a[i] - scaled * x[i];
+    if (lane == k) own_tau = h.tau;
+    if (positive && h.beta < T(0)) {
+      flipped |= 1u << k;
+      a[k] = lane >= k ? -a[k] : a[k];
+    }
+  }
+
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < C; ++i) {
+    const bool inside = i <= lane && i < rank;
+    x[i] = inside ? a[i] : T(0);
+    finite = finite && isfinite(x[i]);
+  }
+  const unsigned spoilt = __ballot_sync(kAllLanes, !finite && lane < m) >> (threadIdx.x % 32 / R * R);
+  const int first = __ffs(R == 32 ? spoilt : spoilt & ((1u << R % 32) - 1));
+  if (lane == 0 && first) report_failure(first_failure, item, first);
+  write_row(tile + lane * ld, x);
+  __syncwarp();
+  store_rectangle<T, R, C>(Matrix<T>{L + item * l_item, l_row, l_col}, tile, m, rank, lane);
+  if (!Q) return;
+
+#pragma unroll
+  for (int k = kSteps - 1; k >= 0; --k) {
+    if (k < rank) {
+      const T tau = __shfl_sync(kAllLanes, own_tau, k, R);
+      T product = 0;
+#pragma unroll
+      for (int i = k + 1; i < C; ++i) {
+        x[i] = __shfl_sync(kAllLanes, a[i], k, R);
+        product += a[i] * x[i];
+      }
+      // Row j > k has a zero in column k so far, row k is a unit vector; rows before k are still reflections.
+      const T weight = lane > k ? tau * product : lane == k ? tau : T(0);
+      a[k] = lane > k ? -weight : lane == k ? T(1) - tau : a[k];
+#pragma unroll
+      for (int i = k + 1; i < C; ++i) a[i] = (lane == k ? T(0) : a[i]) - weight * x[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C; ++i) a[i] = flipped >> lane & 1 ? -a[i] : a[i];
+  __syncwarp();
+  write_row(tile + lane * ld, a);
+  __syncwarp();
+  store_rectangle<T, R, C>(Matrix<T>{Q + item * q_item, q_row, q_col}, tile, m ? rank : 0, n, lane);
+}
+
+// One block per matrix: P lanes have S rows, each lane C columns of them, P apart, in registers. The row that is
+// reflected goes round through memory; every lane adds up its square for itself, so that one barrier per step is enough
+// (two buffers take turns). n <= P C, m <= S blockDim / P.
+// Memory of a block: two rows and a number each, tau and the sign for each row, one number.
+template <typename T, int P, int C, int S>
+__global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item, Index l_row, Index l_col, T* Q, Index q_item, Index q_row, Index q_col,
+                              const T* A, Index a_item, Index a_row, Index a_col, Index rows, Index columns,
+                              Index positive, Index* first_failure) {
+  constexpr int kColumns = P * C;
+  const int m = static_cast<int>(rows), n = static_cast<int>(columns), rank = m < n ? m : n;
+  const int part = threadIdx.x % P, group = threadIdx.x / P, groups = blockDim.x / P;
+  const Index item = blockIdx.x;
+  T* const buffers = shared_memory<T>();
+  T* const taus = buffers + 2 * (kColumns + 1);
+  T* const signs = taus + kColumns;
+  int* const spoilt_row = reinterpret_cast<int*>(signs + kColumns);
+  const Matrix<const T> source{A + item * a_item, a_row, a_col};
+  const Matrix<T> lower{L + item * l_item, l_row, l_col}, rest{Q + item * q_item, q_row, q_col};
+
+  T a[S][C];
+#pragma unroll
+  for (int s = 0; s < S; ++s)
+#pragma unroll
+    for (int i = 0; i < C; ++i) {
+      const int row = group + s * groups, column = i * P + part;
+      a[s][i] = row < m && column < n ? source(row, column) : T(0);
+    }
+  if (threadIdx.x == 0) *spoilt_row = m + 1;
+
+#pragma unroll
+  for (int b = 0; b < C; ++b)  // column k is in register b of the lanes with part k - b P
+#pragma unroll 1
+    for (int k = b * P; k < (b + 1) * P && k < rank; ++k) {
+      T* const buffer = buffers + k % 2 * (kColumns + 1);
+      const bool has_k = part == k - b * P;
+#pragma unroll
+      for (int s = 0; s < S; ++s)
+        if (group + s * groups == k) {
+          if (has_k) buffer[kColumns] = a[s][b];
+#pragma unroll
+          for (int i = b; i < C; ++i) buffer[i * P + part] = i * P + part > k ? a[s][i] : T(0);
+        }
+      __syncthreads();
+      const T alpha = buffer[kColumns];
+      T x[C], unit = 1, square, product[S], largest = 1;
+#pragma unroll 1
+      for (bool again = false;; again = true) {
+        square = 0;
+#pragma unroll
+        for (int s = 0; s < S; ++s) product[s] = 0;
+#pragma unroll
+        for (int i = b; i < C; ++i) {
+          x[i] = buffer[i * P + part] * unit;
+          square += x[i] * x[i];
+#pragma unroll
+          for (int s = 0; s < S; ++s) product[s] += a[s][i] * x[i];
+        }
+        square = sum_of_lanes(square, P);
+        if (again || is_ordinary(alpha, square)) break;  // all threads have the same numbers
+        largest = 0;
+#pragma unroll
+        for (int i = b; i < C; ++i) largest = larger(fabs(x[i]), largest);
+        largest = max_of_lanes(largest, P);
+        unit = unit_for(larger(fabs(alpha), largest));
+      }
+      Reflection<T> h = reflection(alpha * unit, square, largest == T(0) && square == square);
+      if (unit != T(1)) h.beta /= unit;
+      const bool flip = positive && h.beta < T(0);
+#pragma unroll
+      for (int s = 0; s < S; ++s) {
+        const int row = group + s * groups;
+        const T in_k = __shfl_sync(kAllLanes, a[s][b], k - b * P, P);
+        const T weight = h.tau * (in_k + h.scale * sum_of_lanes(product[s], P)), scaled = weight * h.scale;
+        if (row > k) {
+#pragma unroll
+          for (int i = b; i < C; ++i) a[s][i] -= scaled * x[i];
+          if (has_k) a[s][b] = in_k - weight;
+        } else if (row == k) {
+#pragma unroll
+          for (int i = b; i < C; ++i) a[s][i] = i * P + part > k ? x[i] * h.scale : a[s][i];
+          if (has_k) a[s][b] = h.beta;
+        }
+        if (flip && has_k && row >= k) a[s][b] = -a[s][b];
+      }
+      if (threadIdx.x == 0) {
+        taus[k] = h.tau;
+        signs[k] = flip ? T(-1) : T(1);
+      }
+    }
+
+  __syncthreads();
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    const int row = group + s * groups;
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < C; ++i) {
+      const int column = i * P + part;
+      const T value = column <= row ? a[s][i] : T(0);
+      if (row < m && column < rank) {
+        lower(row, column) = value;
+        finite = finite && isfinite(value);
+      }
+    }
+    if (!finite) atomicMin(spoilt_row, row + 1);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && *spoilt_row <= m) report_failure(first_failure, item, *spoilt_row);
+  if (!Q) return;
+
+#pragma unroll
+  for (int b = C - 1; b >= 0; --b)
+#pragma unroll 1
+    for (int k = ((b + 1) * P < rank ? (b + 1) * P : rank) - 1; k >= b * P; --k) {
+      T* const buffer = buffers + k % 2 * (kColumns + 1);
+      const bool has_k = part == k - b * P;
+#pragma unroll
+      for (int s = 0; s < S; ++s)
+        if (group + s * groups == k) {
+#pragma unroll
+          for (int i = b; i < C; ++i)
+            buffer[i * P + part] = i * P + part > k ? a[s][i] : i * P + part == k ? T(1) : T(0);
+        }
+      __syncthreads();
+      const T tau = taus[k];
+      T x[C], product[S] = {};
+#pragma unroll
+      for (int s = 0; s < S; ++s)
+        if (has_k && group + s * groups > k) a[s][b] = 0;  // L was here, Q has a zero so far
+#pragma unroll
+      for (int i = b; i < C; ++i) {
+        x[i] = buffer[i * P + part];
+#pragma unroll
+        for (int s = 0; s < S; ++s) product[s] += a[s][i] * x[i];
+      }
+#pragma unroll
+      for (int s = 0; s < S; ++s) {
+        const int row = group + s * groups;
+        const T weight = tau * sum_of_lanes(product[s], P);
+        if (row > k) {
+#pragma unroll
+          for (int i = b; i < C; ++i) a[s][i] -= weight * x[i];
+        } else if (row == k) {
+#pragma unroll
+          for (int i = b; i < C; ++i) {
+            const int column = i * P + part;
+            a[s][i] = column >= k ? T(column == k) - tau * x[i] : a[s][i];
+          }
+        }
+      }
+    }
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    const int row = group + s * groups;
+    if (row >= rank) continue;
+#pragma unroll
+    for (int i = 0; i < C; ++i)
+      if (i * P + part < n) rest(row, i * P + part) = signs[row] * a[s][i];
+  }
+}

@@ -1,0 +1,350 @@
+// Singular value decompositions A = U' diag(S) V of batches of small matrices, a group of threads for each.
+//
+// One-sided Jacobi: rotations of pairs of rows of W = J A make all rows orthogonal. Then their lengths are the singular
+// values, W with rows of length 1 holds the right vectors and J the left ones. Small singular values come out with small
+// relative errors, as far as A determines them. A tall matrix is read as its transpose.
+//
+// Rows live in registers, spread over the `per_pair` neighbouring lanes that have a pair of them: (0, 1), (2, 3), ... in one
+// round, (1, 2), (3, 4), ... in the next. Between rounds each pair passes one of its two rows on to a neighbour. The two rows
+// of a pair change places after every rotation (the rotation with its rows exchanged costs nothing), so that in as many
+// rounds as there are rows each row meets every other one once, and their order is reversed. Which of the two results takes
+// which place is free: rows are sorted by length on the way, to one side in one sweep and back in the next, which speeds
+// convergence up.
+#include "spectral.cuh"
+
+constexpr int kMostSweeps = 40;  // 6 to 10 are usual
+
+// The largest entry is scaled to 2^top: sums of squares of squares do not overflow. Rows whose square is below
+// `least` count as zero. Where the squares of a pair are small, they are lifted before they are squared again.
+template <typename T>
+struct Range;
+
+template <>
+struct Range<double> {
+  static constexpr int top = 250, limit = 1000;
+  static constexpr double least = 0x1p-960;
+  static constexpr double low = 0x1p-150, lift = 0x1p350, lower = 0x1p-500, lift_more = 0x1p750;
+};
+
+template <>
+struct Range<float> {
+  static constexpr int top = 28, limit = 120;
+  static constexpr float least = 0x1p-100f;
+  static constexpr float low = 0x1p-10f, lift = 0x1p40f, lower = 0x1p-60f, lift_more = 0x1p90f;
+};
+
+template <int per_pair>
+__device__ int least_of_lanes(int value) {
+#pragma unroll
+  for (int distance = per_pair / 2; distance > 0; distance /= 2) {
+    const int other = __shfl_xor_sync(kAllLanes, value, distance);
+    value = other < value ? other : value;
+  }
+  return value;
+}
+
+// What a thread has of a pair of rows: columns rank % per_pair + c per_pair.
+template <typename T, int count>
+struct Pair {
+  T left[count], right[count];
+
+  __device__ void combine(T a, T b, T c, T d) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const T x = left[i], y = right[i];
+      left[i] = a * x + b * y;
+      right[i] = c * x + d * y;
+    }
+  }
+};
+
+// left := right, right := what the team's thread `source` has as left; or, with `up`, the way back.
+template <int threads, bool up, typename T, int count>
+__device__ void pass_on(Pair<T, count>& pair, int source, T* buffer, int rank) {
+  if constexpr (threads > 32) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) buffer[i * threads + rank] = up ? pair.right[i] : pair.left[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const T received = __shfl_sync(kAllLanes, up ? pair.right[i] : pair.left[i], source, threads);
+      (up ? pair.right[i] : pair.left[i]) = up ? pair.left[i] : pair.right[i];
+      (up ? pair.left[i] : pair.right[i]) = received;
+    }
+  }
+}
+
+// The second half where the rows went through shared memory, after a barrier.
+template <int threads, bool up, typename T, int count>
+__device__ void receive(Pair<T, count>& pair, int source, const T* buffer) {
+  if constexpr (threads > 32) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      (up ? pair.right[i] : pair.left[i]) = up ? pair.left[i] : pair.right[i];
+      (up ? pair.left[i] : pair.right[i]) = buffer[i * threads + source];
+    }
+  }
+}
+
+__device__ inline bool is_oblique(double xx, double yy, double xy, double allowed, double lift) {
+  xy *= lift;
+  return xy * xy > allowed * allowed * (xx * lift) * (yy * lift);
+}
+__device__ inline bool is_oblique(float xx, float yy, float xy, float allowed, float) {
+  // In double the products of four entries keep their digits.
+  return double(xy) * xy > double(allowed) * allowed * (double(xx) * yy);
+}
+
+// Makes the two rows of a pair orthogonal and exchanges them, so that the longer one is on the wanted side. Returns whether
+// they were not orthogonal before.
+//
+// With d = |x|^2 - |y|^2, o = 2 x.y, h = sqrt(d^2 + o^2) the angle has cos^2 = (1 + |d| / h) / 2, sin = o / (2 h cos), with the
+// sign of d: at most 45 degrees, so that the longer row stays the longer one.
+template <int per_pair, bool vectors, typename T, int mine, int turned>
+__device__ bool rotate(Pair<T, mine>& W, Pair<T, turned>& J, bool takes_part, bool longer_left, T allowed) {
+  T xx = 0, yy = 0, xy = 0;
+#pragma unroll
+  for (int i = 0; i < mine; ++i) {
+    const T x = W.left[i], y = W.right[i];
+    xx += x * x;
+    yy += y * y;
+    xy += x * y;
+  }
+  xx = sum_of_lanes(xx, per_pair);
+  yy = sum_of_lanes(yy, per_pair);
+  xy = sum_of_lanes(xy, per_pair);
+  const T size = xx + yy;
+  const T lift = size < Range<T>::lower ? Range<T>::lift_more : size < Range<T>::low ? Range<T>::lift : T(1);
+  const bool zero = !(xx >= Range<T>::least && yy >= Range<T>::least);
+  const bool oblique = takes_part && !zero && is_oblique(xx, yy, xy, allowed, lift);
+  const T d = (xx - yy) * lift, o = T(2) * xy * lift;
+  const T inverse_h = inverse_root(oblique ? d * d + o * o : T(1));
+  const T cosine_squared = T(0.5) + T(0.5) * absolute(d) * inverse_h;
+  const T inverse = inverse_root(oblique ? cosine_squared : T(1));
+  const T cosine = oblique ? cosine_squared * inverse : T(1);
+  T sine = oblique ? T(0.5) * o * inverse_h * inverse : T(0);
+  sine = d < T(0) ? -sine : sine;
+  // The left place takes cosine x + sine y, or -sine x + cosine y; without a part in it, x.
+  const bool keeps = !takes_part || (d >= T(0)) == longer_left;
+  const T a = keeps ? cosine : -sine, b = keeps ? sine : cosine;
+  W.combine(a, b, keeps ? -sine : cosine, keeps ? cosine : sine);
+  if constexpr (vectors) J.combine(a, b, keeps ? -sine : cosine, keeps ? cosine : sine);
+  return oblique;
+}
+
+// +1 or -1, so that the first entry within 1e-6 of the largest becomes positive. The row is spread over the lanes of a pair.
+template <int per_pair, typename T, int count>
+__device__ T sign_of(const T (&row)[count], int lane) {
+  T most = 0;
+#pragma unroll
+  for (int i = 0; i < count; ++i) most = absolute(row[i]) > most ? absolute(row[i]) : most;
+  most = max_of_lanes(most, per_pair) * T(kSameSize);
+  int decisive = 2 * per_pair * count;
+#pragma unroll
+  for (int i = count - 1; i >= 0; --i)
+    if (absolute(row[i]) >= most) decisive = 2 * (lane + i * per_pair) + (row[i] < T(0));
+  return least_of_lanes<per_pair>(decisive) % 2 ? T(-1) : T(1);
+}
+
+// Rows [filled, k) of V, in global memory, := orthonormal to all rows before: unit vectors that stick out most,
+// orthogonalised three times. `along` has room for two numbers per thread or column. With `fix_sign` by the rule.
+template <typename T, int threads>
+__device__ void complete_rows(T* V, int filled, int k, int n, bool fix_sign, T* along, const Team<threads>& team) {
+  for (int i = 0; i < k; ++i) {
+    const bool open = i >= filled;
+    if (!team.any_around(open)) continue;
+    T* const row = V + static_cast<Index>(i) * n;
+    for (int c = team.rank; c < n; c += threads) {
+      T inside = 0;
+      for (int j = 0; j < i; ++j) inside += V[static_cast<Index>(j) * n + c] * V[static_cast<Index>(j) * n + c];
+      along[c] = inside;
+    }
+    team.wait();
+    int best = 0;
+    for (int c = 1; c < n; ++c) best = along[c] < along[best] ? c : best;
+    for (int c = team.rank; c < n; c += threads)
+      if (open) row[c] = T(c == best);
+    team.wait();
+    for (int pass = 0; pass < 3; ++pass) {
+      for (int j = team.rank; j < i; j += threads) {
+        T sum = 0;
+        for (int c = 0; c < n; ++c) sum += V[static_cast<Index>(j) * n + c] * row[c];
+        along[j] = sum;
+      }
+      team.wait();
+      for (int c = team.rank; c < n; c += threads) {
+        T rest = row[c];
+        for (int j = 0; j < i; ++j) rest -= along[j] * V[static_cast<Index>(j) * n + c];
+        if (open) row[c] = rest;
+      }
+      team.wait();
+      T square = 0, most = 0, decisive = 0;
+      for (int c = 0; c < n; ++c) {
+        square += row[c] * row[c];
+        most = absolute(row[c]) > most ? absolute(row[c]) : most;
+      }
+      for (int c = n - 1; c >= 0; --c) decisive = absolute(row[c]) >= most * T(kSameSize) ? row[c] : decisive;
+      const T inverse = (fix_sign && decisive < T(0) ? T(-1) : T(1)) / sqrt(square);
+      team.wait();
+      for (int c = team.rank; c < n; c += threads)
+        if (open) row[c] *= inverse;
+      team.wait();
+    }
+  }
+}
+
+// The decomposition of items with k rows and n >= k columns (tall ones with exchanged strides), k <= rows, n <= columns:
+// S (k), `turned_rows` (k x k) and `unit_rows` (k x n), contiguous, with A = turned_rows' diag(S) unit_rows. `tall`: U is
+// unit_rows, which then decides signs, else turned_rows. Failures: code 1 for NaN or infinity, 2 for no convergence.
+// Memory of a block: for each team rows + max(rows, columns) numbers, and for a team of several warps two buffers of
+// threads (columns + rows) / per_pair.
+template <typename T, int rows, int columns, int per_pair, bool vectors>
+__global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pair : 128)
+    gesvd(const T* A, Index a_item, Index a_row, Index a_col, T* S, T* turned_rows, T* unit_rows, Index* failure,
+          Index items, Index height, Index width, Index tall) {
+  constexpr int threads = rows / 2 * per_pair, mine = columns / per_pair, turned = vectors ? rows / per_pair : 1;
+  constexpr int vector_memory = rows + (rows > columns ? rows : columns);
+  constexpr int passed = threads > 32 ? threads * (mine + (vectors ? turned : 0)) : 0;
+  const int k = static_cast<int>(height), n = static_cast<int>(width), pairs = (k + 1) / 2;
+  const Team<threads> team{static_cast<int>(threadIdx.x) % threads};
+  const int number = static_cast<int>(threadIdx.x) / threads, teams = static_cast<int>(blockDim.x) / threads;
+  const int lane = team.rank % per_pair, pair = team.rank / per_pair;
+  const Index wanted = static_cast<Index>(blockIdx.x) * teams + number;
+  const bool present = wanted < items;
+  const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
+  T* const squares = shared_memory<T>() + number * vector_memory;
+  T* const along = squares + rows;
+  T* const buffers = shared_memory<T>() + vector_memory;  // only where the block is the team
+
+  // W := A, scaled by a power of two.
+  const Matrix<const T> source{A + item * a_item, a_row, a_col};
+  Pair<T, mine> W;
+  Pair<T, turned> J;
+  T most = 0;
+  bool spoilt = false;
+#pragma unroll
+  for (int i = 0; i < mine; ++i) {
+    const int c = lane + i * per_pair;
+    W.left[i] = 2 * pair < k && c < n ? source(2 * pair, c) : T(0);
+    W.right[i] = 2 * pair + 1 < k && c < n ? source(2 * pair + 1, c) : T(0);
+    const T x = absolute(W.left[i]), y = absolute(W.right[i]), larger = x > y ? x : y;
+    spoilt = spoilt || !(x <= Numbers<T>::largest && y <= Numbers<T>::largest);
+    most = larger > most ? larger : most;
+  }
+  spoilt = team.any(spoilt);
+  most = max_of_lanes(most, threads < 32 ? threads : 32);
+  if constexpr (threads > 32) {
+    if (threadIdx.x % 32 == 0) along[threadIdx.x / 32] = most;
+    team.wait();
+    for (int w = 0; w < threads / 32; ++w) most = along[w] > most ? along[w] : most;
+    team.wait();
+  }
+  int shift = spoilt || !(most > T(0)) ? 0 : Range<T>::top - ilogb(most);
+  shift = shift > Range<T>::limit ? Range<T>::limit : shift;
+  const T factor = T(ldexp(1.0, shift)), back = T(ldexp(1.0, -shift));
+#pragma unroll
+  for (int i = 0; i < mine; ++i) {
+    W.left[i] = spoilt ? T(0) : W.left[i] * factor;
+    W.right[i] = spoilt ? T(0) : W.right[i] * factor;
+  }
+#pragma unroll
+  for (int i = 0; i < turned; ++i) {
+    J.left[i] = T(lane + i * per_pair == 2 * pair);
+    J.right[i] = T(lane + i * per_pair == 2 * pair + 1);
+  }
+
+  const T allowed = Numbers<T>::eps * (T(2) + sqrt(T(n)));
+  const int after = pair + 1 == pairs ? lane : team.rank + per_pair;
+  const int before = pair == 0 ? (pairs - 1) * per_pair + lane : team.rank - per_pair;
+  const int from_after = pair < pairs ? after : team.rank, from_before = pair < pairs ? before : team.rank;
+  bool working = true;
+  for (int sweep = 0; sweep < kMostSweeps && team.any_around(working); ++sweep) {
+    bool found = false;
+    const bool longer_left = sweep % 2 == 1;
+    for (int round = 0; round < pairs; ++round) {
+      found |= rotate<per_pair, vectors>(W, J, working && pair < pairs, longer_left, allowed);
+      pass_on<threads, false>(W, from_after, buffers, team.rank);
+      if constexpr (vectors) pass_on<threads, false>(J, from_after, buffers + threads * mine, team.rank);
+      if constexpr (threads > 32) {
+        __syncthreads();
+        receive<threads, false>(W, from_after, buffers);
+        if constexpr (vectors) receive<threads, false>(J, from_after, buffers + threads * mine);
+      }
+      found |= rotate<per_pair, vectors>(W, J, working && pair + 1 < pairs, longer_left, allowed);
+      pass_on<threads, true>(W, from_before, buffers + passed, team.rank);
+      if constexpr (vectors) pass_on<threads, true>(J, from_before, buffers + passed + threads * mine, team.rank);
+      if constexpr (threads > 32) {
+        __syncthreads();
+        receive<threads, true>(W, from_before, buffers + passed);
+        if constexpr (vectors) receive<threads, true>(J, from_before, buffers + passed + threads * mine);
+      }
+    }
+    working = team.any(found);
+  }
+
+  // Lengths, and places in descending order. A row that only fills up the last pair comes last.
+  T xx = 0, yy = 0, filler_left = 0, filler_right = 0;
+#pragma unroll
+  for (int i = 0; i < mine; ++i) {
+    xx += W.left[i] * W.left[i];
+    yy += W.right[i] * W.right[i];
+  }
+  xx = sum_of_lanes(xx, per_pair);
+  yy = sum_of_lanes(yy, per_pair);
+  if constexpr (vectors) {
+#pragma unroll
+    for (int i = 0; i < turned; ++i)
+      if (lane + i * per_pair == k) {
+        filler_left += J.left[i];
+        filler_right += J.right[i];
+      }
+    filler_left = sum_of_lanes(filler_left, per_pair);
+    filler_right = sum_of_lanes(filler_right, per_pair);
+  }
+  if (lane == 0 && pair < pairs) {
+    squares[2 * pair] = filler_left != T(0) ? T(-1) : xx;
+    squares[2 * pair + 1] = filler_right != T(0) ? T(-1) : yy;
+  }
+  team.wait();
+  int place_left = 0, place_right = 0, filled = 0;
+  if (pair < pairs) {
+    const T own_left = squares[2 * pair], own_right = squares[2 * pair + 1];
+    for (int j = 0; j < 2 * pairs; ++j) {
+      const T other = squares[j];
+      place_left += j < 2 * pair ? other >= own_left : other > own_left;
+      place_right += j < 2 * pair + 1 ? other >= own_right : other > own_right;
+    }
+  }
+  for (int j = 0; j < 2 * pairs; ++j) filled += squares[j] >= Range<T>::least;
+
+  const auto finish = [&](T(&row)[mine], T(&turned_row)[turned], T square, int place) {
+    const bool zero = square < Range<T>::least;
+    const T length = zero ? T(0) : sqrt(square), inverse = zero ? T(0) : T(1) / length;
+#pragma unroll
+    for (int i = 0; i < mine; ++i) row[i] *= inverse;
+    T sign = 1;
+    if constexpr (vectors) sign = tall ? sign_of<per_pair>(row, lane) : sign_of<per_pair>(turned_row, lane);
+    if (!present || pair >= pairs || place >= k) return;
+    const Index at = item * k + place;
+    const T value = spoilt ? T(nan("")) : length * back;
+    if (lane == 0) {
+      S[at] = value;
+      if (spoilt || !(value <= Numbers<T>::largest)) report_failure(failure, item, 1);
+    }
+    if constexpr (vectors) {
+#pragma unroll
+      for (int i = 0; i < mine; ++i)
+        if (lane + i * per_pair < n) unit_rows[at * n + lane + i * per_pair] = sign * row[i];
+#pragma unroll
+      for (int i = 0; i < turned; ++i)
+        if (lane + i * per_pair < k) turned_rows[at * k + lane + i * per_pair] = sign * turned_row[i];
+    }
+  };
+  finish(W.left, J.left, xx, place_left);
+  finish(W.right, J.right, yy, place_right);
+  if (working && !spoilt && present && team.rank == 0) report_failure(failure, item, 2);
+  if constexpr (vectors) {
+    team.wait();
+    complete_rows<T, threads>(unit_rows + item * k * n, present ? filled : k, k, n, tall != 0, along, team);
+  }
+}

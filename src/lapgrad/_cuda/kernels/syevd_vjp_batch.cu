@@ -1,0 +1,92 @@
+// The gradient of eigenvalues and eigenvectors of batches of small symmetric matrices.
+//
+//     gA = U' M U,  M_ij = 1/2 (P_ij - P_ji) / (l_i - l_j) as the policy says,  M_ii = slope_i,  P = gU U'
+//
+// A team of threads has one matrix; all products are between arrays in shared memory.
+#include "spectral_products.cuh"
+
+// gU or slope may be null. An item on which the loss tells apart what belongs to one eigenvalue is reported with code 1.
+// side: the largest n; the threads of a team are a grid of down x across.
+// Memory of a block: for each team 3 n (n | 1) + 2 n + 32 numbers.
+template <typename T, int side, int down, int across>
+__global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
+    syevd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* eigenvalues, const T* gU, Index g_item, Index g_row,
+              Index g_col, const T* slope, Index policy, double tol, T* gA, Index* failure, Index items, Index size) {
+  constexpr int threads = down * across;
+  const Team<threads> team{static_cast<int>(threadIdx.x) % threads};
+  const Grid<side, down, across> grid(team.rank);
+  const int n = static_cast<int>(size), stride = n | 1, number = static_cast<int>(threadIdx.x) / threads;
+  const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
+  const bool present = wanted < items;
+  const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
+  T* const memory = shared_memory<T>() + number * (3 * n * stride + 2 * n + 32);
+  const Tile<T> rows{memory, stride}, given{memory + n * stride, stride}, M{memory + 2 * n * stride, stride};
+  T* const lambda = memory + 3 * n * stride;
+  T* const step = lambda + n;
+  T* const scratch = step + n;
+  T sum[side / down][side / across];
+
+  const Matrix<const T> vectors{U + item * u_item, u_row, u_col}, cotangent{gU + item * g_item, g_row, g_col};
+  for (int i = grid.y; i < n; i += down)
+    for (int k = grid.x; k < n; k += across) {
+      rows(i, k) = vectors(i, k);
+      if (gU) given(i, k) = cotangent(i, k);
+    }
+  for (int i = team.rank; i < n; i += threads) {
+    lambda[i] = eigenvalues[item * n + i];
+    step[i] = slope ? slope[item * n + i] : T(0);
+  }
+  team.wait();
+  const T first = absolute(lambda[0]), last = absolute(lambda[n - 1]);
+  const Gaps<T> gaps(static_cast<int>(policy), first > last ? first : last, T(tol));
+  bool uneven = false;
+
+  // M; P first.
+  T most = 0, skew = 0;
+  if (gU) {
+    grid.template multiply<false, true>(given, rows, n, n, n, sum);
+    grid.each(sum, n, n, [&](int i, int j, T value) {
+      M(i, j) = value;
+      most = absolute(value) > most ? absolute(value) : most;
+    });
+    team.wait();
+    most = largest_of_team(most, scratch, team);
+  }
+  for (int i = grid.y; i < n; i += down)
+    for (int j = grid.x; j <= i; j += across) {
+      if (i == j) {
+        M(i, i) = step[i];
+      } else if (gU) {
+        const T gap = lambda[i] - lambda[j], difference = M(i, j) - M(j, i);
+        if (gaps.tied(gap)) skew = absolute(difference) > skew ? absolute(difference) : skew;
+        M(i, j) = M(j, i) = T(0.5) * difference * gaps.inverse(gap);
+      } else {
+        M(i, j) = M(j, i) = 0;
+      }
+    }
+  uneven = skew > uneven_from<T>() * most;
+  if (slope) {
+    T largest = 0, jump = 0;
+    for (int i = team.rank; i < n; i += threads) {
+      largest = absolute(step[i]) > largest ? absolute(step[i]) : largest;
+      if (i > 0 && gaps.tied(lambda[i] - lambda[i - 1])) {
+        const T difference = absolute(step[i] - step[i - 1]);
+        jump = difference > jump ? difference : jump;
+      }
+    }
+    uneven = jump > uneven_from<T>() * largest_of_team(largest, scratch, team) || uneven;
+  }
+  if (uneven && present) report_failure(failure, item, 1);
+  team.wait();
+
+  // U' (M U), by way of `given`, and then of M for what rounding makes of its symmetry.
+  grid.template multiply<false, false>(M, rows, n, n, n, sum);
+  grid.each(sum, n, n, [&](int i, int j, T value) { given(i, j) = value; });
+  team.wait();
+  grid.template multiply<true, false>(rows, given, n, n, n, sum);
+  grid.each(sum, n, n, [&](int i, int j, T value) { M(i, j) = value; });
+  team.wait();
+  if (!present) return;
+  for (int i = grid.y; i < n; i += down)
+    for (int j = grid.x; j < n; j += across) gA[(item * n + i) * n + j] = T(0.5) * (M(i, j) + M(j, i));
+}

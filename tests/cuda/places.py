@@ -1,0 +1,22 @@
+"""Where the kernels of a test run: emulated on the CPU, and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import emulated
+import pytest
+import torch
+
+from lapgrad import _cuda
+
+_DEVICE = torch.cuda.is_available() and _cuda.available()
+
+
+def both(on_cpu: Callable[..., Any], on_device: Callable[..., Any]) -> list[Any]:
+    """The parameters of a fixture; what is not there is skipped."""
+    return [
+        pytest.param(on_cpu, id="emulated", marks=pytest.mark.skipif(not emulated.COMPILER, reason="no g++")),
+        pytest.param(on_device, id="device", marks=pytest.mark.skipif(not _DEVICE, reason="no CUDA device")),
+    ]

@@ -1,0 +1,125 @@
+"""The gradient of syevd on CUDA: the kernel for small matrices, run on the CPU, and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import emulated
+import places
+import pytest
+import torch
+from tolerances import assert_close, of_order
+from torch import Tensor
+
+from lapgrad import _cuda
+from lapgrad._cuda import _failure, _syevd_batch
+from lapgrad.ops import _spectral
+from lapgrad.ops import syevd as formulas
+
+Run = Callable[..., tuple[Tensor, tuple[int, int] | None]]
+
+
+def on_cpu(
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+    reverse_order: bool = False,
+) -> tuple[Tensor, tuple[int, int] | None]:
+    """What ``_syevd_batch.syevd_vjp`` launches, emulated."""
+    gA, reported = torch.full(U.shape, 7.0, dtype=U.dtype), _failure.cell(U)
+    plan = _syevd_batch.gradient_geometry(gA, U, eigenvalues, gU, slope, degeneracy, tol, reported)
+    emulated.launch(*plan, reverse_order=reverse_order)
+    return gA, _failure.first(reported)
+
+
+def on_device(
+    U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
+) -> tuple[Tensor, tuple[int, int] | None]:
+    there = [None if given is None else given.cuda() for given in (U, eigenvalues, gU, slope)]
+    gA = torch.empty(U.shape, dtype=U.dtype, device="cuda")
+    failure = _cuda.syevd_vjp(gA, *there, degeneracy, tol)
+    return gA.cpu(), failure
+
+
+@pytest.fixture(params=places.both(on_cpu, on_device))
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
+
+
+def problem(items: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """U, eigenvalues with gaps, gU, slope."""
+    generator = torch.Generator().manual_seed(n)
+    U = torch.linalg.qr(torch.randn(items, n, n, dtype=torch.float64, generator=generator))[0]
+    eigenvalues = torch.linspace(-1, 2, n, dtype=torch.float64).expand(items, n).contiguous()
+    gU = torch.randn(items, n, n, dtype=torch.float64, generator=generator)
+    slope = torch.randn(items, n, dtype=torch.float64, generator=generator)
+    return U.to(dtype), eigenvalues.to(dtype), gU.to(dtype), slope.to(dtype)
+
+
+def expected(
+    U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
+) -> Tensor:
+    return formulas._pulled_back_composite(U, eigenvalues, gU, slope, degeneracy, tol)
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype"), [(n, torch.float64) for n in (1, 5, 8, 13, 16, 32, 35)] + [(16, torch.float32)]
+)
+def test_against_the_formula(run: Run, n: int, dtype: torch.dtype) -> None:
+    U, eigenvalues, gU, slope = problem(3, n, dtype)
+    tol = _spectral.tolerance(n, dtype, None)
+    for cotangents in ((gU, slope), (gU, None), (None, slope)):
+        gA, failure = run(U, eigenvalues, *cotangents, "mask", tol)
+        assert failure is None
+        assert torch.equal(gA, gA.mT)
+        wanted = expected(U.double(), eigenvalues.double(), *[_double(c) for c in cotangents], "mask", tol)
+        assert_close(gA, wanted.to(dtype), of_order(n) * n)
+
+
+def _double(given: Tensor | None) -> Tensor | None:
+    return None if given is None else given.double()
+
+
+def test_order_of_threads_does_not_matter() -> None:
+    for n in (13, 20):
+        U, eigenvalues, gU, slope = problem(2, n)
+        one, _ = on_cpu(U, eigenvalues, gU, slope, "mask", 1e-14)
+        other, _ = on_cpu(U, eigenvalues, gU, slope, "mask", 1e-14, reverse_order=True)
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("degeneracy", ["mask", "lorentz", "clamp", "quiet", "nan"])
+def test_policies_at_close_eigenvalues(run: Run, degeneracy: str) -> None:
+    U, eigenvalues, gU, slope = problem(4, 9)
+    eigenvalues[1, 3:5] = eigenvalues[1, 4]
+    eigenvalues[2] = 0.0
+    tol = 1e-3
+    gA, failure = run(U, eigenvalues, gU, slope, degeneracy, tol)
+    assert failure == (1, 1)
+    wanted = expected(U, eigenvalues, gU, slope, degeneracy, tol)
+    if degeneracy == "nan":
+        gA, wanted = gA[[0, 3]], wanted[[0, 3]]
+    assert_close(gA, wanted)
+
+
+def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> None:
+    """P = gU U^T symmetric within the group, slopes equal: what the projector of the group gives."""
+    U, eigenvalues, _, slope = problem(3, 12)
+    eigenvalues[:, 4:8] = 0.5
+    slope[:, 4:8] = 1.0
+    S = torch.randn(3, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, failure = run(U, eigenvalues, (S + S.mT) @ U, slope, "mask", 1e-12)
+    assert failure is None
+    slope[2, 5] = 1.5
+    _, failure = run(U, eigenvalues, (S + S.mT) @ U, slope, "mask", 1e-12)
+    assert failure == (2, 1)
+
+
+def test_strides(run: Run) -> None:
+    U, eigenvalues, gU, slope = problem(3, 10)
+    gA, _ = run(U, eigenvalues, gU, slope, "mask", 1e-14)
+    again, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
+    assert torch.equal(gA, again)

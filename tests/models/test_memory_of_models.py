@@ -1,0 +1,89 @@
+"""Memory: kernel matrices take one buffer forward and none backward; the criterion of a process takes two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fresh_process import output
+
+from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.models import GPRegression
+from lapgrad.models.kernels import (
+    RBF,
+    Constant,
+    Kernel,
+    Linear,
+    Matern52,
+    Periodic,
+    Polynomial,
+    White,
+    _blocks,
+)
+
+pytestmark = pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory")
+
+N = 1000
+MATRIX_BYTES = N * N * 8
+#: Elements of a block, so that blocks are as small beside this matrix as they are beside large ones.
+BLOCK = 1 << 14
+#: Of a matrix: the temporaries of a few blocks.
+SLACK = 0.25
+
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "RBF": RBF,
+    "Matern52": Matern52,
+    "Polynomial": lambda: Polynomial(3),
+    "composite": lambda: RBF() * Periodic() + Constant() * Linear() + White(),
+}
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Peaks in matrices: forward, backward, the diagonal, and value with gradient of the criterion."""
+    _blocks._ELEMENTS["cpu"] = BLOCK
+    X = torch.rand(N, 3, dtype=torch.float64)
+    y = X.sum(1)
+    return {name: _peaks(make(), X, y) for name, make in KERNELS.items()}
+
+
+def _peaks(kernel: Kernel, X: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    parameters = list(kernel.parameters())
+    forward = peak_extra_bytes(lambda: kernel(X))
+    backward = _peak_backward(kernel(X), parameters)
+    diagonal = peak_extra_bytes(lambda: kernel.diag(X))
+    model = GPRegression(X, y, kernel)
+
+    def criterion() -> Any:
+        return torch.autograd.grad(model.loss(), list(model.parameters()))
+
+    found = {
+        "forward": forward,
+        "backward": backward,
+        "diagonal": diagonal,
+        "criterion": peak_extra_bytes(criterion),
+    }
+    return {phase: peak / MATRIX_BYTES for phase, peak in found.items()}
+
+
+def _peak_backward(K: torch.Tensor, parameters: list[torch.nn.Parameter]) -> int:
+    cotangent = torch.ones_like(K)
+    return peak_extra_bytes(lambda: torch.autograd.grad(K, parameters, cotangent, retain_graph=True))
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, float]]:
+    code = "import json; from models import test_memory_of_models as t; print(json.dumps(t.measure()))"
+    return json.loads(output(code, MALLOC_MMAP_THRESHOLD_="65536"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "buffers"), [("forward", 1), ("backward", 0), ("diagonal", 0), ("criterion", 2)]
+)
+@pytest.mark.parametrize("name", KERNELS)
+def test_peak(name: str, phase: str, buffers: int, measured: dict[str, dict[str, float]]) -> None:
+    peak = measured[name][phase]
+    slack = 0.05 if phase == "diagonal" else SLACK
+    assert buffers - 0.05 <= peak <= buffers + slack, f"{peak:.2f} matrices, wanted are {buffers}"
