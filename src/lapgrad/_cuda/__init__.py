@@ -9,6 +9,7 @@ from lapgrad._cuda._native import available, missing_packages, switched_off
 from lapgrad._cuda.copyltu import copyltu
 from lapgrad._cuda.gelqf import gelqf, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
+from lapgrad._cuda.gesvd import gesvd
 from lapgrad._cuda.potrf import potrf, potrf_vjp
 from lapgrad._cuda.potri import potri, potri_update, potri_vjp
 from lapgrad._cuda.syevd import syevd, syevd_vjp
@@ -22,6 +23,7 @@ __all__ = [
     "gelqf",
     "gelqf_vjp",
     "gemmt",
+    "gesvd",
     "missing_packages",
     "potrf",
     "potrf_vjp",

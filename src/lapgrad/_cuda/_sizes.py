@@ -14,6 +14,9 @@ PRODUCT_CUT = 1024
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
+#: From this order on a singular value decomposition goes by polar decomposition or Gram matrix.
+POLAR_FROM = 256
+
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
 FEW = 4
 ORDER_THAT_FILLS = 1024

@@ -1,15 +1,4 @@
-"""gelqf: LQ factorisation, on CUDA.
-
-Householder's panels leave a GPU idle. Cholesky's way is all products: with A Aᵀ = L1 L1ᵀ, Q1 = L1⁻¹ A has
-orthonormal rows up to eps cond(A)², and the same once more makes that eps: Q2 = L2⁻¹ Q1, L = L1 L2
-(CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, a first round with A Aᵀ + s I brings
-it down (shifted CholeskyQR3: Fukaya et al. 2020). float32 is done in float64, whose products are no slower on
-the devices this is for; there two rounds do for every condition that float32 can hold.
-
-Whether a round went well is seen from the one after it: Q1 Q1ᵀ may differ from the identity by less than 1/2 in
-norm, which is read back to the host once. When it did not go well, the next way is taken, the last one is
-Householder's. The diagonal of L is positive, whichever way was gone.
-"""
+"""gelqf: LQ factorisation, on CUDA: small ones by Householder in one kernel, large ones by Cholesky (``_lq.py``)."""
 
 from __future__ import annotations
 
@@ -17,15 +6,15 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _cholesky, _device, _sizes, _stream
+from lapgrad._cuda import _device, _gelqf_batch, _sizes, _stream
+from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
-
-#: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|².
-_SHIFT = 11.0
 
 
 @on_its_device
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
+    if _gelqf_batch.serves(A):
+        return _gelqf_batch.gelqf(L, Q, A, positive)
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
     serves = rank >= _sizes.LARGE and _sizes.one_by_one(items, rank) and not _stream.being_captured()
@@ -35,7 +24,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     assert matrices is not None
     assert factors is not None
     for item in range(items):
-        found = _by_cholesky(matrices[item, :rank], None if rows is None else rows[item])
+        found = by_cholesky(matrices[item, :rank], None if rows is None else rows[item])
         if found is None:
             return _fallback.gelqf(L, Q, A, True)
         factor, orthogonal = found
@@ -50,69 +39,6 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
 def _flat(A: Tensor) -> Tensor:
     """(items, m, n)."""
     return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
-
-
-def _by_cholesky(A: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """(L, Q) of one wide matrix, in float64; None when its condition is beyond both variants.
-
-    Q takes the place given, if that is of float64.
-    """
-    in_place = place is not None and place.dtype == torch.float64
-    Q = place if in_place and place is not None else A.new_empty(A.shape, dtype=torch.float64)
-    Q.copy_(A)
-    notes = torch.zeros(3, dtype=torch.int32, device=Q.device)
-    first = _gram(Q)
-    _divide(Q, first, notes.data_ptr())
-    second = _gram(Q)
-    distance = _distance_from_identity(second)
-    _divide(Q, second, notes.data_ptr() + 4)
-    if _went_well(notes, distance):
-        return _product(first.mT, second.mT), Q
-    Q.copy_(A)
-    notes.zero_()
-    zeroth = _gram(Q)
-    diagonal, (m, n) = zeroth.diagonal(), A.shape
-    diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * diagonal.sum()
-    _divide(Q, zeroth, notes.data_ptr())
-    first = _gram(Q)
-    _divide(Q, first, notes.data_ptr() + 4)
-    second = _gram(Q)
-    distance = _distance_from_identity(second)
-    _divide(Q, second, notes.data_ptr() + 8)
-    if not _went_well(notes, distance):
-        return None
-    return _product(_product(zeroth.mT, first.mT), second.mT), Q
-
-
-def _gram(Q: Tensor) -> Tensor:
-    """The upper triangle of Q Qᵀ, zeros below."""
-    R = Q.new_zeros(Q.shape[0], Q.shape[0])
-    _device.syrk(R, Q, lower=False)
-    return R
-
-
-def _distance_from_identity(gram: Tensor) -> Tensor:
-    """An upper bound of |G - I|² in the Frobenius norm, from the upper triangle of G."""
-    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
-    return 2.0 * (gram - identity).square().sum()
-
-
-def _divide(Q: Tensor, R: Tensor, code: int) -> None:
-    """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own."""
-    _cholesky.factorise_upper(R, code)
-    _device.solve(Q, R.mT, "l", _sizes.ORTHOGONALISE_BLOCK, refine=True)
-
-
-def _went_well(notes: Tensor, distance: Tensor) -> bool:
-    *codes, moved = torch.cat([notes.to(distance.dtype), distance[None]]).tolist()
-    return not any(codes) and moved < 0.25
-
-
-def _product(first: Tensor, second: Tensor) -> Tensor:
-    """The product of two lower triangles: with exact zeros above, it has them too."""
-    product = first.new_empty(first.shape)
-    _device.gemm(product, first, second)
-    return product
 
 
 @on_its_device

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _cholesky, _device, _launch, _sizes, _stream
+from lapgrad._cuda import _cholesky, _device, _launch, _potrf_batch, _sizes, _stream
 from lapgrad._cuda._stream import on_its_device
 
 _TILE = 32
@@ -21,6 +21,8 @@ _ROWS_PER_BLOCK = 8
 
 @on_its_device
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
+    if _potrf_batch.serves(A):
+        return _potrf_batch.potrf(L, A, lower, info)
     items, n = A.shape[:-2].numel(), A.shape[-1]
     if not A.numel() or not _sizes.one_by_one(items, n) or not _device.storable(L):
         return _fallback.potrf(L, A, lower, info)
@@ -56,8 +58,11 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
 
 @on_its_device
 def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
+    if _potrf_batch.serves(L):
+        _potrf_batch.potrf_vjp(gA, L, gL, lower, info)
+        return
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if n < _sizes.LARGE or not _sizes.one_by_one(items, n) or not _device.storable(gA):
+    if not L.numel() or not _sizes.one_by_one(items, n) or not _device.storable(gA):
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)

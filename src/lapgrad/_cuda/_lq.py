@@ -1,0 +1,85 @@
+"""LQ factorisation of a large wide matrix by Cholesky factorisations of A Aᵀ.
+
+Householder's panels leave a GPU idle. Cholesky's way is all products: with A Aᵀ = L1 L1ᵀ, Q1 = L1⁻¹ A has
+orthonormal rows up to eps cond(A)², and the same once more makes that eps: Q2 = L2⁻¹ Q1, L = L1 L2
+(CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, a first round with A Aᵀ + s I brings
+it down (shifted CholeskyQR3: Fukaya et al. 2020). float32 is done in float64, whose products are no slower on
+the devices this is for; there two rounds do for every condition that float32 can hold.
+
+Whether a round went well is seen from the one after it: Q1 Q1ᵀ may differ from the identity by less than 1/2 in
+norm, which is read back to the host once. When it did not go well, the next way is taken, the last one is
+Householder's. The diagonal of L is positive, whichever way was gone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._cuda import _cholesky, _device, _sizes
+
+#: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|².
+_SHIFT = 11.0
+
+
+def by_cholesky(A: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """(L, Q) of one wide matrix, in float64; None when its condition is beyond both variants.
+
+    Q takes the place given, if that is of float64.
+    """
+    in_place = place is not None and place.dtype == torch.float64
+    Q = place if in_place and place is not None else A.new_empty(A.shape, dtype=torch.float64)
+    Q.copy_(A)
+    notes = torch.zeros(3, dtype=torch.int32, device=Q.device)
+    first = _gram(Q)
+    _divide(Q, first, notes.data_ptr())
+    second = _gram(Q)
+    distance = _distance_from_identity(second)
+    _divide(Q, second, notes.data_ptr() + 4)
+    if _went_well(notes, distance):
+        return _product(first.mT, second.mT), Q
+    Q.copy_(A)
+    notes.zero_()
+    zeroth = _gram(Q)
+    diagonal, (m, n) = zeroth.diagonal(), A.shape
+    diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * diagonal.sum()
+    _divide(Q, zeroth, notes.data_ptr())
+    first = _gram(Q)
+    _divide(Q, first, notes.data_ptr() + 4)
+    second = _gram(Q)
+    distance = _distance_from_identity(second)
+    _divide(Q, second, notes.data_ptr() + 8)
+    if not _went_well(notes, distance):
+        return None
+    return _product(_product(zeroth.mT, first.mT), second.mT), Q
+
+
+def _gram(Q: Tensor) -> Tensor:
+    """The upper triangle of Q Qᵀ, zeros below."""
+    R = Q.new_zeros(Q.shape[0], Q.shape[0])
+    _device.syrk(R, Q, lower=False)
+    return R
+
+
+def _distance_from_identity(gram: Tensor) -> Tensor:
+    """An upper bound of |G - I|² in the Frobenius norm, from the upper triangle of G."""
+    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    return 2.0 * (gram - identity).square().sum()
+
+
+def _divide(Q: Tensor, R: Tensor, code: int) -> None:
+    """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own."""
+    _cholesky.factorise_upper(R, code)
+    _device.solve(Q, R.mT, "l", _sizes.ORTHOGONALISE_BLOCK, refine=True)
+
+
+def _went_well(notes: Tensor, distance: Tensor) -> bool:
+    *codes, moved = torch.cat([notes.to(distance.dtype), distance[None]]).tolist()
+    return not any(codes) and moved < 0.25
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """The product of two lower triangles: with exact zeros above, it has them too."""
+    product = first.new_empty(first.shape)
+    _device.gemm(product, first, second)
+    return product
