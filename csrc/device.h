@@ -143,7 +143,7 @@ class Queue {
 
     // The lower triangles of W's diagonal blocks of order 64 := the inverses of those of L.
     void invert_leaves(const Batch<T>& W, const Batch<T>& L) const {
-        launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, 2 * kLeaf * (kLeaf + 1) * sizeof(T),
+        launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, kLeaf * (kLeaf + 1) * sizeof(T),
                L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
     }
 

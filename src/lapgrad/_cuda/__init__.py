@@ -7,7 +7,7 @@ Routines that gain nothing from own code are those of ``_fallback``.
 
 from lapgrad._cuda._native import available, missing_packages, switched_off
 from lapgrad._cuda.copyltu import copyltu
-from lapgrad._cuda.gelqf import gelqf, gelqf_vjp
+from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
 from lapgrad._cuda.gesvd import gesvd
 from lapgrad._cuda.potrf import potrf, potrf_vjp
@@ -20,6 +20,7 @@ from lapgrad._cuda.trsm import trsm
 __all__ = [
     "available",
     "copyltu",
+    "dependent_row",
     "gelqf",
     "gelqf_vjp",
     "gemmt",

@@ -35,7 +35,7 @@ def by_cholesky(A: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor] | None
     _divide(Q, first, notes.data_ptr())
     second = _gram(Q)
     distance = _distance_from_identity(second)
-    _divide(Q, second, notes.data_ptr() + 4)
+    _divide(Q, second, notes.data_ptr() + 4, last=True)
     if _went_well(notes, distance):
         return _product(first.mT, second.mT), Q
     Q.copy_(A)
@@ -48,7 +48,7 @@ def by_cholesky(A: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor] | None
     _divide(Q, first, notes.data_ptr() + 4)
     second = _gram(Q)
     distance = _distance_from_identity(second)
-    _divide(Q, second, notes.data_ptr() + 8)
+    _divide(Q, second, notes.data_ptr() + 8, last=True)
     if not _went_well(notes, distance):
         return None
     return _product(_product(zeroth.mT, first.mT), second.mT), Q
@@ -62,15 +62,19 @@ def _gram(Q: Tensor) -> Tensor:
 
 
 def _distance_from_identity(gram: Tensor) -> Tensor:
-    """An upper bound of |G - I|² in the Frobenius norm, from the upper triangle of G."""
-    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
-    return 2.0 * (gram - identity).square().sum()
+    """An upper bound of |G - I|² in the Frobenius norm, from the upper triangle of G, up to rounding of n eps."""
+    square = torch.linalg.vector_norm(gram).square()
+    return 2.0 * (square - 2.0 * gram.trace() + gram.shape[0])
 
 
-def _divide(Q: Tensor, R: Tensor, code: int) -> None:
-    """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own."""
+def _divide(Q: Tensor, R: Tensor, code: int, last: bool = False) -> None:
+    """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own.
+
+    In the last round R is near the identity, and its inverse as good as a substitution.
+    """
     _cholesky.factorise_upper(R, code)
-    _device.solve(Q, R.mT, "l", _sizes.ORTHOGONALISE_BLOCK, refine=True)
+    size = _sizes.SOLVE_BLOCK if last else _sizes.ORTHOGONALISE_BLOCK
+    _device.solve(Q, R.mT, "l", size, refine=not last)
 
 
 def _went_well(notes: Tensor, distance: Tensor) -> bool:

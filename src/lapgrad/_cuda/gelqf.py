@@ -1,12 +1,11 @@
-"""gelqf: LQ factorisation, on CUDA: small ones by Householder in one kernel, large ones by Cholesky (``_lq.py``)."""
+"""gelqf: LQ factorisation, on CUDA: small ones by Householder in one kernel, large ones as in ``_lq.py``."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _device, _gelqf_batch, _sizes, _stream
+from lapgrad._cuda import _device, _gelqf_batch, _items, _launch, _sizes, _stream
 from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
 
@@ -39,6 +38,22 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
 def _flat(A: Tensor) -> Tensor:
     """(items, m, n)."""
     return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
+
+
+@on_its_device
+def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+    if relative_to_largest or not L.numel() or _stream.being_captured():
+        return (
+            None if _stream.being_captured() else _fallback.dependent_row(L, tolerance, relative_to_largest)
+        )
+    cell = _items.first_failure_cell(L)
+    assert cell is not None
+    address, items, step, _, rank, row, col = _device.blocks(_items.readable(L))
+    _launch.launch(
+        "triangle", "find_dependent_row<{T}>", L, (-(-rank // 8), items), 256, 0,
+        address, step, row, col, rank, tolerance, cell.data_ptr(),
+    )  # fmt: skip
+    return _items.first_failure(cell)
 
 
 @on_its_device

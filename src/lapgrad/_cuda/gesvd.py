@@ -6,7 +6,7 @@ as its eigenvalues of a symmetric matrix, which is what is used instead. The lon
 float32, in float64: L Lᵀ = Uᵀ Λ U, and U L = D V' by a second LQ, in which D is diagonal up to eps64 |A|² / σ, which is
     below eps32 |A| for every σ that float32 can tell from zero.
 
-float64: the polar decomposition L = P H by QDWH (Nakatsukasa, Bai & Gygi 2010), H = Wᵀ S W, U = W Pᵀ. Six steps of
+float64: the polar decomposition L = P H by QDWH (Nakatsukasa, Bai & Gygi 2010), H = Wᵀ S W, U = W Pᵀ. Six or seven steps of
 
     X := X (a I + b Xᵀ X) (I + c Xᵀ X)⁻¹
 
@@ -30,7 +30,7 @@ from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._fallback import _gaps
 
-_STEPS = 6
+_MOST_STEPS = 9
 _CHOLESKY_BELOW = 100.0
 
 
@@ -104,8 +104,10 @@ def _polar_factor(A: Tensor) -> Tensor | None:
     identity = torch.eye(n, dtype=A.dtype, device=A.device)
     X = A / torch.linalg.matrix_norm(A)
     least = eps / math.sqrt(n)
-    notes = torch.zeros(_STEPS, dtype=torch.int32, device=A.device)
-    for step in range(_STEPS):
+    notes = torch.zeros(_MOST_STEPS, dtype=torch.int32, device=A.device)
+    for step in range(_MOST_STEPS):
+        if 1.0 - least < eps:
+            break
         a, b, c, least = _weights(least)
         if c > _CHOLESKY_BELOW:
             factors = by_cholesky(torch.cat([math.sqrt(c) * X.mT, identity], 1), None)

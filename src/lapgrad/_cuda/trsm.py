@@ -21,10 +21,13 @@ def trsm(
     items, n = L.shape[:-2].numel(), L.shape[-1]
     if not X.numel() or not _sizes.one_by_one(items, n) or not _device.storable(X):
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
-    failure = zero_pivot(L)
-    if failure is not None:
-        return failure
-    if X.data_ptr() != A.data_ptr() or X.stride() != A.stride():
+    in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
+    if in_place:
+        # What is overwritten must not be lost to a zero on the diagonal.
+        failure = zero_pivot(L)
+        if failure is not None:
+            return failure
+    else:
         X.copy_(A)
     factor = _device.readable(L)
     if _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1]):
@@ -33,7 +36,7 @@ def trsm(
         _device.solve(X, factor if lower else factor.mT, step, _sizes.SOLVE_BLOCK)
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
-    return None
+    return None if in_place else zero_pivot(L)
 
 
 def zero_pivot(L: Tensor) -> tuple[int, int] | None:

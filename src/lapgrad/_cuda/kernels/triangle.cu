@@ -113,41 +113,59 @@ __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* s
     if (top + r < m && left + column < n) to(top + r, left + column) = tile[column * (kTile + 1) + r];
 }
 
-// W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and
-// only the lower triangle of L is read. grid = (blocks, items); 64 threads: thread j solves for column j,
-//     w_ij = ([i == j] - sum_{j <= k < i} l_ik w_kj) / l_ii
-// Memory of a block: L and W, 64 x 65 each. The sum starts at 0 in all threads, so that they walk together: w_kj is 0
-// for k < j.
+// W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and only the
+// lower triangle of L is read. grid = (blocks, items); 64 threads. Thread j has column j of W in its registers and solves
+// L w = e_j from the top: once w_i is known, l_ki w_i goes off all that is below. These products do not wait for each
+// other, and all threads read the same l_ki. A block that the end of the matrix cuts off is completed by the identity.
+// Memory of a block: L, column by column, 64 x 64, and 1 / l_ii.
 constexpr int kLeaf = 64;
 
 template <typename T>
 __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col, T* W, Index w_item, Index w_row,
                               Index n) {
-  T* const factor = shared_memory<T>();
-  T* const inverse = factor + kLeaf * (kLeaf + 1);
+  T* const column = shared_memory<T>();
+  T* const reciprocal = column + kLeaf * kLeaf;
   const Index start = static_cast<Index>(blockIdx.x) * kLeaf;
   const int size = static_cast<int>(n - start < kLeaf ? n - start : kLeaf), j = threadIdx.x;
   const Matrix<const T> source{L + blockIdx.y * l_item + start * (l_row + l_col), l_row, l_col};
   const Matrix<T> target{W + blockIdx.y * w_item + start * (w_row + 1), w_row, 1};
   // Consecutive threads read consecutive addresses, whichever way L lies.
-  for (int k = 0; k < size; ++k) {
+  for (int k = 0; k < kLeaf; ++k) {
     const int i = l_col == 1 ? k : j, c = l_col == 1 ? j : k;
-    if (c <= i && i < size) factor[i * (kLeaf + 1) + c] = source(i, c);
+    if (c <= i) column[c * kLeaf + i] = i < size ? source(i, c) : T(i == c);
   }
   __syncthreads();
-  T* const own = inverse + j;
-  for (int i = 0; i < size; ++i) {
-    const T* const l = factor + i * (kLeaf + 1);
-    T even = T(i == j), odd = 0;
-    int k = 0;
-    for (; k + 1 < i; k += 2) {
-      even -= l[k] * own[k * (kLeaf + 1)];
-      odd -= l[k + 1] * own[(k + 1) * (kLeaf + 1)];
-    }
-    if (k < i) even -= l[k] * own[k * (kLeaf + 1)];
-    own[i * (kLeaf + 1)] = j <= i ? (even + odd) / l[i] : T(0);
-  }
+  reciprocal[j] = T(1) / column[j * kLeaf + j];
   __syncthreads();
-  for (int i = 0; i < size; ++i)
-    if (j <= i) target(i, j) = inverse[i * (kLeaf + 1) + j];
+  T w[kLeaf];
+#pragma unroll
+  for (int i = 0; i < kLeaf; ++i) w[i] = T(i == j);
+#pragma unroll
+  for (int i = 0; i < kLeaf; ++i) {
+    w[i] *= reciprocal[i];
+#pragma unroll
+    for (int k = i + 1; k < kLeaf; ++k) w[k] -= column[i * kLeaf + k] * w[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kLeaf; ++i)
+    if (j <= i && i < size) target(i, j) = w[i];
+}
+
+// Lowers *cell to item << 32 | row + 2^31 for the first row, from 0, with |l_ii| <= tolerance max_j |l_ij|: what is left
+// of it beside the rows above is rounding. grid = (rows / 8, items), 256 threads: a warp has a row. NaN counts as found.
+template <typename T>
+__global__ void find_dependent_row(const T* L, Index item, Index row, Index col, Index n, double tolerance,
+                                   long long* cell) {
+  const Index i = static_cast<Index>(blockIdx.x) * 8 + threadIdx.x / 32;
+  if (i >= n) return;
+  const Matrix<const T> A{L + blockIdx.y * item, row, col};
+  T largest = 0;
+  for (Index j = threadIdx.x % 32; j <= i; j += 32) {
+    const T size = fabs(A(i, j));
+    largest = size > largest ? size : largest;
+  }
+  largest = max_of_lanes(largest);
+  const bool independent = fabs(A(i, i)) > static_cast<T>(tolerance) * largest;
+  if (threadIdx.x % 32 == 0 && !independent)
+    atomicMin(cell, (static_cast<long long>(blockIdx.y) << 32 | i) + (1LL << 31));
 }
