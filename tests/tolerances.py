@@ -39,6 +39,12 @@ SPECTRAL = 10.0
 #: near 0 magnifies what is left of them.
 ROUNDED_DISTANCES = 2e4
 
+#: Large matrices on CUDA: products with inverses of diagonal blocks, condition numbers of about 10, n = 300.
+INVERTED_BLOCKS = 2000.0
+
+#: What is promised of factorisations of large matrices on CUDA, in units of n eps; below 1 is seen.
+PROMISED_ON_CUDA = 50.0
+
 
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.

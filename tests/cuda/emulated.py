@@ -37,7 +37,7 @@ def launch(
     """The emulated twin of ``lapgrad._cuda._launch.launch``: the same arguments, CPU tensors' addresses."""
     if 0 in grid:
         return
-    run = _library(stem, name.replace("{T}", _TYPES[like.dtype])).run
+    run = _library(stem, named(name, like.dtype)).run
     sizes = [*grid, 1, 1][:3]
     geometry = (ctypes.c_int * 8)(*sizes, block, 1, 1, shared, int(reverse_order))
     values: list[Any] = [
@@ -46,6 +46,11 @@ def launch(
     ]
     addresses = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(value) for value in values])
     run(geometry, addresses)
+
+
+def named(name: str, dtype: torch.dtype) -> str:
+    """The kernel for a type."""
+    return name.replace("{T}", _TYPES[dtype])
 
 
 @functools.cache

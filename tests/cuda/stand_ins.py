@@ -1,96 +1,176 @@
-"""CPU tensors through the algorithms of ``lapgrad._cuda``: libraries by their definition, own kernels emulated.
+"""CPU tensors through the algorithms of ``lapgrad._cuda`` and csrc/device*.h, where there is no GPU.
 
-What is left of the real thing is what lapgrad adds: the order of the blocks, the flags, the addresses and strides
-that are handed to libraries and kernels.
+cuBLAS is stood in for by its definition in NumPy, kernels are emulated. What is left of the real thing is
+what lapgrad adds: the order of the blocks, the flags, and the addresses and strides that are handed on.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import emulated
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lapgrad._cuda import _blas, _cholesky, _launch, _stream
-from lapgrad._cuda._block import Block
+from lapgrad._cpu import core
+from lapgrad._cuda import _cholesky, _device, _launch, _stream
+
+_TYPES: dict[str, Any] = {"S": ctypes.c_float, "D": ctypes.c_double}
+_DTYPES = {4: torch.float32, 8: torch.float64}
+_SUCCESS = 0
 
 
-def tensor_at(block: Block) -> Tensor:
-    """The memory of a block as a tensor: (count, rows, cols)."""
-    sizes = (block.items, block.rows, block.cols)
-    strides = (block.step, block.row, block.col)
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    kind = ctypes.c_double if block.bytes == 8 else ctypes.c_float
-    memory = np.ctypeslib.as_array((kind * extent).from_address(block.address))
-    return torch.from_numpy(memory).as_strided(sizes, strides)
+def columns_first(kind: Any, address: int, rows: int, cols: int, leading: int) -> NDArray[Any]:
+    """The matrix that cuBLAS sees."""
+    assert leading >= max(rows, 1)
+    extent = (cols - 1) * leading + rows
+    memory = np.ctypeslib.as_array((kind * extent).from_address(address))
+    strides = (memory.itemsize, leading * memory.itemsize)
+    return np.lib.stride_tricks.as_strided(memory, (rows, cols), strides)
 
 
-class Blas:
-    """``lapgrad._cuda._blas.Blas``, on the CPU."""
-
-    def gemm(self, C: Block, A: Block, B: Block, alpha: float = 1.0, beta: float = 0.0) -> None:
-        check(C, A, B)
-        if not (C.rows and C.cols):
-            return
-        target = tensor_at(C)
-        old = beta * target if beta != 0.0 else 0.0
-        target.copy_(alpha * (tensor_at(A) @ tensor_at(B)) + old)
-
-    def trmm(
-        self, C: Block, L: Block, B: Block, lower: bool, rightside: bool = False, alpha: float = 1.0
-    ) -> None:
-        check(C, L)
-        check(B)
-        triangle = tensor_at(L).tril() if lower else tensor_at(L).triu()
-        product = tensor_at(B) @ triangle if rightside else triangle @ tensor_at(B)
-        tensor_at(C).copy_(alpha * product)
-
-    def trsm(self, B: Block, L: Block, lower: bool, rightside: bool = False, alpha: float = 1.0) -> None:
-        check(B, L)
-        target = tensor_at(B)
-        solution = torch.linalg.solve_triangular(tensor_at(L), target, upper=not lower, left=not rightside)
-        target.copy_(alpha * solution)
-
-    def syrk(self, C: Block, A: Block, lower: bool = True, alpha: float = 1.0, beta: float = 0.0) -> None:
-        check(C, A)
-        target, source = tensor_at(C), tensor_at(A)
-        product = alpha * (source @ source.mT) + (beta * target if beta != 0.0 else 0.0)
-        named = torch.ones_like(target, dtype=torch.bool)
-        target.copy_(torch.where(named.tril() if lower else named.triu(), product, target))
+def number(kind: Any, address: int) -> float:
+    value: float = kind.from_address(address).value
+    return value
 
 
-def factorise_upper(like: Tensor, A: Block, code: int) -> None:
+def gemm(kind: Any, _: int, ta: int, tb: int, m: int, n: int, k: int, *rest: int) -> int:
+    alpha, a, lda, b, ldb, beta, c, ldc = rest
+    A = columns_first(kind, a, *((k, m) if ta else (m, k)), lda)
+    B = columns_first(kind, b, *((n, k) if tb else (k, n)), ldb)
+    C = columns_first(kind, c, m, n, ldc)
+    kept = number(kind, beta)
+    old = kept * C if kept else 0.0
+    C[...] = number(kind, alpha) * ((A.T if ta else A) @ (B.T if tb else B)) + old
+    return _SUCCESS
+
+
+def gemm_strided_batched(kind: Any, handle: int, ta: int, tb: int, m: int, n: int, k: int, *rest: int) -> int:
+    alpha, a, lda, a_step, b, ldb, b_step, beta, c, ldc, c_step, count = rest
+    size = ctypes.sizeof(kind)
+    for item in range(count):
+        a_, b_, c_ = (start + item * step * size for start, step in ((a, a_step), (b, b_step), (c, c_step)))
+        gemm(kind, handle, ta, tb, m, n, k, alpha, a_, lda, b_, ldb, beta, c_, ldc)
+    return _SUCCESS
+
+
+def triangle(kind: Any, upper: int, transposed: int, order: int, address: int, leading: int) -> NDArray[Any]:
+    L = columns_first(kind, address, order, order, leading)
+    L = np.triu(L) if upper else np.tril(L)
+    return L.T if transposed else L
+
+
+def trmm(kind: Any, _: int, right: int, upper: int, trans: int, unit: int, m: int, n: int, *rest: int) -> int:
+    alpha, a, lda, b, ldb, c, ldc = rest
+    L = triangle(kind, upper, trans, n if right else m, a, lda)
+    B = columns_first(kind, b, m, n, ldb)
+    columns_first(kind, c, m, n, ldc)[...] = number(kind, alpha) * (B @ L if right else L @ B)
+    return _SUCCESS
+
+
+def trsm(kind: Any, _: int, right: int, upper: int, trans: int, unit: int, m: int, n: int, *rest: int) -> int:
+    alpha, a, lda, b, ldb = rest
+    L = triangle(kind, upper, trans, n if right else m, a, lda)
+    B = columns_first(kind, b, m, n, ldb)
+    B[...] = number(kind, alpha) * (np.linalg.solve(L.T, B.T).T if right else np.linalg.solve(L, B))
+    return _SUCCESS
+
+
+def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) -> int:
+    alpha, a, lda, beta, c, ldc = rest
+    A = columns_first(kind, a, *((k, n) if trans else (n, k)), lda)
+    C = columns_first(kind, c, n, n, ldc)
+    kept = number(kind, beta)
+    product = number(kind, alpha) * (A.T @ A if trans else A @ A.T) + (kept * C if kept else 0.0)
+    named = np.triu(np.ones((n, n), bool)) if upper else np.tril(np.ones((n, n), bool))
+    C[named] = product[named]
+    return _SUCCESS
+
+
+def launch_kernel(function: int, *rest: int) -> int:
+    """``function`` is the number that ``queue`` gave to a kernel."""
+    *geometry, shared, _, parameters, _ = rest
+    size, place = divmod(function, 100)
+    library = emulated._library("triangle", emulated.named(_device._KERNELS[place], _DTYPES[size]))
+    library.run((ctypes.c_int * 8)(*geometry, shared, 0), ctypes.c_void_p(parameters))
+    return _SUCCESS
+
+
+def fill_bytes(address: int, value: int, count: int, stream: int) -> int:
+    ctypes.memset(address, value, count)
+    return _SUCCESS
+
+
+_P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+_SIGNATURES: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
+    "gemm": (gemm, (_P, *[_I] * 5, _P, _P, _I, _P, _I, _P, _P, _I)),
+    "gemmStridedBatched": (
+        gemm_strided_batched,
+        (_P, *[_I] * 5, _P, _P, _I, _L, _P, _I, _L, _P, _P, _I, _L, _I),
+    ),
+    "trmm": (trmm, (_P, *[_I] * 6, _P, _P, _I, _P, _I, _P, _I)),
+    "trsm": (trsm, (_P, *[_I] * 6, _P, _P, _I, _P, _I)),
+    "syrk": (syrk, (_P, *[_I] * 4, _P, _P, _I, _P, _P, _I)),
+}
+
+
+@functools.cache
+def bind() -> list[Any]:
+    """Gives the core the stand-ins; returns what must be kept alive."""
+    kept = []
+    for letter, kind in _TYPES.items():
+        for name, (function, arguments) in _SIGNATURES.items():
+            # Like a GPU, without a word about infinities.
+            quiet = np.errstate(all="ignore")(functools.partial(function, kind))
+            callback = ctypes.CFUNCTYPE(_I, *arguments)(quiet)
+            core.device_bind(letter + name, ctypes.cast(callback, _P).value)
+            kept.append(callback)
+    driver = (
+        ("cuLaunchKernel", ctypes.CFUNCTYPE(_I, _P, *[ctypes.c_uint] * 7, _P, _P, _P)(launch_kernel)),
+        ("cuMemsetD8Async", ctypes.CFUNCTYPE(_I, _P, ctypes.c_ubyte, ctypes.c_size_t, _P)(fill_bytes)),
+    )
+    for name, callback in driver:
+        core.device_bind(name, ctypes.cast(callback, _P).value)
+        kept.append(callback)
+    return kept
+
+
+def queue(like: Tensor) -> tuple[Any, int, int]:
+    bind()
+    size = like.element_size()
+    return core.Device(size, [100 * size + place for place in range(len(_device._KERNELS))]), 0, 0
+
+
+def factorise_upper(A: Tensor, code: int) -> None:
     """As cuSOLVER leaves it: the named triangle is the factor, the other one untouched."""
-    check(A)
-    target = tensor_at(A)
-    factor, status = torch.linalg.cholesky_ex(target, upper=True)
-    named = torch.ones_like(target, dtype=torch.bool).triu()
-    target.copy_(torch.where(named, factor, target))
-    codes = (ctypes.c_int32 * A.items).from_address(code)
-    codes[:] = status.tolist()
-
-
-def check(result: Block, *operands: Block) -> None:
-    """What cuBLAS asks for: rows of the result in a piece, unit stride somewhere in an operand."""
-    assert result.col == 1 or result.cols == 1
-    assert result.row >= result.cols or result.rows <= 1
-    for operand in operands:
-        _blas.read(operand)
-        assert operand.items == result.items
+    factor, status = torch.linalg.cholesky_ex(A, upper=True)
+    A.copy_(torch.where(torch.ones_like(A, dtype=torch.bool).triu(), factor, A))
+    codes = (ctypes.c_int32 * status.numel()).from_address(code)
+    codes[:] = status.flatten().tolist()
 
 
 @contextmanager
 def in_place_of_the_gpu() -> Iterator[None]:
     """Within it, functions of ``lapgrad._cuda`` take CPU tensors."""
-    library = mock.patch.object(_blas, "on", lambda like: Blas())
-    kernels = mock.patch.object(_launch, "launch", emulated.launch)
-    device = mock.patch.object(torch.cuda, "current_device", lambda: -1)
-    graph = mock.patch.object(_stream, "being_captured", lambda: False)
-    solver = mock.patch.object(_cholesky, "factorise_upper", factorise_upper)
-    with library, kernels, device, graph, solver:
+    patches = (
+        mock.patch.object(_device, "_queue", queue),
+        mock.patch.object(_launch, "launch", emulated.launch),
+        mock.patch.object(torch.cuda, "current_device", return_value=-1),
+        mock.patch.object(_stream, "being_captured", return_value=False),
+        mock.patch.object(_stream, "current_stream", return_value=0),
+        mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
+    )
+    for patch in patches:
+        patch.start()
+    try:
         yield
+    finally:
+        for patch in patches:
+            patch.stop()

@@ -1,7 +1,7 @@
 """The compiled core on a GPU: cuBLAS by function pointer, own kernels by handle, on torch's current stream.
 
-Algorithms that cut a matrix into many blocks are in the core (csrc/device*.h), where the time between two launches
-is that of the launch. What is here says where the matrices lie, and lends torch's memory for work.
+Algorithms that cut a matrix into many blocks are in the core (csrc/device*.h), where the time between two
+launches is that of the launch. What is here says where the matrices lie, and lends torch's memory for work.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def potrf_vjp(G: Tensor, L: Tensor, size: int, cut: int) -> None:
 def solve(X: Tensor, M: Tensor, steps: str, size: int, alpha: float = 1.0, refine: bool = False) -> None:
     """X := alpha M⁻¹ X and so on, in place, with the inverses of the blocks of M's lower triangle.
 
-    Each letter of ``steps`` is a solve: ``l`` with M from the left, ``r`` from the right, ``L`` and ``R`` with Mᵀ.
+    Each letter of ``steps`` is a solve: ``l`` with M from the left, ``r`` from the right; ``L``, ``R``: Mᵀ.
     """
     _with_work(core.device_solve, M, blocks(X), blocks(M), steps, alpha, refine, size)
 
@@ -121,6 +121,7 @@ def _with_work(routine: Callable[..., int], like: Tensor, *arguments: Any) -> No
 def _queue(like: Tensor) -> tuple[Any, int, int]:
     """(kernels, cuBLAS's handle, stream) for the device of ``like``, the current one."""
     number = like.get_device()
+    _stream.bind_context(number)
     return _loaded(number, like.dtype), torch.cuda.current_blas_handle(), _stream.current_stream(number)
 
 

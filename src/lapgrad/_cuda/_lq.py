@@ -2,12 +2,12 @@
 
 Householder's panels leave a GPU idle. Cholesky's way is all products: with A Aᵀ = L1 L1ᵀ, Q1 = L1⁻¹ A has
 orthonormal rows up to eps cond(A)², and the same once more makes that eps: Q2 = L2⁻¹ Q1, L = L1 L2
-(CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, a first round with A Aᵀ + s I brings
-it down (shifted CholeskyQR3: Fukaya et al. 2020). float32 is done in float64, whose products are no slower on
-the devices this is for; there two rounds do for every condition that float32 can hold.
+(CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, rounds with A Aᵀ + s I before it
+bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 is done in float64, whose products are no slower on the
+devices this is for; there two rounds do for every condition that float32 can hold.
 
-Whether a round went well is seen from the one after it: Q1 Q1ᵀ may differ from the identity by less than 1/2 in
-norm, which is read back to the host once. When it did not go well, the next way is taken, the last one is
+Whether a round went well is seen from the one after it: Q1 Q1ᵀ may differ from the identity by less than 1/2
+in norm, which is read back to the host once. When it did not go well, the next way is taken, the last one is
 Householder's. The diagonal of L is positive, whichever way was gone.
 """
 
@@ -18,40 +18,47 @@ from torch import Tensor
 
 from lapgrad._cuda import _cholesky, _device, _sizes
 
-#: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|².
+#: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|². One such round divides the condition by 1e4
+#: or more, two bring 1e15 down to where the others begin.
 _SHIFT = 11.0
+_SHIFTED_ROUNDS = 2
 
 
-def by_cholesky(A: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def by_cholesky(
+    A: Tensor, place: Tensor | None, ill_conditioned: bool = False
+) -> tuple[Tensor, Tensor] | None:
     """(L, Q) of one wide matrix, in float64; None when its condition is beyond both variants.
 
-    Q takes the place given, if that is of float64.
+    Q takes the place given, if that is of float64. ``ill_conditioned`` goes the second way at once.
     """
     in_place = place is not None and place.dtype == torch.float64
     Q = place if in_place and place is not None else A.new_empty(A.shape, dtype=torch.float64)
+    if not ill_conditioned:
+        L = _rounds(Q, A, shifted=0)
+        if L is not None:
+            return L, Q
+    L = _rounds(Q, A, shifted=_SHIFTED_ROUNDS)
+    return None if L is None else (L, Q)
+
+
+def _rounds(Q: Tensor, A: Tensor, shifted: int) -> Tensor | None:
+    """Q := the orthogonal factor of A, after that many shifted rounds and two others. Returns L, or None."""
+    m, n = A.shape
     Q.copy_(A)
-    notes = torch.zeros(3, dtype=torch.int32, device=Q.device)
-    first = _gram(Q)
-    _divide(Q, first, notes.data_ptr())
-    second = _gram(Q)
-    distance = _distance_from_identity(second)
-    _divide(Q, second, notes.data_ptr() + 4, last=True)
-    if _went_well(notes, distance):
-        return _product(first.mT, second.mT), Q
-    Q.copy_(A)
-    notes.zero_()
-    zeroth = _gram(Q)
-    diagonal, (m, n) = zeroth.diagonal(), A.shape
-    diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * diagonal.sum()
-    _divide(Q, zeroth, notes.data_ptr())
-    first = _gram(Q)
-    _divide(Q, first, notes.data_ptr() + 4)
-    second = _gram(Q)
-    distance = _distance_from_identity(second)
-    _divide(Q, second, notes.data_ptr() + 8, last=True)
-    if not _went_well(notes, distance):
-        return None
-    return _product(_product(zeroth.mT, first.mT), second.mT), Q
+    notes = torch.zeros(shifted + 2, dtype=torch.int32, device=Q.device)
+    L = distance = None
+    for number in range(shifted + 2):
+        last = number == shifted + 1
+        R = _gram(Q)
+        if last:
+            distance = _distance_from_identity(R)
+        if number < shifted:
+            diagonal = R.diagonal()
+            diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * diagonal.sum()
+        _divide(Q, R, notes.data_ptr() + 4 * number, last)
+        L = R.mT if L is None else _product(L, R.mT)
+    assert distance is not None
+    return L if _went_well(notes, distance) else None
 
 
 def _gram(Q: Tensor) -> Tensor:
@@ -62,12 +69,12 @@ def _gram(Q: Tensor) -> Tensor:
 
 
 def _distance_from_identity(gram: Tensor) -> Tensor:
-    """An upper bound of |G - I|² in the Frobenius norm, from the upper triangle of G, up to rounding of n eps."""
+    """An upper bound of |G - I|² in the Frobenius norm, from its upper triangle, up to rounding."""
     square = torch.linalg.vector_norm(gram).square()
     return 2.0 * (square - 2.0 * gram.trace() + gram.shape[0])
 
 
-def _divide(Q: Tensor, R: Tensor, code: int, last: bool = False) -> None:
+def _divide(Q: Tensor, R: Tensor, code: int, last: bool) -> None:
     """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own.
 
     In the last round R is near the identity, and its inverse as good as a substitution.

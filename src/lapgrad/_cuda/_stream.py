@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lapgrad import _torch_private
+
+_bound = threading.local()
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -34,6 +37,22 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
             return kernel(*args, **kwargs)
 
     return wrapped
+
+
+def bind_context(device: int) -> None:
+    """Makes the device's context current in a thread whose first CUDA call is lapgrad's own.
+
+    Autograd runs backward passes in threads of its own, and torch makes a context current there only with its
+    first call into the CUDA runtime: a launch through the driver may come before.
+    """
+    known: set[int] | None = getattr(_bound, "devices", None)
+    if known is None:
+        known = _bound.devices = set()
+    if device not in known:
+        from cuda.core import Device
+
+        Device(device).set_current()
+        known.add(device)
 
 
 def being_captured() -> bool:

@@ -1,20 +1,21 @@
 """gesvd: singular value decomposition, on CUDA.
 
-Batches of small matrices have a kernel of their own. For one large matrix cuSOLVER's drivers take ten times as long
-as its eigenvalues of a symmetric matrix, which is what is used instead. The long side goes first: A = L Q. Then
+Batches of small matrices have a kernel of their own. For one large matrix cuSOLVER's drivers take ten times
+as long as eigenvalues of a symmetric matrix, which are used instead. The long side goes first: A = L Q.
 
-float32, in float64: L Lᵀ = Uᵀ Λ U, and U L = D V' by a second LQ, in which D is diagonal up to eps64 |A|² / σ, which is
-    below eps32 |A| for every σ that float32 can tell from zero.
+float32, in float64: L Lᵀ = Uᵀ Λ U, and U L = D V by a second LQ, in which D is diagonal up to eps64 |A|² / σ,
+which is below eps32 |A| for every σ that float32 can tell from zero.
 
-float64: the polar decomposition L = P H by QDWH (Nakatsukasa, Bai & Gygi 2010), H = Wᵀ S W, U = W Pᵀ. Six or seven steps of
+float64: the polar decomposition L = P H by QDWH (Nakatsukasa, Bai & Gygi 2010), then H = Wᵀ S W and U = W Pᵀ.
+Six or seven steps of
 
     X := X (a I + b Xᵀ X) (I + c Xᵀ X)⁻¹
 
-    take every singular value between eps and 1 to 1. As c falls below 100 the inverse is a Cholesky factorisation;
-    before, it would lose digits, and Q1 Q2ᵀ of the orthogonal factor [Q1, Q2] of [√c X, I] stands in for it.
+take every singular value between eps and 1 to 1. Where c is below 100 the inverse is a Cholesky one; before,
+it would lose digits, and Q1 Q2ᵀ of the orthogonal factor [Q1, Q2] of [√c Xᵀ, I] stands in for it.
 
-What is guaranteed: |U A Vᵀ - S|, |U Uᵀ - I| and |V Vᵀ - I| of the order n eps, each singular value to n eps |A|. Checked for
-P before it is used; where the check fails (a matrix of lower rank) cuSOLVER's driver does it.
+What is guaranteed: |U A Vᵀ - S|, |U Uᵀ - I| and |V Vᵀ - I| of order n eps, singular values to n eps |A|.
+P is checked before it is used; where the check fails (a matrix of lower rank) cuSOLVER's driver does it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from lapgrad._fallback import _gaps
 
 _MOST_STEPS = 9
 _CHOLESKY_BELOW = 100.0
+_NEARLY_ORTHOGONAL = 1e-6
+_BEYOND_TWO_ROUNDS = 1e14  # the square of the condition
 
 
 @on_its_device
@@ -110,7 +113,8 @@ def _polar_factor(A: Tensor) -> Tensor | None:
             break
         a, b, c, least = _weights(least)
         if c > _CHOLESKY_BELOW:
-            factors = by_cholesky(torch.cat([math.sqrt(c) * X.mT, identity], 1), None)
+            stacked = torch.cat([math.sqrt(c) * X.mT, identity], 1)
+            factors = by_cholesky(stacked, None, ill_conditioned=c > _BEYOND_TWO_ROUNDS)
             if factors is None:
                 return None
             left, right = factors[1].split(n, 1)
@@ -122,9 +126,13 @@ def _polar_factor(A: Tensor) -> Tensor | None:
         # X (Rᵀ R)⁻¹, R upper: its transpose is the lower triangle that is inverted.
         _device.solve(inverse_part, R.mT, "Rr", _sizes.SOLVE_BLOCK)
         X = (b / c) * X + (a - b / c) * inverse_part
-    distance = (X.mT @ X - identity).abs().max()
+    excess = (X.mT @ X).sub_(identity)
+    distance = torch.linalg.vector_norm(excess)
     failed, moved = torch.stack([notes.abs().sum().to(distance.dtype), distance]).tolist()
-    return X if failed == 0 and moved < n * eps else None
+    if failed or not moved < _NEARLY_ORTHOGONAL:
+        return None
+    # What rounding has left in the steps squares itself away: X (I - (Xᵀ X - I) / 2).
+    return torch.addmm(X, X, excess, alpha=-0.5)
 
 
 def _weights(least: float) -> tuple[float, float, float, float]:

@@ -1,7 +1,7 @@
 """potrf: Cholesky factorisation, on CUDA.
 
-The factorisation is cuSOLVER's. It is faster on the lower triangle of a column-major matrix, which is the upper
-one of our row-major memory: for ``lower`` the matrix is turned over before, and the factor after, in place.
+The factorisation is cuSOLVER's. It is faster on the lower triangle of a column-major matrix, which is the
+upper one of our row-major memory: for ``lower`` it is turned over before, and the factor after, in place.
 The gradient is the recursive reverse sweep of csrc/device_potrf.h.
 """
 

@@ -1,4 +1,4 @@
-"""trmm: triangular product, on CUDA: cuBLAS's, which reads one triangle and does half the work of a product."""
+"""trmm: triangular product, on CUDA: cuBLAS's, which does half the work of a product."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def trsm(
 
 
 def zero_pivot(L: Tensor) -> tuple[int, int] | None:
-    """(item, index) of the first zero on the diagonal. Read back to the host once; not at all under capture."""
+    """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
     if _stream.being_captured():
         return None
     diagonal = L.diagonal(dim1=-2, dim2=-1)

@@ -135,9 +135,10 @@ def _top(A: Tensor, rank: int) -> Tensor:
 
 
 def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    _refuse_dependent_rows(L, Q.shape[-1])
     gA = _fake_pulled_back(Q, L, gQ, gL)
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
+    # Last, since a GPU is asked for the answer: it works on while the question is on its way.
+    _refuse_dependent_rows(L, Q.shape[-1])
     return gA
 
 

@@ -1,0 +1,208 @@
+"""Large matrices on CUDA, against the kernels in plain PyTorch; without a GPU, with stand-ins for libraries.
+
+Blocks are made small, so that every case has several of them and a last one that is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from stand_ins import in_place_of_the_gpu
+from tolerances import INVERTED_BLOCKS, PROMISED_ON_CUDA, assert_close
+from torch import Tensor
+
+from lapgrad import _cuda, _fallback
+from lapgrad._cpu import available
+from lapgrad._cuda import _potrf_batch, _sizes
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
+    pytest.mark.skipif(not available(), reason="the algorithms are in the compiled core"),
+]
+
+BATCHES = ((), (2,))
+ORDER = 300  # three blocks of 128, the last one cut off; leaves of 64, likewise
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT"):
+        monkeypatch.setattr(_sizes, name, 128)
+    monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_FROM", 128)
+    monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_COLUMNS", 8)
+    monkeypatch.setattr(_sizes, "POLAR_FROM", 128)
+    monkeypatch.setattr(_potrf_batch, "LARGEST_ORDER", 0)
+    with in_place_of_the_gpu():
+        yield
+
+
+@contextmanager
+def without_fallback(name: str) -> Iterator[None]:
+    with mock.patch.object(_fallback, name, side_effect=AssertionError("gone the slow way")):
+        yield
+
+
+def positive_definite(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(*shape, shape[-1], dtype=torch.float64, generator=generator)
+    return X @ X.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)
+
+
+def factor(*shape: int, lower: bool = True) -> Tensor:
+    return torch.linalg.cholesky(positive_definite(*shape), upper=not lower)
+
+
+def with_condition(m: int, n: int, condition: float, dtype: torch.dtype) -> Tensor:
+    rank = min(m, n)
+    U, V = (torch.linalg.qr(torch.randn(k, rank, dtype=torch.float64)).Q for k in (m, n))
+    values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), rank, dtype=torch.float64)
+    return ((U * values) @ V.mT).to(dtype)
+
+
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    assert_close(found, wanted, INVERTED_BLOCKS)
+
+
+def both(
+    name: str, results: int, shape: tuple[int, ...], *arguments: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Results of the routine on CUDA and of that in plain PyTorch."""
+    found, wanted = ([torch.full(shape, 7.0, dtype=torch.float64) for _ in range(results)] for _ in range(2))
+    getattr(_cuda, name)(*found, *arguments)
+    getattr(_fallback, name)(*wanted, *arguments)
+    return found, wanted
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+class TestCholesky:
+    def test_potrf(self, batch: tuple[int, ...], lower: bool) -> None:
+        A = positive_definite(*batch, ORDER)
+        named = A.tril() if lower else A.triu()
+        found, wanted = both("potrf", 1, A.shape, named, lower, None)
+        assert_near(found[0], wanted[0])
+        overwritten = named.clone()
+        assert _cuda.potrf(overwritten, overwritten, lower, None) is None
+        assert torch.equal(overwritten, found[0])
+
+    def test_potrf_vjp(self, batch: tuple[int, ...], lower: bool) -> None:
+        L = factor(*batch, ORDER, lower=lower)
+        found, wanted = both("potrf_vjp", 1, L.shape, L, torch.randn_like(L), lower, None)
+        assert_near(found[0], wanted[0])
+        assert torch.equal(found[0], found[0].mT)
+
+    def test_potri(self, batch: tuple[int, ...], lower: bool) -> None:
+        L = factor(*batch, ORDER, lower=lower)
+        found, wanted = both("potri", 1, L.shape, L, lower)
+        assert_near(found[0], wanted[0])
+        X, weight = torch.randn(*batch, ORDER, 3, dtype=L.dtype), torch.rand(batch, dtype=L.dtype)
+        found, wanted = both("potri_update", 1, L.shape, L, X, weight, lower, 0.5, -0.25)
+        assert_near(found[0], wanted[0])
+        found, wanted = both("potri_vjp", 1, L.shape, L, torch.randn_like(L), lower)
+        assert_near(found[0], wanted[0])
+
+    @pytest.mark.parametrize("transpose", [True, False])
+    @pytest.mark.parametrize("rightside", [True, False])
+    def test_trsm_and_trmm(
+        self, batch: tuple[int, ...], lower: bool, transpose: bool, rightside: bool
+    ) -> None:
+        L = factor(*batch, ORDER, lower=lower)
+        L = L + (torch.randn_like(L).triu(1) if lower else torch.randn_like(L).tril(-1))
+        shape = (*batch, 20, ORDER) if rightside else (*batch, ORDER, 20)
+        A = torch.randn(*shape[:-2], shape[-1], shape[-2], dtype=L.dtype).mT
+        for name in ("trsm", "trmm"):
+            found, wanted = both(name, 1, shape, L, A, lower, transpose, rightside)
+            assert_near(found[0], wanted[0])
+
+    def test_products(self, batch: tuple[int, ...], lower: bool) -> None:
+        A, B = (torch.randn(*batch, ORDER, 30, dtype=torch.float64) for _ in range(2))
+        found, wanted = both("gemmt", 1, (*batch, ORDER, ORDER), A, B, lower, False, True, 0.5)
+        assert_near(found[0], wanted[0])
+        found, wanted = both("syrk", 1, (*batch, ORDER, ORDER), A, False)
+        assert_near(found[0], wanted[0])
+        assert torch.equal(found[0], found[0].mT)
+        square = torch.randn(*batch, ORDER, ORDER, dtype=torch.float64)
+        found, wanted = both("copyltu", 1, square.shape, square, lower)
+        assert torch.equal(found[0], wanted[0])
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
+    A = positive_definite(4, 150)
+    A[1, 7, 7] = -5.0
+    A[2, 9, 4] = A[2, 4, 9] = float("nan")
+    A[3, 20, 20] = float("inf")
+    codes = [torch.zeros(4, dtype=torch.int32) for _ in range(2)]
+    results = [torch.empty_like(A) for _ in range(2)]
+    _cuda.potrf(results[0], A, lower, codes[0])
+    _fallback.potrf(results[1], A, lower, codes[1])
+    assert codes[0].tolist() == codes[1].tolist() == [0, 8, -10, -21]
+    assert_near(*results)
+    assert _cuda.potrf(results[0], A, lower, None) == (1, 8)
+
+
+def test_a_zero_pivot_is_found() -> None:
+    L = factor(2, ORDER)
+    L[1, 33, 33] = 0.0
+    B = torch.randn(2, ORDER, 20, dtype=L.dtype)
+    assert _cuda.trsm(torch.empty_like(B), L, B, True, False, False) == (1, 33)
+    overwritten = B.clone()
+    assert _cuda.trsm(overwritten, L, overwritten, True, False, False) == (1, 33)
+    assert torch.equal(overwritten, B)
+    assert _cuda.potri(torch.empty_like(L), L, True) == (1, 33)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e6, 1e10, 1e14])
+@pytest.mark.parametrize(("m", "n"), [(150, 150), (150, 400), (400, 150)])
+def test_gelqf_is_as_accurate_as_householder(m: int, n: int, condition: float) -> None:
+    torch.manual_seed(0)
+    for dtype in (torch.float64, torch.float32):
+        A = with_condition(m, n, min(condition, 1e6) if dtype == torch.float32 else condition, dtype)
+        rank, eps = min(m, n), torch.finfo(dtype).eps
+        L, Q = torch.empty(m, rank, dtype=dtype), torch.empty(rank, n, dtype=dtype)
+        with without_fallback("gelqf"):
+            assert _cuda.gelqf(L, Q, A, False) is None
+        assert float((Q @ Q.mT - torch.eye(rank, dtype=dtype)).abs().max()) <= PROMISED_ON_CUDA * n * eps
+        assert float((L @ Q - A).norm() / A.norm()) <= PROMISED_ON_CUDA * n * eps
+        assert float(L[:rank].triu(1).abs().max()) == 0.0
+        assert float(L.diagonal().min()) > 0.0
+
+
+def test_gelqf_vjp() -> None:
+    A = torch.randn(2, 200, 300, dtype=torch.float64)
+    Q, L = torch.linalg.qr(A.mT)
+    Q, L = Q.mT.contiguous(), L.mT.contiguous()
+    gQ, gL = torch.randn_like(Q), torch.randn_like(L)
+    for cotangents in ((gQ, gL), (None, gL), (gQ, None)):
+        found, wanted = both("gelqf_vjp", 1, A.shape, Q, L, *cotangents)
+        assert_near(found[0], wanted[0])
+
+
+def test_a_dependent_row_is_found() -> None:
+    L = factor(2, 150)
+    assert _cuda.dependent_row(L, 1e-10, False) is None
+    L[1, 40, 40] = 1e-14
+    assert _cuda.dependent_row(L, 1e-10, False) == _fallback.dependent_row(L, 1e-10, False) == (1, 40)
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e14])
+@pytest.mark.parametrize(("m", "n"), [(150, 150), (150, 200), (200, 150)])
+def test_gesvd_through_symmetric_eigenvalues(m: int, n: int, condition: float) -> None:
+    torch.manual_seed(0)
+    for dtype in (torch.float64, torch.float32):
+        A = with_condition(m, n, min(condition, 1e6) if dtype == torch.float32 else condition, dtype)
+        rank, eps = min(m, n), torch.finfo(dtype).eps
+        S, U, V = (torch.empty(*s, dtype=dtype) for s in ((rank,), (rank, m), (rank, n)))
+        with without_fallback("gesvd"):
+            assert _cuda.gesvd(S, U, V, A) is None
+        identity = torch.eye(rank, dtype=dtype)
+        assert float((U @ U.mT - identity).abs().max()) <= PROMISED_ON_CUDA * n * eps
+        assert float((V @ V.mT - identity).abs().max()) <= PROMISED_ON_CUDA * n * eps
+        assert float((U.mT @ (S[:, None] * V) - A).norm()) <= PROMISED_ON_CUDA * n * eps
+        assert float((S - torch.linalg.svdvals(A.double())).abs().max()) <= PROMISED_ON_CUDA * n * eps
+        assert bool((S[:-1] >= S[1:]).all())
