@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from lapgrad.models.criteria.blr_nll import blr_nll, scaled
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trsm import trsm
+
+_LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class WeightPosterior(NamedTuple):
@@ -67,10 +70,19 @@ def predicted(
     return mean, variance if noise_var is None else variance + noise_var
 
 
-def log_density(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor, method: Method) -> Tensor:
-    """log p(Y | data) of Y (n, k) = Phi W + noise: the marginal likelihood with the posterior as the prior.
+def log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
+    """log p(y | data) of each entry of Y (n, k) = Phi W + noise by itself."""
+    mean, variance = predicted(found, Phi, noise_var, False)
+    variance = variance[:, None]
+    return -0.5 * ((Y - mean).square() / variance + variance.log() + _LOG_2_PI)
+
+
+def joint_log_density(
+    found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor, method: Method
+) -> Tensor:
+    """log p(y | data) of each column y of Y (n, k): the marginal likelihood with the posterior as the prior.
 
     Y - Phi mean = (Phi factor) u + noise with u ~ N(0, I).
     """
     residual, spread = Y - gemm2(Phi, found.mean), gemm2(Phi, found.factor)
-    return -blr_nll(spread, residual, noise_var, 1.0, method=method)
+    return -blr_nll(spread, residual.mT[..., None], noise_var, 1.0, method=method)
