@@ -1,4 +1,7 @@
-"""Singular value decompositions of small matrices: own kernel, see ``kernels/gesvd_batch.cu``."""
+"""Singular value decompositions of small matrices and their gradient: own kernels.
+
+See ``kernels/gesvd_batch.cu`` and ``kernels/gesvd_vjp_batch.cu``.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,13 @@ _KINDS = (
     (64, 64, 8, 256),
 )
 
+#: (largest side, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
+#: 4 x 4 or 4 x 2 entries of each product.
+_GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
+
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+_POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
@@ -40,7 +50,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     written = [_contiguous(result) for result in results]
     values, left, right = written if len(written) == 3 else (written[0], None, None)
     reported = _failure.cell(A)
-    _launch.launch(*geometry(values, left, right, A.reshape(-1, *A.shape[-2:]), reported))
+    _launch.launch(*geometry(values, left, right, _items(A), reported))
     for result, filled in zip(results, written, strict=True):
         if filled is not result:
             result.copy_(filled)
@@ -76,6 +86,92 @@ def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, reported:
         width,
         int(tall),
     )
+
+
+def serves_gradient(U: Tensor, V: Tensor) -> bool:
+    """Whether the kernel takes these; their strides do not matter."""
+    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= LARGEST
+
+
+def gesvd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    S: Tensor,
+    V: Tensor,
+    gU: Tensor | None,
+    gS: Tensor | None,
+    gV: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> Tensor | None:
+    """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
+    reported = _failure.cell(U)
+    written = _contiguous(gA)
+    values, slope = S.contiguous(), None if gS is None else gS.contiguous()
+    gU, gV = (None if given is None else _items(given) for given in (gU, gV))
+    plan = gradient_geometry(
+        _items(written), _items(U), _items(V), gU, gV, values, slope, degeneracy, tol, reported
+    )
+    _launch.launch(*plan)
+    if written is not gA:
+        gA.copy_(written)
+    found = _failure.first(reported)
+    if found is None:
+        return None
+    ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)
+    ambiguous.view(-1)[found[0]] = True
+    return ambiguous
+
+
+def gradient_geometry(
+    gA: Tensor,
+    U: Tensor,
+    V: Tensor,
+    gU: Tensor | None,
+    gV: Tensor | None,
+    S: Tensor,
+    gS: Tensor | None,
+    degeneracy: str,
+    tol: float,
+    reported: Tensor,
+) -> Any:
+    """What ``_launch.launch`` takes: matrices with one batch dimension, values contiguous."""
+    if U.shape[-1] > V.shape[-1]:
+        gA, U, V, gU, gV = gA.mT, V, U, gV, gU
+    items, k, n = V.shape
+    side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
+    matrices = threads // (down * across)
+    return (
+        "gesvd_vjp_batch",
+        f"gesvd_vjp<{{T}}, {side}, {down}, {across}>",
+        U,
+        (-(-items // matrices),),
+        threads,
+        matrices * (3 * k * (k | 1) + 2 * k * (n | 1) + 2 * k + 32) * U.element_size(),
+        *_operand(U),
+        *_operand(V),
+        S.data_ptr(),
+        *_operand(gU),
+        0 if gS is None else gS.data_ptr(),
+        *_operand(gV),
+        _POLICIES[degeneracy],
+        float(tol),
+        *_operand(gA),
+        reported.data_ptr(),
+        items,
+        k,
+        n,
+    )
+
+
+def _operand(A: Tensor | None) -> tuple[int, ...]:
+    """Address and strides; of nothing, zeros."""
+    return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
+
+
+def _items(A: Tensor) -> Tensor:
+    """With one batch dimension, copied if need be."""
+    return A.reshape(-1, *A.shape[-2:])
 
 
 def _contiguous(result: Tensor) -> Tensor:
