@@ -12,7 +12,7 @@ from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _failure, _gesvd_batch
+from lapgrad._cuda import _gesvd_batch, _items
 from lapgrad.ops import _spectral
 
 Run = Callable[..., tuple[Tensor, int | None]]
@@ -30,10 +30,10 @@ def on_cpu(
 ) -> tuple[Tensor, int | None]:
     """What ``_gesvd_batch.gesvd_vjp`` launches, emulated."""
     gU, gS, gV = cotangents
-    gA, reported = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0), _failure.cell(U)
+    gA, reported = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0), _items.new_cell(U)
     plan = _gesvd_batch.gradient_geometry(gA, U, V, gU, gV, S, gS, degeneracy, tol, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
-    found = _failure.first(reported)
+    found = _items.first_failure(reported)
     return gA, None if found is None else found[0]
 
 

@@ -5,12 +5,11 @@ See ``kernels/gesvd_batch.cu`` and ``kernels/gesvd_vjp_batch.cu``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from lapgrad._cuda import _failure, _launch
+from lapgrad._cuda import _items, _launch
+from lapgrad._cuda._items import Launch, address, readable
 
 #: The largest number of rows and of columns.
 LARGEST = 64
@@ -49,15 +48,15 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     results = [result for result in (S, U, V) if result is not None]
     written = [_contiguous(result) for result in results]
     values, left, right = written if len(written) == 3 else (written[0], None, None)
-    reported = _failure.cell(A)
-    _launch.launch(*geometry(values, left, right, _items(A), reported))
+    cell = _items.first_failure_cell(A)
+    _launch.launch(*geometry(values, left, right, readable(A), cell))
     for result, filled in zip(results, written, strict=True):
         if filled is not result:
             result.copy_(filled)
-    return _failure.first(reported)
+    return _items.first_failure(cell)
 
 
-def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, reported: Tensor) -> Any:
+def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Tensor | None) -> Launch:
     """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
     items, m, n = A.shape
     k, width, tall = min(m, n), max(m, n), m > n
@@ -78,9 +77,9 @@ def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, reported:
         step,
         *((column, row) if tall else (row, column)),
         S.data_ptr(),
-        short.data_ptr() if short is not None else 0,
-        long.data_ptr() if long is not None else 0,
-        reported.data_ptr(),
+        address(short),
+        address(long),
+        address(cell),
         items,
         k,
         width,
@@ -105,17 +104,17 @@ def gesvd_vjp(
     tol: float,
 ) -> Tensor | None:
     """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
-    reported = _failure.cell(U)
+    cell = _items.first_failure_cell(U)
     written = _contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
-    gU, gV = (None if given is None else _items(given) for given in (gU, gV))
+    gU, gV = (None if given is None else readable(given) for given in (gU, gV))
     plan = gradient_geometry(
-        _items(written), _items(U), _items(V), gU, gV, values, slope, degeneracy, tol, reported
+        readable(written), readable(U), readable(V), gU, gV, values, slope, degeneracy, tol, cell
     )
     _launch.launch(*plan)
     if written is not gA:
         gA.copy_(written)
-    found = _failure.first(reported)
+    found = _items.first_failure(cell)
     if found is None:
         return None
     ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)
@@ -133,8 +132,8 @@ def gradient_geometry(
     gS: Tensor | None,
     degeneracy: str,
     tol: float,
-    reported: Tensor,
-) -> Any:
+    cell: Tensor | None,
+) -> Launch:
     """What ``_launch.launch`` takes: matrices with one batch dimension, values contiguous."""
     if U.shape[-1] > V.shape[-1]:
         gA, U, V, gU, gV = gA.mT, V, U, gV, gU
@@ -152,12 +151,12 @@ def gradient_geometry(
         *_operand(V),
         S.data_ptr(),
         *_operand(gU),
-        0 if gS is None else gS.data_ptr(),
+        address(gS),
         *_operand(gV),
         _POLICIES[degeneracy],
         float(tol),
         *_operand(gA),
-        reported.data_ptr(),
+        address(cell),
         items,
         k,
         n,
@@ -167,11 +166,6 @@ def gradient_geometry(
 def _operand(A: Tensor | None) -> tuple[int, ...]:
     """Address and strides; of nothing, zeros."""
     return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
-
-
-def _items(A: Tensor) -> Tensor:
-    """With one batch dimension, copied if need be."""
-    return A.reshape(-1, *A.shape[-2:])
 
 
 def _contiguous(result: Tensor) -> Tensor:
