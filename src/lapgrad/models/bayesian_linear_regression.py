@@ -42,7 +42,7 @@ class BayesianLinearRegression(Model):
             y, or a hundredth of ``noise_var`` if that is less.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1, before anything else.
             Hyper-parameters and weights are then in these units; predictions and the loss are in those of y.
-        method: "lq", or "cholesky": half as many digits, in a quarter of the time. See ``blr_nll``.
+        method: "lq", or "cholesky": half as many digits, faster with many features. See ``blr_nll``.
 
     Attributes:
         noise_var: ().
