@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lapgrad import _errors
 from lapgrad.models import _checks, _weights
 from lapgrad.models._model import Model
-from lapgrad.models._parameters import positive
+from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
@@ -40,7 +40,8 @@ class MultiTaskBLR(Model):
         method: "lq" or "cholesky", see ``blr_nll``.
 
     Attributes:
-        noise_var: (T,), the variance of the noise in each task.
+        noise_var: (T,), the variance of the noise in each task; learned above ``noise_floor``, the root of
+            the machine epsilon of the variance of its targets.
         prior_var: (T,), the prior variance of its weights.
         bias_var: (T,), that of the bias.
 
@@ -57,12 +58,13 @@ class MultiTaskBLR(Model):
         (torch.Size([]), torch.Size([9]))
     """
 
-    noise_var = positive()
+    noise_var = above("noise_floor")
     prior_var = positive()
     bias_var = positive()
 
     X: Tensor
     y: Tensor
+    noise_floor: Tensor
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class MultiTaskBLR(Model):
             Phi = evaluated("MultiTaskBLR", self.features, self.X)
         self.feature_count = Phi.shape[1]
         spreads = self.y.new_tensor([variance_of(y) for _, y in pairs])
+        self.register_buffer("noise_floor", torch.finfo(self.y.dtype).eps ** 0.5 * spreads)
         self.noise_var = 0.1 * spreads
         self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
         if bias:
