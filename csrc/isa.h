@@ -34,6 +34,9 @@ struct Kernels {
     void (*copy)(View<const T> src, T scale, View<T> dst);
     // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
     void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
+    // The same for one triangle of a square C; the other one is scribbled on, next to the diagonal.
+    void (*product_triangle)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool lower,
+                             T* scratch);
     // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May scribble on the
     // strict upper triangle.
     int (*potrf)(View<T> A, T* scratch);
