@@ -85,6 +85,35 @@ def test_loss_is_the_density_of_the_targets(options):
     assert model.prior_var.shape == ((5,) if options.keys() & {"ard", "prior_var"} else ())
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("normalise", [False, True])
+def test_fixed_features_are_compressed_without_a_difference(normalise, method):
+    """Loss, gradients and posterior of m rows are those of all rows; new data and features are noticed."""
+    model = model_of("fourier", targets=2, n=60, ard=True, normalise=normalise, method=method)
+    X_new = normal(3, 2, seed=5)
+
+    def everything() -> tuple[Tensor, ...]:
+        loss = model.loss()
+        parameters = (model.raw_noise_var, model.raw_prior_var, model.raw_bias_var)
+        return loss, *torch.autograd.grad(loss, parameters), *model.posterior(), *model.predict(X_new)
+
+    for change in (
+        lambda: None,
+        lambda: setattr(model.features, "lengthscale", 0.8),
+        lambda: model.observe(normal(5, 2, seed=6), normal(5, 2, seed=7)),
+    ):
+        change()
+        model.free("features.lengthscale")
+        assert len(model._observations().Phi) == len(model.X)
+        whole = everything()
+        model.fix("features.lengthscale")
+        assert len(model._observations().Phi) == 11
+        few = everything()
+        # The factor is unique up to signs of its columns.
+        signs = (few[5] * whole[5]).sum(0).sign()
+        tolerances.assert_all_close((*few[:5], few[5] * signs, *few[6:]), whole, tolerances.OF_SHIFTED_DATA)
+
+
 def test_samples_have_the_moments_of_the_prediction():
     model = model_of()
     X_new = normal(3, 2, seed=2)

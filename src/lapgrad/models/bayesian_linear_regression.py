@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -14,17 +13,18 @@ from lapgrad.models import _checks, _plots, _scaling, _weights
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
+from lapgrad.models._remembered import Remembered
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
-from lapgrad.models.criteria.blr_nll import blr_nll
-from lapgrad.models.features import described, from_description
+from lapgrad.models.features import Features, described, evaluated, from_description, parameters_fixed
 
 
 class BayesianLinearRegression(Model):
     """y = f(x) + noise with f(x) = w_0 + sum_j w_j phi_j(x), w normal, and w integrated out.
 
     Learns noise, prior variances, and whatever parameters the features have, by the marginal likelihood.
-    Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³.
+    Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³;
+    where features are not learned, n counts once, and each step of a fit takes m³.
 
     Args:
         X: (n, d) or (n,), the inputs. dtype and device of the model follow it.
@@ -128,15 +128,16 @@ class BayesianLinearRegression(Model):
         if bias:
             self.bias_var = spread + float(Y.mean().square())
         self.to(dtype=X.dtype, device=X.device)
-        self._known: tuple[list[Tensor], WeightPosterior] | None = None
+        self._posterior: Remembered[WeightPosterior] = Remembered()
+        self._compressed: Remembered[_weights.Observations] = Remembered()
 
     # Learning.
 
     def loss(self) -> Tensor:
         """The negative log marginal likelihood of the training data."""
-        design, Y = self.design(self.X), self._unit_targets()
-        value = blr_nll(design, Y, self.noise_var, self.weight_var(), method=self.method)
-        return value + Y.numel() * self.y_scale.log() if self.normalise else value
+        observations = self._observations()
+        value = _weights.nll(observations, self.noise_var, self.weight_var(), self.method)
+        return value + self.Y.numel() * self.y_scale.log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
         """The design matrix (n, m'): the constant 1 where there is a bias, then the features of X (n, d)."""
@@ -170,10 +171,11 @@ class BayesianLinearRegression(Model):
             mean (m', k), and factor (m', m') with factor factorᵀ the covariance, which all targets share. The
             weight of the bias comes first.
         """
+        observations = self._observations()
         return _weights.posterior(
             "BayesianLinearRegression",
-            self.design(self.X),
-            self._unit_targets(),
+            observations.Phi,
+            observations.Y,
             self.noise_var,
             self.weight_var(),
             self.method,
@@ -341,42 +343,27 @@ class BayesianLinearRegression(Model):
     @torch.no_grad()
     def _present_posterior(self) -> WeightPosterior:
         """The posterior without gradients; computed again when data or parameters have changed."""
-        present = list(self.state_dict().values())
-        if self._known is None or not all(map(_same, self._known[0], present)):
-            self._known = [value.clone() for value in present], self.posterior()
-        return self._known[1]
+        return self._posterior(self.state_dict().values(), self.posterior)
+
+    def _observations(self) -> _weights.Observations:
+        """Design and targets; with features that are not learned, as few rows as there are columns."""
+        features = self.features
+        learned = features is not None and any(value.requires_grad for value in features.parameters())
+        # What a network of a user makes of the same inputs may differ from time to time (dropout).
+        known = features is None or isinstance(features, Features)
+        if learned or not known or len(self.X) < 2 * (self.feature_count + self.bias):
+            return _weights.Observations(self.design(self.X), self._unit_targets())
+        tensors = [self.X, self.Y] if features is None else [self.X, self.Y, *features.state_dict().values()]
+        with torch.no_grad():
+            return self._compressed(
+                tensors, lambda: _weights.compressed(self.design(self.X), self._unit_targets())
+            )
 
 
 def _buffers(module: nn.Module, name: str, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     module.register_buffer(f"{name}_shift", shift)
     module.register_buffer(f"{name}_scale", scale)
     return shift, scale
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-
-
-@contextlib.contextmanager
-def parameters_fixed(module: nn.Module | None) -> Iterator[None]:
-    """The parameters of a module need no gradients inside; its inputs keep theirs."""
-    learned = [] if module is None else [value for value in module.parameters() if value.requires_grad]
-    for parameter in learned:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learned:
-            parameter.requires_grad_(True)
-
-
-def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
-    """The features (n, m) of X (n, d)."""
-    Phi = X if features is None else features(X)
-    if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
-        seen = tuple(Phi.shape) if isinstance(Phi, Tensor) else type(Phi).__name__
-        raise _errors.ShapeError(f"{who}: features must map {tuple(X.shape)} to ({len(X)}, m), got {seen}.")
-    return Phi
 
 
 def variance_of(Y: Tensor) -> float:

@@ -17,9 +17,9 @@ from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
-from lapgrad.models.bayesian_linear_regression import evaluated, parameters_fixed, variance_of
+from lapgrad.models.bayesian_linear_regression import variance_of
 from lapgrad.models.criteria.blr_nll import blr_nll
-from lapgrad.models.features import described, from_description
+from lapgrad.models.features import described, evaluated, from_description, parameters_fixed
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 
