@@ -139,7 +139,7 @@ def test_hard_cases(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
 
 def test_one_row_takes_nearly_all(run: Run) -> None:
     """Rows that are nearly parallel: squares of the longest one are as large as they can be."""
-    A = 1.99 + 1e-3 * normal(1, 32, 32).clamp(-3, 3)
+    A = 1.99 + 1e-3 * normal(1, 31, 60).clamp(-3, 3)
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)
