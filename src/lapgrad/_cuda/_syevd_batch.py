@@ -5,11 +5,11 @@ See ``kernels/syevd_batch.cu`` and ``kernels/syevd_vjp_batch.cu``.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lapgrad._cuda import _items, _launch
 from lapgrad._cuda._items import Launch, address, readable
-from lapgrad._cuda._spectral import POLICIES, contiguous, gradient_kind
 
 #: The largest order: beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 LARGEST = 64
@@ -19,6 +19,13 @@ LARGEST = 64
 #: the slowest of its matrices is.
 _KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
 
+#: (largest order, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
+#: 4 x 4 or 4 x 2 entries of each product.
+_GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
+
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+_POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
@@ -27,7 +34,7 @@ def serves(A: Tensor) -> bool:
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     """As ``_fallback.syevd``, for what is served."""
-    values, rows = contiguous(eigenvalues), None if U is None else contiguous(U)
+    values, rows = _contiguous(eigenvalues), None if U is None else _contiguous(U)
     cell = _items.first_failure_cell(A)
     _launch.launch(*geometry(values, rows, readable(A), lower, cell))
     if values is not eigenvalues:
@@ -78,7 +85,7 @@ def syevd_vjp(
     tol: float,
 ) -> tuple[int, int] | None:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
-    written, cell = contiguous(gA), _items.first_failure_cell(U)
+    written, cell = _contiguous(gA), _items.first_failure_cell(U)
     values = eigenvalues.contiguous()
     steps = None if slope is None else slope.contiguous()
     cotangent = None if gU is None else readable(gU)
@@ -101,10 +108,11 @@ def gradient_geometry(
 ) -> Launch:
     """What ``_launch.launch`` takes: U and gU with one batch dimension, the rest contiguous."""
     items, n, _ = U.shape
-    kind, matrices, threads = gradient_kind(n)
+    side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
+    matrices = threads // (down * across)
     return (
         "syevd_vjp_batch",
-        f"syevd_vjp<{{T}}, {kind}>",
+        f"syevd_vjp<{{T}}, {side}, {down}, {across}>",
         U,
         (-(-items // matrices),),
         threads,
@@ -114,10 +122,17 @@ def gradient_geometry(
         eigenvalues.data_ptr(),
         *((0, 0, 0, 0) if gU is None else (gU.data_ptr(), *gU.stride())),
         address(slope),
-        POLICIES[degeneracy],
+        _POLICIES[degeneracy],
         float(tol),
         gA.data_ptr(),
         address(cell),
         items,
         n,
+    )
+
+
+def _contiguous(result: Tensor) -> Tensor:
+    """``result`` itself if the kernel can write into it, else memory to be copied from."""
+    return (
+        result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
     )

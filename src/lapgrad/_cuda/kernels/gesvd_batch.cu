@@ -14,22 +14,21 @@
 
 constexpr int kMostSweeps = 40;  // 6 to 10 are usual
 
-// The largest entry is scaled to less than 2^(top + 1). Then the squares of two rows add up to less than 2^(2 top + 14) for
-// up to 64 rows and columns, however rotations distribute them, and that squared does not overflow. Rows whose square is
-// below `least` count as zero. Where the squares of a pair are low, they are lifted before they are squared again.
+// The largest entry is scaled to 2^top: sums of squares of squares do not overflow. Rows whose square is below
+// `least` count as zero. Where the squares of a pair are small, they are lifted before they are squared again.
 template <typename T>
 struct Range;
 
 template <>
 struct Range<double> {
-  static constexpr int top = 245, limit = 1000;
+  static constexpr int top = 250, limit = 1000;
   static constexpr double least = 0x1p-960;
   static constexpr double low = 0x1p-150, lift = 0x1p350, lower = 0x1p-500, lift_more = 0x1p750;
 };
 
 template <>
 struct Range<float> {
-  static constexpr int top = 24, limit = 120;
+  static constexpr int top = 28, limit = 120;
   static constexpr float least = 0x1p-100f;
   static constexpr float low = 0x1p-10f, lift = 0x1p40f, lower = 0x1p-60f, lift_more = 0x1p90f;
 };
