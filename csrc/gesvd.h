@@ -211,6 +211,31 @@ T largest_entry(View<const T> X) {
     return largest;
 }
 
+// How large cotangents of vectors have to be to count. Those of zeros are divided by what is left of the values in a loss
+// that goes through S and the vectors, such as a reconstruction: what counts for them is relative to that, and to their row.
+template <class T>
+struct Notable {
+    const SvdGradient<T>& g;
+    index_t item;
+    T root_eps, vectors, values, slope;
+
+    Notable(const SvdGradient<T>& gradient, index_t b, T largest)
+        : g(gradient), item(b), root_eps(std::sqrt(std::numeric_limits<T>::epsilon())) {
+        const T most = std::max(g.gU.data ? largest_entry<T>(g.gU[b]) : T(0), g.gV.data ? largest_entry<T>(g.gV[b]) : T(0));
+        vectors = root_eps * most;
+        values = g.gS.data ? root_eps * largest_entry<T>(g.gS[b]) : T(0);
+        slope = std::max(values, largest > T(0) ? vectors / largest : T(0));
+    }
+    // Of rows i and j of gU or gV, which belong to zeros.
+    T of_zeros(const Batch<const T>& cotangent, index_t i, index_t j, T value) const {
+        if (!cotangent.data) return vectors;
+        const auto most = [rows = cotangent[item]](index_t row) {
+            return largest_entry<T>(rows.block(row, 0, 1, rows.cols));
+        };
+        return std::min(vectors, std::max(value * slope, root_eps * std::max(most(i), most(j))));
+    }
+};
+
 // Whether the loss tells apart what A does not determine. X = gU U', Y = gV V'. Among equal singular values U and V turn
 // together, among zeros each for itself, and the vectors of zeros in a wide A in all directions.
 template <class T>
@@ -219,21 +244,26 @@ bool is_ambiguous(const SvdGradient<T>& g, index_t b, const Spectrum<T>& spectru
     const bool left = g.gU.data, right = g.gV.data, values = g.gS.data;
     const bool outside = right && g.U.cols < n && spectrum.null(k - 1);
     if (spectrum.policy == Degeneracy::nan || !(spectrum.has_ties() || outside)) return false;
-    const T root_eps = std::sqrt(std::numeric_limits<T>::epsilon());
-    const T size = root_eps * std::max(left ? largest_entry<T>(g.gU[b]) : T(0), right ? largest_entry<T>(g.gV[b]) : T(0));
-    const T size_of_values = values ? root_eps * largest_entry<T>(g.gS[b]) : T(0);
+    const Notable<T> notable(g, b, spectrum.largest);
     for (index_t i = 0; i < k; ++i)
         for (index_t j = i + 1; j < k && spectrum.S(0, i) - spectrum.S(0, j) <= spectrum.small; ++j) {
             const T u = left ? X(i, j) - X(j, i) : T(0), v = right ? Y(i, j) - Y(j, i) : T(0);
-            if (spectrum.null(i) ? std::abs(u) > size || std::abs(v) > size : std::abs(u + v) > size) return true;
-            if (values && std::abs(g.gS[b](0, i) - g.gS[b](0, j)) > size_of_values) return true;
+            if (!spectrum.null(i)) {
+                if (std::abs(u + v) > notable.vectors) return true;
+            } else if (std::abs(u) > notable.of_zeros(g.gU, i, j, spectrum.S(0, i)) ||
+                       std::abs(v) > notable.of_zeros(g.gV, i, j, spectrum.S(0, i))) {
+                return true;
+            }
+            if (values && std::abs(g.gS[b](0, i) - g.gS[b](0, j)) > notable.values) return true;
         }
-    for (index_t i = k - 1; outside && i >= 0 && spectrum.null(i); --i)
+    for (index_t i = k - 1; outside && i >= 0 && spectrum.null(i); --i) {
+        const T least = notable.of_zeros(g.gV, i, i, spectrum.S(0, i));
         for (index_t c = 0; c < n; ++c) {
             T rest = g.gV[b](i, c);
             for (index_t j = 0; j < k; ++j) rest -= Y(i, j) * g.V[b](j, c);
-            if (std::abs(rest) > size) return true;
+            if (std::abs(rest) > least) return true;
         }
+    }
     return false;
 }
 

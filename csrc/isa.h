@@ -17,12 +17,15 @@ constexpr index_t leaf = 32;
 constexpr index_t product_limit = 256;
 // Largest order of the batch kernels that hold one matrix per vector lane.
 constexpr index_t lane_limit = 32;
+// The eigenvalues take larger ones: two matrices per lane are all that they hold.
+constexpr index_t lane_eigen_limit = 64;
 // Rows of the leaf of the LQ factorisation: as many as there are sums that hide the latency of one.
 constexpr index_t lq_leaf = 8;
 
 // Scratch elements a kernel may use, given by the caller (one buffer per thread).
 constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
 constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
+static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limit * 64 + 64);
 
 template <class T>
 struct Kernels {
@@ -31,6 +34,9 @@ struct Kernels {
     void (*copy)(View<const T> src, T scale, View<T> dst);
     // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
     void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
+    // The same for one triangle of a square C; the other one is scribbled on, next to the diagonal.
+    void (*product_triangle)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool lower,
+                             T* scratch);
     // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May scribble on the
     // strict upper triangle.
     int (*potrf)(View<T> A, T* scratch);
@@ -77,7 +83,7 @@ struct Kernels {
                          index_t begin, index_t end, void* scratch);
     void (*lane_inverse_vjp)(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end,
                              void* scratch);
-    // lane_syevd.h says what these two compute.
+    // lane_syevd.h says what these two compute; the first takes orders up to lane_eigen_limit.
     void (*lane_syevd)(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info, index_t begin, index_t end,
                        void* scratch);
     void (*lane_syevd_vjp)(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,

@@ -39,6 +39,7 @@ constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
             &copy<T>,
             &product<T>,
+            &product_triangle<T>,
             &potrf_leaf<T>,
             &potrf_reverse_leaf<T>,
             &triangle_leaf<T, true>,

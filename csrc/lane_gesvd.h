@@ -250,7 +250,7 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
         const Vec<T> largest = S(0, 0), tiny = Simd<T>::fill(std::numeric_limits<T>::min());
         Vec<T> small = (largest == zero ? one : largest) * g.tol;
         small = small > tiny ? small : tiny;
-        Vec<T> size{}, size_of_values{};  // of the cotangents: found when there is a tie
+        Vec<T> size{}, size_of_values{}, slope{};  // of the cotangents (see Notable in gesvd.h): found when there is a tie
         bool sized = false;
         M ambiguous{};
         const auto measure = [&] {
@@ -261,6 +261,15 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
             if (g.gS.data) largest_entry<T>(gS, size_of_values);
             size *= root_eps;
             size_of_values *= root_eps;
+            slope = largest > zero ? size / (largest > zero ? largest : one) : zero;
+            slope = slope > size_of_values ? slope : size_of_values;
+        };
+        const auto least_of_zeros = [&](const LaneView<T>& cotangent, index_t i, index_t j, Vec<T> value) {
+            Vec<T> most{};
+            for (const index_t row : {i, j}) largest_entry<T>(cotangent.block(row, 0, 1, cotangent.cols), most);
+            most *= root_eps;
+            const Vec<T> least = most > value * slope ? most : value * slope;
+            return least < size ? least : size;
         };
         const auto inverse_of = [&](Vec<T> s) -> Vec<T> {
             switch (g.policy) {
@@ -297,8 +306,13 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
                 Vec<T> upper = left * above - right * below, lower = right * above - left * below;
                 if (g.policy != Degeneracy::nan && any_lane<T>(tie)) {
                     measure();
-                    const M turned = null ? (absolute<T>(left) > size) | (absolute<T>(right) > size)
-                                          : absolute<T>(left + right) > size;
+                    M turned = absolute<T>(left + right) > size;
+                    if (any_lane<T>(tie & null)) {
+                        M one_side{};
+                        if (g.gU.data) one_side |= absolute<T>(left) > least_of_zeros(gU, i, j, si);
+                        if (g.gV.data) one_side |= absolute<T>(right) > least_of_zeros(gV, i, j, si);
+                        turned = null ? one_side : turned;
+                    }
                     ambiguous |= tie & turned;
                     if (g.gS.data) ambiguous |= tie & (absolute<T>(gS(0, i) - gS(0, j)) > size_of_values);
                 }
@@ -317,12 +331,14 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
         }
         if (wide && g.policy != Degeneracy::nan && any_lane<T>(S(0, k - 1) <= small)) {
             measure();
-            for (index_t i = 0; i < k; ++i)
+            for (index_t i = 0; i < k; ++i) {
+                const Vec<T> least = least_of_zeros(gV, i, i, S(0, i));
                 for (index_t c = 0; c < n; ++c) {
                     Vec<T> outside = gV(i, c);
                     for (index_t j = 0; j < k; ++j) outside -= Y(i, j) * V(j, c);
-                    ambiguous |= (S(0, i) <= small) & (absolute<T>(outside) > size);
+                    ambiguous |= (S(0, i) <= small) & (absolute<T>(outside) > least);
                 }
+            }
         }
         multiply_plain<T>(G, V, wide, inner);
         multiply_plain<T>(U.t(), inner, false, gA);

@@ -219,13 +219,12 @@ void lane_syevd(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info
                 void* scratch) {
     using S = Simd<T>;
     using Mask = typename S::Mask;
-    constexpr index_t square = lane_limit * lane_limit;
     const index_t n = A.rows;
     Vec<T>* const buffer = lane_buffer<T>(scratch);
-    Vec<T>* const rest = buffer + 2 * square;
-    Mask* const places = reinterpret_cast<Mask*>(rest + 4 * lane_limit);
-    const LaneView<T> lower = lane_view<T>(buffer, A), rows{buffer + square, n, n, n, 1};
-    const Tridiagonal<T> t{rest, rest + lane_limit, rest + 2 * lane_limit, rest + 3 * lane_limit};
+    Vec<T>* const rest = buffer + 2 * n * n;
+    Mask* const places = reinterpret_cast<Mask*>(rest + 4 * n);
+    const LaneView<T> lower = lane_view<T>(buffer, A), rows{buffer + n * n, n, n, n, 1};
+    const Tridiagonal<T> t{rest, rest + n, rest + 2 * n, rest + 3 * n};
     const Vec<T> one = S::fill(T(1)), largest = S::fill(std::numeric_limits<T>::max());
     for_groups<T>(begin, end, [&](Group<T> group) {
         gather<T>(A, group, buffer);

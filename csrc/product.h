@@ -32,10 +32,11 @@ template <class T>
 }
 
 template <class T, int NV>
-void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accumulate, View<T> C) {
+void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accumulate, View<T> C, index_t first,
+                   index_t end) {
     using S = Simd<T>;
     using Vec = typename S::Vec;
-    for (index_t i = 0; i < C.rows; i += tile_rows) {
+    for (index_t i = first; i < end; i += tile_rows) {
         const index_t height = C.rows - i < tile_rows ? C.rows - i : tile_rows;
         const T* a[tile_rows];
         // Rows past the end read the last row again; their results are not stored.
@@ -83,8 +84,11 @@ View<const T> pack_strips(View<const T> A, T* packed) {
     return {packed, A.rows, A.cols, 0, tile_rows};
 }
 
-template <class T>
-void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
+// What of C is wanted. Of the tiles that the diagonal crosses all is computed.
+enum class Part { all, lower, upper };
+
+template <class T, Part Wanted>
+void product_of(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
     constexpr index_t W = Simd<T>::W;
     constexpr index_t full = tile_vectors * W;
     const index_t k = A.cols;
@@ -109,11 +113,27 @@ void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T>
             b = panel_buffer;
         }
         const View<T> target = C.columns(j, width);
+        const index_t first = Wanted == Part::lower ? j / tile_rows * tile_rows : 0;
+        const index_t end = Wanted == Part::upper && j + width < C.rows ? j + width : C.rows;
         if (vectors == 1)
-            product_panel<T, 1>(alpha, left, b, ldb, accumulate, target);
+            product_panel<T, 1>(alpha, left, b, ldb, accumulate, target, first, end);
         else if (vectors == 2)
-            product_panel<T, 2>(alpha, left, b, ldb, accumulate, target);
+            product_panel<T, 2>(alpha, left, b, ldb, accumulate, target, first, end);
         else
-            product_panel<T, tile_vectors>(alpha, left, b, ldb, accumulate, target);
+            product_panel<T, tile_vectors>(alpha, left, b, ldb, accumulate, target, first, end);
     }
+}
+
+template <class T>
+void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
+    product_of<T, Part::all>(alpha, A, B, accumulate, C, scratch);
+}
+
+// One triangle of a square C.
+template <class T>
+void product_triangle(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool lower, T* scratch) {
+    if (lower)
+        product_of<T, Part::lower>(alpha, A, B, accumulate, C, scratch);
+    else
+        product_of<T, Part::upper>(alpha, A, B, accumulate, C, scratch);
 }

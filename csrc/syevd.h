@@ -80,6 +80,18 @@ int decompose(const char* job, View<T> Z, T* eigenvalues, const Workspace<T>& si
     return info;
 }
 
+// The tridiagonal form has too little work for LAPACK's blocks: lanes pay up to the largest order they take. Beyond lane_limit
+// they leave the innermost cache, and a whole group then costs as much as 4 (W <= 8) to 8 (W = 16) items on LAPACK (order 64):
+// compared is what the busiest thread gets.
+template <class T>
+bool eigen_lanes_pay(index_t count, index_t n) {
+    if (count <= 1 || plan::lane_order<T>() == 0 || n > isa::lane_eigen_limit) return false;
+    if (n <= isa::lane_limit) return true;
+    const index_t lanes = isa::kernels<T>().lanes, team = parallel::threads();
+    const auto share = [team](index_t tasks) { return (tasks + team - 1) / team; };
+    return share((count + lanes - 1) / lanes) * std::max<index_t>(4, lanes / 2) <= share(count);
+}
+
 // Eigenvalues, ascending, and rows of eigenvectors (if U.data) of the lower triangles of A. info per item: 0; -1: NaN or
 // infinity in the triangle, or eigenvalues out of range; 1: no convergence.
 template <class T>
@@ -89,8 +101,7 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
         std::fill(info, info + A.count, 0);
         return;
     }
-    // The tridiagonal form has too little work for LAPACK's blocks: lanes pay up to the largest order they take.
-    if (A.count > 1 && plan::lane_order<T>() > 0 && n <= isa::lane_limit && A.dense()) {
+    if (eigen_lanes_pay<T>(A.count, n) && A.dense()) {
         for_lane_ranges<T>(A.count, (U.data ? 12 : 4) * n * n * (n + 8), [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_syevd(A, U, eigenvalues, info, begin, end, thread_scratch());
         });

@@ -187,7 +187,7 @@ def test_components_explain_the_data(shape: tuple[int, ...]) -> None:
     X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     n, d = shape[-2:]
     k = min(n, d)
-    components, variance, mean, scores = pca(X, k)
+    components, variance, mean, scores = pca(X, k=k)
     assert_all_close(mean, X.mean(-2))
     assert_all_close(scores @ components + mean.unsqueeze(-2), X, 2000)
     assert (variance.diff(dim=-1) <= 0).all()
@@ -206,7 +206,7 @@ def test_components_explain_the_data(shape: tuple[int, ...]) -> None:
 def test_components_of_both_sides_agree() -> None:
     """The covariance of wide data is the larger side; its leading eigenvectors are the components."""
     X = MAKERS["spaced_rows"]((4, 7), torch.Generator().manual_seed(0))
-    components, variance, _, _ = pca(X, 3)
+    components, variance, _, _ = pca(X, k=3)
     covariance = torch.cov(X.mT)
     U, eigenvalues = lapgrad.syevd(covariance, k=3)
     assert_all_close(components, U.flip(0), 1000)
@@ -216,9 +216,15 @@ def test_components_of_both_sides_agree() -> None:
 @pytest.mark.parametrize("k", [-1, 4])
 def test_number_of_components(k: int) -> None:
     with pytest.raises(lapgrad.OptionError, match=r"^linalg.pca: k must be between 0 and the smaller side"):
-        pca(torch.ones(5, 3), k)
+        pca(torch.ones(5, 3), k=k)
+
+
+def test_all_components_by_default() -> None:
+    X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for default, asked in zip(pca(X), pca(X, k=3), strict=True):
+        assert torch.equal(default, asked)
 
 
 def test_data_without_rows() -> None:
     with pytest.raises(lapgrad.ShapeError, match=r"^linalg.pca: X must have at least one row"):
-        pca(torch.ones(0, 3), 0)
+        pca(torch.ones(0, 3), k=0)

@@ -243,12 +243,19 @@ def test_gradients_are_finite_everywhere(shape: tuple[int, int], policy: str) ->
                     assert grad(first.sin().sum(), leaf)[0].isfinite().all(), name
 
 
+def product(U: Tensor, S: Tensor, V: Tensor) -> Tensor:
+    return (U.mT * S.unsqueeze(-2)) @ V
+
+
 AMBIGUOUS: dict[str, tuple[Tensor, Callable[..., Tensor]]] = {
     "one vector of a tie": (with_values([3.0, 2.0, 2.0], 3, 3), lambda U, S, V: U[..., 1, :].exp().sum()),
     "one value of a tie": (with_values([3.0, 2.0, 2.0], 3, 3), lambda U, S, V: S[..., 1].sum()),
     "left vectors of zeros": (with_values([3.0], 3, 3), lambda U, S, V: U[..., 2, :].exp().sum()),
     "the right vector of a zero": (with_values([3.0, 1.0], 3, 5), lambda U, S, V: V[..., 2, :].exp().sum()),
     "the left vector of a zero": (with_values([3.0, 1.0], 5, 3), lambda U, S, V: U[..., 2, :].exp().sum()),
+    "wide product with a zero": (with_values([3.0, 1.0], 3, 5), lambda *USV: product(*USV).exp().sum()),
+    "tall product with a zero": (with_values([3.0, 1.0], 5, 3), lambda *USV: product(*USV).exp().sum()),
+    "square product with two zeros": (with_values([3.0], 3, 3), lambda *USV: product(*USV).exp().sum()),
 }
 
 
@@ -281,6 +288,33 @@ def test_losses_without_a_derivative(name: str, core: bool, monkeypatch: pytest.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         grad(loss(*lapgrad.gesvd(one, degeneracy="nan")), one)
+
+
+#: What a matrix of rank 2 determines, although it has zeros among its singular values.
+DETERMINED: dict[str, Callable[..., Tensor]] = {
+    "product": lambda U, S, V: product(U[..., :2, :], S[..., :2], V[..., :2, :]),
+    "square": lambda U, S, V: product(U, S**2, V),
+    "projector": lambda U, S, V: V[..., :2, :].mT @ V[..., :2, :],
+    "pseudoinverse": lambda U, S, V: product(V, torch.where(S > 1e-8, 1.0 / S.clamp_min(1e-8), 0.0), U),
+}
+
+
+@pytest.mark.parametrize("core", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (33, 40)])
+@pytest.mark.parametrize("name", DETERMINED)
+def test_losses_with_a_derivative_at_zeros(
+    name: str, shape: tuple[int, int], core: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No warning (it would be an error), with and without rounding errors in the cotangents."""
+    if not core:
+        from lapgrad import _fallback, _kernels
+
+        for routine in ("gesvd", "gesvd_vjp"):
+            monkeypatch.setitem(_kernels._CPU, routine, getattr(_fallback, routine))
+    for A in (with_values([3.0, 1.0], *shape), with_values([3.0, 1.0], *shape).expand(3, *shape)):
+        leaf = A.clone().requires_grad_()
+        result = DETERMINED[name](*lapgrad.gesvd(leaf, degeneracy="raise"))
+        assert grad((result * normal(*result.shape[-2:])).sum(), leaf)[0].isfinite().all()
 
 
 def test_the_warning_reaches_compiled_and_mapped_code() -> None:

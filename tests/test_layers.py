@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("linalg", "fused"),
     ("lapgrad",),
     ("models",),
-    ("info", "bench", "demo"),
+    ("sklearn", "info", "bench", "demo"),
     ("cli",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -139,6 +139,8 @@ def test_decomposition_on_every_path(dtype: torch.dtype, way: str, isa: str) -> 
             (24, 5),
             (32, 9),
             (33, 3),
+            (33, 20),
+            (64, 17),
             (65, 2),
             (130, 1),
         ):

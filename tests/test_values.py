@@ -113,6 +113,16 @@ def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("name", ["gemmt", "syrk"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_triangles_larger_than_their_kernel(name: str, dtype: torch.dtype, way: str) -> None:
+    """A triangle of order 256 is one kernel; above that it is halved, unevenly."""
+    with path(way):
+        for n, other in ((256, 40), (257, 3), (300, 40)):
+            check(name, n, dtype, other=other)
+
+
+@pytest.mark.parametrize("way", PATHS)
 @pytest.mark.parametrize("n", [5, 32, 65, 129])
 def test_symmetric_to_the_last_bit(n: int, way: str) -> None:
     """syrk, copyltu and inverses are symmetric, and so are gradients of symmetric matrices."""

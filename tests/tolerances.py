@@ -28,6 +28,9 @@ OF_JITTER = 1e11
 #: Gradients of the bound for float32 data: all arithmetic is in float64, data and results are rounded.
 INDUCING_FLOAT32 = 100.0
 
+#: Data around 1000 in units of 10: a hundred times the rounding errors of data around 0.
+OF_SHIFTED_DATA = 20000.0
+
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
 HOUSEHOLDER = 5.0
 

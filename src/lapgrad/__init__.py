@@ -1,6 +1,6 @@
 """lapgrad: differentiable BLAS and LAPACK operators for PyTorch, and models on top of them.
 
-``lapgrad.models`` is imported when it is first used.
+``lapgrad.models`` and ``lapgrad.sklearn`` are imported when they are first used.
 """
 
 import importlib
@@ -56,7 +56,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 #: Imported when they are first asked for: they stand above this module.
-_LATE = ("models",)
+_LATE = ("models", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:

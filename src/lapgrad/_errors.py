@@ -215,7 +215,8 @@ def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> D
     item = batch_index(flat, batch)
     return DegenerateSpectrumError(
         f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
-        f"that are equal to working precision (or on vectors of zero ones): it has no derivative there.",
+        f"that are equal to working precision (or on vectors of zero ones): it has no derivative there, or "
+        f"none that is seen through them.",
         item,
     )
 

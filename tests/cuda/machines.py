@@ -1,4 +1,4 @@
-"""Where a CUDA kernel is tested: on the CPU, threads in either order, and on a device if there is any."""
+"""Where a CUDA kernel is tested: on the CPU, with threads in either order, and on a device, if any."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import tolerances
 import torch
 from torch import Tensor
 
-from lapgrad._cuda import _failure, _gesvd_batch
+from lapgrad._cuda import _gesvd_batch, _items
 from lapgrad._fallback.syevd import fix_signs
 
 Result = tuple[Tensor, Tensor | None, Tensor | None, tuple[int, int] | None]
@@ -29,11 +29,11 @@ def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Resu
     *batch, m, n = A.shape
     k, source = min(m, n), A.reshape(-1, m, n)
     S, U, V = (A.new_full((len(source), *shape), 7.0) for shape in ((k,), (k, m), (k, n)))
-    reported = _failure.cell(A)
+    reported = _items.new_cell(A)
     plan = _gesvd_batch.geometry(S, U if vectors else None, V if vectors else None, source, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
     U, V = U.view(*batch, k, m), V.view(*batch, k, n)
-    return S.view(*batch, k), U if vectors else None, V if vectors else None, _failure.first(reported)
+    return S.view(*batch, k), U if vectors else None, V if vectors else None, _items.first_failure(reported)
 
 
 def on_device(A: Tensor, vectors: bool = True) -> Result:

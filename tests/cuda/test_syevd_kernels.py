@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _cuda
-from lapgrad._cuda import _failure, _syevd_batch
+from lapgrad._cuda import _items, _syevd_batch
 from lapgrad._fallback.syevd import fix_signs
 
 Result = tuple[Tensor, Tensor | None, tuple[int, int] | None]
@@ -28,11 +28,10 @@ def on_cpu(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: b
     n = A.shape[-1]
     source = A.reshape(-1, n, n)
     eigenvalues, U = A.new_full((len(source), n), 7.0), A.new_full((len(source), n, n), 7.0)
-    reported = _failure.cell(A)
+    reported = _items.new_cell(A)
     plan = _syevd_batch.geometry(eigenvalues, U if vectors else None, source, lower, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
-    found = _failure.first(reported)
-    failure = None if found is None else (found[0], _syevd_batch.CODES[found[1]])
+    failure = _items.first_failure(reported)
     return eigenvalues.view(A.shape[:-1]), U.view(A.shape) if vectors else None, failure
 
 

@@ -12,7 +12,7 @@ from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad import _cuda
-from lapgrad._cuda import _failure, _syevd_batch
+from lapgrad._cuda import _items, _syevd_batch
 from lapgrad.ops import _spectral
 from lapgrad.ops import syevd as formulas
 
@@ -29,10 +29,10 @@ def on_cpu(
     reverse_order: bool = False,
 ) -> tuple[Tensor, tuple[int, int] | None]:
     """What ``_syevd_batch.syevd_vjp`` launches, emulated."""
-    gA, reported = torch.full(U.shape, 7.0, dtype=U.dtype), _failure.cell(U)
+    gA, reported = torch.full(U.shape, 7.0, dtype=U.dtype), _items.new_cell(U)
     plan = _syevd_batch.gradient_geometry(gA, U, eigenvalues, gU, slope, degeneracy, tol, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
-    return gA, _failure.first(reported)
+    return gA, _items.first_failure(reported)
 
 
 def on_device(

@@ -64,7 +64,10 @@ def test_predictions_are_those_of_the_gaussian_process(n, features, method):
         tolerances.assert_close(covariance, expected.covariance_matrix[0])
         variance = model.predict(X_new, chunk=3).variance
         tolerances.assert_close(variance, expected.variance[0] - model.noise_var)
-        tolerances.assert_close(model.log_prob(X_new, mean), expected.log_prob(mean).sum())
+        y_new = normal(4, seed=3)
+        tolerances.assert_close(model.log_prob(X_new, y_new, joint=True), expected.log_prob(y_new)[0])
+        each = torch.distributions.Normal(mean, covariance.diagonal().sqrt()).log_prob(y_new)
+        tolerances.assert_close(model.log_prob(X_new, y_new), each)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,35 @@ def test_loss_is_the_density_of_the_targets(options):
     learned = {"raw_noise_var", "raw_prior_var"} | ({"raw_bias_var"} if options.get("bias", True) else set())
     assert {name for name, _ in model.named_parameters()} == learned
     assert model.prior_var.shape == ((5,) if options.keys() & {"ard", "prior_var"} else ())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("normalise", [False, True])
+def test_fixed_features_are_compressed_without_a_difference(normalise, method):
+    """Loss, gradients and posterior of m rows are those of all rows; new data and features are noticed."""
+    model = model_of("fourier", targets=2, n=60, ard=True, normalise=normalise, method=method)
+    X_new = normal(3, 2, seed=5)
+
+    def everything() -> tuple[Tensor, ...]:
+        loss = model.loss()
+        parameters = (model.raw_noise_var, model.raw_prior_var, model.raw_bias_var)
+        return loss, *torch.autograd.grad(loss, parameters), *model.posterior(), *model.predict(X_new)
+
+    for change in (
+        lambda: None,
+        lambda: setattr(model.features, "lengthscale", 0.8),
+        lambda: model.observe(normal(5, 2, seed=6), normal(5, 2, seed=7)),
+    ):
+        change()
+        model.free("features.lengthscale")
+        assert len(model._observations().Phi) == len(model.X)
+        whole = everything()
+        model.fix("features.lengthscale")
+        assert len(model._observations().Phi) == 11
+        few = everything()
+        # The factor is unique up to signs of its columns.
+        signs = (few[5] * whole[5]).sum(0).sign()
+        tolerances.assert_all_close((*few[:5], few[5] * signs, *few[6:]), whole, tolerances.OF_SHIFTED_DATA)
 
 
 def test_samples_have_the_moments_of_the_prediction():
@@ -119,7 +151,7 @@ def test_observing_data_is_as_good_as_having_it():
         whole.X[:5], whole.Y[:5, 0], PolynomialFeatures(2), noise_var=0.3, prior_var=whole.prior_var
     )
     part.bias_var = whole.bias_var
-    before = part.log_prob(whole.X[5:], whole.Y[5:, 0]) - part.loss()
+    before = part.log_prob(whole.X[5:], whole.Y[5:, 0], joint=True) - part.loss()
     part.observe(whole.X[5:], whole.Y[5:, 0])
     tolerances.assert_close(part.loss(), whole.loss())
     # p(first) p(rest | first) = p(all)
@@ -162,16 +194,63 @@ def test_learns_features():
     assert hybrid.noise_var.sqrt() < 0.15
 
 
-def test_predictions_have_gradients_in_the_new_inputs():
+def test_predictions_have_gradients_in_the_new_inputs_alone():
     model = model_of("network")
-    X_new = normal(2, 2, seed=3).requires_grad_()
-    model.predict(X_new).variance.sum().backward()
+    X_new = normal(2, 2, seed=3)
+    assert not model.predict(X_new).mean.requires_grad
+    X_new.requires_grad_()
+    mean, variance = model.predict(X_new)
+    (mean.sum() + variance.sum()).backward()
     assert X_new.grad.abs().min() > 0
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_predictions_follow_the_parameters():
+    model = model_of()
+    X_new = normal(2, 2, seed=3)
+    first = model.predict(X_new)
+    assert torch.equal(model.predict(X_new).mean, first.mean)
+    model.noise_var = 3.0
+    assert not torch.equal(model.predict(X_new).mean, first.mean)
+
+
+def test_normalised_data_are_those_in_other_units():
+    """Shifted and scaled data give the same model: predictions in their units, densities by their scale."""
+    X, Y = normal(20, 2), normal(20, 2, seed=1)
+    X_new, Y_new = normal(3, 2, seed=2), normal(3, 2, seed=3)
+    units, offset = (
+        torch.tensor([10.0, 0.01], dtype=torch.float64),
+        torch.tensor([1e3, -5.0], dtype=torch.float64),
+    )
+    plain = BayesianLinearRegression(X, Y, PolynomialFeatures(2), normalise=True)
+    other = BayesianLinearRegression(
+        X * units + offset, 7.0 * Y + 50.0, PolynomialFeatures(2), normalise=True
+    )
+    mean, variance = plain.predict(X_new, noise=True)
+    other_mean, other_variance = other.predict(X_new * units + offset, noise=True)
+    tolerances.assert_close(other_mean, 7.0 * mean + 50.0, tolerances.OF_SHIFTED_DATA)
+    tolerances.assert_close(other_variance, 49.0 * variance, tolerances.OF_SHIFTED_DATA)
+    tolerances.assert_close(other.loss(), plain.loss() + 40 * math.log(7.0), tolerances.OF_SHIFTED_DATA)
+    for joint, count in ((False, 1), (True, 3)):
+        found = other.log_prob(X_new * units + offset, 7.0 * Y_new + 50.0, joint=joint)
+        expected = plain.log_prob(X_new, Y_new, joint=joint) - count * math.log(7.0)
+        tolerances.assert_close(found, expected, tolerances.OF_SHIFTED_DATA)
+    draws = other.sample(X_new * units + offset, 2, generator=0)
+    tolerances.assert_close(
+        draws, 7.0 * plain.sample(X_new, 2, generator=0) + 50.0, tolerances.OF_SHIFTED_DATA
+    )
+
+
+def test_data_without_noise_stay_above_the_floor():
+    x = torch.linspace(-1.0, 1.0, 30, dtype=torch.float64)
+    model = BayesianLinearRegression(x, 1.0 + x**2, PolynomialFeatures(4))
+    model.fit("adam", steps=300, lr=0.3, tolerance=0.0)
+    assert model.noise_floor < model.noise_var < 1e3 * model.noise_floor
 
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_files(features, tmp_path):
-    model = model_of(features, ard=True)
+    model = model_of(features, ard=True, normalise=features == "polynomial")
     model.fit(steps=5)
     model.fix("noise_var")
     path = tmp_path / "model.pt"
@@ -228,7 +307,7 @@ def test_plot():
         (torch.ones(3, 2), torch.ones(4), {}, ShapeError, "n = 3 like X"),
         (torch.tensor([1.0, math.nan, 2.0]), torch.ones(3), {}, NonFiniteError, "X contains NaN.* row 1"),
         (torch.ones(3), torch.ones(3), {"method": "svd"}, OptionError, "method must be one of"),
-        (torch.ones(3), torch.ones(3), {"noise_var": -1.0}, OptionError, "noise_var must be positive"),
+        (torch.ones(3), torch.ones(3), {"noise_var": -1.0}, OptionError, "noise_var must be greater"),
         (
             torch.ones(3, 2),
             torch.ones(3),

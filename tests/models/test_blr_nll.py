@@ -98,6 +98,22 @@ def test_under_vmap_and_functional_gradients(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_under_compile(method):
+    X, y = sample(6, 2)
+
+    def criterion(noise: Tensor) -> Tensor:
+        return blr_nll(X, y, noise, 1.5, method=method)
+
+    values, slopes = [], []
+    for function in (criterion, torch.compile(criterion, fullgraph=True, backend="aot_eager")):
+        noise = torch.tensor(0.3, dtype=X.dtype, requires_grad=True)
+        values.append(function(noise))
+        slopes.append(torch.autograd.grad(values[-1], noise)[0])
+    tolerances.assert_close(values[1], values[0])
+    tolerances.assert_close(slopes[1], slopes[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("X", [torch.zeros(4, 2), torch.ones(4, 2), torch.ones(4, 7)], ids=["0", "1", "wide"])
 def test_targets_of_zero_and_dependent_features_have_gradients(X, method):
     X = X.double().requires_grad_()

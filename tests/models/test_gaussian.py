@@ -35,6 +35,20 @@ def test_values_and_gradients(batches: tuple[tuple[int, ...], tuple[int, ...]]) 
     assert_close(_gaussian.gaussian(*[leaf.detach() for leaf in leaves]), expected)
 
 
+@pytest.mark.parametrize("block", [1, 7, 12, 1000])
+def test_backward_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one row, of several, with a rest, and all rows at once."""
+    monkeypatch.setattr(_gaussian, "_BLOCK", block)
+    leaves = [points(5, 3), points(4, 3), torch.tensor(0.6, dtype=DOUBLE)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    found, expected = _gaussian.gaussian(*leaves), by_differences(*leaves)
+    cotangent = points(5, 4)
+    assert_all_close(
+        torch.autograd.grad(found, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent)
+    )
+
+
 def test_higher_derivatives() -> None:
     leaves = (points(3, 2).requires_grad_(), points(4, 2).requires_grad_(), torch.tensor(0.6, dtype=DOUBLE))
     leaves[2].requires_grad_()

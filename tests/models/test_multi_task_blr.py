@@ -66,7 +66,9 @@ def test_predictions_of_a_task_are_those_of_its_regression():
             tolerances.assert_all_close(
                 tuple(model.predict(task, X_new, **options)), tuple(alone.predict(X_new, **options))
             )
-        tolerances.assert_close(model.log_prob(task, X_new, y_new), alone.log_prob(X_new, y_new))
+        for joint in (False, True):
+            found = model.log_prob(task, X_new, y_new, joint=joint)
+            tolerances.assert_close(found, alone.log_prob(X_new, y_new, joint=joint))
         tolerances.assert_close(
             model.sample(task, X_new, 3, generator=1), alone.sample(X_new, 3, generator=1)
         )

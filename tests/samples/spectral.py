@@ -124,7 +124,7 @@ def _eigh_fn_recipes() -> tuple[Recipe, ...]:
     return square_recipes(f=("sqrt",), lower=(True, False)) + others
 
 
-def pca(X: Tensor, k: int, *, degeneracy: str = "mask", tol: float | None = None) -> tuple[Tensor, ...]:
+def pca(X: Tensor, *, k: int, degeneracy: str = "mask", tol: float | None = None) -> tuple[Tensor, ...]:
     """Variances as eigenvalues of the smaller of X^T X and X X^T."""
     mean = X.mean(-2)
     centred = X - mean.unsqueeze(-2)

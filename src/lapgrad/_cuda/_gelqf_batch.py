@@ -7,7 +7,8 @@ from torch import Tensor
 
 from lapgrad import _fallback
 from lapgrad._cuda import _items, _launch
-from lapgrad._cuda._items import Launch, address, readable, writable
+from lapgrad._cuda._items import Launch, address, padded, readable, writable
+from lapgrad._cuda._triangular_batch import applying
 
 LARGEST = 128
 
@@ -25,6 +26,10 @@ _COLUMNS_OF_LANE = 8
 _ROWS_OF_LANE = 4
 
 
+_PANEL = 16
+_LANES_OF_ROW = 8
+
+
 def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
     return max(A.shape[-2:]) <= LARGEST and A.numel() > 0 and A.dtype in (torch.float32, torch.float64)
@@ -37,6 +42,43 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
         return _fallback.gelqf(L, Q, A, positive)
     cell = _items.first_failure_cell(A)
     _launch.launch(*factoring(lower, rest, readable(A), positive, cell))
+    return _items.first_failure(cell)
+
+
+def serves_vjp(Q: Tensor, L: Tensor) -> bool:
+    """Whether ``gelqf_vjp`` takes these factors: of wide or square matrices, if a block has the memory."""
+    m, n = L.shape[-2], Q.shape[-1]
+    return m == Q.shape[-2] and n <= LARGEST and L.numel() > 0 and _items.fits(_vjp_memory(L), L)
+
+
+def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
+    """As ``_fallback.gelqf_vjp``, for what ``serves_vjp`` takes."""
+    target = writable(gA)
+    if target is None:
+        _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
+        return
+    of_q, of_l = None if gQ is None else readable(gQ), None if gL is None else readable(gL)
+    _launch.launch(*pulling_back(target, readable(Q), readable(L), of_q, of_l))
+
+
+def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
+    """As ``_fallback.gelqf_l_vjp``, for what ``serves_vjp(A, L)`` takes: Q = L^-1 A, then as above."""
+    target = writable(gA)
+    if target is None:
+        _fallback.gelqf_l_vjp(gA, A, L, gL)
+        return
+    source, lower = readable(A), readable(L)
+    Q = torch.empty_like(source, memory_format=torch.contiguous_format)
+    _launch.launch(*applying(Q, lower, source, True, False, False, True, None))
+    _launch.launch(*pulling_back(target, Q, lower, None, readable(gL)))
+
+
+def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+    """As ``_fallback.dependent_row``, for factors of any size."""
+    cell = _items.first_failure_cell(L)
+    if cell is None or not L.numel():
+        return None
+    _launch.launch(*finding_dependent_rows(readable(L), tolerance, relative_to_largest, cell))
     return _items.first_failure(cell)
 
 
@@ -57,3 +99,32 @@ def factoring(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool, cell: Tens
     shared = (4 * lanes * _COLUMNS_OF_LANE + 2) * A.element_size() + 8
     name = f"factor_medium<{{T}}, {lanes}, {_COLUMNS_OF_LANE}, {_ROWS_OF_LANE}>"
     return "gelqf_batch", name, A, (items,), threads, shared, *operands, int(positive), address(cell)
+
+
+def pulling_back(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Launch:
+    """The launch that pulls back."""
+    items, m, n = Q.shape
+    operands: list[int] = []
+    for operand in (gA, Q, L, gQ, gL):
+        operands += (0, 0, 0, 0) if operand is None else (operand.data_ptr(), *operand.stride())
+    threads = max(32, 2 * _size(m))
+    return "gelqf_vjp_batch", "pull_back<{T}>", L, (items,), threads, _vjp_memory(L), *operands, m, n
+
+
+def finding_dependent_rows(L: Tensor, tolerance: float, relative_to_largest: bool, cell: Tensor) -> Launch:
+    """The launch that reports rows without a derivative."""
+    items, _, rank = L.shape
+    grid = (-(-items * rank * _LANES_OF_ROW // _THREADS),)
+    operands = (L.data_ptr(), *L.stride(), rank, items, float(tolerance), int(relative_to_largest))
+    name = "find_dependent_rows<{T}>"
+    return "gelqf_vjp_batch", name, L, grid, _THREADS, 0, *operands, cell.data_ptr()
+
+
+def _size(m: int) -> int:
+    return -(-m // _PANEL) * _PANEL
+
+
+def _vjp_memory(L: Tensor) -> int:
+    """Bytes for L, Z, two chunks of 16 columns and the diagonal."""
+    size = _size(L.shape[-2])
+    return size * (2 * padded(size, L) + 2 * padded(_PANEL, L) + 1) * L.element_size()

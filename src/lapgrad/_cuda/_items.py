@@ -41,6 +41,11 @@ def writable(A: Tensor) -> Tensor | None:
         return None
 
 
+def fits(needed: int, like: Tensor) -> bool:
+    """Whether a block of the device of ``like`` may have that many bytes of memory."""
+    return needed <= _stream.block_memory(like.get_device())
+
+
 def first_failure_cell(like: Tensor) -> Tensor | None:
     """The number that kernels lower, on the current device. None while a graph is captured."""
     if _stream.being_captured():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lapgrad import _fallback
 from lapgrad._cuda import _items, _launch
-from lapgrad._cuda._items import Launch, address, lanes_for, padded, readable, tile_stride, writable
+from lapgrad._cuda._items import Launch, address, fits, lanes_for, padded, readable, tile_stride, writable
 
 LARGEST_ORDER = 128
 
@@ -21,7 +21,10 @@ _PANEL = 16
 
 def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
-    return A.shape[-1] <= LARGEST_ORDER and A.numel() > 0 and A.dtype in (torch.float32, torch.float64)
+    n = A.shape[-1]
+    if n > LARGEST_ORDER or not A.numel() or A.dtype not in (torch.float32, torch.float64):
+        return False
+    return fits(_small_memory(n, A) if n <= LARGEST_IN_WARP else _medium_memory(n, A), A)
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
@@ -54,7 +57,7 @@ def factoring(L: Tensor, A: Tensor, lower: bool, info: Tensor | None, cell: Tens
         shared = groups * tile_stride(lanes, lanes, A) * A.element_size()
         name = f"factor_small<{{T}}, {lanes}>"
         return "potrf_batch", name, A, (-(-items // groups),), _THREADS, shared, *operands, items, *reports
-    size = -(-n // _PANEL) * _PANEL
+    size = _completed(n)
     elements = size * padded(size, A) + _PANEL * padded(_PANEL, A) + _PANEL
     shared = elements * A.element_size() + 8
     return "potrf_batch", "factor_medium<{T}>", A, (items,), 2 * size, shared, *operands, *reports
@@ -67,23 +70,27 @@ def pulling_back(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | 
     if n <= LARGEST_IN_WARP:
         lanes = lanes_for(n)
         groups = _THREADS // lanes
-        shared = groups * (2 * tile_stride(lanes, lanes, L) + lanes) * L.element_size()
-        name = f"pull_back_small<{{T}}, {lanes}>"
-        return (
-            "potrf_batch",
-            name,
-            L,
-            (-(-items // groups),),
-            _THREADS,
-            shared,
-            *operands,
-            items,
-            address(info),
-        )
-    size = -(-n // _PANEL) * _PANEL
-    elements = size * (padded(size, L) + 2 * padded(_PANEL, L)) + _PANEL
-    shared = elements * L.element_size()
-    return "potrf_batch", "pull_back_medium<{T}>", L, (items,), 2 * size, shared, *operands, address(info)
+        name, shared = f"pull_back_small<{{T}}, {lanes}>", _small_memory(n, L)
+        grid = (-(-items // groups),)
+        return "potrf_batch", name, L, grid, _THREADS, shared, *operands, items, address(info)
+    name, threads, shared = "pull_back_medium<{T}>", 2 * _completed(n), _medium_memory(n, L)
+    return "potrf_batch", name, L, (items,), threads, shared, *operands, address(info)
+
+
+def _small_memory(n: int, like: Tensor) -> int:
+    """Bytes that a block of the gradient needs: more than the factorisation."""
+    lanes = lanes_for(n)
+    return _THREADS // lanes * (2 * tile_stride(lanes, lanes, like) + lanes) * like.element_size()
+
+
+def _medium_memory(n: int, like: Tensor) -> int:
+    size = _completed(n)
+    return (size * (padded(size, like) + 2 * padded(_PANEL, like)) + _PANEL) * like.element_size()
+
+
+def _completed(n: int) -> int:
+    """The order in whole panels."""
+    return -(-n // _PANEL) * _PANEL
 
 
 def _operand(A: Tensor, lower: bool) -> tuple[int, int, int, int]:

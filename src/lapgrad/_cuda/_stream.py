@@ -71,3 +71,10 @@ def architecture(device: int) -> str:
     """What NVRTC is to compile for: ``sm_90``."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+@functools.cache
+def block_memory(device: int) -> int:
+    """Bytes of a multiprocessor's memory that one block may have."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)

@@ -5,12 +5,11 @@ See ``kernels/syevd_batch.cu`` and ``kernels/syevd_vjp_batch.cu``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from lapgrad._cuda import _failure, _launch
+from lapgrad._cuda import _items, _launch
+from lapgrad._cuda._items import Launch, address, readable
 
 #: The largest order: beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 LARGEST = 64
@@ -27,9 +26,6 @@ _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 2
 #: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
 _POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
-#: What the kernel reports, as ``_fallback`` does.
-CODES = {1: -1, 2: 1}
-
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
@@ -39,17 +35,16 @@ def serves(A: Tensor) -> bool:
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     """As ``_fallback.syevd``, for what is served."""
     values, rows = _contiguous(eigenvalues), None if U is None else _contiguous(U)
-    reported = _failure.cell(A)
-    _launch.launch(*geometry(values, rows, _items(A), lower, reported))
+    cell = _items.first_failure_cell(A)
+    _launch.launch(*geometry(values, rows, readable(A), lower, cell))
     if values is not eigenvalues:
         eigenvalues.copy_(values)
     if U is not None and rows is not None and rows is not U:
         U.copy_(rows)
-    failure = _failure.first(reported)
-    return None if failure is None else (failure[0], CODES[failure[1]])
+    return _items.first_failure(cell)
 
 
-def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, reported: Tensor) -> Any:
+def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell: Tensor | None) -> Launch:
     """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
     items, n, _ = A.shape
     order, lanes, threads = next(kind for kind in _KINDS if n <= kind[0])
@@ -66,8 +61,8 @@ def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, repo
         step,
         *((rows, columns) if lower else (columns, rows)),
         eigenvalues.data_ptr(),
-        0 if U is None else U.data_ptr(),
-        reported.data_ptr(),
+        address(U),
+        address(cell),
         items,
         n,
     )
@@ -90,15 +85,15 @@ def syevd_vjp(
     tol: float,
 ) -> tuple[int, int] | None:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
-    written, reported = _contiguous(gA), _failure.cell(U)
+    written, cell = _contiguous(gA), _items.first_failure_cell(U)
     values = eigenvalues.contiguous()
     steps = None if slope is None else slope.contiguous()
-    rows, cotangent = _items(U), None if gU is None else _items(gU)
-    plan = gradient_geometry(written, rows, values, cotangent, steps, degeneracy, tol, reported)
+    cotangent = None if gU is None else readable(gU)
+    plan = gradient_geometry(written, readable(U), values, cotangent, steps, degeneracy, tol, cell)
     _launch.launch(*plan)
     if written is not gA:
         gA.copy_(written)
-    return _failure.first(reported)
+    return _items.first_failure(cell)
 
 
 def gradient_geometry(
@@ -109,8 +104,8 @@ def gradient_geometry(
     slope: Tensor | None,
     degeneracy: str,
     tol: float,
-    reported: Tensor,
-) -> Any:
+    cell: Tensor | None,
+) -> Launch:
     """What ``_launch.launch`` takes: U and gU with one batch dimension, the rest contiguous."""
     items, n, _ = U.shape
     side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
@@ -126,19 +121,14 @@ def gradient_geometry(
         *U.stride(),
         eigenvalues.data_ptr(),
         *((0, 0, 0, 0) if gU is None else (gU.data_ptr(), *gU.stride())),
-        0 if slope is None else slope.data_ptr(),
+        address(slope),
         _POLICIES[degeneracy],
         float(tol),
         gA.data_ptr(),
-        reported.data_ptr(),
+        address(cell),
         items,
         n,
     )
-
-
-def _items(A: Tensor) -> Tensor:
-    """With one batch dimension, copied if need be."""
-    return A.reshape(-1, *A.shape[-2:])
 
 
 def _contiguous(result: Tensor) -> Tensor:

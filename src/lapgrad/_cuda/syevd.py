@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _failure, _solver, _stream, _syevd_batch
+from lapgrad._cuda import _solver, _stream, _syevd_batch
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._fallback.syevd import fix_signs
 
@@ -69,7 +69,7 @@ def _batched(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> t
     if _stream.being_captured():
         return None
     codes = torch.where(values.isfinite().all(-1), (status != 0).int(), -1)
-    return _failure.first_of(codes)
+    return _first_of(codes)
 
 
 def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
@@ -105,3 +105,11 @@ def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: b
         _solver.routine("xsyev_batched")(
             handle, *problem, *operands(begin), *memory, status[begin].data_ptr(), count
         )
+
+
+def _first_of(codes: Tensor) -> tuple[int, int] | None:
+    """(item, code) of the first code of a batch that is not 0. Asks the device once when all went well."""
+    if not bool(codes.any()):
+        return None
+    item = int((codes != 0).int().argmax())
+    return item, int(codes[item])

@@ -156,6 +156,9 @@ def _ambiguous(
     Among equal singular values the vectors are free up to one rotation of U and V, so that the skew part of
     gU U^T + gV V^T has to vanish, and gS has to be constant. Among zeros U and V rotate independently: each
     skew part has to vanish. The vectors of a wide A that belong to zeros are free in all directions.
+
+    A loss of U^T diag(S) V meets the vectors of zeros with cotangents as small as what is left of S there:
+    how large these have to be to count is relative to that, and to their own row.
     """
     gap, scale = _gaps.gaps(S), _gaps.largest(S)
     diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)
@@ -173,15 +176,24 @@ def _ambiguous(
     if not sizes:
         return found
     allowed = small * torch.stack(sizes).amax(0)[..., None, None]
+    slope = allowed / torch.where(scale > 0, scale, torch.inf)
+    if gS is not None:
+        slope = torch.maximum(slope, small * gS.abs().amax(-1)[..., None, None])
+
+    def of_zeros(g: Tensor) -> Tensor:
+        row = small * g.abs().amax(-1, keepdim=True)
+        return torch.minimum(allowed, torch.maximum(S[..., None] * slope, row))
+
     zeros = null & null.mT
     both = torch.zeros_like(gap)
     for g, W in ((gU, U), (gV, V)):
         if g is not None:
-            turning = _skew(g @ W.mT)
+            turning, least = _skew(g @ W.mT), of_zeros(g)
             both = both + turning
-            found = found | ((turning.abs() > allowed) & ties & zeros).flatten(-2).any(-1)
+            notable = turning.abs() > torch.maximum(least, least.mT)
+            found = found | (notable & ties & zeros).flatten(-2).any(-1)
     found = found | ((both.abs() > allowed) & ties & ~zeros).flatten(-2).any(-1)
     if wide and gV is not None:
         outside = gV - (gV @ V.mT) @ V
-        found = found | ((outside.abs() > allowed) & null).flatten(-2).any(-1)
+        found = found | ((outside.abs() > of_zeros(gV)) & null).flatten(-2).any(-1)
     return found

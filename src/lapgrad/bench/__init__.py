@@ -6,6 +6,7 @@ runner.py     times forward and backward of cases
 bars.py       the speed the operators have to reach, and how each of these is measured
 coexist.py    lapgrad and torch calls in turns: do their threads get in each other's way?
 memory.py     peak memory of one call
+sparse_gp.py  the criterion of a sparse Gaussian process against torch, GPyTorch and GPy
 report.py     tables, Markdown, JSON
 command.py    the command `lapgrad bench`
 """

@@ -388,7 +388,7 @@ _ROWS = (
         lambda n, m: 10 * n**3, lambda n, m: 6 * n**3,
     ),
     Operator(
-        "linalg.pca", lambda X: lg.linalg.pca(X, _COMPONENTS)[:2], _components,
+        "linalg.pca", lambda X: lg.linalg.pca(X, k=_COMPONENTS)[:2], _components,
         "torch.linalg.eigh of the covariance, last columns", _spaced_rows,
         lambda n, m: min(n, m) ** 2 * max(n, m) + 9 * min(n, m) ** 3,
         lambda n, m: 2 * min(n, m) ** 2 * max(n, m), signs=True,

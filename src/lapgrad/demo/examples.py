@@ -12,6 +12,7 @@ from pathlib import Path
 
 #: Short names for the command line; any other example goes by the name of its file.
 SHORT_NAMES = {
+    "gp": "gp_regression",
     "blr": "bayesian_linear_regression",
 }
 

@@ -22,10 +22,10 @@ from lapgrad._kernels import lookup
 #: Of all that is U x U or U x chunk.
 ARITHMETIC = torch.float64
 
-#: Entries of K_c, if `chunk` is not given: 8 MB, which stay in the cache between the passes over them.
-_CHUNK_ENTRIES = 1 << 20
+#: Entries of K_c, if `chunk` is not given: 4 MB, which stay in the cache between the passes over them.
+_CHUNK_ENTRIES = 1 << 19
 #: Fewer columns than that leave BLAS idle.
-_LEAST_CHUNK = 256
+_LEAST_CHUNK = 512
 #: Width of the block columns in which one triangle of a symmetric matrix is computed.
 _BLOCK = 384
 
@@ -126,6 +126,7 @@ class Statistics(NamedTuple):
         squares: (), the sum of the squares of Y.
         variances: (), the sum of the kernel's diagonal over the data.
         last: K_c of the last chunk, which need not be computed again.
+        room: Memory for another matrix of the size of any K_c.
     """
 
     Lu: Tensor
@@ -134,6 +135,7 @@ class Statistics(NamedTuple):
     squares: Tensor
     variances: Tensor
     last: Tensor
+    room: Tensor
 
 
 def factor(operator: str, Kuu: Tensor, jitter: float) -> Tensor:
@@ -185,19 +187,20 @@ def gather(
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
     squares, variances = Z.new_zeros(()), Z.new_zeros(())
-    solve, solved = lookup("trsm", Lu), Z.new_empty(U * width)
+    solve, room = lookup("trsm", Lu), Z.new_empty(U * width)
     K = Z.new_empty(U, 0)
     for rows in chunks(n, width):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
+        del K  # before there is another one
         with torch.set_grad_enabled(record and rows.stop == n):
             K = matrix(Z, inputs, *parameters)
-        B = solved[: K.numel()].view(K.shape)
+        B = room[: K.numel()].view(K.shape)
         solve(B, Lu, K.detach(), True, False, False)
         add_gram(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
         variances += diagonal(inputs, *parameters).sum()
-    return Statistics(Lu, W, b, squares, variances, K)
+    return Statistics(Lu, W, b, squares, variances, K, room)
 
 
 def add_gram(W: Tensor, B: Tensor) -> None:

@@ -148,14 +148,14 @@ def evaluate(
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
     core = _core(statistics, Lm, a, value, v, jitter, *Y.shape)
-    last = statistics.last
+    last, room = statistics.last, statistics.room
     del statistics, Lm  # of three U x U matrices one is not needed any more
     gX = torch.empty_like(X) if needs.X else None
     gY = torch.empty_like(Y) if needs.Y else None
     if needs.kernel or needs.Y:
-        _stream_back(kernel, leaves, core, (X, Y, v), (gX, gY), width, last)
+        _stream_back(kernel, leaves, core, (X, Y, v), (gX, gY), width, (last, room))
     gKuu, gv = core.Kuu, core.noise_var
-    del core, last
+    del core, last, room
     if leaves.wanted:
         with torch.enable_grad():
             Kuu = kernel.matrix(Z, Z, *parameters)
@@ -205,7 +205,7 @@ def _core(
     statistics: Statistics, Lm: Tensor, a: Tensor, value: Tensor, v: Tensor, jitter: float, n: int, k: int
 ) -> _Core:
     """Takes the memory of Lm for G, and that of W for gK_uu. 10/3 U^3 flops."""
-    Lu, W, b, squares, variances, _ = statistics
+    Lu, W, b, squares, variances, *_ = statistics
     U = len(W)
     unexplained = variances - W.diagonal().sum()
     inverse = Lm
@@ -235,20 +235,20 @@ def _stream_back(
     data: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor | None, Tensor | None],
     width: int,
-    last: Tensor,
+    at_hand: tuple[Tensor, Tensor],
 ) -> None:
     """The second pass, from the last chunk, whose K_c is at hand, to the first. 2 n U^2 flops."""
     (X, Y, v), (gX, gY) = data, gradients
     Z, *parameters = leaves.tensors
-    k, room = Y.shape[-1], core.G.new_empty(len(Z) * width)
-    weight = 0.5 * k / v
+    last, room = at_hand
+    weight = 0.5 * Y.shape[-1] / v
     for rows in reversed(list(_inducing.chunks(len(X), width))):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
         if gX is not None:
             inputs = inputs.detach().requires_grad_()
         with torch.enable_grad():
-            at_hand = rows.stop == len(X) and gX is None
-            K = last if at_hand else kernel.matrix(Z, inputs, *parameters)
+            known = rows.stop == len(X) and gX is None
+            K = last if known else kernel.matrix(Z, inputs, *parameters)
             variances = kernel.diagonal(inputs, *parameters)
         values = K.detach()
         if gY is not None:
@@ -261,4 +261,4 @@ def _stream_back(
         found = leaves.add([K, variances], [gK, weight.expand_as(variances)], further)
         if gX is not None:
             gX[rows] = 0.0 if found[0] is None else found[0].to(gX.dtype)
-        last = K = values = gK  # the graph of a chunk goes before the next one comes
+        last = K = values = gK  # the graph of this chunk goes before that of the next one comes

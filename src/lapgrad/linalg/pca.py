@@ -34,7 +34,11 @@ class PrincipalComponents(NamedTuple):
 
 
 def pca(
-    X: Tensor, k: int, *, degeneracy: _syevd.Degeneracy = "mask", tol: float | None = None
+    X: Tensor,
+    *,
+    k: int | None = None,
+    degeneracy: _syevd.Degeneracy = "mask",
+    tol: float | None = None,
 ) -> PrincipalComponents:
     """Principal components: X - mean = scores components + rest, the k directions of largest variance.
 
@@ -43,7 +47,7 @@ def pca(
 
     Args:
         X: (*batch, n, d), n observations of d variables.
-        k: How many components, at most n and d.
+        k: How many components; None: min(n, d).
         degeneracy: What the gradient makes of equal variances; as for ``syevd``.
         tol: Variances closer than this, relative to the largest, count as equal; as for ``syevd``.
 
@@ -80,7 +84,7 @@ def pca(
     Example:
         >>> import torch, lapgrad
         >>> X = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
-        >>> lapgrad.linalg.pca(X, 1).components
+        >>> lapgrad.linalg.pca(X, k=1).components
         tensor([[0.7071, 0.7071]])
     """
     X = matrix(_NAME, "X", X)
@@ -89,6 +93,8 @@ def pca(
     n, d = X.shape[-2:]
     if n == 0:
         raise _errors.ShapeError(f"{_NAME}: X must have at least one row, got shape {tuple(X.shape)}.")
+    if k is None:
+        k = min(n, d)
     if not 0 <= k <= min(n, d):
         raise _errors.OptionError(
             f"{_NAME}: k must be between 0 and the smaller side of X, got {k} for shape {tuple(X.shape)}."

@@ -128,6 +128,11 @@ def fit(
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
 
 
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All in one vector, in double precision and on the CPU: small, and read number by number."""
+    return torch.cat([tensor.flatten().to("cpu", torch.float64) for tensor in tensors])
+
+
 class _Run:
     """One fit: counts, remembers the last good parameters, and decides when to stop."""
 
@@ -186,13 +191,12 @@ class _Run:
                 value, gradients = self.evaluated()
             except _errors.FitError:
                 value, gradients = math.inf, []
-            flat = torch.cat([g.flatten().to(x) for g in gradients]) if gradients else torch.zeros_like(x)
+            flat = _flat(gradients) if gradients else torch.zeros_like(x)
             finite = math.isfinite(value) and bool(flat.isfinite().all())
             return _lbfgs.Point(x, value if finite else math.inf, flat, self.used_jitter())
 
         value, gradients = self.evaluated()
-        x = torch.cat([parameter.detach().flatten().double() for parameter in self.parameters])
-        gradient = torch.cat([g.flatten().to(x) for g in gradients])
+        x, gradient = _flat([parameter.detach() for parameter in self.parameters]), _flat(gradients)
         if not (math.isfinite(value) and bool(gradient.isfinite().all())):
             raise self.failed(value)
         self.accept(value, self.used_jitter())

@@ -69,7 +69,7 @@ def posterior(
 ) -> SparsePosterior:
     """One pass over the data X (n, d), Y (n, k)."""
     with torch.no_grad():
-        Z, v = Z.to(ARITHMETIC), noise_var.to(ARITHMETIC)
+        Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
         kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
         width = _inducing.chunk_width(len(X), len(Z), chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 
 from lapgrad.models._ridge import Method, ridge
 from lapgrad.models.criteria.blr_nll import blr_nll, scaled
+from lapgrad.ops.gelqf import gelqf
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trsm import trsm
+
+_LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class WeightPosterior(NamedTuple):
@@ -36,6 +40,44 @@ class WeightPosterior(NamedTuple):
             m, count * k, dtype=self.mean.dtype, device=self.mean.device, generator=generator
         )
         return self.mean + gemm2(self.factor, normal).unflatten(1, (count, k)).movedim(1, 0)
+
+
+class Observations(NamedTuple):
+    """Y (n, k) = Phi (n, m) W + noise, perhaps with rows left out of which only a sum of squares is wanted.
+
+    Attributes:
+        Phi: The design.
+        Y: The targets.
+        rows: How many rows were left out.
+        square: The sum of squares of the targets in these rows, where the design is zero.
+    """
+
+    Phi: Tensor
+    Y: Tensor
+    rows: int = 0
+    square: Tensor | None = None
+
+
+def compressed(Phi: Tensor, Y: Tensor) -> Observations:
+    """The same likelihood with m rows: rotated so that all other rows of the design are zero.
+
+    Phi^T = L Q is Phi = Q^T [L, 0]^T with Q completed to a rotation, which noise of equal variances does not
+    see. The rows below have the targets (I - Q^T Q) Y, in another basis. No products of features are made.
+    """
+    Q, L = gelqf(Phi.mT)
+    top = gemm2(Q, Y)
+    return Observations(
+        L.mT.contiguous(), top, len(Phi) - len(top), (Y - gemm2(Q, top, transpose_a=True)).square().sum()
+    )
+
+
+def nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method: Method) -> Tensor:
+    """``blr_nll`` of observations: rows that were left out add log N(y | 0, noise)."""
+    Phi, Y, rows, square = observations
+    value = blr_nll(Phi, Y, noise_var, prior_var, method=method)
+    if square is None:
+        return value
+    return value + 0.5 * (square / noise_var + rows * Y.shape[1] * (noise_var.log() + _LOG_2_PI))
 
 
 def posterior(
@@ -67,10 +109,19 @@ def predicted(
     return mean, variance if noise_var is None else variance + noise_var
 
 
-def log_density(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor, method: Method) -> Tensor:
-    """log p(Y | data) of Y (n, k) = Phi W + noise: the marginal likelihood with the posterior as the prior.
+def log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
+    """log p(y | data) of each entry of Y (n, k) = Phi W + noise by itself."""
+    mean, variance = predicted(found, Phi, noise_var, False)
+    variance = variance[:, None]
+    return -0.5 * ((Y - mean).square() / variance + variance.log() + _LOG_2_PI)
+
+
+def joint_log_density(
+    found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor, method: Method
+) -> Tensor:
+    """log p(y | data) of each column y of Y (n, k): the marginal likelihood with the posterior as the prior.
 
     Y - Phi mean = (Phi factor) u + noise with u ~ N(0, I).
     """
     residual, spread = Y - gemm2(Phi, found.mean), gemm2(Phi, found.factor)
-    return -blr_nll(spread, residual, noise_var, 1.0, method=method)
+    return -blr_nll(spread, residual.mT[..., None], noise_var, 1.0, method=method)

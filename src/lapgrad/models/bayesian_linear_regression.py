@@ -9,21 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models import _checks, _plots, _weights
+from lapgrad.models import _checks, _plots, _scaling, _weights
 from lapgrad.models._model import Model
-from lapgrad.models._parameters import Value, positive
+from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
+from lapgrad.models._remembered import Remembered
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
-from lapgrad.models.criteria.blr_nll import blr_nll
-from lapgrad.models.features import described, from_description
+from lapgrad.models.features import Features, described, evaluated, from_description, parameters_fixed
 
 
 class BayesianLinearRegression(Model):
     """y = f(x) + noise with f(x) = w_0 + sum_j w_j phi_j(x), w normal, and w integrated out.
 
     Learns noise, prior variances, and whatever parameters the features have, by the marginal likelihood.
-    Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³.
+    Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³;
+    where features are not learned, n counts once, and each step of a fit takes m³.
 
     Args:
         X: (n, d) or (n,), the inputs. dtype and device of the model follow it.
@@ -36,7 +37,12 @@ class BayesianLinearRegression(Model):
         prior_var: The prior variance of the weights to start from, a number or one per feature (m,); None:
             such that f varies as much as y.
         ard: A prior variance per feature, learned apart ("automatic relevance determination").
-        method: "lq", or "cholesky": half as many digits, in a quarter of the time. See ``blr_nll``.
+        noise_floor: What the variance of the noise stays above while it is learned, so that data without
+            noise leave a problem that can be solved; None: the root of the machine epsilon of the variance of
+            y, or a hundredth of ``noise_var`` if that is less.
+        normalise: Shift and scale each column of X, and y, to mean 0 and variance 1, before anything else.
+            Hyper-parameters and weights are then in these units; predictions and the loss are in those of y.
+        method: "lq", or "cholesky": half as many digits, faster with many features. See ``blr_nll``.
 
     Attributes:
         noise_var: ().
@@ -59,12 +65,17 @@ class BayesianLinearRegression(Model):
         1.875
     """
 
-    noise_var = positive()
+    noise_var = above("noise_floor")
     prior_var = positive()
     bias_var = positive()
 
     X: Tensor
     Y: Tensor
+    x_shift: Tensor
+    x_scale: Tensor
+    y_shift: Tensor
+    y_scale: Tensor
+    noise_floor: Tensor
 
     def __init__(
         self,
@@ -76,6 +87,8 @@ class BayesianLinearRegression(Model):
         noise_var: Value | None = None,
         prior_var: Value | None = None,
         ard: bool = False,
+        noise_floor: float | None = None,
+        normalise: bool = False,
         method: Method = "lq",
     ) -> None:
         super().__init__()
@@ -83,39 +96,52 @@ class BayesianLinearRegression(Model):
             raise _errors.unknown_option("BayesianLinearRegression", "method", method, METHODS)
         X = _checks.inputs("BayesianLinearRegression", X)
         Y = _checks.targets("BayesianLinearRegression", y, X)
-        self.bias, self.ard, self.one_target = bias, ard, y.dim() == 1
+        self.bias, self.ard, self.normalise, self.one_target = bias, ard, normalise, y.dim() == 1
         self.method: Method = method
         self.features = features
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("Y", Y.detach().clone())
+        self.x_shift, self.x_scale = _buffers(self, "x", *_scaling.shift_and_scale(X, normalise))
+        shift, scale = _scaling.shift_and_scale(Y, normalise)
+        self.y_shift, self.y_scale = _buffers(self, "y", shift, scale.square().mean().sqrt())
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():
-            Phi = evaluated("BayesianLinearRegression", self.features, X)
+            Phi, Y = (
+                evaluated("BayesianLinearRegression", self.features, self._scaled(X)),
+                self._unit_targets(),
+            )
         self.feature_count = Phi.shape[1]
         spread = variance_of(Y)
-        self.noise_var = 0.1 * spread if noise_var is None else noise_var
+        noise = torch.as_tensor(0.1 * spread if noise_var is None else noise_var, dtype=torch.float64)
+        floor = min(torch.finfo(X.dtype).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
+        self.register_buffer("noise_floor", X.new_tensor(floor if noise_floor is None else noise_floor))
+        self.noise_var = noise
         if prior_var is None:
             prior_var = spread / float(Phi.square().sum(1).mean().clamp_min(1e-6))
         prior = torch.as_tensor(prior_var).to(X)
-        if prior.dim() and prior.shape != (Phi.shape[1],):
+        if prior.dim() and prior.shape != (self.feature_count,):
             raise _errors.ShapeError(
-                f"BayesianLinearRegression: prior_var must be a number or have {Phi.shape[1]} entries, one "
-                f"per feature, got shape {tuple(prior.shape)}."
+                f"BayesianLinearRegression: prior_var must be a number or have {self.feature_count} "
+                f"entries, one per feature, got shape {tuple(prior.shape)}."
             )
-        self.prior_var = prior.expand(Phi.shape[1]) if ard else prior
+        self.prior_var = prior.expand(self.feature_count) if ard else prior
         if bias:
             self.bias_var = spread + float(Y.mean().square())
         self.to(dtype=X.dtype, device=X.device)
+        self._posterior: Remembered[WeightPosterior] = Remembered()
+        self._compressed: Remembered[_weights.Observations] = Remembered()
 
     # Learning.
 
     def loss(self) -> Tensor:
         """The negative log marginal likelihood of the training data."""
-        return blr_nll(self.design(self.X), self.Y, self.noise_var, self.weight_var(), method=self.method)
+        observations = self._observations()
+        value = _weights.nll(observations, self.noise_var, self.weight_var(), self.method)
+        return value + self.Y.numel() * self.y_scale.log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
         """The design matrix (n, m'): the constant 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("BayesianLinearRegression", self.features, X)
+        Phi = evaluated("BayesianLinearRegression", self.features, self._scaled(X))
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
@@ -145,10 +171,11 @@ class BayesianLinearRegression(Model):
             mean (m', k), and factor (m', m') with factor factorᵀ the covariance, which all targets share. The
             weight of the bias comes first.
         """
+        observations = self._observations()
         return _weights.posterior(
             "BayesianLinearRegression",
-            self.design(self.X),
-            self.Y,
+            observations.Phi,
+            observations.Y,
             self.noise_var,
             self.weight_var(),
             self.method,
@@ -158,6 +185,8 @@ class BayesianLinearRegression(Model):
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
     ) -> Prediction:
         """The distribution of f at new inputs, or of observations there.
+
+        Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             X_new: (n', d) or (n',).
@@ -169,13 +198,18 @@ class BayesianLinearRegression(Model):
             mean (n') (or (n', k)), and variance (n') or covariance (n', n'), which all targets share.
         """
         X_new = self._inputs("predict", X_new)
-        posterior = self.posterior()
-        noise_var = self.noise_var if noise else None
-        parts = [X_new] if chunk is None or full_cov else X_new.split(chunk)
-        found = [_weights.predicted(posterior, self.design(part), noise_var, full_cov) for part in parts]
-        mean = torch.cat([mean for mean, _ in found])
+        if chunk is not None and chunk < 1:
+            raise _errors.OptionError(
+                f"BayesianLinearRegression.predict: chunk must be positive, got {chunk}."
+            )
+        posterior, noise_var = self._present_posterior(), self.noise_var.detach() if noise else None
+        parts = [X_new] if chunk is None or full_cov or not len(X_new) else X_new.split(chunk)
+        found = [
+            _weights.predicted(posterior, self._fixed_design(part), noise_var, full_cov) for part in parts
+        ]
+        mean = torch.cat([mean for mean, _ in found]) * self.y_scale + self.y_shift
         spread = found[0][1] if full_cov else torch.cat([variance for _, variance in found])
-        return Prediction(self._targets(mean), spread)
+        return Prediction(self._targets(mean), spread * self.y_scale.square())
 
     def sample(
         self,
@@ -186,6 +220,8 @@ class BayesianLinearRegression(Model):
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
         """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+
+        Differentiable with respect to ``X_new``, as ``predict`` is.
 
         Args:
             X_new: (n', d) or (n',).
@@ -198,24 +234,37 @@ class BayesianLinearRegression(Model):
         """
         X_new = self._inputs("sample", X_new)
         source = _checks.generator("BayesianLinearRegression.sample", generator, self.X.device)
-        draws = self.design(X_new) @ self.posterior().sample(count, source)
+        draws = self._fixed_design(X_new) @ self._present_posterior().sample(count, source)
         if noise:
             normal = torch.randn(draws.shape, dtype=draws.dtype, device=draws.device, generator=source)
-            draws = draws + self.noise_var.sqrt() * normal
-        return self._targets(draws)
+            draws = draws + self.noise_var.detach().sqrt() * normal
+        return self._targets(draws * self.y_scale + self.y_shift)
 
-    def log_prob(self, X_new: Tensor, y_new: Tensor) -> Tensor:
-        """log p(y_new | data) of new observations together, a scalar.
+    def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
+        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
 
         Args:
             X_new: (n', d) or (n',).
             y_new: (n',) or (n', k).
+            joint: Of all n' together, in place of each by itself.
+
+        Returns:
+            (n') (or (n', k)); with ``joint`` a scalar (or (k)).
         """
+        who = "BayesianLinearRegression.log_prob"
         X_new = self._inputs("log_prob", X_new)
-        Y_new = _checks.targets(
-            "BayesianLinearRegression.log_prob", y_new, X_new, "y_new", outputs=self.Y.shape[1]
+        Y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
+        unit = (Y_new - self.y_shift) / self.y_scale
+        posterior, design, noise_var = (
+            self._present_posterior(),
+            self._fixed_design(X_new),
+            self.noise_var.detach(),
         )
-        return _weights.log_density(self.posterior(), self.design(X_new), Y_new, self.noise_var, self.method)
+        if joint:
+            values = _weights.joint_log_density(posterior, design, unit, noise_var, self.method)
+            return self._targets(values - len(unit) * self.y_scale.log())
+        values = _weights.log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
+        return self._targets(values)
 
     def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True) -> Any:
         """The fit over one input, with its 95 % band, by matplotlib.
@@ -249,6 +298,7 @@ class BayesianLinearRegression(Model):
             "features": described(self.features),
             "bias": self.bias,
             "ard": self.ard,
+            "normalise": self.normalise,
             "method": self.method,
             "one_target": self.one_target,
         }
@@ -266,6 +316,7 @@ class BayesianLinearRegression(Model):
             bias=config["bias"],
             prior_var=tensors["raw_prior_var"].exp(),
             ard=config["ard"],
+            normalise=config["normalise"],
             method=config["method"],
         )
 
@@ -278,14 +329,41 @@ class BayesianLinearRegression(Model):
     def _targets(self, values: Tensor) -> Tensor:
         return values.squeeze(-1) if self.one_target else values
 
+    def _scaled(self, X: Tensor) -> Tensor:
+        return (X - self.x_shift) / self.x_scale if self.normalise else X
 
-def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
-    """The features (n, m) of X (n, d)."""
-    Phi = X if features is None else features(X)
-    if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
-        seen = tuple(Phi.shape) if isinstance(Phi, Tensor) else type(Phi).__name__
-        raise _errors.ShapeError(f"{who}: features must map {tuple(X.shape)} to ({len(X)}, m), got {seen}.")
-    return Phi
+    def _unit_targets(self) -> Tensor:
+        return (self.Y - self.y_shift) / self.y_scale if self.normalise else self.Y
+
+    def _fixed_design(self, X: Tensor) -> Tensor:
+        """``design`` with the parameters of the features as constants."""
+        with parameters_fixed(self.features):
+            return self.design(X)
+
+    @torch.no_grad()
+    def _present_posterior(self) -> WeightPosterior:
+        """The posterior without gradients; computed again when data or parameters have changed."""
+        return self._posterior(self.state_dict().values(), self.posterior)
+
+    def _observations(self) -> _weights.Observations:
+        """Design and targets; with features that are not learned, as few rows as there are columns."""
+        features = self.features
+        learned = features is not None and any(value.requires_grad for value in features.parameters())
+        # What a network of a user makes of the same inputs may differ from time to time (dropout).
+        known = features is None or isinstance(features, Features)
+        if learned or not known or len(self.X) < 2 * (self.feature_count + self.bias):
+            return _weights.Observations(self.design(self.X), self._unit_targets())
+        tensors = [self.X, self.Y] if features is None else [self.X, self.Y, *features.state_dict().values()]
+        with torch.no_grad():
+            return self._compressed(
+                tensors, lambda: _weights.compressed(self.design(self.X), self._unit_targets())
+            )
+
+
+def _buffers(module: nn.Module, name: str, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    module.register_buffer(f"{name}_shift", shift)
+    module.register_buffer(f"{name}_scale", scale)
+    return shift, scale
 
 
 def variance_of(Y: Tensor) -> float:

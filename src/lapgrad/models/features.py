@@ -6,8 +6,9 @@ Any ``nn.Module`` that maps (n, d) to (n, m) can take their place.
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -232,3 +233,25 @@ def from_description(
             f"{who}.load: the features {kind} are not known. Import the module that defines them first."
         )
     return known.from_config(description["arguments"])
+
+
+def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
+    """The features (n, m) of X (n, d)."""
+    Phi = X if features is None else features(X)
+    if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
+        seen = tuple(Phi.shape) if isinstance(Phi, Tensor) else type(Phi).__name__
+        raise _errors.ShapeError(f"{who}: features must map {tuple(X.shape)} to ({len(X)}, m), got {seen}.")
+    return Phi
+
+
+@contextlib.contextmanager
+def parameters_fixed(module: nn.Module | None) -> Iterator[None]:
+    """The parameters of a module need no gradients inside; its inputs keep theirs."""
+    learned = [] if module is None else [value for value in module.parameters() if value.requires_grad]
+    for parameter in learned:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)

@@ -13,13 +13,13 @@ from torch.nn.utils.rnn import pad_sequence
 from lapgrad import _errors
 from lapgrad.models import _checks, _weights
 from lapgrad.models._model import Model
-from lapgrad.models._parameters import positive
+from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
-from lapgrad.models.bayesian_linear_regression import evaluated, variance_of
+from lapgrad.models.bayesian_linear_regression import variance_of
 from lapgrad.models.criteria.blr_nll import blr_nll
-from lapgrad.models.features import described, from_description
+from lapgrad.models.features import described, evaluated, from_description, parameters_fixed
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 
@@ -40,7 +40,8 @@ class MultiTaskBLR(Model):
         method: "lq" or "cholesky", see ``blr_nll``.
 
     Attributes:
-        noise_var: (T,), the variance of the noise in each task.
+        noise_var: (T,), the variance of the noise in each task; learned above ``noise_floor``, the root of
+            the machine epsilon of the variance of its targets.
         prior_var: (T,), the prior variance of its weights.
         bias_var: (T,), that of the bias.
 
@@ -57,12 +58,13 @@ class MultiTaskBLR(Model):
         (torch.Size([]), torch.Size([9]))
     """
 
-    noise_var = positive()
+    noise_var = above("noise_floor")
     prior_var = positive()
     bias_var = positive()
 
     X: Tensor
     y: Tensor
+    noise_floor: Tensor
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class MultiTaskBLR(Model):
             Phi = evaluated("MultiTaskBLR", self.features, self.X)
         self.feature_count = Phi.shape[1]
         spreads = self.y.new_tensor([variance_of(y) for _, y in pairs])
+        self.register_buffer("noise_floor", torch.finfo(self.y.dtype).eps ** 0.5 * spreads)
         self.noise_var = 0.1 * spreads
         self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
         if bias:
@@ -169,6 +172,8 @@ class MultiTaskBLR(Model):
     def predict(self, task: int, X_new: Tensor, *, noise: bool = False, full_cov: bool = False) -> Prediction:
         """The distribution of f_t at new inputs, or of observations there.
 
+        Differentiable with respect to ``X_new``; the parameters count as constants.
+
         Args:
             task: Number of the task.
             X_new: (n', d) or (n',).
@@ -178,9 +183,9 @@ class MultiTaskBLR(Model):
         Returns:
             mean (n'), and variance (n') or covariance (n', n').
         """
-        X_new = self._inputs("predict", X_new)
-        noise_var = self.noise_var[self._number(task)] if noise else None
-        mean, spread = _weights.predicted(self.posterior(task), self.design(X_new), noise_var, full_cov)
+        posterior, design = self._at(task, self._inputs("predict", X_new))
+        noise_var = self.noise_var[self._number(task)].detach() if noise else None
+        mean, spread = _weights.predicted(posterior, design, noise_var, full_cov)
         return Prediction(mean.squeeze(-1), spread)
 
     def sample(
@@ -194,22 +199,29 @@ class MultiTaskBLR(Model):
             count: How many draws.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
         """
-        X_new = self._inputs("sample", X_new)
+        posterior, design = self._at(task, self._inputs("sample", X_new))
         source = _checks.generator("MultiTaskBLR.sample", generator, self.X.device)
-        return (self.design(X_new) @ self.posterior(task).sample(count, source)).squeeze(-1)
+        return (design @ posterior.sample(count, source)).squeeze(-1)
 
-    def log_prob(self, task: int, X_new: Tensor, y_new: Tensor) -> Tensor:
-        """log p(y_new | data) of new observations of a task together, a scalar.
+    def log_prob(self, task: int, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
+        """log p(y_new | X_new, data), the density of observations of a task at new inputs, noise included.
 
         Args:
             task: Number of the task.
             X_new: (n', d) or (n',).
             y_new: (n',).
+            joint: Of all n' together, in place of each by itself.
+
+        Returns:
+            (n'); with ``joint`` a scalar.
         """
         X_new = self._inputs("log_prob", X_new)
         Y_new = _checks.targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
-        noise_var = self.noise_var[self._number(task)]
-        return _weights.log_density(self.posterior(task), self.design(X_new), Y_new, noise_var, self.method)
+        posterior, design = self._at(task, X_new)
+        noise_var = self.noise_var[self._number(task)].detach()
+        if joint:
+            return _weights.joint_log_density(posterior, design, Y_new, noise_var, self.method).squeeze(-1)
+        return _weights.log_densities(posterior, design, Y_new, noise_var).squeeze(-1)
 
     def config(self) -> dict[str, Any]:
         """What the constructor needs besides tensors."""
@@ -228,6 +240,13 @@ class MultiTaskBLR(Model):
         parts = (tensors[name].split(config["sizes"]) for name in ("X", "y"))
         features = from_description(cls.__name__, config["features"], modules)
         return cls(list(zip(*parts, strict=True)), features, bias=config["bias"], method=config["method"])
+
+    def _at(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
+        """The posterior of a task and the design of new inputs, with all parameters as constants."""
+        with torch.no_grad():
+            posterior = self.posterior(task)
+        with parameters_fixed(self.features):
+            return posterior, self.design(X_new)
 
     def _number(self, task: int) -> int:
         if not -len(self.sizes) <= task < len(self.sizes):

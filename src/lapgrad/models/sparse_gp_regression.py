@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors, fused
 from lapgrad.fused import _inducing
-from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sparse_posterior
+from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sampling, _scaling, _sparse_posterior
 from lapgrad.models._model import Model
-from lapgrad.models._parameters import Value, positive, unbounded
+from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._sparse_posterior import SparsePosterior
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 
-Mean = Literal["constant", "zero"]
+_MEANS = ("constant", "zero")
 _LOG_2_PI = math.log(2.0 * math.pi)
 
 
@@ -27,39 +27,41 @@ class SparseGPRegression(Model):
     """y = f(x) + noise with f a Gaussian process, seen through its values at U inducing inputs.
 
     Learns kernel, noise, mean and inducing inputs together, by the collapsed variational bound of Titsias
-    (2009), which ``fused.sgp_nll`` streams over the data: n U² operations and U² of memory, where a Gaussian
-    process takes n³ and n². With more inducing inputs the bound, and the model, come closer to the exact
-    ones.
+    (2009), which ``fused.sgp_nll`` streams over the data: n U² operations and U² of memory, where
+    ``GPRegression`` takes n³ and n². With more inducing inputs the model comes closer to the exact one.
 
     All arithmetic is in float64, whatever the dtype of the data: float32 models work with thousands of
     inducing inputs, too.
 
     Args:
-        X: (n, d) or (n,), the inputs. dtype and device of the model follow it.
-        y: (n,) or (n, k), the targets: k outputs that share kernel, noise and inducing inputs.
-        kernel: It becomes part of the model, and moves to the dtype and device of X. None: ``RBF`` with a
-            lengthscale per dimension.
+        X: (n, d) or (n,), float32 or float64. The model lives on its device and in its dtype.
+        y: (n,), or (n, k) for k outputs: independent, with the same kernel, noise and inducing inputs.
+        kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
+            model (not a copy), and follows it to its dtype and device.
         inducing: How many inducing inputs, chosen from the rows of X (no row twice, so there may be fewer);
             or where they are, (U, d) or (U,).
         init: How they are chosen: "kmeans++", far from each other, or "random".
-        noise_var: The variance of the noise to start from; None: a tenth of the variance of y.
-        mean: "constant": learned, one number per output; or "zero".
+        noise_var: Variance of the noise; None: a tenth of the variance of y.
+        noise_floor: What the variance of the noise stays above while it is learned; None: 1.5e-8 of the
+            variance of y, or a hundredth of ``noise_var`` if that is less.
+        mean: "constant": one learned constant per output, or "zero".
+        normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters, and
+            the attribute ``inducing``, are then in these units; predictions and the loss are in those of y.
         jitter: Added to the diagonal of the kernel matrix of the inducing inputs, in units of its mean.
         chunk: Rows of data that are worked on at a time; None: by size.
-        generator: Source of random numbers for ``init``: a ``torch.Generator``, a seed, or None for torch's
-            own.
+        generator: Source of random numbers for ``init``, or a seed; None: torch's own.
 
     Attributes:
-        noise_var: (), the variance of the noise.
-        inducing: (U, d), the inducing inputs. ``model.fix("inducing")`` keeps them where they are.
-        constant: (k,), the mean, if there is one.
-        kernel: The kernel.
-        jitter: What had to be added beyond the jitter that was asked for; with a ``JitterWarning``. 0 is the
+        noise_var: Variance of the noise; learned.
+        inducing: (U, d), the inducing inputs; learned, unless ``model.fix("inducing")`` keeps them.
+        constant: (k,), the mean; learned (only with ``mean="constant"``).
+        kernel: The kernel; its hyper-parameters are learned.
+        jitter: What had to be added beyond the jitter that was asked for, with a ``JitterWarning``. 0 is the
             rule.
 
     Raises:
         DTypeError, DeviceError, ShapeError: The tensors are not float32 or float64, or do not fit.
-        NonFiniteError: Names the rows with NaN or infinity.
+        NonFiniteError: X or y has a NaN or an infinity; the rows are named.
         OptionError: An option is not one of those above.
 
     Example:
@@ -72,12 +74,16 @@ class SparseGPRegression(Model):
         '0.841'
     """
 
-    noise_var = positive()
+    X: Tensor
+    y: Tensor
+    x_shift: Tensor
+    x_scale: Tensor
+    y_shift: Tensor
+    y_scale: Tensor
+    noise_floor: Tensor
+    noise_var = above("noise_floor")
     inducing = unbounded()
     constant = unbounded()
-
-    X: Tensor
-    Y: Tensor
 
     def __init__(
         self,
@@ -88,99 +94,113 @@ class SparseGPRegression(Model):
         inducing: int | Tensor = 100,
         init: str = "kmeans++",
         noise_var: Value | None = None,
-        mean: Mean = "constant",
+        noise_floor: float | None = None,
+        mean: str = "constant",
+        normalise: bool = False,
         jitter: float = 1e-6,
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
+        _check_options(who, kernel, init, mean, jitter, chunk)
+        self.vector = isinstance(y, Tensor) and y.dim() == 1
         X = _checks.inputs(who, X)
-        Y = _checks.targets(who, y, X)
-        _check_options(who, init, mean, jitter, chunk)
-        self.mean: Mean = mean
-        self.inducing_jitter, self.chunk, self.one_target = float(jitter), chunk, y.dim() == 1
+        y = _checks.targets(who, y, X)
+        self.mean, self.normalise, self.inducing_jitter, self.chunk = mean, normalise, float(jitter), chunk
         self.register_buffer("X", X.detach().clone())
-        self.register_buffer("Y", Y.detach().clone())
+        self.register_buffer("y", y.detach().clone())
+        for name, values in (("x", self.X), ("y", self.y)):
+            shift, scale = _scaling.shift_and_scale(values, normalise)
+            pooled = scale.square().mean().sqrt() if name == "y" else scale
+            self.register_buffer(f"{name}_shift", shift)
+            self.register_buffer(f"{name}_scale", pooled)
         source = _checks.generator(who, generator, X.device)
-        self.inducing = _initial_inducing(who, inducing, self.X, init, source)
-        spread = _variance(Y)
-        self.kernel = _default_kernel(self.X, spread) if kernel is None else kernel
-        self.noise_var = 0.1 * spread if noise_var is None else noise_var
-        if mean == "constant":
-            self.constant = Y.mean(0)
+        self.inducing = self._scaled(_initial_inducing(who, inducing, self.X, init, source))
+        self._initialise(kernel, noise_var, noise_floor)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():  # a kernel that does not fit the data says so here, not in the first step
-            self.kernel.diag(self.X[:1])
+            self.kernel.diag(self._scaled(self.X[:1]))
+        self._known: tuple[SparsePosterior, list[Tensor]] | None = None
+
+    def _initialise(self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None) -> None:
+        """Kernel, noise and mean from the spread of the data, where they are not given."""
+        inputs, outputs = self._scaled(self.X), self._observed(self.y)
+        variance = _scaling.spread(outputs).square().mean()
+        lengthscale = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
+        self.kernel = RBF(lengthscale, variance) if kernel is None else kernel
+        given = 0.1 * variance if noise_var is None else noise_var
+        noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
+        if noise.dim():
+            raise _errors.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
+        smallest = math.sqrt(torch.finfo(_inducing.ARITHMETIC).eps)
+        floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
+        self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))
+        self.noise_var = noise
+        if self.mean == "constant":
+            self.constant = outputs.mean(0)
 
     # Learning.
 
     def loss(self) -> Tensor:
-        """The bound of the negative log marginal likelihood of the training data."""
+        """The bound of the negative log marginal likelihood of the observations: a scalar.
+
+        Raises:
+            NotPositiveDefiniteError: The kernel matrix of the inducing inputs is not positive definite, by
+                more than rounding.
+            NonFiniteError: The kernel gives NaN or infinity.
+
+        Warns:
+            JitterWarning: More had to be added to the diagonal than ``jitter`` of the constructor.
+        """
+        self._known = None  # U² of memory, and out of date with the next step of a fit
+        inputs, residuals = self._scaled(self.X), self._residuals()
         value, self.jitter = _jitter.retried(
             type(self).__name__,
-            torch.float64,
+            _inducing.ARITHMETIC,
             lambda added: fused.sgp_nll(
                 self.kernel,
                 self.inducing,
-                self.X,
-                self._centred(self.Y),
+                inputs,
+                residuals,
                 self.noise_var,
                 jitter=self.inducing_jitter + added,
                 chunk=self.chunk,
             ),
         )
-        return value
+        return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     # Inference.
-
-    def posterior(self) -> SparsePosterior:
-        """What the data say about the function, with the parameters as they are: one pass over the data.
-
-        ``predict``, ``sample`` and ``log_prob`` begin with it; for many small questions keep it, and ask
-        ``posterior.at(X_new, full_cov)`` (in float64, without the mean ``constant``).
-        """
-        who = type(self).__name__
-        found, self.jitter = _jitter.retried(
-            who,
-            torch.float64,
-            lambda added: _sparse_posterior.posterior(
-                who,
-                _inducing.of_module(self.kernel),
-                self.inducing,
-                self.X,
-                self._centred(self.Y),
-                self.noise_var,
-                self.inducing_jitter + added,
-                self.chunk,
-            ),
-        )
-        return found
 
     def predict(
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
     ) -> Prediction:
-        """The distribution of f at new inputs, or of observations there.
+        """The distribution of f, or of observations, at new inputs.
 
-        Gradients reach X_new; the model counts as constant.
+        Differentiable with respect to ``X_new``; the parameters count as constants. The first call after a
+        change of the parameters passes over the data.
 
         Args:
-            X_new: (n', d) or (n',).
+            X_new: (m, d) or (m,).
             noise: Of observations: with the variance of the noise.
             full_cov: The covariance of all pairs in place of the variances.
-            chunk: Inputs that are worked on at a time; None: by size. (A covariance is made at once.)
+            chunk: Inputs that are worked on at a time, to bound the memory at U · chunk; None: by size.
+                Without effect with ``full_cov``.
 
         Returns:
-            mean (n',) (or (n', k)), and variance (n',) or covariance (n', n'), which all outputs share.
-        """
-        X_new = self._inputs("predict", X_new)
-        _check_chunk(f"{type(self).__name__}.predict", chunk)
-        mean, spread = self._moments(X_new, full_cov, chunk)
-        if noise:
-            added = self.noise_var.detach().to(spread)
-            spread = spread + (added * torch.eye(len(X_new)).to(spread) if full_cov else added)
-        return Prediction(self._targets(mean).to(X_new.dtype), spread.to(X_new.dtype))
+            mean (m,) (or (m, k)), and variance (m,) or covariance (m, m), which all outputs share.
 
+        Raises:
+            DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
+        """
+        X_new = self._new_inputs("predict", X_new)
+        if chunk is not None and chunk < 1:
+            raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
+        mean, spread = self._predicted(X_new, noise, full_cov, chunk)
+        mean = mean[:, 0] if self.vector else mean
+        return Prediction(mean.to(X_new.dtype), spread.to(X_new.dtype))
+
+    @torch.no_grad()
     def sample(
         self,
         X_new: Tensor,
@@ -192,147 +212,186 @@ class SparseGPRegression(Model):
         """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
 
         Args:
-            X_new: (n', d) or (n',).
-            count: How many draws.
+            X_new: (m, d) or (m,).
+            count: How many.
             noise: Of observations.
-            generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
+            generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
-            (count, n') (or (count, n', k)).
+            (count, m), or (count, m, k) for k outputs.
         """
-        X_new = self._inputs("sample", X_new)
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, self.X.device)
-        with torch.no_grad():
-            mean, covariance = self._moments(X_new, True, None)
-            # A root from eigenvalues: covariances of neighbouring points are singular up to rounding.
-            values, vectors = torch.linalg.eigh(covariance)
-            root = vectors * values.clamp_min(0.0).sqrt()
-            shape = (count, *mean.shape)
-            normal = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=source)
-            draws = mean + root @ normal
-            if noise:
-                normal = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=source)
-                draws += self.noise_var.to(mean).sqrt() * normal
-        return self._targets(draws).to(X_new.dtype)
+        X_new = self._new_inputs("sample", X_new)
+        mean, spread = self._predicted(X_new, noise, True, None)
+        source = _checks.generator(f"{type(self).__name__}.sample", generator, mean.device)
+        drawn = _sampling.normal(mean, spread, count, source).to(X_new.dtype)
+        return drawn[..., 0] if self.vector else drawn
 
-    def log_prob(self, X_new: Tensor, y_new: Tensor, *, pointwise: bool = False) -> Tensor:
-        """log p(y_new | data) of new observations together, a scalar; or of each of them on its own.
+    def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
+        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
 
         Args:
-            X_new: (n', d) or (n',).
-            y_new: (n',) or (n', k).
-            pointwise: Each observation on its own: no covariance is made, so there may be many.
+            X_new: (m, d) or (m,).
+            y_new: (m,), or (m, k) for k outputs.
+            joint: Of all m together, in place of each by itself.
 
         Returns:
-            (), or (n',) if ``pointwise``; the terms of several outputs are added up.
+            (m,) (or (m, k)); with ``joint`` a scalar (or (k,)).
         """
-        X_new = self._inputs("log_prob", X_new)
         who = f"{type(self).__name__}.log_prob"
-        Y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
-        mean, spread = self._moments(X_new, not pointwise, None)
-        difference, noise_var = Y_new.to(mean) - mean, self.noise_var.detach().to(mean)
-        if pointwise:
-            variance = (spread + noise_var)[:, None]
-            terms = difference.square() / variance + variance.log() + _LOG_2_PI
-            return -0.5 * terms.sum(-1).to(X_new.dtype)
-        covariance = spread + noise_var * torch.eye(len(X_new), dtype=spread.dtype, device=spread.device)
-        return -fused.mvn_nll(covariance, difference).to(X_new.dtype)
+        X_new = self._new_inputs("log_prob", X_new)
+        y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        mean, spread = self._predicted(X_new, True, joint, None)
+        residuals = y_new.to(mean) - mean
+        if joint:
+            values = -fused.mvn_nll(spread, residuals.mT[..., None])
+        else:
+            variance = spread[:, None]
+            values = -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
+        values = values.to(X_new.dtype)
+        return values[..., 0] if self.vector else values
 
-    def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True) -> Any:
-        """The fit over one input with its 95 % band, and the inducing inputs, by matplotlib.
+    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
+        """The fit over one input: mean, 95 % band, data and inducing inputs, with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
-            points: Places at which the mean is drawn.
-            noise: The band is that of observations, else of f.
+            output: Which output, if there are several.
+            noise: The band of observations, else that of f.
+            margin: How far to go beyond the data, relative to their range.
 
         Returns:
             The axes.
 
         Raises:
-            OptionError: There is more than one input, or more than one output.
+            ShapeError: There is more than one input.
         """
-        if self.X.shape[1] != 1 or self.Y.shape[1] != 1:
-            raise _errors.OptionError(
-                f"{type(self).__name__}.plot: one input and one output can be drawn, there are "
-                f"{self.X.shape[1]} and {self.Y.shape[1]}."
+        if self.X.shape[1] != 1:
+            raise _errors.ShapeError(
+                f"{type(self).__name__}.plot: one input can be drawn, the data have {self.X.shape[1]}."
             )
-        x, Z = self.X[:, 0], self.inducing.detach()[:, 0]
-        places = torch.linspace(float(x.min()), float(x.max()), points).to(x)
+        low, high = self.X.min(), self.X.max()
+        beyond = margin * torch.where(high > low, high - low, torch.ones_like(high))
+        x = torch.linspace(0.0, 1.0, 1000).to(self.X) * (high - low + 2.0 * beyond) + low - beyond
         with torch.no_grad():
-            mean, variance = self.predict(places, noise=noise)
+            mean, variance = self.predict(x, noise=noise)
+            places = (self.inducing * self.x_scale + self.x_shift)[:, 0]
         axes = _plots.new_axes(axes)
-        _plots.band(axes, places, mean.reshape(-1), variance)
-        _plots.points(axes, x, self.Y[:, 0])
-        below, colour = torch.full_like(Z, float(self.Y.min())), _plots.FORECAST_COLOUR
-        _plots.points(axes, Z, below, label="inducing inputs", colour=colour)
-        axes.legend(frameon=False)
-        return _plots.tidy(axes)
+        bottom = torch.full_like(places, float(self.y[:, output].min()))
+        _plots.points(axes, places, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
+        shown = mean if self.vector else mean[:, output]
+        return _plots.fitted_curve(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
 
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors."""
+        """Options and the description of the kernel."""
         return {
-            "kernel": self.kernel.config(),
             "mean": self.mean,
+            "normalise": self.normalise,
             "jitter": self.inducing_jitter,
             "chunk": self.chunk,
-            "one_target": self.one_target,
+            "vector": self.vector,
+            "kernel": self.kernel.config(),
         }
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, with the data of the file."""
-        Y = tensors["Y"]
+        """A model of this description on the data that were saved."""
+        kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         return cls(
             tensors["X"],
-            Y[:, 0] if config["one_target"] else Y,
-            kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules),
+            tensors["y"][:, 0] if config["vector"] else tensors["y"],
+            kernel,
             inducing=tensors["raw_inducing"],
             mean=config["mean"],
+            normalise=config["normalise"],
             jitter=config["jitter"],
             chunk=config["chunk"],
         )
 
-    def _moments(self, X_new: Tensor, full_cov: bool, chunk: int | None) -> tuple[Tensor, Tensor]:
-        """Mean (n', k) and variance or covariance of f, in float64."""
-        posterior = self.posterior()
-        width = len(X_new) if full_cov else _inducing.chunk_width(len(X_new), len(posterior.Z), chunk)
-        parts = [posterior.at(part, full_cov) for part in X_new.split(max(width, 1))]
-        mean = torch.cat([mean for mean, _ in parts])
+    def extra_repr(self) -> str:
+        """Size of the data, inducing inputs and the noise."""
+        (n, d), U = self.X.shape, len(self.inducing)
+        outputs, noise = self.y.shape[1], self.noise_var.item()
+        return f"n={n}, d={d}, outputs={outputs}, inducing={U}, noise_var={noise:.4g}"
+
+    def _scaled(self, X: Tensor) -> Tensor:
+        return (X - self.x_shift) / self.x_scale if self.normalise else X
+
+    def _observed(self, y: Tensor) -> Tensor:
+        return (y - self.y_shift) / self.y_scale if self.normalise else y
+
+    def _residuals(self) -> Tensor:
+        y = self._observed(self.y)
+        return y - self.constant if self.mean == "constant" else y
+
+    @torch.no_grad()
+    def _posterior(self) -> SparsePosterior:
+        """What the data say about the function; computed again when a parameter has changed."""
+        present = [value.detach() for value in self.state_dict().values()]
+        if self._known is not None and all(map(_same, self._known[1], present)):
+            return self._known[0]
+        who = type(self).__name__
+        found, self.jitter = _jitter.retried(
+            who,
+            _inducing.ARITHMETIC,
+            lambda added: _sparse_posterior.posterior(
+                who,
+                _inducing.of_module(self.kernel),
+                self.inducing,
+                self._scaled(self.X),
+                self._residuals(),
+                self.noise_var,
+                self.inducing_jitter + added,
+                self.chunk,
+            ),
+        )
+        self._known = found, [value.clone() for value in present]
+        return found
+
+    def _predicted(
+        self, X_new: Tensor, noise: bool, full_cov: bool, chunk: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
+        posterior, inputs = self._posterior(), self._scaled(X_new)
+        width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk)
+        parts = [posterior.at(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))]
+        mean = torch.cat([part for part, _ in parts])
+        spread = parts[0][1] if full_cov else torch.cat([part for _, part in parts])
         if self.mean == "constant":
             mean = mean + self.constant.detach().to(mean)
-        return mean, parts[0][1] if full_cov else torch.cat([variance for _, variance in parts])
+        if noise:
+            added = self.noise_var.detach().to(spread)
+            spread = spread + (torch.diag_embed(added.expand(len(inputs))) if full_cov else added)
+        shift, scale = self.y_shift.to(mean), self.y_scale.to(mean)
+        return mean * scale + shift, spread * scale.square()
 
-    def _centred(self, Y: Tensor) -> Tensor:
-        return Y - self.constant if self.mean == "constant" else Y
-
-    def _inputs(self, method: str, X_new: Tensor) -> Tensor:
-        who = f"{type(self).__name__}.{method}"
+    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
+        who = f"{type(self).__name__}.{function}"
         X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X_new=X_new, X=self.X)
+        _checks.same_kind(who, X=self.X, X_new=X_new)
         return X_new
 
-    def _targets(self, values: Tensor) -> Tensor:
-        return values.squeeze(-1) if self.one_target else values
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
 
 
-def _check_options(who: str, init: str, mean: str, jitter: float, chunk: int | None) -> None:
+def _check_options(
+    who: str, kernel: Kernel | None, init: str, mean: str, jitter: float, chunk: int | None
+) -> None:
+    if kernel is not None and not isinstance(kernel, Kernel):
+        raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
     if init not in _inducing_inputs.INITIALISATIONS:
         raise _errors.unknown_option(who, "init", init, _inducing_inputs.INITIALISATIONS)
-    if mean not in get_args(Mean):
-        raise _errors.unknown_option(who, "mean", mean, get_args(Mean))
+    if mean not in _MEANS:
+        raise _errors.unknown_option(who, "mean", mean, _MEANS)
     if not 0 <= jitter < math.inf:
         raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
-    _check_chunk(who, chunk)
-
-
-def _check_chunk(who: str, chunk: int | None) -> None:
     if chunk is not None and chunk < 1:
-        raise _errors.OptionError(f"{who}: chunk must be at least 1, got {chunk}.")
+        raise _errors.OptionError(f"{who}: chunk must be positive, got {chunk}.")
 
 
 def _initial_inducing(
@@ -340,19 +399,8 @@ def _initial_inducing(
 ) -> Tensor:
     if isinstance(given, Tensor):
         Z = _checks.inputs(who, given.detach(), "inducing", columns=X.shape[1])
-        _checks.same_kind(who, inducing=Z, X=X)
+        _checks.same_kind(who, X=X, inducing=Z)
         return Z.clone()
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise _errors.OptionError(f"{who}: inducing must be a positive number or a tensor, got {given!r}.")
     return _inducing_inputs.chosen(X, given, init, generator)
-
-
-def _default_kernel(X: Tensor, variance: float) -> Kernel:
-    """Lengthscales as the columns vary, 1 where they do not."""
-    deviation = X.std(0) if len(X) > 1 else torch.ones_like(X[0])
-    return RBF(torch.where(deviation > 0, deviation, 1.0), variance)
-
-
-def _variance(Y: Tensor) -> float:
-    """The variance of the targets around their means; 1 when they do not vary."""
-    return (float(Y.var(0).mean()) if len(Y) > 1 else 0.0) or 1.0

@@ -78,8 +78,9 @@ def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> No
         raise _errors.degenerate(operator, ambiguous.shape, flat, values)
     warn_once(
         f"{operator}: the loss depends on single vectors or values among {values} that are equal to working "
-        f"precision (or on vectors of zero ones): it has no derivative there. The gradient returned is "
-        f"finite and follows degeneracy={degeneracy!r}; degeneracy='raise' names the batch item."
+        f"precision (or on vectors of zero ones): it has no derivative there, or none that is seen through "
+        f"them. The gradient returned is finite and follows degeneracy={degeneracy!r}; degeneracy='raise' "
+        f"names the batch item."
     )
 
 

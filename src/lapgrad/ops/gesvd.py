@@ -92,7 +92,10 @@ def gesvd(
         what they have in common: the spaces spanned, U^T V restricted to them, a symmetric function of the
         values. Where the cotangents show that it does not, the backward warns
         (``DegenerateSpectrumWarning``), or raises with "raise". At a zero of S a loss of S is taken with the
-        slope of its right side (a subgradient of the nuclear norm).
+        slope of its right side (a subgradient of the nuclear norm). A loss of U^T diag(S) V at a matrix with
+        zeros in S (one if m and n differ, two if m = n) has a gradient, but the part of it between vectors of
+        zeros, and out of their space, does not pass through U, S and V: it is left out, with the same
+        warning. Only where S is exactly zero does no cotangent show it. Take ``rank``, or A itself.
 
     Memory:
         forward 2.9, backward 2

@@ -117,8 +117,8 @@ def syevd(
 
     Memory:
         forward 3, backward 2
-        LAPACK works in two further buffers; batches of matrices up to order 32 need none. The backward has
-        one beside the gradient. ``vectors=False``: one buffer in the forward.
+        LAPACK works in two further buffers; batches of matrices up to order 32, and large ones up to order
+        64, need none. The backward has one beside the gradient. ``vectors=False``: one buffer in the forward.
 
     Cost:
         forward about 9 n^3 (4/3 n^3 with ``vectors=False``), backward 5 n^3 flops (n^3 without gU, 6 n^2 k

@@ -117,8 +117,7 @@ __device__ void store_rectangle(const Matrix<T>& A, const T* tile, int m, int n,
 // x := L^-T x for the x of every lane: with y the solution, y_k = x_k / l_kk, and row k of L takes its share from the
 // x before k. The same as x := x L^-1 for a row x. L is a tile, read as broadcasts; `inverse` has 1 / l_kk.
 template <typename T, int N>
-__device__ void solve_transposed(T (&x)[N], const T* L, const T* inverse) {
-  constexpr int ld = padded<T>(N);
+__device__ void solve_transposed(T (&x)[N], const T* L, const T* inverse, int ld = padded<T>(N)) {
 #pragma unroll
   for (int k = N - 1; k >= 0; --k) {
     x[k] *= inverse[k];
@@ -128,6 +127,64 @@ __device__ void solve_transposed(T (&x)[N], const T* L, const T* inverse) {
 #pragma unroll
       for (int s = 0; s < Pack<T>::kSize; ++s)
         if (i + s < k) x[i + s] -= pack.at[s] * x[k];
+    }
+  }
+}
+
+// Matrices of order over 32 are worked on in blocks of this order.
+constexpr int kPanel = 16;
+
+// C -= A B^T for blocks of 16 x 16 in memory, by a team of 16 threads: thread (u, v) has rows u + 4 s and columns
+// v + 4 t.
+template <typename T>
+__device__ void subtract_product(T* C, int ldc, const T* A, int lda, const T* B, int ldb, int u, int v) {
+  T sum[4][4] = {};
+#pragma unroll 4
+  for (int k = 0; k < kPanel; k += Pack<T>::kSize) {
+    Pack<T> a[4], b[4];
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      a[s] = pack_at(A + (u + 4 * s) * lda + k);
+      b[s] = pack_at(B + (v + 4 * s) * ldb + k);
+    }
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int q = 0; q < Pack<T>::kSize; ++q) sum[s][t] += a[s].at[q] * b[t].at[q];
+  }
+#pragma unroll
+  for (int s = 0; s < 4; ++s)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) C[(u + 4 * s) * ldc + v + 4 * t] -= sum[s][t];
+}
+
+// Blocks on and below the diagonal, numbered row by row.
+__device__ inline void block_of(int number, int& row, int& column) {
+  row = 0;
+  column = number;
+  while (column > row) column -= ++row;
+}
+
+// Two rows of H (rows x columns in memory) times four columns of B, which has 16: rows `first` and `second`, whichever
+// are there, columns j to j + 3.
+template <typename T>
+__device__ void two_rows_times_four(T (&sum)[2][4], const T* H, int ld, const T* B, int first, int second, int rows,
+                                    int columns, int j) {
+  const T* const row_1 = H + (first < rows ? first : 0) * ld;
+  const T* const row_2 = H + (second < rows ? second : 0) * ld;
+  for (int k = 0; k < columns; k += Pack<T>::kSize) {
+    const Pack<T> h_1 = pack_at(row_1 + k), h_2 = pack_at(row_2 + k);
+#pragma unroll
+    for (int q = 0; q < Pack<T>::kSize; ++q) {
+      T b[4];
+      read_row(b, B + (k + q) * padded<T>(kPanel) + j);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        sum[0][t] += h_1.at[q] * b[t];
+        sum[1][t] += h_2.at[q] * b[t];
+      }
     }
   }
 }

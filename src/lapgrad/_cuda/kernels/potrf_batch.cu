@@ -3,8 +3,6 @@
 // Only the lower case is written: the upper factor is the lower one of the transposed memory.
 #include "batch.cuh"
 
-constexpr int kPanel = 16;  // columns that are factored, or pulled back, together in matrices of order over 32
-
 // The code of LAPACK, or -k where row k of the triangle is the first to hold a NaN or an infinity, unless a smaller
 // minor failed already.
 __device__ inline int status_of(int minor, int spoilt_row) {
@@ -142,34 +140,14 @@ __global__ void factor_medium(T* L, Index l_item, Index l_row, Index l_col, cons
       write_row(W + i * ld + start, x);
     }
     __syncthreads();
-    // a_ij -= sum_k l_ik l_jk; thread (u, v) of a team has rows u + 4 s and columns v + 4 t of its block.
+    // a_ij -= sum_k l_ik l_jk
     const int blocks = (size - below) / kPanel, u = thread % 16 / 4, v = thread % 4;
     for (int number = thread / 16; number < blocks * (blocks + 1) / 2; number += threads / 16) {
-      int block_row = 0, block_col = number;
-      while (block_col > block_row) block_col -= ++block_row;
-      const T* const left = W + (below + block_row * kPanel + u) * ld + start;
-      const T* const right = W + (below + block_col * kPanel + v) * ld + start;
-      T sum[4][4] = {};
-#pragma unroll 4
-      for (int k = 0; k < kPanel; k += kPack) {
-        Pack<T> a[4], b[4];
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          a[s] = pack_at(left + 4 * s * ld + k);
-          b[s] = pack_at(right + 4 * s * ld + k);
-        }
-#pragma unroll
-        for (int s = 0; s < 4; ++s)
-#pragma unroll
-          for (int t = 0; t < 4; ++t)
-#pragma unroll
-            for (int q = 0; q < kPack; ++q) sum[s][t] += a[s].at[q] * b[t].at[q];
-      }
-      T* const target = W + (below + block_row * kPanel + u) * ld + below + block_col * kPanel + v;
-#pragma unroll
-      for (int s = 0; s < 4; ++s)
-#pragma unroll
-        for (int t = 0; t < 4; ++t) target[4 * s * ld + 4 * t] -= sum[s][t];
+      int block_row, block_col;
+      block_of(number, block_row, block_col);
+      T* const rows = W + (below + block_row * kPanel) * ld;
+      subtract_product(rows + below + block_col * kPanel, ld, rows + start, ld,
+                       W + (below + block_col * kPanel) * ld + start, ld, u, v);
     }
     __syncthreads();
   }
@@ -289,27 +267,12 @@ __global__ void pull_back_medium(T* gA, Index g_item, Index g_row, Index g_col, 
     {
       // Thread (i, j): rows i and i + threads / 4 of R, columns 4 j to 4 j + 3 of J.
       const int j = thread % 4 * 4, first = thread / 4, second = first + threads / 4;
-      const T* const row_1 = H_RR + (first < after ? first : 0) * ld;
-      const T* const row_2 = H_RR + (second < after ? second : 0) * ld;
-      T sum_1[4] = {}, sum_2[4] = {};
-      if (first < after)
-        for (int k = 0; k < after; k += kPack) {
-          const Pack<T> h_1 = pack_at(row_1 + k), h_2 = pack_at(row_2 + k);
-#pragma unroll
-          for (int q = 0; q < kPack; ++q) {
-            T l[4];
-            read_row(l, L_RJ + (k + q) * ld_panel + j);
-#pragma unroll
-            for (int t = 0; t < 4; ++t) {
-              sum_1[t] += h_1.at[q] * l[t];
-              sum_2[t] += h_2.at[q] * l[t];
-            }
-          }
-        }
+      T sum[2][4] = {};
+      if (first < after) two_rows_times_four(sum, H_RR, ld, L_RJ, first, second, after, after, j);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        if (first < after) G[(kPanel + first) * ld_panel + j + t] -= sum_1[t];
-        if (second < after) G[(kPanel + second) * ld_panel + j + t] -= sum_2[t];
+        if (first < after) G[(kPanel + first) * ld_panel + j + t] -= sum[0][t];
+        if (second < after) G[(kPanel + second) * ld_panel + j + t] -= sum[1][t];
       }
     }
     __syncthreads();

@@ -1,6 +1,6 @@
-// What the kernels of eigenvalues and singular values share: numbers of a type, groups of lanes, reports of failures.
+// What the kernels of eigenvalues and singular values share: numbers of a type, groups of lanes, teams of threads.
 #pragma once
-#include "block.cuh"
+#include "batch.cuh"
 
 template <typename T>
 struct Numbers;
@@ -39,9 +39,6 @@ __device__ inline float inverse_root(float x) {
 __device__ inline unsigned lanes_of_group(unsigned ballot, int lane, int width) {
   return width == 32 ? ballot : ballot >> (lane / width * width) & ((1u << width) - 1u);
 }
-
-// Failures of a batch in one word: 4 item + code of the first item that failed. It starts above every item.
-__device__ inline void report_failure(Index* first, Index item, int code) { atomicMin(first, 4 * item + code); }
 
 // The threads that share one matrix: part of a warp, or a block.
 template <int threads>

@@ -310,7 +310,7 @@ __device__ void order_rows(const Eigenproblem<T>& p, int lane) {
 
 // Ascending eigenvalues of the lower triangle of each item, and with `vectors` rows of eigenvectors; both contiguous.
 // order: the largest n; lanes: for one matrix. A block has as many matrices as it has groups of lanes.
-// Memory of a block: for each matrix n (n | 1) + 5 n numbers. Failures: code 1 for NaN or infinity, 2 for no convergence.
+// Memory of a block: for each matrix n (n | 1) + 5 n numbers. Failures: code -1 for NaN or infinity, 1 for no convergence.
 template <typename T, int order, int lanes, bool vectors>
 __global__ void syevd(const T* A, Index a_item, Index a_row, Index a_col, T* eigenvalues, T* U, Index* failure,
                       Index items, Index size) {
@@ -339,6 +339,6 @@ __global__ void syevd(const T* A, Index a_item, Index a_row, Index a_col, T* eig
       const T sign = p.e_next[i];
       for (int k = lane; k < n; k += lanes) row[k] = sign * p.at(i, k);
     }
-  if (!finite) report_failure(failure, item, 1);
-  else if (!converged && lane == 0) report_failure(failure, item, 2);
+  if (!finite) report_failure(failure, item, -1);
+  else if (!converged && lane == 0) report_failure(failure, item, 1);
 }

@@ -24,9 +24,9 @@ Tree: TypeAlias = Any
 #: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
 Matrix = Callable[[Tree, Tree, Tree | None], Tensor]
 
-#: Elements of a block: four megabytes on a CPU; large enough to fill a GPU.
+#: Elements of a block: four megabytes (float64) on a CPU; large enough to fill a GPU.
 _ELEMENTS = {"cpu": 1 << 19}
-_ELEMENTS_ELSEWHERE = 1 << 25
+_ELEMENTS_ELSEWHERE = 1 << 23
 
 
 def worth_it(rows: int, columns: int) -> bool:

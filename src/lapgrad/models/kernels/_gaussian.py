@@ -19,6 +19,9 @@ from lapgrad._torch_private import skips_dispatcher
 #: centre than this many lengthscales, the matrix is right to ten digits.
 _FARTHEST = 300.0
 
+#: Entries of a block of H: a megabyte.
+_BLOCK = 1 << 17
+
 
 def suits(F: Tensor, G: Tensor, variance: Tensor) -> bool:
     """Whether products of the points are precise enough, and the call is a plain eager one."""
@@ -69,22 +72,39 @@ class _Gaussian(torch.autograd.Function):
         F, G, variance, K = ctx.saved_tensors
         needs_F, needs_G, needs_variance = ctx.needs_input_grad
         centre = _centre(G)
-        H = gK * K
-        gF = gG = g_variance = None
-        if needs_F or needs_variance:
-            gF, total = _pulled(H, F - centre, G - centre)
-            g_variance = total / variance if needs_variance else None
-        if needs_G:
-            gG, _ = _pulled(H.mT, G - centre, F - centre)
-        return (
-            gF.sum_to_size(F.shape) if needs_F and gF is not None else None,
-            gG.sum_to_size(G.shape) if gG is not None else None,
-            g_variance,
-        )
+        rows, columns = F - centre, G - centre
+        # With gradients on, the backward is to be differentiated itself; so are batches: H at once.
+        moments = _moments if torch.is_grad_enabled() or K.dim() > 2 else _moments_in_blocks
+        of_rows, of_columns = moments(gK, K, _with_ones(rows), _with_ones(columns), needs_G)
+        gF = (of_rows[..., :-1] - of_rows[..., -1:] * rows).sum_to_size(F.shape) if needs_F else None
+        gG = None
+        if of_columns is not None:
+            gG = (of_columns[..., :-1] - of_columns[..., -1:] * columns).sum_to_size(G.shape)
+        return gF, gG, of_rows[..., -1].sum() / variance if needs_variance else None
 
 
-def _pulled(H: Tensor, F: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
-    """H G - diag(H 1) F, and 1ᵀ H 1: one product."""
-    moments = H @ torch.cat([G, torch.ones_like(G[..., :1])], -1)
-    sums = moments[..., -1:]
-    return moments[..., :-1] - sums * F, sums.sum()
+def _with_ones(F: Tensor) -> Tensor:
+    return torch.cat([F, torch.ones_like(F[..., :1])], -1)
+
+
+def _moments(gK: Tensor, K: Tensor, F: Tensor, G: Tensor, columns: bool) -> tuple[Tensor, Tensor | None]:
+    """H G, and Hᵀ F if ``columns``."""
+    H = gK * K
+    return H @ G, H.mT @ F if columns else None
+
+
+def _moments_in_blocks(
+    gK: Tensor, K: Tensor, F: Tensor, G: Tensor, columns: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same, by blocks of rows of H that stay in the cache: no buffer of the size of K."""
+    n, m = K.shape
+    size = max(1, min(n, _BLOCK // max(1, m)))
+    block = K.new_empty(size, m)
+    of_rows, of_columns = torch.empty_like(F), torch.zeros_like(G) if columns else None
+    for start in range(0, n, size):
+        rows = slice(start, min(start + size, n))
+        H = torch.mul(gK[rows], K[rows], out=block[: rows.stop - start])
+        torch.mm(H, G, out=of_rows[rows])
+        if of_columns is not None:
+            of_columns.addmm_(H.mT, F[rows])
+    return of_rows, of_columns

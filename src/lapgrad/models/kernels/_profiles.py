@@ -17,34 +17,38 @@ class Profile(Protocol):
         """f(S)."""
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
-        """f(S) and f'(S), without recording."""
+        """f(S) and f'(S), each in memory of its own, without recording."""
 
 
-def profiled(of: Profile, S: Tensor) -> Tensor:
-    """f(S), elementwise."""
-    if not (skips_dispatcher((S,)) and torch.is_grad_enabled() and S.requires_grad):
-        return of.profile(S)
+def scaled_profile(of: Profile, variance: Tensor, S: Tensor) -> Tensor:
+    """variance · f(S), elementwise; variance is a scalar."""
+    recorded = torch.is_grad_enabled() and (S.requires_grad or variance.requires_grad)
+    if not recorded or not skips_dispatcher((S, variance)):
+        return variance * of.profile(S)
     with torch.no_grad():
         both = of.profile_and_slope(S)
     if both is None:
-        return of.profile(S)
-    result: Tensor = _Profiled.apply(of, S, *both)
+        return variance * of.profile(S)
+    result: Tensor = _ScaledProfile.apply(of, variance, S, *both)
     return result
 
 
-class _Profiled(torch.autograd.Function):
-    """gS = gf ∘ f'(S); where that is differentiated, through the formula of f."""
+class _ScaledProfile(torch.autograd.Function):
+    """gS = gK ∘ variance f'(S), g variance = 1ᵀ (gK ∘ f(S)) 1; their derivatives come from f itself."""
 
     @staticmethod
-    def forward(ctx: Any, of: Profile, S: Tensor, f: Tensor, slope: Tensor) -> Tensor:
+    def forward(ctx: Any, of: Profile, variance: Tensor, S: Tensor, f: Tensor, slope: Tensor) -> Tensor:
         ctx.of = of
-        ctx.save_for_backward(S, slope)
-        return f
+        ctx.save_for_backward(variance, S, f, slope.mul_(variance))
+        return variance * f
 
     @staticmethod
-    def backward(ctx: Any, gf: Tensor) -> tuple[None, Tensor, None, None]:
-        S, slope = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return None, gf * slope, None, None
-        (gS,) = torch.autograd.grad(ctx.of.profile(S), S, gf, create_graph=True)
-        return None, gS, None, None
+    def backward(ctx: Any, gK: Tensor) -> tuple[None, Tensor | None, Tensor | None, None, None]:
+        variance, S, f, slope = ctx.saved_tensors
+        _, needs_variance, needs_S, *_ = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            f = ctx.of.profile(S)
+            gS = torch.autograd.grad(f, S, gK * variance, create_graph=True)[0] if needs_S else None
+        else:
+            gS = gK * slope if needs_S else None
+        return None, (gK * f).sum() if needs_variance else None, gS, None, None

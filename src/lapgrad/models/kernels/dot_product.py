@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._symmetry import mirrored
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -131,7 +132,4 @@ class Polynomial(Kernel):
 
 def _products(F: Tensor, G: Tensor | None) -> Tensor:
     """F Gᵀ; of the same points exactly symmetric, which a product of matrices need not be."""
-    if G is not None:
-        return F @ G.mT
-    S = F @ F.mT
-    return S.tril() + S.tril(-1).mT
+    return mirrored(F @ F.mT) if G is None else F @ G.mT

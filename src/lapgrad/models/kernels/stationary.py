@@ -19,7 +19,8 @@ from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels._distances import root, squared_distances
-from lapgrad.models.kernels._profiles import profiled
+from lapgrad.models.kernels._profiles import scaled_profile
+from lapgrad.models.kernels._symmetry import mirrored
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -71,7 +72,7 @@ class Stationary(Kernel, abc.ABC):
         """variance · f(S)."""
         variance, *shape = scalars
         S = squared_distances(F, G)
-        return variance * (self.profile(S, *shape) if shape else profiled(self, S))
+        return variance * self.profile(S, *shape) if shape else scaled_profile(self, variance, S)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
@@ -110,10 +111,12 @@ class RBF(Stationary):
     """
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """Between two sets of points by one product where that is precise enough."""
+        """By one product and one exponential, where that is precise enough."""
         (variance,) = scalars
-        if G is not None and _gaussian.suits(F, G, variance):
-            return _gaussian.gaussian(F, G, variance)
+        columns = F if G is None else G
+        if _gaussian.suits(F, columns, variance):
+            K = _gaussian.gaussian(F, columns, variance)
+            return mirrored(K, variance) if G is None else K
         return super().matrix(scalars, F, G)
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:

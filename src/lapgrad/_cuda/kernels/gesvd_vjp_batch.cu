@@ -1,0 +1,116 @@
+// The gradient of singular value decompositions A = U' diag(S) V of batches of small matrices, U k x k, V k x n, k <= n:
+//
+//     gA = U' (G V),                                   k = n
+//     gA = U' ((G - S^-1 gV V') V + S^-1 gV),          k < n
+//     G = diag gS + sk(gU U') o C - sk(gV V') o C',    sk(X) = X - X'
+//     C_ij = (F_ij S_j - T_ij / 2) / (S_i + S_j),      T = 1 - F_ij (S_i - S_j)
+//
+// with F as the policy says in the place of 1 / (S_i - S_j), antisymmetric, and C = 0 for two zeros; for the bare formula T
+// is 0. A team of threads has one matrix; all products are between arrays in shared memory.
+#include "spectral_products.cuh"
+
+// Any of gU, gS and gV may be null. An item on which the loss tells apart what A does not determine is reported with code 1.
+// side: the largest n; the threads of a team are a grid of down x across.
+// Memory of a block: for each team 3 k (k | 1) + 2 k (n | 1) + 2 k + 32 numbers.
+template <typename T, int side, int down, int across>
+__global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
+    gesvd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* V, Index v_item, Index v_row, Index v_col,
+              const T* S, const T* gU, Index gu_item, Index gu_row, Index gu_col, const T* gS, const T* gV, Index gv_item,
+              Index gv_row, Index gv_col, Index policy, double tol, T* gA, Index ga_item, Index ga_row, Index ga_col,
+              Index* failure, Index items, Index height, Index width) {
+  constexpr int threads = down * across;
+  const Team<threads> team{static_cast<int>(threadIdx.x) % threads};
+  const Grid<side, down, across> grid(team.rank);
+  const int k = static_cast<int>(height), n = static_cast<int>(width), short_row = k | 1, long_row = n | 1;
+  const int number = static_cast<int>(threadIdx.x) / threads, small_size = k * short_row, large_size = k * long_row;
+  const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
+  const bool present = wanted < items;
+  const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
+  T* const memory = shared_memory<T>() + number * (3 * small_size + 2 * large_size + 2 * k + 32);
+  const Tile<T> left{memory, short_row}, G{memory + small_size, short_row}, Y{memory + 2 * small_size, short_row};
+  const Tile<T> right{memory + 3 * small_size, long_row}, given{memory + 3 * small_size + large_size, long_row};
+  T* const s = given.data + large_size;
+  T* const slope = s + k;
+  T* const scratch = slope + k;
+  T sum[side / down][side / across];
+  const auto load = [&](const Tile<T>& target, const Matrix<const T>& source, int columns) {
+    T most = 0;
+    for (int i = grid.y; i < k; i += down)
+      for (int j = grid.x; j < columns; j += across) {
+        const T value = source(i, j);
+        target(i, j) = value;
+        most = absolute(value) > most ? absolute(value) : most;
+      }
+    return most;
+  };
+  const auto larger = [](T a, T b) { return a > b ? a : b; };
+
+  load(left, {U + item * u_item, u_row, u_col}, k);
+  load(right, {V + item * v_item, v_row, v_col}, n);
+  T most = 0, most_slope = 0;
+  for (int i = team.rank; i < k; i += threads) {
+    s[i] = S[item * k + i];
+    slope[i] = gS ? gS[item * k + i] : T(0);
+    most_slope = larger(most_slope, absolute(slope[i]));
+  }
+  if (gU) most = load(given, {gU + item * gu_item, gu_row, gu_col}, k);
+  team.wait();
+  if (gU) {
+    grid.template multiply<false, true>(given, left, k, k, k, sum);
+    grid.each(sum, k, k, [&](int i, int j, T value) { G(i, j) = value; });
+    team.wait();
+  }
+  if (gV) {
+    most = larger(most, load(given, {gV + item * gv_item, gv_row, gv_col}, n));
+    team.wait();
+    grid.template multiply<false, true>(given, right, k, k, n, sum);
+    grid.each(sum, k, k, [&](int i, int j, T value) { Y(i, j) = value; });
+    team.wait();
+  }
+  const T allowed = uneven_from<T>() * largest_of_team(most, scratch, team);
+  const T allowed_slope = uneven_from<T>() * largest_of_team(most_slope, scratch, team);
+  const Gaps<T> gaps(static_cast<int>(policy), s[0], T(tol));
+  const bool wide = k < n && gV, checks = policy != kNan;
+  bool ambiguous = false;
+
+  for (int i = grid.y; i < k; i += down)
+    for (int j = grid.x; j < k; j += across) {
+      if (j < i) continue;
+      const T si = s[i], sj = s[j], inverse_i = wide ? gaps.inverse(si) : T(0);
+      if (i == j) {
+        G(i, i) = slope[i] - (wide ? inverse_i * Y(i, i) : T(0));
+        continue;
+      }
+      const T gap = si - sj, F = gaps.inverse(gap);
+      const bool tie = gaps.tied(gap), null = checks && si <= gaps.threshold;
+      const T turn_u = gU ? G(i, j) - G(j, i) : T(0), turn_v = gV ? Y(i, j) - Y(j, i) : T(0);
+      const T rest = policy == kNan ? T(0) : policy == kMask ? (tie ? T(0.5) : T(0)) : T(0.5) * (T(1) - F * gap);
+      const T scale = null ? T(0) : T(1) / (si + sj);
+      const T above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
+      if (checks && tie) {
+        const bool turned = null ? absolute(turn_u) > allowed || absolute(turn_v) > allowed : absolute(turn_u + turn_v) > allowed;
+        ambiguous = ambiguous || turned || absolute(slope[i] - slope[j]) > allowed_slope;
+      }
+      G(i, j) = turn_u * above - turn_v * below - (wide ? inverse_i * Y(i, j) : T(0));
+      G(j, i) = turn_v * above - turn_u * below - (wide ? gaps.inverse(sj) * Y(j, i) : T(0));
+    }
+  team.wait();
+  if (wide && checks && team.any_around(s[k - 1] <= gaps.threshold)) {
+    // Vectors that belong to zeros are free in all directions: what gV has outside of the rows of V must vanish.
+    grid.template multiply<false, false>(Y, right, k, n, k, sum);
+    grid.each(sum, k, n, [&](int i, int c, T value) {
+      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > allowed);
+    });
+  }
+  if (ambiguous && present) report_failure(failure, item, 1);
+
+  grid.template multiply<false, false>(G, right, k, n, k, sum);
+  grid.each(sum, k, n, [&](int i, int c, T value) {
+    given(i, c) = wide ? value + gaps.inverse(s[i]) * given(i, c) : value;
+  });
+  team.wait();
+  grid.template multiply<true, false>(left, given, k, n, k, sum);
+  if (!present) return;
+  const Matrix<T> gradient{gA + item * ga_item, ga_row, ga_col};
+  grid.each(sum, k, n, [&](int i, int c, T value) { gradient(i, c) = value; });
+}

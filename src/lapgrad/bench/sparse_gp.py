@@ -1,0 +1,296 @@
+"""The criterion of a sparse Gaussian process, value and gradient, against others: time, memory, float32.
+
+    python -m lapgrad.bench.sparse_gp --data-dir DIR [--inducing 50,200,800,3200] [--threads 2]
+
+The setup: all data standardised, RBF with one lengthscale per dimension, all of them 1, variance 1, noise
+0.1, jitter 1e-6, inducing inputs that are rows of the data. The gradient is that of logarithms of variance,
+lengthscales and noise, and of all inducing inputs. Peers take turns with lapgrad in one process; GPyTorch
+and GPy are compared with where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+import lapgrad as lg
+from lapgrad.bench import report
+from lapgrad.bench.bars import Bar, Bench, Verdict, judge
+from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.timing import Thunk, interleaved
+from lapgrad.demo import power
+from lapgrad.models.kernels import RBF
+
+INDUCING = (50, 200, 800, 3200)
+_NOISE, _JITTER = 0.1, 1e-6
+_MEGABYTE = 1e6
+
+_TORCH = dict(zip(INDUCING, (1.3, 1.7, 2.5, 3.0), strict=True))
+_GPYTORCH = dict(zip(INDUCING, (1.5, 2.0, 2.5, 3.3), strict=True))
+_GPY = dict(zip(INDUCING, (4.0, 4.0, 2.7, 2.0), strict=True))
+_MEMORY = {800: 60.0, 3200: 600.0}
+_FLOAT32 = 1e-5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Standardised data X (n, d), Y (n, 1), and where the inducing inputs Z (U, d) start."""
+
+    X: Tensor
+    Y: Tensor
+    Z: Tensor
+
+    @classmethod
+    def of(cls, data: tuple[Tensor, Tensor], inducing: int) -> Problem:
+        """Inducing inputs are rows from a permutation: for sizes in the table the first, second, ..."""
+        X, Y = power.standardised(data[0]), power.standardised(data[1])[:, None]
+        known = inducing in INDUCING
+        source = numpy.random.default_rng(0 if known else inducing)
+        permutations = [
+            source.permutation(len(X)) for _ in range(INDUCING.index(inducing) + 1 if known else 1)
+        ]
+        return cls(X, Y, X[torch.from_numpy(permutations[-1][:inducing])].clone())
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """In another dtype."""
+        return Problem(self.X.to(dtype), self.Y.to(dtype), self.Z.to(dtype))
+
+
+def ours(problem: Problem) -> Thunk:
+    """lapgrad: ``fused.sgp_nll`` with the kernel of the models."""
+    X, Y, Z = problem.X, problem.Y, problem.Z.clone().requires_grad_()
+    kernel = RBF(torch.ones(X.shape[1], dtype=X.dtype), torch.ones((), dtype=X.dtype))
+    log_noise = X.new_tensor(math.log(_NOISE)).requires_grad_()
+    leaves = (Z, log_noise, *kernel.parameters())
+
+    def evaluate() -> tuple[Tensor, ...]:
+        value = lg.fused.sgp_nll(kernel, Z, X, Y, log_noise.exp(), jitter=_JITTER)
+        return value.detach(), *torch.autograd.grad(value, leaves)
+
+    return evaluate
+
+
+def written_out(problem: Problem) -> Thunk:
+    """The same as a user of torch writes it: distances by a product, and autograd through everything."""
+    X, Y, Z = problem.X, problem.Y, problem.Z.clone().requires_grad_()
+    log_lengths, log_variance, log_noise = (
+        X.new_full(shape, value).requires_grad_()
+        for shape, value in (((X.shape[1],), 0.0), ((), 0.0), ((), math.log(_NOISE)))
+    )
+    leaves = (Z, log_noise, log_lengths, log_variance)
+    identity = torch.eye(len(Z), dtype=X.dtype)
+
+    def kernel(A: Tensor, B: Tensor) -> Tensor:
+        A, B = A / log_lengths.exp(), B / log_lengths.exp()
+        squares = A.square().sum(-1)[:, None] + B.square().sum(-1) - 2.0 * A @ B.mT
+        return log_variance.exp() * torch.exp(-0.5 * squares.clamp_min(0.0))
+
+    def evaluate() -> tuple[Tensor, ...]:
+        n, noise, variance = len(X), log_noise.exp(), log_variance.exp()
+        Lu = torch.linalg.cholesky(kernel(Z, Z) + _JITTER * variance * identity)
+        B = torch.linalg.solve_triangular(Lu, kernel(Z, X), upper=False)
+        Lm = torch.linalg.cholesky(identity + B @ B.mT / noise)
+        c = torch.linalg.solve_triangular(Lm, B @ Y, upper=False) / noise
+        squares = Y.square().sum() / noise - c.square().sum()
+        determinant = n * torch.log(2.0 * math.pi * noise) + 2.0 * Lm.diagonal().log().sum()
+        value = 0.5 * (squares + determinant + (n * variance - B.square().sum()) / noise)
+        return value.detach(), *torch.autograd.grad(value, leaves)
+
+    return evaluate
+
+
+def gpytorch(problem: Problem) -> Thunk:
+    """GPyTorch's ``InducingPointKernel`` in an exact GP: the same bound, divided by n."""
+    import gpytorch as library
+
+    X, y = problem.X, problem.Y[:, 0]
+    likelihood = library.likelihoods.GaussianLikelihood().to(X)
+    likelihood.noise = _NOISE
+    base = library.kernels.ScaleKernel(library.kernels.RBFKernel(ard_num_dims=X.shape[1])).to(X)
+    base.outputscale, base.base_kernel.lengthscale = 1.0, 1.0
+
+    class Sparse(library.models.ExactGP):
+        def __init__(self) -> None:
+            super().__init__(X, y, likelihood)
+            self.mean_module = library.means.ZeroMean()
+            self.covar_module = library.kernels.InducingPointKernel(base, problem.Z.clone(), likelihood)
+
+        def forward(self, x: Tensor) -> Any:
+            return library.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    model = Sparse().to(X)
+    model.train()
+    likelihood.train()
+    criterion = library.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    leaves = tuple(model.parameters())
+
+    def evaluate() -> tuple[Tensor, ...]:
+        value = -len(X) * criterion(model(X), y)
+        return value.detach(), *torch.autograd.grad(value, leaves)
+
+    return evaluate
+
+
+def gpy(problem: Problem) -> Thunk:
+    """GPy's ``SparseGPRegression``; NumPy has its own threads."""
+    import GPy as library  # noqa: N813
+
+    X, Y, Z = (tensor.numpy() for tensor in (problem.X, problem.Y, problem.Z))
+    kernel = library.kern.RBF(X.shape[1], ARD=True)
+    model = library.models.SparseGPRegression(X, Y, kernel, Z=Z.copy())
+    model.likelihood.variance = _NOISE
+
+    def evaluate() -> tuple[Tensor, ...]:
+        model.parameters_changed()
+        return (
+            torch.tensor(float(model.objective_function())),
+            torch.tensor(model.objective_function_gradients()),
+        )
+
+    return evaluate
+
+
+def _figures(data: tuple[Tensor, Tensor], sizes: Sequence[int], million: bool) -> Iterator[Bar]:
+    # Memory first: in a heap with holes left by others a peak is larger than what is asked for.
+    for size in sizes:
+        limit = _MEMORY.get(size, math.inf)
+        yield Bar(f"U = {size}, extra memory", "≤", limit, _extra_memory(data, size), " MB")
+    peers = [("torch autograd", written_out, _TORCH)]
+    peers += [("GPyTorch", gpytorch, _GPYTORCH)] if _installed("gpytorch") else []
+    peers += [("GPy", gpy, _GPY)] if _installed("GPy") else []
+    for name, peer, bounds in peers:
+        for size in sizes:
+            bound = bounds.get(size, 1.0)
+            yield Bar(f"U = {size}, {name} / lapgrad", "≥", bound, _speedup(data, size, peer))
+    for size in sizes:
+        what = f"U = {size}, float32 against float64, largest relative difference"
+        yield Bar(what, "≤", _FLOAT32, _difference(data, size), "")
+    if million:
+        yield Bar("n = 1,000,000, d = 8, U = 500, extra memory", "≤", 1500.0, _memory_of_a_million, " MB")
+        yield Bar("n = 1,000,000 / n = 250,000, time, over 4", "≤", 1.15, _growth)
+
+
+def _speedup(
+    data: tuple[Tensor, Tensor], size: int, peer: Callable[[Problem], Thunk]
+) -> Callable[[Bench], float]:
+    def value(bench: Bench) -> float:
+        problem = Problem.of(data, size)
+        mine, theirs = ours(problem), peer(problem)
+        difference = abs(float(theirs()[0]) / float(mine()[0]) - 1.0)
+        # GPyTorch and GPy have a jitter of their own: the value feels it at many inducing inputs.
+        if not difference < (1e-6 if peer is written_out else 0.05):
+            raise AssertionError(
+                f"{peer.__name__}: the values differ by {difference:.1e}: not the same criterion"
+            )
+        seconds = bench.seconds * (10.0 if size >= 3200 else 3.0 if size >= 800 else 1.0)
+        own, other = interleaved([mine, theirs], seconds, least_rounds=3)
+        print(
+            f"  U = {size}: {own.median:.4g} s, {peer.__name__} {other.median:.4g} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        return other.median / own.median
+
+    return value
+
+
+def _extra_memory(data: tuple[Tensor, Tensor], size: int) -> Callable[[Bench], float]:
+    def value(bench: Bench) -> float:
+        return peak_extra_bytes(ours(Problem.of(data, size))) / _MEGABYTE if measurable() else math.nan
+
+    return value
+
+
+def _difference(data: tuple[Tensor, Tensor], size: int) -> Callable[[Bench], float]:
+    """Of the value and of each gradient, relative to its largest entry, at the same (rounded) numbers."""
+
+    def value(bench: Bench) -> float:
+        single = Problem.of(data, size).to(torch.float32)
+        pairs = zip(ours(single)(), ours(single.to(torch.float64))(), strict=True)
+        return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+
+    return value
+
+
+def _million(n: int = 1_000_000) -> Problem:
+    return Problem.of(power.stand_in(n, 8), 500)
+
+
+def _memory_of_a_million(bench: Bench) -> float:
+    return peak_extra_bytes(ours(_million())) / _MEGABYTE if measurable() else math.nan
+
+
+def _growth(bench: Bench) -> float:
+    quarter, whole = interleaved([ours(_million(250_000)), ours(_million())], bench.seconds, least_rounds=1)
+    print(f"  n = 1,000,000: {whole.median:.4g} s", file=sys.stderr, flush=True)
+    return whole.median / (4.0 * quarter.median)
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the benchmark."""
+    sizes = ",".join(map(str, INDUCING))
+    parser.add_argument(
+        "--data-dir", type=Path, help=f"where {power.FILE} is [LAPGRAD_DATA]; missing: made-up data"
+    )
+    parser.add_argument(
+        "--inducing", type=_sizes, default=list(INDUCING), help=f"numbers of inducing inputs [{sizes}]"
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="[torch's]")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="per comparison; more for many inducing inputs [2]"
+    )
+    parser.add_argument("--rows", type=int, help="use only so many rows of the data")
+    parser.add_argument("--million", action="store_true", help="also a million points")
+    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
+    parser.add_argument("--output", type=Path, help="write figures and machine to this JSON file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures, prints, writes; returns the exit code."""
+    try:
+        data = power.load(arguments.data_dir)
+    except FileNotFoundError as missing:
+        print(f"{missing}\nMade-up data of the same size are used.", file=sys.stderr)
+        data = power.stand_in()
+    data = (data[0][: arguments.rows], data[1][: arguments.rows])
+    bench = Bench(arguments.threads, arguments.seconds)
+    figures = _figures(data, arguments.inducing, arguments.million)
+    verdicts: list[Verdict] = [judge(bar, bench) for bar in figures]
+    table = report.bars_table(verdicts)
+    title = f"sparse GP, n = {len(data[0])}, value and gradient"
+    if arguments.markdown:
+        print(f"{title}\n\n{report.markdown(table)}\n\n{report.circumstances([arguments.threads])}")
+    else:
+        report.show(table, title)
+    if arguments.output:
+        content = {"machine": report.metadata(), "bars": [verdict.as_dict() for verdict in verdicts]}
+        arguments.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: 50,200 was wanted") from None
+
+
+if __name__ == "__main__":
+    _parser = argparse.ArgumentParser(prog="lapgrad.bench.sparse_gp", description=__doc__)
+    add_arguments(_parser)
+    sys.exit(run(_parser.parse_args()))

@@ -1,0 +1,41 @@
+"""Values that take long to compute, kept as long as what they depend on stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+_Value = TypeVar("_Value")
+
+
+class Remembered(Generic[_Value]):
+    """One value, with copies of the tensors that it was computed from.
+
+    Example:
+        >>> x, square = torch.tensor(3.0), Remembered()
+        >>> square([x], lambda: x.item() ** 2)
+        9.0
+        >>> x += 1.0
+        >>> square([x], lambda: x.item() ** 2)
+        16.0
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[list[Tensor], _Value] | None = None
+
+    def __call__(self, tensors: Iterable[Tensor], compute: Callable[[], _Value]) -> _Value:
+        """``compute()``, or what it has returned before, if the tensors are what they were then."""
+        present = [tensor.detach() for tensor in tensors]
+        if self._known is None or not _all_same(self._known[0], present):
+            self._known = [tensor.clone() for tensor in present], compute()
+        return self._known[1]
+
+
+def _all_same(before: list[Tensor], now: list[Tensor]) -> bool:
+    return len(before) == len(now) and all(
+        one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+        for one, other in zip(before, now, strict=True)
+    )

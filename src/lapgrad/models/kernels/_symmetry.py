@@ -1,0 +1,45 @@
+"""Matrices that are symmetric in theory, made so to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._torch_private import skips_dispatcher
+
+
+def mirrored(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    """K (*batch, n, n) with its lower triangle mirrored to the upper.
+
+    The derivative is that of the identity: up to rounding, nothing changes.
+
+    Args:
+        K: Symmetric up to rounding.
+        diagonal: Values for the diagonal, those that are there up to rounding; None: the diagonal stays.
+    """
+    if not skips_dispatcher((K, diagonal)):
+        return K.tril() + K.tril(-1).mT
+    if torch.is_grad_enabled() and K.requires_grad:
+        result: Tensor = _Mirrored.apply(K, None if diagonal is None else diagonal.detach())
+        return result
+    return _computed(K, diagonal)
+
+
+class _Mirrored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, K: Tensor, diagonal: Tensor | None) -> Tensor:
+        return _computed(K, diagonal)
+
+    @staticmethod
+    def backward(ctx: Any, gK: Tensor) -> tuple[Tensor, None]:
+        return gK, None
+
+
+def _computed(K: Tensor, diagonal: Tensor | None) -> Tensor:
+    S = K.tril(-1)
+    S = S + S.mT
+    kept = K.diagonal(dim1=-2, dim2=-1) if diagonal is None else diagonal
+    S.diagonal(dim1=-2, dim2=-1).copy_(kept)
+    return S

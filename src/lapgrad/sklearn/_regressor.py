@@ -1,0 +1,147 @@
+"""What the estimators share: arrays to tensors and back, fitting, and scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from lapgrad.models import BayesianLinearRegression, FitResult, GPRegression, SparseGPRegression
+
+Floats = NDArray[np.float64]
+Regression = GPRegression | SparseGPRegression | BayesianLinearRegression
+_Part = TypeVar("_Part")
+
+
+class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
+    """A model of ``lapgrad.models`` as an estimator.
+
+    Subclasses have a constructor that only keeps its arguments, among them ``normalise``, ``optimizer``,
+    ``steps`` and ``device`` (and ``random_state``, if anything is random), and give ``_model``.
+    """
+
+    model_: Regression
+    fit_result_: FitResult
+    log_marginal_likelihood_: float
+    n_features_in_: int
+
+    normalise: bool
+    optimizer: str
+    steps: int | None
+    random_state: Any = 0
+    device: str
+
+    @abc.abstractmethod
+    def _model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
+        """The model of these data, not fitted. Arguments of the constructor must not be changed."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn the hyper-parameters by the marginal likelihood.
+
+        Args:
+            X: (n, d), the inputs.
+            y: (n,) or (n, k), the targets.
+
+        Returns:
+            The estimator itself.
+        """
+        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
+        X, y = np.array(X), np.array(y, dtype=np.float64)
+        self._shift, self._scale = _shift_and_scale(X, self.normalise)
+        self._target_shift, scales = _shift_and_scale(y, self.normalise)
+        # One scale for all targets: the model has one variance for all of them.
+        self._target_scale = float(np.sqrt(np.mean(np.square(scales))))
+        # A seed that a generator of torch can have, from whatever random_state is.
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        targets = self._tensor((y - self._target_shift) / self._target_scale)
+        self.model_ = self._model(self._inputs(X), targets, seed)
+        self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps)
+        self.log_marginal_likelihood_ = -self.fit_result_.loss - y.size * float(np.log(self._target_scale))
+        return self
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False, return_cov: bool = False
+    ) -> Floats | tuple[Floats, Floats]:
+        """The mean at new inputs.
+
+        Args:
+            X: (m, d).
+            return_std: Also the standard deviation (m,) of observations there, noise included.
+            return_cov: Also the covariance (m, m) of observations there. One of both at most.
+
+        Returns:
+            The mean, (m,) or (m, k), or a tuple with what was asked for besides.
+
+        Raises:
+            ValueError: Both were asked for.
+        """
+        if return_std and return_cov:
+            raise ValueError(f"{type(self).__name__}.predict: return_std and return_cov exclude each other.")
+        inputs = self._new_inputs(X)
+        with torch.no_grad():
+            mean, spread = self.model_.predict(inputs, noise=True, full_cov=return_cov)
+        located = _array(mean) * self._target_scale + self._target_shift
+        if not (return_std or return_cov):
+            return located
+        variance = _array(spread) * self._target_scale**2
+        return located, variance if return_cov else np.sqrt(variance)
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Floats:
+        """Draws of the function at new inputs, without noise.
+
+        Args:
+            X: (m, d).
+            n_samples: How many draws.
+            random_state: A seed, a ``numpy.random.RandomState``, or None.
+
+        Returns:
+            (m, n_samples), or (m, k, n_samples).
+        """
+        inputs = self._new_inputs(X)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with torch.no_grad():
+            draws = self.model_.sample(inputs, n_samples, generator=seed)
+        located = _array(draws) * self._target_scale + self._target_shift
+        return np.moveaxis(located, 0, -1)
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets are allowed."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _new_inputs(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        return self._inputs(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _inputs(self, X: Floats) -> Tensor:
+        return self._tensor((X - self._shift) / self._scale)
+
+    def _tensor(self, values: Floats) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+
+def own_copy(part: _Part) -> _Part:
+    """A copy of a kernel or of features, which a fit changes: arguments of estimators stay as they are."""
+    return copy.deepcopy(part)
+
+
+def _array(values: Tensor) -> Floats:
+    return values.cpu().numpy()
+
+
+def _shift_and_scale(values: Floats, wanted: bool) -> tuple[Any, Any]:
+    """Mean and standard deviation of each column; 0 and 1 when not wanted, 1 where a column does not vary."""
+    if not wanted:
+        return 0.0, 1.0
+    deviation = values.std(0)
+    varies = deviation > 10.0 * np.finfo(np.float64).eps * np.abs(values).max(0)
+    return values.mean(0), np.where(varies, deviation, 1.0)

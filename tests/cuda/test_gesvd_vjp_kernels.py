@@ -1,0 +1,153 @@
+"""The gradient of gesvd on CUDA: the kernel for small matrices, run on the CPU, and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import emulated
+import places
+import pytest
+import torch
+from tolerances import assert_close, of_order
+from torch import Tensor
+
+from lapgrad import _fallback
+from lapgrad._cuda import _gesvd_batch, _items
+from lapgrad.ops import _spectral
+
+Run = Callable[..., tuple[Tensor, int | None]]
+Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def on_cpu(
+    U: Tensor,
+    S: Tensor,
+    V: Tensor,
+    cotangents: Cotangents,
+    degeneracy: str,
+    tol: float,
+    reverse_order: bool = False,
+) -> tuple[Tensor, int | None]:
+    """What ``_gesvd_batch.gesvd_vjp`` launches, emulated."""
+    gU, gS, gV = cotangents
+    gA, reported = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0), _items.new_cell(U)
+    plan = _gesvd_batch.gradient_geometry(gA, U, V, gU, gV, S, gS, degeneracy, tol, reported)
+    emulated.launch(*plan, reverse_order=reverse_order)
+    found = _items.first_failure(reported)
+    return gA, None if found is None else found[0]
+
+
+def on_device(
+    U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
+) -> tuple[Tensor, int | None]:
+    gU, gS, gV = (None if given is None else given.cuda() for given in cotangents)
+    gA = torch.empty((len(S), U.shape[-1], V.shape[-1]), dtype=S.dtype, device="cuda")
+    marked = _gesvd_batch.gesvd_vjp(gA, U.cuda(), S.cuda(), V.cuda(), gU, gS, gV, degeneracy, tol)
+    return gA.cpu(), None if marked is None else int(marked.int().argmax())
+
+
+@pytest.fixture(params=places.both(on_cpu, on_device))
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
+
+
+def problem(m: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Cotangents]:
+    """U, S, V and cotangents of three matrices with gaps between their singular values."""
+    k, items = min(m, n), 3
+    generator = torch.Generator().manual_seed(m + 100 * n)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(items, *shape, dtype=torch.float64, generator=generator)
+
+    U, V = (torch.linalg.qr(normal(side, k))[0].mT for side in (m, n))
+    S = torch.linspace(3, 0.5, k, dtype=torch.float64).expand(items, k).contiguous()
+    given = [part.to(dtype) for part in (normal(k, m), normal(k), normal(k, n))]
+    return U.to(dtype), S.to(dtype), V.to(dtype), (given[0], given[1], given[2])
+
+
+def expected(
+    U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
+) -> tuple[Tensor, int | None]:
+    gA = S.new_empty((len(S), U.shape[-1], V.shape[-1]))
+    marked = _fallback.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
+    return gA, None if marked is None or not marked.any() else int(marked.int().argmax())
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "dtype"),
+    [
+        (1, 1, torch.float64), (6, 8, torch.float64), (9, 4, torch.float64), (16, 16, torch.float64),
+        (13, 16, torch.float32), (7, 30, torch.float64), (36, 10, torch.float64),
+    ],
+)  # fmt: skip
+def test_against_the_formula(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
+    U, S, V, (gU, gS, gV) = problem(m, n, dtype)
+    tol = _spectral.tolerance(S.shape[-1], dtype, None)
+    for cotangents in ((gU, gS, gV), (gU, None, None), (None, gS, None), (None, None, gV)):
+        gA, marked = run(U, S, V, cotangents, "mask", tol)
+        exact = tuple(None if given is None else given.double() for given in cotangents)
+        wanted, _ = expected(U.double(), S.double(), V.double(), exact, "mask", tol)  # type: ignore[arg-type]
+        assert marked is None
+        assert_close(gA, wanted.to(dtype), of_order(max(m, n)) * max(m, n))
+
+
+def test_order_of_threads_does_not_matter() -> None:
+    for m, n in ((7, 13), (18, 17)):
+        U, S, V, cotangents = problem(m, n)
+        one, _ = on_cpu(U, S, V, cotangents, "mask", 1e-14)
+        other, _ = on_cpu(U, S, V, cotangents, "mask", 1e-14, reverse_order=True)
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("degeneracy", ["mask", "lorentz", "clamp", "raise", "nan"])
+@pytest.mark.parametrize(("m", "n"), [(9, 9), (6, 11)])
+def test_policies_at_close_and_at_zero_values(run: Run, m: int, n: int, degeneracy: str) -> None:
+    U, S, V, cotangents = problem(m, n)
+    S[1, 2:4] = S[1, 3]
+    S[2, -2:] = 0.0
+    tol = 1e-3
+    gA, marked = run(U, S, V, cotangents, degeneracy, tol)
+    policy = "mask" if degeneracy == "raise" else degeneracy
+    wanted, ambiguous = expected(U, S, V, cotangents, policy, tol)
+    if degeneracy == "nan":
+        assert marked is None
+        gA, wanted = gA[:1], wanted[:1]
+    else:
+        assert marked == ambiguous == 1
+    assert_close(gA, wanted)
+
+
+def test_what_is_outside_of_the_rows_of_zeros_is_reported(run: Run) -> None:
+    U, S, V, (_, _, gV) = problem(5, 9)
+    assert gV is not None
+    S[2, -1] = 0.0
+    _, marked = run(U, S, V, (None, None, gV), "mask", 1e-12)
+    assert marked == 2
+    gV[2, -1] = 0.0
+    _, marked = run(U, S, V, (None, None, gV), "mask", 1e-12)
+    assert marked is None
+
+
+def test_a_loss_that_is_even_on_equal_values_is_not_reported(run: Run) -> None:
+    """gU = P U and gV = P V with P symmetric: what the product of both vectors gives."""
+    U, S, V, (_, gS, _) = problem(10, 10)
+    assert gS is not None
+    S[:, 3:6] = S[:, 4:5].clone()
+    gS[:, 3:6] = -2.0
+    P = torch.randn(3, 10, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    P = P + P.mT
+    _, marked = run(U, S, V, (P @ U, gS, P @ V), "mask", 1e-12)
+    assert marked is None
+    gS[1, 4] = 0.0
+    _, marked = run(U, S, V, (P @ U, gS, P @ V), "mask", 1e-12)
+    assert marked == 1
+
+
+def test_strides(run: Run) -> None:
+    U, S, V, (gU, gS, gV) = problem(8, 12)
+    assert gU is not None
+    assert gV is not None
+    turned = [part.mT.contiguous().mT for part in (U, V, gU, gV)]
+    gA, _ = run(U, S, V, (gU, gS, gV), "mask", 1e-14)
+    again, _ = run(turned[0], S, turned[1], (turned[2], gS, turned[3]), "mask", 1e-14)
+    assert torch.equal(gA, again)

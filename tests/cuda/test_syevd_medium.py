@@ -1,0 +1,105 @@
+"""syevd on CUDA between small and large: batches on cuSOLVER, and what is done around its routine."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import tolerances
+import torch
+from torch import Tensor
+
+from lapgrad import _cuda
+from lapgrad._fallback.syevd import fix_signs
+
+#: The module; the package has a function of this name.
+routines = importlib.import_module("lapgrad._cuda.syevd")
+
+N = 70
+
+
+def symmetric(items: int, n: int = N) -> Tensor:
+    A = torch.randn(items, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return (A + A.mT) / 2
+
+
+def check(A: Tensor, eigenvalues: Tensor, U: Tensor) -> None:
+    eps = torch.finfo(A.dtype).eps
+    allowed = tolerances.SPECTRAL * A.shape[-1] * eps * float(A.abs().max())
+    assert float((U @ A @ U.mT - torch.diag_embed(eigenvalues)).abs().max()) <= allowed
+    assert float((U @ U.mT - torch.eye(A.shape[-1])).abs().max()) <= tolerances.SPECTRAL * A.shape[-1] * eps
+    signed = U.clone()
+    fix_signs(signed)
+    assert torch.equal(signed, U)
+
+
+@pytest.fixture
+def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """LAPACK with cuSOLVER's manners: one triangle in, rows of eigenvectors out, a status for each item."""
+    statuses = [0] * 16
+
+    def solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
+        assert rows.isfinite().all()
+        found, columns = torch.linalg.eigh(rows, UPLO="L" if lower else "U")
+        values.copy_(found)
+        rows.copy_(columns.mT if vectors else torch.nan)
+        status.copy_(torch.tensor(statuses[: len(status)]))
+
+    monkeypatch.setattr(routines, "_solve", solve)
+    monkeypatch.setattr(routines._stream, "being_captured", lambda: False)
+    return statuses
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_one_triangle_is_read(solver: list[int], lower: bool) -> None:
+    A = symmetric(6).view(2, 3, N, N)
+    seen = A.tril() if lower else A.triu()
+    eigenvalues, U = A.new_empty(2, 3, N), torch.empty_like(A)
+    assert routines._batched(eigenvalues, U, seen, lower) is None
+    check(A, eigenvalues, U)
+    alone = A.new_empty(2, 3, N)
+    assert routines._batched(alone, None, seen, lower) is None
+    torch.testing.assert_close(alone, eigenvalues)
+
+
+def test_failures(solver: list[int]) -> None:
+    A = symmetric(4)
+    eigenvalues, U = A.new_empty(4, N), torch.empty_like(A)
+    solver[3] = 5
+    assert routines._batched(eigenvalues, U, A, True) == (3, 1)
+    A[2, 8, 3] = torch.inf
+    assert routines._batched(eigenvalues, U, A, True) == (2, -1)
+    assert eigenvalues[2].isnan().all()
+    assert eigenvalues[1].isfinite().all()
+    A[2, 8, 3] = 0.0
+    A[1, 3, 8] = torch.nan  # in the other triangle
+    solver[3] = 0
+    assert routines._batched(eigenvalues, U, A, True) is None
+
+
+def test_nothing_is_read_while_a_graph_is_captured(
+    solver: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routines._stream, "being_captured", lambda: True)
+    A = symmetric(2)
+    A[1, 0, 0] = torch.nan
+    eigenvalues = A.new_empty(2, N)
+    assert routines._batched(eigenvalues, None, A, True) is None
+    assert eigenvalues[1].isnan().all()
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() and _cuda.available()), reason="no CUDA device")
+@pytest.mark.parametrize("n", [65, 128])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:
+    A = symmetric(5, n).to(dtype)
+    for work_space in (routines._WORK_SPACE, 1):  # the batch as a whole, and one item after another
+        monkeypatch.setattr(routines, "_WORK_SPACE", work_space)
+        for lower in (True, False):
+            seen = (A.tril() if lower else A.triu()).cuda()
+            eigenvalues, U = seen.new_empty(5, n), torch.empty_like(seen)
+            assert _cuda.syevd(eigenvalues, U, seen, lower) is None
+            check(A, eigenvalues.cpu(), U.cpu())
+    spoilt = A.cuda()
+    spoilt[3, 2, 1] = torch.nan
+    assert _cuda.syevd(eigenvalues, U, spoilt, True) == (3, -1)
