@@ -128,6 +128,21 @@ def test_what_is_outside_of_the_rows_of_zeros_is_reported(run: Run) -> None:
     assert marked is None
 
 
+@pytest.mark.parametrize(("m", "n"), [(10, 10), (7, 12)])
+def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) -> None:
+    """As small as what is left of the values: between two of them if square, outside of them if wide."""
+    U, S, V, _ = problem(m, n)
+    S[1, -2:] = torch.tensor([3e-16, 1e-16], dtype=torch.float64)
+    A = U.mT @ (S[..., None] * V) + torch.randn(
+        3, m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    gU, gV = S[..., None] * (V @ A.mT), S[..., None] * (U @ A)
+    gS = (U @ A @ V.mT).diagonal(dim1=-2, dim2=-1).contiguous()
+    tol = _spectral.tolerance(m, torch.float64, None)
+    _, marked = run(U, S, V, (gU, gS, gV), "mask", tol)
+    assert marked == expected(U, S, V, (gU, gS, gV), "mask", tol)[1] == 1
+
+
 def test_a_loss_that_is_even_on_equal_values_is_not_reported(run: Run) -> None:
     """gU = P U and gV = P V with P symmetric: what the product of both vectors gives."""
     U, S, V, (_, gS, _) = problem(10, 10)

@@ -11,7 +11,7 @@
 
 // Any of gU, gS and gV may be null. An item on which the loss tells apart what A does not determine is reported with code 1.
 // side: the largest n; the threads of a team are a grid of down x across.
-// Memory of a block: for each team 3 k (k | 1) + 2 k (n | 1) + 2 k + 32 numbers.
+// Memory of a block: for each team 3 k (k | 1) + 2 k (n | 1) + 4 k + 32 numbers.
 template <typename T, int side, int down, int across>
 __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     gesvd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* V, Index v_item, Index v_row, Index v_col,
@@ -26,12 +26,14 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
   const bool present = wanted < items;
   const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
-  T* const memory = shared_memory<T>() + number * (3 * small_size + 2 * large_size + 2 * k + 32);
+  T* const memory = shared_memory<T>() + number * (3 * small_size + 2 * large_size + 4 * k + 32);
   const Tile<T> left{memory, short_row}, G{memory + small_size, short_row}, Y{memory + 2 * small_size, short_row};
   const Tile<T> right{memory + 3 * small_size, long_row}, given{memory + 3 * small_size + large_size, long_row};
   T* const s = given.data + large_size;
   T* const slope = s + k;
-  T* const scratch = slope + k;
+  T* const most_u = slope + k;  // of each row of gU
+  T* const most_v = most_u + k;
+  T* const scratch = most_v + k;
   T sum[side / down][side / across];
   const auto load = [&](const Tile<T>& target, const Matrix<const T>& source, int columns) {
     T most = 0;
@@ -44,6 +46,13 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     return most;
   };
   const auto larger = [](T a, T b) { return a > b ? a : b; };
+  const auto measure_rows = [&](T* target, int columns) {
+    for (int i = team.rank; i < k; i += threads) {
+      T most = 0;
+      for (int j = 0; j < columns; ++j) most = larger(most, absolute(given(i, j)));
+      target[i] = most;
+    }
+  };
 
   load(left, {U + item * u_item, u_row, u_col}, k);
   load(right, {V + item * v_item, v_row, v_col}, n);
@@ -56,6 +65,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   if (gU) most = load(given, {gU + item * gu_item, gu_row, gu_col}, k);
   team.wait();
   if (gU) {
+    measure_rows(most_u, k);
     grid.template multiply<false, true>(given, left, k, k, k, sum);
     grid.each(sum, k, k, [&](int i, int j, T value) { G(i, j) = value; });
     team.wait();
@@ -63,6 +73,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   if (gV) {
     most = larger(most, load(given, {gV + item * gv_item, gv_row, gv_col}, n));
     team.wait();
+    measure_rows(most_v, n);
     grid.template multiply<false, true>(given, right, k, k, n, sum);
     grid.each(sum, k, k, [&](int i, int j, T value) { Y(i, j) = value; });
     team.wait();
@@ -72,6 +83,13 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const Gaps<T> gaps(static_cast<int>(policy), s[0], T(tol));
   const bool wide = k < n && gV, checks = policy != kNan;
   bool ambiguous = false;
+  // How large cotangents of vectors of zeros have to be to count. In a loss that goes through S and the vectors, such as a
+  // reconstruction, they are as small as what is left of S: it is relative to that, and to their rows.
+  const T relative = larger(allowed_slope, s[0] > T(0) ? allowed / s[0] : T(0));
+  const auto of_zeros = [&](const T* row_most, int i, int j) {
+    const T least = larger(s[i] * relative, uneven_from<T>() * larger(row_most[i], row_most[j]));
+    return least < allowed ? least : allowed;
+  };
 
   for (int i = grid.y; i < k; i += down)
     for (int j = grid.x; j < k; j += across) {
@@ -88,7 +106,9 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
       const T scale = null ? T(0) : T(1) / (si + sj);
       const T above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
       if (checks && tie) {
-        const bool turned = null ? absolute(turn_u) > allowed || absolute(turn_v) > allowed : absolute(turn_u + turn_v) > allowed;
+        const bool one_side = null && ((gU && absolute(turn_u) > of_zeros(most_u, i, j)) ||
+                                       (gV && absolute(turn_v) > of_zeros(most_v, i, j)));
+        const bool turned = null ? one_side : absolute(turn_u + turn_v) > allowed;
         ambiguous = ambiguous || turned || absolute(slope[i] - slope[j]) > allowed_slope;
       }
       G(i, j) = turn_u * above - turn_v * below - (wide ? inverse_i * Y(i, j) : T(0));
@@ -99,7 +119,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     // Vectors that belong to zeros are free in all directions: what gV has outside of the rows of V must vanish.
     grid.template multiply<false, false>(Y, right, k, n, k, sum);
     grid.each(sum, k, n, [&](int i, int c, T value) {
-      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > allowed);
+      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > of_zeros(most_v, i, i));
     });
   }
   if (ambiguous && present) report_failure(failure, item, 1);
