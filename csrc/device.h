@@ -97,8 +97,8 @@ class Queue {
         if (C.rows == 0 || C.cols == 0) return;
         const Read l = read(L);
         for (index_t i = 0; i < C.count; ++i)
-            check(Cublas<T>::trmm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(C.cols), checked(C.rows), &alpha,
-                                  L.item(i).data, l.ld, B.item(i).data, checked(leading(B)), C.item(i).data,
+            check(Cublas<T>::trmm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(C.cols), checked(C.rows),
+                                  &alpha, L.item(i).data, l.ld, B.item(i).data, checked(leading(B)), C.item(i).data,
                                   checked(leading(C))));
     }
 
@@ -108,8 +108,8 @@ class Queue {
         const Read l = read(L);
         const T one = 1;
         for (index_t i = 0; i < B.count; ++i)
-            check(Cublas<T>::trsm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(B.cols), checked(B.rows), &one,
-                                  L.item(i).data, l.ld, B.item(i).data, checked(leading(B))));
+            check(Cublas<T>::trsm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(B.cols), checked(B.rows),
+                                  &one, L.item(i).data, l.ld, B.item(i).data, checked(leading(B))));
     }
 
     // The named triangle of C := alpha A A' + beta C; the other one is left alone.

@@ -7,9 +7,9 @@ Routines that gain nothing from own code are those of ``_fallback``.
 
 from lapgrad._cuda._native import available, missing_packages, switched_off
 from lapgrad._cuda.copyltu import copyltu
-from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_vjp
+from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
-from lapgrad._cuda.gesvd import gesvd
+from lapgrad._cuda.gesvd import gesvd, gesvd_vjp
 from lapgrad._cuda.potrf import potrf, potrf_vjp
 from lapgrad._cuda.potri import potri, potri_update, potri_vjp
 from lapgrad._cuda.syevd import syevd, syevd_vjp
@@ -22,9 +22,11 @@ __all__ = [
     "copyltu",
     "dependent_row",
     "gelqf",
+    "gelqf_l_vjp",
     "gelqf_vjp",
     "gemmt",
     "gesvd",
+    "gesvd_vjp",
     "missing_packages",
     "potrf",
     "potrf_vjp",

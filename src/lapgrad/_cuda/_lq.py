@@ -3,8 +3,8 @@
 Householder's panels leave a GPU idle. Cholesky's way is all products: with A Aᵀ = L1 L1ᵀ, Q1 = L1⁻¹ A has
 orthonormal rows up to eps cond(A)², and the same once more makes that eps: Q2 = L2⁻¹ Q1, L = L1 L2
 (CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, rounds with A Aᵀ + s I before it
-bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 is done in float64, whose products are no slower on the
-devices this is for; there two rounds do for every condition that float32 can hold.
+bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 is done in float64, whose products are no slower
+on the devices this is for; there two rounds do for every condition that float32 can hold.
 
 Whether a round went well is seen from the one after it: Q1 Q1ᵀ may differ from the identity by less than 1/2
 in norm, which is read back to the host once. When it did not go well, the next way is taken, the last one is
@@ -13,13 +13,15 @@ Householder's. The diagonal of L is positive, whichever way was gone.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from lapgrad._cuda import _cholesky, _device, _sizes
 
-#: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|². One such round divides the condition by 1e4
-#: or more, two bring 1e15 down to where the others begin.
+#: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|². One such round divides the condition by
+#: 1e4 or more, two bring 1e15 down to where the others begin.
 _SHIFT = 11.0
 _SHIFTED_ROUNDS = 2
 
@@ -53,8 +55,10 @@ def _rounds(Q: Tensor, A: Tensor, shifted: int) -> Tensor | None:
         if last:
             distance = _distance_from_identity(R)
         if number < shifted:
+            # The Frobenius norm of Q Qᵀ, from its upper triangle, is at least |Q|², and less than the trace.
+            square = math.sqrt(2.0) * torch.linalg.vector_norm(R)
             diagonal = R.diagonal()
-            diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * diagonal.sum()
+            diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * square
         _divide(Q, R, notes.data_ptr() + 4 * number, last)
         L = R.mT if L is None else _product(L, R.mT)
     assert distance is not None

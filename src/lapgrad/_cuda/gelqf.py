@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _device, _gelqf_batch, _items, _launch, _sizes, _stream
+from lapgrad._cuda import _device, _gelqf_batch, _sizes, _stream
 from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
 
@@ -40,25 +41,15 @@ def _flat(A: Tensor) -> Tensor:
     return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
 
 
-@on_its_device
-def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
-    if relative_to_largest or not L.numel() or _stream.being_captured():
-        return (
-            None if _stream.being_captured() else _fallback.dependent_row(L, tolerance, relative_to_largest)
-        )
-    cell = _items.first_failure_cell(L)
-    assert cell is not None
-    address, items, step, _, rank, row, col = _device.blocks(_items.readable(L))
-    _launch.launch(
-        "triangle", "find_dependent_row<{T}>", L, (-(-rank // 8), items), 256, 0,
-        address, step, row, col, rank, tolerance, cell.data_ptr(),
-    )  # fmt: skip
-    return _items.first_failure(cell)
+dependent_row = on_its_device(_gelqf_batch.dependent_row)
 
 
 @on_its_device
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
     """gA := L^-T (gQ + Z Q), Z = copyltu(L^T gL - gQ Q^T), for wide and square matrices."""
+    if _gelqf_batch.serves_vjp(Q, L):
+        _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
+        return
     rank, items = Q.shape[-2], Q.shape[:-2].numel()
     wide = L.shape[-2] == rank and _sizes.solves_by_blocks(rank, Q.shape[-1])
     if not wide or not _sizes.one_by_one(items, rank) or not _device.storable(gA):
@@ -78,3 +69,18 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     _device.reshape(Z, _device.MIRROR_UP)
     _device.gemm(gA, Z, rows, 1.0, 0.0 if gQ is None else 1.0)
     _device.solve(gA, factor, "L", _sizes.SOLVE_BLOCK)
+
+
+@on_its_device
+def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
+    """The same with Q = L^-1 A."""
+    rank = L.shape[-1]
+    if _gelqf_batch.serves_vjp(A, L):
+        _gelqf_batch.gelqf_l_vjp(gA, A, L, gL)
+        return
+    if L.shape[-2] > rank or not _sizes.solves_by_blocks(rank, A.shape[-1]) or not A.numel():
+        _fallback.gelqf_l_vjp(gA, A, L, gL)
+        return
+    Q = A.clone(memory_format=torch.contiguous_format)
+    _device.solve(Q, _device.readable(L), "l", _sizes.SOLVE_BLOCK)
+    gelqf_vjp(gA, Q, L, None, gL)

@@ -60,6 +60,22 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     return None
 
 
+@on_its_device
+def gesvd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    S: Tensor,
+    V: Tensor,
+    gU: Tensor | None,
+    gS: Tensor | None,
+    gV: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> Tensor | None:
+    kernels = _gesvd_batch if _gesvd_batch.serves_gradient(U, V) else _fallback
+    return kernels.gesvd_vjp(gA, U, S, V, gU, gS, gV, degeneracy, tol)
+
+
 def _decomposed(A: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """(U, S, V) of a wide or square matrix, in float64. None when the safe way is to be gone."""
     m, n = A.shape

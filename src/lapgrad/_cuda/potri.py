@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _device, _sizes
+from lapgrad._cuda import _device, _launch, _sizes
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._cuda.trsm import zero_pivot
+
+_TILE = 32
+
+#: Up to so many columns their product is added in passing; more are worth a product of their own.
+_FEW_COLUMNS = 4
 
 
 @on_its_device
@@ -30,10 +35,10 @@ def potri_update(
         _fallback.potri_update(B, L, X, weight, lower, scale, ratio)
         return
     _inverse(B, L, lower)
-    if X is not None:
+    if X is not None and X.shape[-1] > _FEW_COLUMNS:
         _device.syrk(B, _device.readable(X), lower=True, alpha=ratio, beta=1.0)
-    B.mul_((scale * weight)[..., None, None])
-    _device.reshape(B, _device.MIRROR_UP)
+        X = None
+    _finish(B, X, weight, scale, ratio)
 
 
 @on_its_device
@@ -50,6 +55,19 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
     # The gradient of R is the transpose of the lower triangle.
     _device.reshape(gL, _device.MIRROR_UP)
     _device.reshape(gL, _device.CLEAR_LOWER)
+
+
+def _finish(B: Tensor, X: Tensor | None, weight: Tensor, scale: float, ratio: float) -> None:
+    """B := weight scale (B + ratio X Xᵀ), of B's lower triangle and symmetric: one pass over the matrix."""
+    address, items, step, n, _, row, _ = _device.blocks(B)
+    columns = B.new_empty(items, n, 0) if X is None else X.reshape(items, n, X.shape[-1])
+    weights = weight.reshape(items).contiguous()
+    tiles = -(-n // _TILE)
+    _launch.launch(
+        "triangle", "finish_inverse<{T}>", B, (tiles * (tiles + 1) // 2, items), 256,
+        _TILE * (_TILE + 1) * B.element_size(), address, step, row, n,
+        columns.data_ptr(), *columns.stride(), columns.shape[-1], weights.data_ptr(), scale, ratio,
+    )  # fmt: skip
 
 
 def _serves(B: Tensor) -> bool:

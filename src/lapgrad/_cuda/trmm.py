@@ -5,12 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _device, _sizes
+from lapgrad._cuda import _device, _sizes, _trmm_batch
 from lapgrad._cuda._stream import on_its_device
 
 
 @on_its_device
 def trmm(B: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
+    if _trmm_batch.serves(L, A):
+        _trmm_batch.trmm(B, L, A, lower, transpose, rightside)
+        return
     items, n = L.shape[:-2].numel(), L.shape[-1]
     if not B.numel() or not _sizes.one_by_one(items, n) or not _device.storable(B):
         _fallback.trmm(B, L, A, lower, transpose, rightside)

@@ -6,18 +6,20 @@ diagonal blocks all that is left are products; that pays from some hundred rows 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _device, _sizes, _stream
+from lapgrad._cuda import _device, _items, _launch, _sizes, _trsm_batch
 from lapgrad._cuda._stream import on_its_device
+from lapgrad._cuda._triangular_batch import finding_zero_pivots
 
 
 @on_its_device
 def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
+    if _trsm_batch.serves(L, A):
+        return _trsm_batch.trsm(X, L, A, lower, transpose, rightside)
     items, n = L.shape[:-2].numel(), L.shape[-1]
     if not X.numel() or not _sizes.one_by_one(items, n) or not _device.storable(X):
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
@@ -41,9 +43,8 @@ def trsm(
 
 def zero_pivot(L: Tensor) -> tuple[int, int] | None:
     """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
-    if _stream.being_captured():
+    cell = _items.first_failure_cell(L)
+    if cell is None:
         return None
-    diagonal = L.diagonal(dim1=-2, dim2=-1)
-    if diagonal.all():
-        return None
-    return divmod(int((diagonal == 0).flatten().to(torch.uint8).argmax()), L.shape[-1])
+    _launch.launch(*finding_zero_pivots(_items.readable(L), cell))
+    return _items.first_failure(cell)

@@ -54,8 +54,8 @@ __global__ void reshape_triangle(T* data, Index item, Index row, Index n) {
   reshape_tiles<T, kind>(Matrix<T>{data + blockIdx.y * item, row, 1}, n);
 }
 
-// spoilt[item] := n + 1 - i with i, from 1, the first row of the named triangle with a NaN or an infinity in it; 0, which
-// it must hold before, when there is none. grid = (rows / 8, items), 256 threads: a warp has a row.
+// spoilt[item] := n + 1 - i with i, from 1, the first row of the named triangle with a NaN or an infinity in it;
+// 0, which it must hold before, when there is none. grid = (rows / 8, items), 256 threads: a warp has a row.
 template <typename T>
 __global__ void first_spoilt_row(const T* data, Index item, Index row, Index col, Index n, int* spoilt) {
   const Index i = static_cast<Index>(blockIdx.x) * 8 + threadIdx.x / 32;
@@ -89,6 +89,34 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
   }
 }
 
+// The last step of an inverse: B := weight scale (B + ratio X X'), X n x k, of B's lower triangle, and symmetric.
+// grid as in reshape_triangle; memory: one padded tile.
+template <typename T>
+__global__ void finish_inverse(T* data, Index item, Index row, Index n, const T* columns, Index x_item, Index x_row,
+                               Index x_col, Index k, const T* weights, double scale, double ratio) {
+  T* const tile = shared_memory<T>();
+  Index ti, tj;
+  tile_of(blockIdx.x, ti, tj);
+  const Matrix<T> B{data + blockIdx.y * item, row, 1};
+  const Matrix<const T> X{columns + blockIdx.y * x_item, x_row, x_col};
+  const T weight = static_cast<T>(scale) * weights[blockIdx.y];
+  const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
+  for (int r = first; r < kTile; r += kTileRows) {
+    const Index i = ti * kTile + r, j = tj * kTile + column;
+    if (i >= n || j > i) continue;
+    T product = 0;
+    for (Index c = 0; c < k; ++c) product += X(i, c) * X(j, c);
+    const T value = weight * (B(i, j) + static_cast<T>(ratio) * product);
+    B(i, j) = value;
+    tile[r * (kTile + 1) + column] = value;
+  }
+  __syncthreads();
+  for (int r = first; r < kTile; r += kTileRows) {
+    const Index p = tj * kTile + r, q = ti * kTile + column;  // of the upper tile
+    if (p < n && q < n && q > p) B(p, q) = tile[column * (kTile + 1) + r];
+  }
+}
+
 // target := source, row by row. grid = (rows, items).
 template <typename T>
 __global__ void copy_rows(T* target, Index t_item, Index t_row, const T* source, Index s_item, Index s_row, Index n) {
@@ -113,10 +141,11 @@ __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* s
     if (top + r < m && left + column < n) to(top + r, left + column) = tile[column * (kTile + 1) + r];
 }
 
-// W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and only the
-// lower triangle of L is read. grid = (blocks, items); 64 threads. Thread j has column j of W in its registers and solves
-// L w = e_j from the top: once w_i is known, l_ki w_i goes off all that is below. These products do not wait for each
-// other, and all threads read the same l_ki. A block that the end of the matrix cuts off is completed by the identity.
+// W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and only
+// the lower triangle of L is read. grid = (blocks, items); 64 threads. Thread j has column j of W in its registers
+// and solves L w = e_j from the top: once w_i is known, l_ki w_i goes off all that is below. These products do not
+// wait for each other, and all threads read the same l_ki. A block that the end of the matrix cuts off is completed
+// by the identity.
 // Memory of a block: L, column by column, 64 x 64, and 1 / l_ii.
 constexpr int kLeaf = 64;
 
@@ -149,23 +178,4 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
 #pragma unroll
   for (int i = 0; i < kLeaf; ++i)
     if (j <= i && i < size) target(i, j) = w[i];
-}
-
-// Lowers *cell to item << 32 | row + 2^31 for the first row, from 0, with |l_ii| <= tolerance max_j |l_ij|: what is left
-// of it beside the rows above is rounding. grid = (rows / 8, items), 256 threads: a warp has a row. NaN counts as found.
-template <typename T>
-__global__ void find_dependent_row(const T* L, Index item, Index row, Index col, Index n, double tolerance,
-                                   long long* cell) {
-  const Index i = static_cast<Index>(blockIdx.x) * 8 + threadIdx.x / 32;
-  if (i >= n) return;
-  const Matrix<const T> A{L + blockIdx.y * item, row, col};
-  T largest = 0;
-  for (Index j = threadIdx.x % 32; j <= i; j += 32) {
-    const T size = fabs(A(i, j));
-    largest = size > largest ? size : largest;
-  }
-  largest = max_of_lanes(largest);
-  const bool independent = fabs(A(i, i)) > static_cast<T>(tolerance) * largest;
-  if (threadIdx.x % 32 == 0 && !independent)
-    atomicMin(cell, (static_cast<long long>(blockIdx.y) << 32 | i) + (1LL << 31));
 }
