@@ -145,7 +145,7 @@ log_weights = torch.zeros(40, dtype=torch.float64, requires_grad=True)
 
 
 def unexplained(rows: slice, weights: torch.Tensor) -> torch.Tensor:
-    scores = lapgrad.linalg.pca(measured * weights, 2).scores
+    scores = lapgrad.linalg.pca(measured * weights, k=2).scores
     A = torch.cat([torch.ones_like(scores[:, :1]), scores], 1)
     C = lapgrad.linalg.lstsq(A[known], factors[known])
     return (factors[rows] - A[rows] @ C).square().mean()

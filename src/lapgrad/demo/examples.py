@@ -13,6 +13,7 @@ from pathlib import Path
 #: Short names for the command line; any other example goes by the name of its file.
 SHORT_NAMES = {
     "gp": "gp_regression",
+    "sgp": "sparse_gp",
     "blr": "bayesian_linear_regression",
 }
 

@@ -86,10 +86,11 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q,
     }
     Reflection<T> h = reflection(alpha * unit, square, largest == T(0) && square == square);
     if (unit != T(1)) h.beta /= unit;
-    const T weight = lane > k ? h.tau * (a[k] + h.scale * product) : T(0), scaled = weight * h.scale;
+    const T weight = lane > k ? h.tau * (a[k] + h.scale * product) : T(0);
+    const T scaled = lane == k ? -h.scale : weight * h.scale;  // row k becomes v
     a[k] = lane == k ? h.beta : a[k] - weight;
 #pragma unroll
-    for (int i = k + 1; i < C; ++i) a[i] = lane == k ? x[i] * h.scale : a[i] - scaled * x[i];
+    for (int i = k + 1; i < C; ++i) a[i] = (lane == k ? T(0) : a[i]) - scaled * x[i];
     if (lane == k) own_tau = h.tau;
     if (positive && h.beta < T(0)) {
       flipped |= 1u << k;
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
         if (group + s * groups == k) {
           if (has_k) buffer[kColumns] = a[s][b];
 #pragma unroll
-          for (int i = b; i < C; ++i) buffer[i * P + part] = i * P + part > k ? a[s][i] : T(0);
+          for (int i = b; i < C; ++i) buffer[i * P + part] = i > b || part > k - b * P ? a[s][i] : T(0);
         }
       __syncthreads();
       const T alpha = buffer[kColumns];
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
           if (has_k) a[s][b] = in_k - weight;
         } else if (row == k) {
 #pragma unroll
-          for (int i = b; i < C; ++i) a[s][i] = i * P + part > k ? x[i] * h.scale : a[s][i];
+          for (int i = b; i < C; ++i) a[s][i] = i > b || part > k - b * P ? x[i] * h.scale : a[s][i];
           if (has_k) a[s][b] = h.beta;
         }
         if (flip && has_k && row >= k) a[s][b] = -a[s][b];
@@ -257,8 +258,7 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
       for (int s = 0; s < S; ++s)
         if (group + s * groups == k) {
 #pragma unroll
-          for (int i = b; i < C; ++i)
-            buffer[i * P + part] = i * P + part > k ? a[s][i] : i * P + part == k ? T(1) : T(0);
+          for (int i = b; i < C; ++i) buffer[i * P + part] = i > b || part > k - b * P ? a[s][i] : T(has_k);
         }
       __syncthreads();
       const T tau = taus[k];
@@ -281,10 +281,8 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
           for (int i = b; i < C; ++i) a[s][i] -= weight * x[i];
         } else if (row == k) {
 #pragma unroll
-          for (int i = b; i < C; ++i) {
-            const int column = i * P + part;
-            a[s][i] = column >= k ? T(column == k) - tau * x[i] : a[s][i];
-          }
+          for (int i = b + 1; i < C; ++i) a[s][i] = -tau * x[i];
+          if (part >= k - b * P) a[s][b] = T(has_k) - tau * x[b];
         }
       }
     }
