@@ -168,7 +168,8 @@ def test_everything_bound_is_called() -> None:
     sources = "".join(file.read_text() for file in CORE.glob("bind*.cpp"))
     bound = re.findall(r'm\.def\("(\w+)", &(?:binding::)?\w+[<)]', sources)
     assert len(bound) > 5
-    callers = "".join(file.read_text() for file in (*PACKAGE.glob("_cpu/*.py"), PACKAGE / "_blas.py"))
+    files = (*PACKAGE.glob("_cpu/*.py"), *PACKAGE.glob("_cuda/*.py"), PACKAGE / "_blas.py")
+    callers = "".join(file.read_text() for file in files)
     for routine in bound:
         assert re.search(rf"core\.{routine}\b", callers), routine
 

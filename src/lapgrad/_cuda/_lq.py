@@ -3,8 +3,8 @@
 Householder's panels leave a GPU idle. Cholesky's way is all products: with A Aᵀ = L1 L1ᵀ, Q1 = L1⁻¹ A has
 orthonormal rows up to eps cond(A)², and the same once more makes that eps: Q2 = L2⁻¹ Q1, L = L1 L2
 (CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, rounds with A Aᵀ + s I before it
-bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 is done in float64, whose products are no slower
-on the devices this is for; there two rounds do for every condition that float32 can hold.
+bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 is done in float64, whose products are no
+slower on the devices this is for; there two rounds do for every condition that float32 can hold.
 
 Whether a round went well is seen from the one after it: Q1 Q1ᵀ may differ from the identity by less than 1/2
 in norm, which is read back to the host once. When it did not go well, the next way is taken, the last one is
