@@ -24,8 +24,8 @@ ARITHMETIC = torch.float64
 
 #: Entries of K_c, if `chunk` is not given: 4 MB, which stay in the cache between the passes over them.
 _CHUNK_ENTRIES = 1 << 19
-#: Fewer columns than that leave BLAS idle.
-_LEAST_CHUNK = 512
+#: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
+_LEAST_COLUMNS = 2 / 3
 #: Width of the block columns in which one triangle of a symmetric matrix is computed.
 _BLOCK = 384
 
@@ -112,8 +112,9 @@ def chunks(n: int, width: int) -> Iterator[slice]:
 
 def chunk_width(n: int, inducing: int, chunk: int | None) -> int:
     """Rows of data per chunk."""
-    width = max(_LEAST_CHUNK, _CHUNK_ENTRIES // max(inducing, 1)) if chunk is None else chunk
-    return max(1, min(width, n))
+    if chunk is None:
+        chunk = max(int(_LEAST_COLUMNS * inducing), _CHUNK_ENTRIES // max(inducing, 1))
+    return max(1, min(chunk, n))
 
 
 class Statistics(NamedTuple):
