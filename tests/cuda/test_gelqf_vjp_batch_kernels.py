@@ -95,6 +95,16 @@ def test_the_first_row_that_depends_on_others_is_reported(
     assert found() == ((32, 1) if relative_to_largest else (33, 0))
 
 
+@machines
+def test_long_rows_that_depend(machine: Machine) -> None:
+    L = some_matrices(2, 70, 70, torch.float64, machine).tril()
+    L[1, 68, 5] = 1e12  # what is left is little beside this
+    failure = machine.first_failure(
+        lambda cell: _gelqf_batch.finding_dependent_rows(L, 1e-10, False, cell), L
+    )
+    assert failure == _fallback.dependent_row(L, 1e-10, False) == (1, 68)
+
+
 @pytest.mark.parametrize("shape", [(4, 4), (16, 16), (3, 100), (64, 64), (96, 128)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("machine", MACHINES[-1:])

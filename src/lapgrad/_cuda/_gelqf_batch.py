@@ -27,7 +27,6 @@ _ROWS_OF_LANE = 4
 
 
 _PANEL = 16
-_LANES_OF_ROW = 8
 
 
 def serves(A: Tensor) -> bool:
@@ -76,6 +75,9 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
 def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
     """As ``_fallback.dependent_row``, for factors of any size."""
     cell = _items.first_failure_cell(L)
+    if cell is not None and relative_to_largest and L.shape[-1] > LARGEST:
+        # Every row would go through the whole diagonal.
+        return _fallback.dependent_row(L, tolerance, relative_to_largest)
     if cell is None or not L.numel():
         return None
     _launch.launch(*finding_dependent_rows(readable(L), tolerance, relative_to_largest, cell))
@@ -114,9 +116,10 @@ def pulling_back(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor
 def finding_dependent_rows(L: Tensor, tolerance: float, relative_to_largest: bool, cell: Tensor) -> Launch:
     """The launch that reports rows without a derivative."""
     items, _, rank = L.shape
-    grid = (-(-items * rank * _LANES_OF_ROW // _THREADS),)
+    lanes = 8 if rank <= 64 else 32
+    grid = (-(-items * rank * lanes // _THREADS),)
     operands = (L.data_ptr(), *L.stride(), rank, items, float(tolerance), int(relative_to_largest))
-    name = "find_dependent_rows<{T}>"
+    name = f"find_dependent_rows<{{T}}, {lanes}>"
     return "gelqf_vjp_batch", name, L, grid, _THREADS, 0, *operands, cell.data_ptr()
 
 

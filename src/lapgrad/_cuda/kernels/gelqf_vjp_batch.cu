@@ -2,27 +2,25 @@
 #include "batch.cuh"
 
 // Reports (item, row from 0) of rows that depend on those before them: |l_ii| is not larger than the tolerance times
-// the largest entry of the row, or times the largest |l_jj|. Eight lanes per row.
-constexpr int kLanesOfRow = 8;
-
-template <typename T>
+// the largest entry of the row, or times the largest |l_jj|. `kLanes` lanes per row.
+template <typename T, int kLanes>
 __global__ void find_dependent_rows(const T* L, Index l_item, Index l_row, Index l_col, Index rank, Index items,
                                     double tolerance, Index relative_to_largest, Index* first_failure) {
-  const Index number = (static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanesOfRow;
+  const Index number = (static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
   const Index item = number / rank, i = number % rank;
   const bool any = item < items;
   const Matrix<const T> factor{L + item * l_item, l_row, l_col};
   T scale = 0;
   int unknown = 0;  // a NaN is no larger than anything, yet nothing is larger than it
   if (any)
-    for (Index j = threadIdx.x % kLanesOfRow; j < (relative_to_largest ? rank : i + 1); j += kLanesOfRow) {
+    for (Index j = threadIdx.x % kLanes; j < (relative_to_largest ? rank : i + 1); j += kLanes) {
       const T size = fabs(factor(relative_to_largest ? j : i, j));
       scale = size > scale ? size : scale;
       unknown = unknown || size != size;
     }
-  scale = max_of_lanes(scale, kLanesOfRow);
-  unknown = max_of_lanes(unknown, kLanesOfRow);
-  if (any && threadIdx.x % kLanesOfRow == 0 && (unknown || !(fabs(factor(i, i)) > T(tolerance) * scale)))
+  scale = max_of_lanes(scale, kLanes);
+  unknown = max_of_lanes(unknown, kLanes);
+  if (any && threadIdx.x % kLanes == 0 && (unknown || !(fabs(factor(i, i)) > T(tolerance) * scale)))
     report_failure(first_failure, item, static_cast<int>(i));
 }
 
