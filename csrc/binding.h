@@ -36,5 +36,6 @@ void bind_potri(nb::module_& m);
 void bind_gesvd(nb::module_& m);
 void bind_gelqf(nb::module_& m);
 void bind_device(nb::module_& m);
+void bind_kalman(nb::module_& m);
 
 }  // namespace lapgrad::binding

@@ -7,6 +7,7 @@
 
 #include "gaps.h"
 #include "gesvd_types.h"
+#include "kalman_types.h"
 #include "view.h"
 
 namespace lapgrad::isa {
@@ -89,6 +90,10 @@ struct Kernels {
     void (*lane_syevd_vjp)(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
                            Degeneracy rule, T tol, Batch<T> gA, std::int32_t* uneven, index_t begin, index_t end,
                            void* scratch);
+    // Series [begin, end), side by side in lanes or one by one: lane_kalman.h.
+    void (*kalman_forward)(const KalmanForward<T>& task, bool wide, index_t begin, index_t end, void* memory);
+    void (*kalman_reverse)(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, bool wide, index_t begin,
+                           index_t end, void* memory);
 };
 
 template <class T>

@@ -34,6 +34,10 @@ namespace {
 
 #include "lane_syevd.h"
 
+#include "series_numbers.h"
+
+#include "lane_kalman.h"
+
 template <class T>
 constexpr Kernels<T> make_table() {
     return {lanes_of<T>,
@@ -62,7 +66,9 @@ constexpr Kernels<T> make_table() {
             &lane_inverse<T>,
             &lane_inverse_vjp<T>,
             &lane_syevd<T>,
-            &lane_syevd_vjp<T>};
+            &lane_syevd_vjp<T>,
+            &kalman_forward<T>,
+            &kalman_reverse<T>};
 }
 }  // namespace
 

@@ -98,6 +98,7 @@ SAVED = {
     "linalg.solve_psd": (2, 1),
     "linalg.inverse_psd": (1,),
     "fused.mvn_nll": (2, 2),
+    "fused.kalman_nll": (8,) * 7,
     "inverse": (1,),
     "det": (3,),
     "slogdet": (3,),

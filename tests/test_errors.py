@@ -39,6 +39,7 @@ RECTANGULAR = (
     "linalg.pca",
     "linalg.cca",
     "linalg.lda",
+    "fused.kalman_nll",
 )
 SQUARE = [pytest.param(case, id=case.name) for case in OPERATORS.values() if case.name not in RECTANGULAR]
 

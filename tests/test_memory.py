@@ -27,6 +27,7 @@ _OPERAND_SHAPES = {
     "makediag": ((N,),),
     "maketrian": ((N * (N + 1) // 2,),),
     "fused.mvn_nll": ((N, N), (N, 1)),
+    "fused.kalman_nll": ((N * N // 2, 2), (1, 1), (2, 1), (1, 1), (2, 2), (1,), (1, 1)),
     "linalg.cca": ((2 * N, N), (2 * N, N)),
     "linalg.lda": ((2 * N, N),),
 }

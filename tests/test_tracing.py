@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import OPERATORS, OperatorCase, Sample, joined
+from samples import MAKERS, OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -83,6 +83,9 @@ def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
     if case.name in ("linalg.cca", "linalg.lda"):
         rows = 12 if case.name == "linalg.lda" else 40
         return tuple(torch.randn(rows, n, generator=generator, dtype=torch.float64) for _ in case.operands)
+    if case.name == "fused.kalman_nll":  # n series of 3 steps: the loop over steps is written out
+        shapes = ((n, 3, 2), (1, 2, 2), (1, 2, 2), (1, 2, 2), (1, 2, 2), (2,), (2, 2))
+        return tuple(MAKERS[kind](shape, generator) for kind, shape in zip(case.kinds, shapes, strict=True))
     X = torch.randn(n, n, generator=generator, dtype=torch.float64)
     spd = X @ X.mT / n + torch.eye(n, dtype=torch.float64)
     return (spd, *[X for _ in case.operands[1:]])

@@ -303,6 +303,35 @@ def factorisation_failed(
     )
 
 
+def innovation_failed(
+    operator: str, batch: Sequence[int], observations: int, failure: tuple[int, int, int]
+) -> LapgradError:
+    """Explain ``(flat series, step, code)``: code > 0 names a minor, code < 0 a pivot or the innovation."""
+    flat, step, code = failure
+    item = (*batch_index(flat, batch), step)
+    series = _item_name("series", item[:-1])
+    if code < -observations:
+        return NonFiniteError(
+            f"{operator}: {series}: the observation at step {step} less its prediction is not finite.",
+            item,
+            0,
+        )
+    if code < 0:
+        return NonFiniteError(
+            f"{operator}: {series}: the covariance of the observation at step {step}, given those before it, "
+            f"contains NaN or infinity: pivot {-code} is not finite.",
+            item,
+            -code,
+        )
+    return NotPositiveDefiniteError(
+        f"{operator}: {series}: the covariance of the observation at step {step}, given those before it, "
+        f"is not positive definite: its leading minor of order {code} is not positive. Q, R and P must "
+        f"be positive semi-definite, and R or P must leave no observation without variance.",
+        item,
+        code,
+    )
+
+
 def in_the_name_of(
     operator: str, inner: str, error: NotPositiveDefiniteError | NonFiniteError
 ) -> LapgradError:

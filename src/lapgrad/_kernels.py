@@ -53,6 +53,8 @@ ROUTINES = (
     "det_vjp",
     "slogdet",
     "slogdet_vjp",
+    "kalman_nll",
+    "kalman_nll_vjp",
 )
 
 

@@ -11,11 +11,21 @@ from samples import (
     multivariate,
     positive_definite,
     spectral,
+    state_space,
     triangles_and_products,
 )
 from samples.case import MAKERS, Flags, OperatorCase, Recipe, Sample, Shape, joined
 
-_PARTS = (triangles_and_products, gelqf, positive_definite, gesvd, determinants, spectral, multivariate)
+_PARTS = (
+    triangles_and_products,
+    gelqf,
+    positive_definite,
+    gesvd,
+    determinants,
+    spectral,
+    multivariate,
+    state_space,
+)
 
 OPERATORS: dict[str, OperatorCase] = {case.name: case for part in _PARTS for case in part.CASES}
 

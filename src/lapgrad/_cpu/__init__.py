@@ -12,6 +12,7 @@ from lapgrad._cpu.gemmt import gemmt
 from lapgrad._cpu.gemmt_sum import gemmt_sum
 from lapgrad._cpu.gesvd import gesvd, gesvd_vjp
 from lapgrad._cpu.inverse import inverse, inverse_vjp
+from lapgrad._cpu.kalman_nll import kalman_nll, kalman_nll_vjp
 from lapgrad._cpu.potrf import potrf, potrf_vjp
 from lapgrad._cpu.potri import potri, potri_update, potri_vjp
 from lapgrad._cpu.slogdet import slogdet, slogdet_vjp
@@ -41,6 +42,8 @@ __all__ = [
     "gesvd_vjp",
     "inverse",
     "inverse_vjp",
+    "kalman_nll",
+    "kalman_nll_vjp",
     "potrf",
     "potrf_vjp",
     "potri",

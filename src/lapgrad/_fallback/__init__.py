@@ -18,6 +18,7 @@ from lapgrad._fallback.gemmt import gemmt
 from lapgrad._fallback.gemmt_sum import gemmt_sum
 from lapgrad._fallback.gesvd import gesvd, gesvd_vjp
 from lapgrad._fallback.inverse import inverse, inverse_vjp
+from lapgrad._fallback.kalman_nll import kalman_nll, kalman_nll_vjp
 from lapgrad._fallback.makediag import makediag
 from lapgrad._fallback.maketrian import maketrian
 from lapgrad._fallback.potrf import potrf, potrf_vjp
@@ -47,6 +48,8 @@ __all__ = [
     "gesvd_vjp",
     "inverse",
     "inverse_vjp",
+    "kalman_nll",
+    "kalman_nll_vjp",
     "makediag",
     "maketrian",
     "potrf",

@@ -303,6 +303,52 @@ def _normal_nll(A: Tensor, y: Tensor) -> Tensor:
     return 0.5 * whitened.square().sum((-2, -1)) + half_logdet + constant
 
 
+def _kalman_loop(y: Tensor, A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor, P: Tensor) -> Tensor:
+    # The filter of the paper, step by step: K R K^T is what its K R K stands for.
+    times, p = y.shape[-2:]
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    s: Tensor = y.new_zeros(y.shape[:-2])
+    m, P = m[..., None].expand(*y.shape[:-2], -1, 1), P.expand(*y.shape[:-2], -1, -1)
+    for t in range(times):
+        if t:
+            m, P = A @ m, A @ P @ A.mT + Q
+        PB = P @ B.mT
+        L = torch.linalg.cholesky(B @ PB + R)
+        K = torch.linalg.solve_triangular(
+            L, torch.linalg.solve_triangular(L.mT, PB, upper=True, left=False), upper=False, left=False
+        )
+        v = y[..., t, :, None] - B @ m
+        z = torch.linalg.solve_triangular(L, v, upper=False)
+        half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        s = s + 0.5 * z.square().sum((-2, -1)) + half_logdet + 0.5 * math.log(2.0 * math.pi) * p
+        m, J = m + K @ v, identity - K @ B
+        P = J @ P @ J.mT + K @ R @ K.mT
+    return s
+
+
+def _series(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    # `batch` series of n steps, of one model with 4 states and 2 observations.
+    states, observations = 4, 2
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64)
+
+    def covariance(order: int) -> Tensor:
+        X = random(order, order)
+        return X @ X.mT / order + 0.5 * torch.eye(order, dtype=torch.float64)
+
+    operands = (
+        random(*shape.batch, shape.n, observations),
+        0.95 * torch.linalg.qr(random(states, states)).Q,
+        random(observations, states),
+        covariance(states),
+        covariance(observations),
+        random(states),
+        covariance(states),
+    )
+    return tuple(operand.to(dtype) for operand in operands)
+
+
 def _singular_rows(A: Tensor) -> tuple[Tensor, ...]:
     # The view costs nothing: rows of vectors, as lapgrad returns them.
     columns, S, V = torch.linalg.svd(A, full_matrices=False)
@@ -448,6 +494,11 @@ _ROWS = (
         "L = cholesky(A); solve_triangular(L, y).square().sum() / 2 + L.diagonal().log().sum() + constant",
         _symmetric_and_column,
         lambda n, m: n**3 / 3 + n * n, lambda n, m: 2 * n**3 / 3 + 2 * n * n, symmetric=(0,),
+    ),
+    # n steps of a model with 4 states and 2 observations.
+    Operator(
+        "fused.kalman_nll", lg.fused.kalman_nll, _kalman_loop, "a loop over the steps of the filter", _series,
+        lambda n, m: 500 * n, lambda n, m: 1500 * n, symmetric=(3, 4, 6),
     ),
 
     # The decompositions: flops as of dense textbook algorithms (Golub and Van Loan), iterations counted in.

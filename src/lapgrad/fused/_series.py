@@ -1,0 +1,167 @@
+"""Operands of a state space model: are they what they should be, and how do series and times meet?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors, _layout
+
+
+class Operands(NamedTuple):
+    """The model as the registered operator takes it: one dimension counts all series, one the times.
+
+    Attributes:
+        flat: y (N, T, p), A, B, Q, R (N, T, rows, columns), m (N, n), P (N, n, n), c (N, T, n). N and T are 1
+            where there is one for all.
+        batch: The leading dimensions that N stands for.
+    """
+
+    flat: tuple[Tensor, ...]
+    batch: torch.Size
+
+
+#: Dimensions of one matrix or vector behind those of time, if it has one, and series.
+_OWN = {"y": 1, "A": 2, "B": 2, "Q": 2, "R": 2, "m": 1, "P": 2, "state_offset": 1, "observation_offset": 1}
+_WITHOUT_TIME = ("m", "P")
+
+
+def operands(
+    operator: str,
+    y: Tensor,
+    A: Tensor,
+    B: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    m: Tensor,
+    P: Tensor,
+    state_offset: Tensor | float | None,
+    observation_offset: Tensor | float | None,
+) -> Operands:
+    """The operands of the registered operator; raises what its docstring says."""
+    given = {"y": _layout.matrix(operator, "y", y)}
+    given["A"] = _layout.square_matrix(operator, "A", A)
+    given["B"] = _layout.matrix(operator, "B", B)
+    given["Q"] = _layout.square_matrix(operator, "Q", Q)
+    given["R"] = _layout.square_matrix(operator, "R", R)
+    given["m"] = _layout.vector(operator, "m", m)
+    given["P"] = _layout.square_matrix(operator, "P", P)
+    if isinstance(observation_offset, int | float):
+        given["y"], observation_offset = given["y"] - observation_offset, None
+    if state_offset is None or isinstance(state_offset, int | float):
+        n = given["A"].shape[-1]
+        state_offset = given["y"].new_full((n,), 0.0 if state_offset is None else float(state_offset))
+    else:
+        given["state_offset"] = _layout.vector(operator, "state_offset", state_offset)
+    if observation_offset is not None:
+        given["observation_offset"] = _layout.vector(operator, "observation_offset", observation_offset)
+    _layout.same_kind(operator, **given)
+    times, p = given["y"].shape[-2:]
+    n = given["A"].shape[-1]
+    _check_sizes(operator, given, n, p)
+    # Time and leading dimensions, in this order from the right; what has no dimension of time does not vary.
+    timed = {
+        name: tensor if name in _WITHOUT_TIME or tensor.dim() > _OWN[name] else tensor[None]
+        for name, tensor in given.items()
+    }
+    if observation_offset is not None:
+        offset = timed.pop("observation_offset")
+        _check_times(operator, given, {"observation_offset": offset}, times)
+        timed["y"] = _minus(operator, given, offset)
+    _check_times(operator, given, timed, times)
+    batch = _common_batch(operator, given, timed)
+    timed.setdefault("state_offset", state_offset[None])
+    names = ("y", "A", "B", "Q", "R", "m", "P", "state_offset")
+    flat = [_flattened(timed[name], _own_dimensions(name), batch) for name in names]
+    flat[0] = flat[0].expand(batch.numel(), *flat[0].shape[1:])
+    return Operands(tuple(flat), batch)
+
+
+def _check_sizes(operator: str, given: dict[str, Tensor], n: int, p: int) -> None:
+    wanted = {"A": (n, n), "B": (p, n), "Q": (n, n), "R": (p, p), "m": (n,), "P": (n, n)}
+    wanted |= {"state_offset": (n,), "observation_offset": (p,)}
+    for name, tensor in given.items():
+        if name != "y" and tuple(tensor.shape[-_OWN[name] :]) != wanted[name]:
+            raise _errors.shapes_do_not_fit(
+                operator,
+                given,
+                "with p observations, the last dimension of y, and n states, the order of A, "
+                f"{name} must end in {_letters(name)}",
+            )
+
+
+def _letters(name: str) -> str:
+    return {
+        "B": "(p, n)",
+        "R": "(p, p)",
+        "m": "(n,)",
+        "state_offset": "(n,)",
+        "observation_offset": "(p,)",
+    }.get(name, "(n, n)")
+
+
+def _check_times(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor], times: int) -> None:
+    for name, tensor in timed.items():
+        if name in ("y", *_WITHOUT_TIME):
+            continue
+        if tensor.shape[-_OWN[name] - 1] not in (1, times):
+            raise _errors.shapes_do_not_fit(
+                operator,
+                given,
+                f"the dimension of time of {name}, the one before its last {_OWN[name]}, must be that of "
+                f"y, or 1",
+            )
+
+
+def _minus(operator: str, given: dict[str, Tensor], offset: Tensor) -> Tensor:
+    try:
+        return given["y"] - offset
+    except RuntimeError:
+        raise _leading_dimensions_differ(operator, given) from None
+
+
+def _own_dimensions(name: str) -> int:
+    return _OWN[name] + (name not in _WITHOUT_TIME)
+
+
+def _common_batch(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor]) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(
+            *[tensor.shape[: tensor.dim() - _own_dimensions(name)] for name, tensor in timed.items()]
+        )
+    except RuntimeError:
+        raise _leading_dimensions_differ(operator, given) from None
+
+
+def _leading_dimensions_differ(operator: str, given: dict[str, Tensor]) -> _errors.ShapeError:
+    return _errors.shapes_do_not_fit(
+        operator,
+        given,
+        "the leading dimensions, those before time, must broadcast against each other",
+    )
+
+
+def _flattened(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
+    """One leading dimension in place of several: of size 1 if all of them are."""
+    leading, rest = tensor.shape[: tensor.dim() - own], tensor.shape[tensor.dim() - own :]
+    if all(size == 1 for size in leading):
+        return tensor.reshape(1, *rest)
+    return (
+        tensor.expand(*batch, *rest).reshape(-1, *rest)
+        if tensor.numel()
+        else tensor.new_empty(torch.Size(batch).numel(), *rest)
+    )
+
+
+def count(operand: Tensor, mapped: int | None) -> int:
+    """Series of an operand of the registered operator that has a further dimension under vmap."""
+    return operand.shape[0] if mapped is None else operand.movedim(mapped, 0).shape[1]
+
+
+def merged(operand: Tensor, mapped: int | None, size: int, series: int) -> Tensor:
+    """(size * series, ...): the mapped dimension and that of the series as one."""
+    front = operand.expand(size, *operand.shape) if mapped is None else operand.movedim(mapped, 0)
+    return front.expand(size, series, *front.shape[2:]).reshape(size * series, *front.shape[2:])
