@@ -31,6 +31,20 @@ INDUCING_FLOAT32 = 100.0
 #: Data around 1000 in units of 10: a hundred times the rounding errors of data around 0.
 OF_SHIFTED_DATA = 20000.0
 
+#: Log likelihoods of thousands of steps, and differences of such sums: the terms are larger than the result.
+SUMS_OVER_STEPS = 1e4
+
+#: Smoothed states by one solve with the covariance of all times: the variance of a trend grows from step to
+#: step, its condition number is 1e4 and more.
+ALL_TIMES_AT_ONCE = 1e6
+
+#: A prior of variance 1e7 in place of none at all, beside observations of a variance of 0.1: moments shift
+#: by 1e-8 (1e8 units), and the filter loses seven digits to it.
+DIFFUSE_LIMIT = 1e11
+
+#: statsmodels filters without Joseph's update and with other priors inside: 1e-9 is seen.
+OTHER_IMPLEMENTATION = 1e8
+
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
 HOUSEHOLDER = 5.0
 

@@ -1,0 +1,148 @@
+"""Kalman filtering when nothing is known of some of the first states: exactly, and not by a large variance.
+
+Write the first state as h[0] = h' + Z δ, where h' has a proper prior, Z picks the diffuse states, and δ has
+a flat one. Given δ everything is proper, and linear in δ: means become m + M δ, innovations v + V δ, and
+their covariances S do not depend on δ. So one filter carries the columns [m M], and collects what the
+observations say of δ (de Jong):
+
+    G = Σ [v V]ᵀ S⁻¹ [v V],      δ | y ~ N(-G_δδ⁻¹ g_δ, G_δδ⁻¹)
+    -log p(y) = 1/2 Σ log det S + 1/2 (g - g_δᵀ G_δδ⁻¹ g_δ) + 1/2 log det G_δδ + count/2 log(2π)
+
+The value is that of Durbin and Koopman: the limit of the likelihood under N(0, κ) on δ, as κ grows, times
+κ^(d/2).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.models.criteria.kalman_filter import Innovation, at, observe
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.sumlogdiag import sumlogdiag
+
+Operands = tuple[Tensor, ...]
+
+_IDENTIFIED = 1e-10
+"""Of the scaled G_δδ: the smallest eigenvalue from which on δ counts as determined (float64)."""
+
+
+class Step(NamedTuple):
+    """One time: columns [m M] (N, n, 1 + d) and covariance, predicted and filtered; and G up to here."""
+
+    mean: Tensor
+    covariance: Tensor
+    seen: Innovation
+    filtered_mean: Tensor
+    filtered_covariance: Tensor
+    information: Tensor
+
+
+class Walk(NamedTuple):
+    """The filter over some steps.
+
+    Attributes:
+        steps: One by one.
+        mean: (N, n, 1 + d), predicted for the time after the last.
+        covariance: (N, n, n), of the same.
+        half_logdet: (N,), Σ log det L.
+        observed: (N,), how many observations are not missing.
+    """
+
+    steps: list[Step]
+    mean: Tensor
+    covariance: Tensor
+    half_logdet: Tensor
+    observed: Tensor
+
+    @property
+    def information(self) -> Tensor:
+        """G of all steps, (N, 1 + d, 1 + d)."""
+        return self.steps[-1].information
+
+
+def walk(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> Walk:
+    """The filter over the first ``steps`` times, with one column for each diffuse state."""
+    y, A, _, Q, _, m, P, c = model
+    N = y.shape[0]
+    n, d = A.shape[-1], len(diffuse)
+    Z = torch.eye(n, dtype=y.dtype, device=y.device)[:, diffuse]
+    proper = torch.ones(n, dtype=y.dtype, device=y.device)
+    proper[diffuse] = 0.0
+    mean = torch.cat(((proper * m)[..., None].expand(N, n, 1), Z.expand(N, n, d)), -1)
+    covariance = (proper[:, None] * proper * P).expand(N, n, n)
+    information = y.new_zeros(N, 1 + d, 1 + d)
+    half_logdet, count = y.new_zeros(N), y.new_zeros(N)
+    found: list[Step] = []
+    for t in range(steps):
+        filtered, filtered_covariance, seen = observe(who, batch, model, t, mean, covariance)
+        information = information + seen.v.mT @ seen.u
+        half_logdet = half_logdet + sumlogdiag(seen.L)
+        count = count + (~y[:, t].isnan()).sum(-1).to(y.dtype)
+        found.append(Step(mean, covariance, seen, filtered, filtered_covariance, information))
+        mean = at(A, t) @ filtered + torch.nn.functional.pad(at(c, t)[..., None], (0, d))
+        covariance = at(A, t) @ filtered_covariance @ at(A, t).mT + at(Q, t)
+        covariance = 0.5 * (covariance + covariance.mT)
+    return Walk(found, mean, covariance, half_logdet, count)
+
+
+def nll(walked: Walk) -> Tensor:
+    """-log p of what was walked over, (N,)."""
+    G = walked.information
+    constant = 0.5 * math.log(2 * math.pi) * walked.observed
+    if G.shape[-1] == 1:
+        return 0.5 * G[:, 0, 0] + walked.half_logdet + constant
+    L = potrf(G[:, 1:, 1:])
+    explained = (G[:, 1:, :1] * cho_solve(L, G[:, 1:, :1])).sum((-2, -1))
+    return 0.5 * (G[:, 0, 0] - explained) + walked.half_logdet + sumlogdiag(L) + constant
+
+
+def collapsed(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments with δ integrated out, from columns (..., n, 1 + d), covariance (..., n, n) and G."""
+    if mean.shape[-1] == 1:
+        return mean[..., 0], covariance
+    L = potrf(information[..., 1:, 1:])
+    M = mean[..., 1:]
+    best = mean[..., :1] - M @ cho_solve(L, information[..., 1:, :1])
+    spread = M @ cho_solve(L, M.mT)
+    return best[..., 0], covariance + 0.5 * (spread + spread.mT)
+
+
+@torch.no_grad()
+def steps_needed(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
+    """After how many steps all diffuse states of all series are determined by the observations.
+
+    Raises:
+        DomainError: They never are.
+    """
+    if not diffuse:
+        return 0
+    times = model[0].shape[1]
+    double = tuple(operand.double() for operand in model)
+    open_series = torch.ones(model[0].shape[0], dtype=torch.bool, device=model[0].device)
+    # Twice as many steps until it is enough: mostly the number of diffuse states is.
+    reach = min(times, len(diffuse))
+    while True:
+        walked = walk(who, batch, double, diffuse, reach)
+        for t, step in enumerate(walked.steps):
+            G = step.information[:, 1:, 1:]
+            scale = G.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+            smallest = torch.linalg.eigvalsh(scale[:, :, None] * G * scale[:, None, :])[:, 0]
+            open_series = smallest < _IDENTIFIED
+            if not bool(open_series.any()):
+                return t + 1
+        if reach == times:
+            break
+        reach = min(times, 2 * reach)
+    first = int(open_series.nonzero()[0, 0]) if times else 0
+    item = _errors.batch_index(first, batch)
+    raise _errors.DomainError(
+        f"{who}: series {first} has too few observations: they do not determine its {len(diffuse)} "
+        f"diffuse states. Use a shorter model, or diffuse_variance for a prior that is wide and proper.",
+        item,
+    )

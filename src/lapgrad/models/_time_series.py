@@ -1,0 +1,107 @@
+"""Series as users hand them over, and times that differ from series to series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models import _checks
+from lapgrad.ops.potrf import potrf_ex
+from lapgrad.ops.syevd import syevd
+
+
+class Series(NamedTuple):
+    """Series side by side.
+
+    Attributes:
+        values: (N, T, p), padded with NaN.
+        lengths: (N,), how many steps each has.
+        single: One series was given, not a list or a batch.
+        vector: It has one number at each time, without a dimension for it.
+    """
+
+    values: Tensor
+    lengths: Tensor
+    single: bool
+    vector: bool
+
+
+def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
+    """The series as one tensor; raises what is wrong with them."""
+    if isinstance(y, Tensor):
+        _checks.float_tensor(who, y, "y")
+        if y.dim() not in (1, 2, 3):
+            raise _errors.ShapeError(
+                f"{who}: y must have shape (T,), (T, p) or (N, T, p), got {tuple(y.shape)}."
+            )
+        single, vector = y.dim() < 3, y.dim() == 1
+        parts = [y] if single else list(y)
+    else:
+        parts, single = list(y), False
+        for i, part in enumerate(parts):
+            _checks.float_tensor(who, part, f"y[{i}]")
+        vector = bool(parts) and all(part.dim() == 1 for part in parts)
+    if not parts:
+        raise _errors.ShapeError(f"{who}: y has no series, at least one is wanted.")
+    columns = [part.detach()[:, None] if part.dim() == 1 else part.detach() for part in parts]
+    sizes = {tuple(part.shape[1:]) for part in columns}
+    if len(sizes) > 1 or any(part.dim() != 2 for part in columns) or columns[0].shape[-1] == 0:
+        raise _errors.ShapeError(
+            f"{who}: all series must have shape (T,) or (T, p) with one p, got shapes "
+            f"{', '.join(str(tuple(part.shape)) for part in parts[:5])}."
+        )
+    _checks.same_kind(who, **{f"y[{i}]": part for i, part in enumerate(columns)})
+    lengths = [len(part) for part in columns]
+    values = columns[0].new_full((len(columns), max(lengths), columns[0].shape[-1]), torch.nan)
+    for i, part in enumerate(columns):
+        values[i, : len(part)] = part
+    for i, one in enumerate(values):
+        if bool(one.isinf().any()):
+            step = int(one.isinf().any(-1).nonzero()[0, 0])
+            raise _errors.NonFiniteError(f"{who}: series {i} is infinite at step {step}.", (i, step))
+    if not bool((~values.isnan()).any()):
+        raise _errors.NonFiniteError(f"{who}: y has no observation: all values are NaN.")
+    return Series(values, torch.tensor(lengths, device=values.device), single, vector)
+
+
+def variances(values: Tensor) -> Tensor:
+    """The variance of each of the p values over series and times, (p,); of constants their square, or 1."""
+    flat = values.reshape(-1, values.shape[-1]).double()
+    mean = flat.nanmean(0)
+    variance = (flat - mean).square().nanmean(0)
+    substitute = torch.where(mean == 0, 1.0, mean.square())
+    good = variance.isfinite() & (variance > 1e-12 * mean.square())
+    return torch.where(good, variance, torch.nan_to_num(substitute, nan=1.0))
+
+
+def later(X: Tensor, k: int) -> Tensor:
+    """(N, T, ...) from time k on; what does not vary with time stays."""
+    return X[:, k:] if X.shape[1] > 1 else X
+
+
+def after(lengths: Tensor, steps: int) -> Tensor:
+    """(N, steps), the times after the end of each series."""
+    return lengths[:, None] + torch.arange(steps, device=lengths.device)
+
+
+def at_times(X: Tensor, times: Tensor) -> Tensor:
+    """(N, steps, ...) of X (N or 1, T or 1, ...) at the times (N, steps)."""
+    N, own = len(times), X.dim() - 2
+    if X.shape[1] == 1:
+        return X.expand(N, times.shape[1], *X.shape[2:])
+    X = X.expand(N, *X.shape[1:])
+    index = times.view(*times.shape, *(1,) * own).expand(*times.shape, *X.shape[2:])
+    return X.gather(1, index)
+
+
+def root(covariance: Tensor) -> Tensor:
+    """R with R Rᵀ = covariance (*batch, n, n), which may be singular."""
+    L, info = potrf_ex(covariance)
+    if not bool(info.any()):
+        return L
+    U, eigenvalues = syevd(covariance)
+    return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]

@@ -1,0 +1,22 @@
+"""Parts of time series: trends, seasons, autoregressions and more, to be added up in ``LinearGaussianSSM``.
+
+A component says how its own states move, and what is seen of them. Components are added with ``+``: their
+states stand side by side, and what is seen is the sum.
+"""
+
+from lapgrad.models.components.base import Block, Component, Sum
+from lapgrad.models.components.learned import Emitted, LinearDynamics
+from lapgrad.models.components.structural import AR, LocalLevel, LocalLinearTrend, Regression, Seasonal
+
+__all__ = [
+    "AR",
+    "Block",
+    "Component",
+    "Emitted",
+    "LinearDynamics",
+    "LocalLevel",
+    "LocalLinearTrend",
+    "Regression",
+    "Seasonal",
+    "Sum",
+]

@@ -1,0 +1,205 @@
+"""What a component of a time series is, and sums of them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models._parameters import Parametrised, Value
+
+
+class Block(NamedTuple):
+    """The matrices of a component with n states and p observations.
+
+    Leading dimensions are (*batch, T), T being 1 for what does not vary with time; the prior has no time.
+    For the letters see ``lapgrad.fused.kalman_nll``.
+
+    Attributes:
+        A: (*batch, T, n, n).
+        B: (*batch, T, p, n).
+        Q: (*batch, T, n, n).
+        m: (*batch, n).
+        P: (*batch, n, n); rows and columns of diffuse states are not looked at.
+        state_offset: (*batch, T, n), or None: zero.
+        observation_offset: (*batch, T, p), or None: zero.
+        R: (*batch, T, p, p), noise that comes with the component, besides that of the model; or None.
+    """
+
+    A: Tensor
+    B: Tensor
+    Q: Tensor
+    m: Tensor
+    P: Tensor
+    state_offset: Tensor | None = None
+    observation_offset: Tensor | None = None
+    R: Tensor | None = None
+
+
+class Component(Parametrised, abc.ABC):
+    """Base of all components.
+
+    Attributes:
+        states: How many states it has.
+        observations: How many values it explains at each time.
+        diffuse: For each state, whether nothing is known of it before the first observation.
+    """
+
+    _kinds: ClassVar[dict[str, type[Component]]] = {}
+    states: int
+    observations: int = 1
+    diffuse: tuple[bool, ...]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        cls._kinds[cls.__name__] = cls
+
+    @classmethod
+    def known(cls, name: str) -> type[Component]:
+        """The component class of that name.
+
+        Raises:
+            FileFormatError: There is none.
+        """
+        if name not in cls._kinds:
+            raise _errors.FileFormatError(
+                f"component: there is no component {name}; import the module that defines it first."
+            )
+        return cls._kinds[name]
+
+    @abc.abstractmethod
+    def block(self, times: int) -> Block:
+        """The matrices for the times 0, ..., times - 1."""
+
+    @abc.abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Arguments of the constructor, in types that JSON knows; tensors come from the file."""
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """A component of this description; the values of its parameters are filled in later."""
+        return cls(**config)
+
+    def prepare(self, variance: float) -> None:
+        """Choose the values that were left open, for data of this variance."""
+
+    def __add__(self, other: Component) -> Sum:
+        return Sum(self, other)
+
+    def _open(self, names: Mapping[str, Value | None]) -> None:
+        """Set hyper-parameters; those that are None are left for ``prepare``."""
+        self._left_open = tuple(name for name, value in names.items() if value is None)
+        for name, value in names.items():
+            setattr(self, name, 1.0 if value is None else value)
+
+    def _fill(self, values: Mapping[str, float]) -> None:
+        for name in self._left_open:
+            setattr(self, name, values[name])
+        self._left_open = ()
+
+
+def described(component: Component) -> dict[str, Any]:
+    """The component as JSON can express it."""
+    return {"kind": type(component).__name__, "config": component.config()}
+
+
+def component_from(
+    description: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+) -> Component:
+    """What ``described`` has described. ``tensors``: those of the component, by their names in it."""
+    return Component.known(description["kind"]).from_config(description["config"], tensors, modules)
+
+
+class Sum(Component):
+    """Components added up: their states side by side."""
+
+    def __init__(self, *parts: Component) -> None:
+        super().__init__()
+        flat = [inner for part in parts for inner in (part.components if isinstance(part, Sum) else [part])]
+        if not flat or not all(isinstance(part, Component) for part in flat):
+            raise _errors.OptionError("Sum: components are wanted, and at least one.")
+        if len({part.observations for part in flat}) > 1:
+            raise _errors.ShapeError("Sum: all components must explain the same number of observations.")
+        self.parts = nn.ModuleList(flat)
+        self.states = sum(part.states for part in flat)
+        self.observations = flat[0].observations
+        self.diffuse = tuple(flag for part in flat for flag in part.diffuse)
+
+    @property
+    def components(self) -> list[Component]:
+        """The components that are added up."""
+        return [part for part in self.parts if isinstance(part, Component)]
+
+    def block(self, times: int) -> Block:
+        """The matrices of all parts, as blocks on the diagonal."""
+        blocks = [part.block(times) for part in self.components]
+        return Block(
+            _on_the_diagonal([block.A for block in blocks]),
+            _side_by_side([block.B for block in blocks]),
+            _on_the_diagonal([block.Q for block in blocks]),
+            _side_by_side([block.m for block in blocks], 1),
+            _on_the_diagonal([block.P for block in blocks]),
+            _offsets([block.state_offset for block in blocks], [block.m for block in blocks]),
+            _added([block.observation_offset for block in blocks]),
+            _added([block.R for block in blocks]),
+        )
+
+    def prepare(self, variance: float) -> None:
+        """Choose the values that were left open, of all parts."""
+        for part in self.components:
+            part.prepare(variance)
+
+    def config(self) -> dict[str, Any]:
+        """The descriptions of the parts."""
+        return {"parts": [described(part) for part in self.components]}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """A sum of the parts that are described."""
+        parts = []
+        for position, part in enumerate(config["parts"]):
+            prefix = f"parts.{position}."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            parts.append(component_from(part, own, modules))
+        return cls(*parts)
+
+
+def _broadcast(tensors: list[Tensor], own: int = 2) -> list[Tensor]:
+    leading = torch.broadcast_shapes(*[tensor.shape[:-own] for tensor in tensors])
+    return [tensor.expand(*leading, *tensor.shape[-own:]) for tensor in tensors]
+
+
+def _side_by_side(tensors: list[Tensor], own: int = 2) -> Tensor:
+    return torch.cat(_broadcast(tensors, own), -1)
+
+
+def _on_the_diagonal(tensors: list[Tensor]) -> Tensor:
+    total, before, rows = sum(tensor.shape[-1] for tensor in tensors), 0, []
+    for tensor in _broadcast(tensors):
+        n = tensor.shape[-1]
+        rows.append(torch.nn.functional.pad(tensor, (before, total - before - n)))
+        before += n
+    return torch.cat(rows, -2)
+
+
+def _offsets(offsets: list[Tensor | None], like: list[Tensor]) -> Tensor | None:
+    if all(offset is None for offset in offsets):
+        return None
+    filled = [
+        mean.new_zeros(1, mean.shape[-1]) if offset is None else offset
+        for offset, mean in zip(offsets, like, strict=True)
+    ]
+    return _side_by_side(filled, 1)
+
+
+def _added(tensors: list[Tensor | None]) -> Tensor | None:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return sum(found[1:], found[0]) if found else None

@@ -1,0 +1,130 @@
+"""Components whose matrices are learned as a whole, or come out of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models import _checks
+from lapgrad.models._covariance import Covariance
+from lapgrad.models._parameters import unbounded
+from lapgrad.models.components.base import Block, Component
+
+
+class LinearDynamics(Component):
+    """All matrices are learned: h[t+1] ~ N(A h[t], Q), seen as B h[t], h[0] ~ N(m, P).
+
+    Args:
+        states: How many.
+        observations: How many values are seen at each time.
+        generator: Source of the first B, or a seed; None: torch's own.
+
+    Attributes:
+        A, B, m: Learned as they are.
+        Q, P: Learned by their Cholesky factors (``Covariance``).
+    """
+
+    A = unbounded()
+    B = unbounded()
+    m = unbounded()
+
+    def __init__(
+        self, states: int, observations: int = 1, *, generator: torch.Generator | int | None = None
+    ) -> None:
+        super().__init__()
+        if states < 1 or observations < 1:
+            raise _errors.OptionError(
+                f"LinearDynamics: states and observations must be positive, got {states} and {observations}."
+            )
+        self.states, self.observations, self.diffuse = states, observations, (False,) * states
+        source = _checks.generator("LinearDynamics", generator, torch.device("cpu"))
+        self.A = 0.9 * torch.eye(states, dtype=torch.float64)
+        self.B = torch.randn(observations, states, generator=source, dtype=torch.float64) / states**0.5
+        self.m = torch.zeros(states, dtype=torch.float64)
+        self.Q = Covariance(0.1 * torch.eye(states, dtype=torch.float64))
+        self.P = Covariance(torch.eye(states, dtype=torch.float64))
+        self._scaled = False
+
+    def block(self, times: int) -> Block:
+        """The parameters themselves."""
+        return Block(self.A[None], self.B[None], self.Q.matrix()[None], self.m, self.P.matrix())
+
+    def prepare(self, variance: float) -> None:
+        """What is seen of states of the order of 1 has the scale of the data."""
+        if not self._scaled:
+            self.B = variance**0.5 * self.B.detach()
+            self._scaled = True
+
+    def config(self) -> dict[str, Any]:
+        """The sizes."""
+        return {"states": self.states, "observations": self.observations}
+
+
+class Emitted(Component):
+    """A component whose matrices come out of a network, for example an LSTM, and vary with time.
+
+    Args:
+        module: ``module(inputs[:times])`` gives a ``Block``; its parameters are learned with the model.
+        inputs: (rows, k), one row per time. Rows past the end of the series are what forecasts use.
+        states: How many states the block has.
+        observations: How many values are seen at each time.
+        diffuse: For each state, whether nothing is known of it at first; None: the prior in the block counts.
+        name: Under which the network is passed to ``LinearGaussianSSM.load``.
+    """
+
+    inputs: Tensor
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Tensor,
+        *,
+        states: int,
+        observations: int = 1,
+        diffuse: tuple[bool, ...] | None = None,
+        name: str = "module",
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("inputs", _checks.inputs("Emitted", inputs, "inputs").detach().clone())
+        self.states, self.observations, self.name = states, observations, name
+        self.diffuse = (False,) * states if diffuse is None else tuple(diffuse)
+
+    def block(self, times: int) -> Block:
+        """What the network says."""
+        if times > len(self.inputs):
+            raise _errors.ShapeError(
+                f"Emitted: inputs has {len(self.inputs)} rows, {times} are needed: as many as the series "
+                f"and the forecast have steps."
+            )
+        block = self.module(self.inputs[:times])
+        if not isinstance(block, Block):
+            raise _errors.OptionError(
+                f"Emitted: the network must return a Block, got {type(block).__name__}."
+            )
+        return block
+
+    def config(self) -> dict[str, Any]:
+        """Sizes and the name of the network."""
+        return {
+            "states": self.states,
+            "observations": self.observations,
+            "diffuse": list(self.diffuse),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """With the network that was passed to ``load``."""
+        name = config["name"]
+        if name not in modules:
+            raise _errors.OptionError(
+                f'load: the network "{name}" is missing: pass modules={{"{name}": ...}}.'
+            )
+        return cls(modules[name], tensors["inputs"], **{**config, "diffuse": tuple(config["diffuse"])})

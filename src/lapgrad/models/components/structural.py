@@ -1,0 +1,231 @@
+"""Trends, seasons, autoregressions and regressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models import _checks
+from lapgrad.models._parameters import Value, bounded, positive
+from lapgrad.models.components.base import Block, Component
+
+
+class LocalLevel(Component):
+    """A level that wanders: h[t+1] = h[t] + N(0, variance), seen as it is.
+
+    Args:
+        variance: Of a step; None: a tenth of the variance of the data.
+    """
+
+    states, diffuse = 1, (True,)
+    variance = positive()
+
+    def __init__(self, variance: Value | None = None) -> None:
+        super().__init__()
+        self._open({"variance": variance})
+
+    def block(self, times: int) -> Block:
+        """A random walk."""
+        variance = self.variance
+        one = variance.new_ones(1, 1, 1)
+        return Block(one, one, variance.reshape(1, 1, 1), variance.new_zeros(1), variance.new_zeros(1, 1))
+
+    def prepare(self, variance: float) -> None:
+        """A tenth of the variance of the data."""
+        self._fill({"variance": 0.1 * variance})
+
+    def config(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
+class LocalLinearTrend(Component):
+    """A level with a slope, both of which wander: level += slope + noise, slope = damping · slope + noise.
+
+    Args:
+        level_variance: Of a step of the level; None: a tenth of the variance of the data; 0: the level has no
+            noise of its own (a smooth trend).
+        slope_variance: Of a step of the slope; None: a hundredth of the variance of the data.
+        damped: Learn a damping between 0 and 1 of the slope: far forecasts level out.
+    """
+
+    states = 2
+    level_variance = positive()
+    slope_variance = positive()
+    damping = bounded(0.0, 1.0)
+
+    def __init__(
+        self,
+        level_variance: Value | None = None,
+        slope_variance: Value | None = None,
+        *,
+        damped: bool = False,
+    ) -> None:
+        super().__init__()
+        self.smooth = not isinstance(level_variance, Tensor) and level_variance == 0
+        named = {} if self.smooth else {"level_variance": level_variance}
+        self._open({**named, "slope_variance": slope_variance})
+        self.damped = damped
+        self.diffuse = (True, not damped)
+        if damped:
+            self.damping = 0.9
+
+    def block(self, times: int) -> Block:
+        """[[1, 1], [0, damping]]; the prior of a damped slope is its stationary distribution."""
+        slope = self.slope_variance
+        zero, one = slope.new_zeros(()), slope.new_ones(())
+        damping = self.damping if self.damped else one
+        A = torch.stack((one, one, zero, damping)).view(1, 2, 2)
+        Q = torch.diag_embed(torch.stack((zero if self.smooth else self.level_variance, slope)))[None]
+        stationary = slope / (1 - damping.square()) if self.damped else zero
+        P = torch.diag_embed(torch.stack((zero, stationary)))
+        return Block(A, slope.new_tensor([[[1.0, 0.0]]]), Q, slope.new_zeros(2), P)
+
+    def prepare(self, variance: float) -> None:
+        """Parts of the variance of the data."""
+        self._fill({"level_variance": 0.1 * variance, "slope_variance": 0.01 * variance})
+
+    def config(self) -> dict[str, Any]:
+        """Which of the variances there are, and whether the slope is damped."""
+        return {"level_variance": 0 if self.smooth else None, "damped": self.damped}
+
+
+class Seasonal(Component):
+    """A pattern of ``period`` values that sum to zero, and changes slowly: the sum gets N(0, variance).
+
+    Args:
+        period: Steps of a season, at least 2.
+        variance: Of the change; None: a hundredth of the variance of the data.
+    """
+
+    variance = positive()
+
+    def __init__(self, period: int, variance: Value | None = None) -> None:
+        super().__init__()
+        if period < 2:
+            raise _errors.OptionError(f"Seasonal: period must be at least 2, got {period}.")
+        self.period, self.states, self.diffuse = period, period - 1, (True,) * (period - 1)
+        self._open({"variance": variance})
+
+    def block(self, times: int) -> Block:
+        """The next value is minus the sum of the period - 1 before it."""
+        variance, n = self.variance, self.states
+        A = torch.cat(
+            (variance.new_full((1, n), -1.0), torch.eye(n, dtype=variance.dtype, device=variance.device))
+        )
+        first = torch.eye(1, n, dtype=variance.dtype, device=variance.device)
+        Q = variance * (first.mT @ first)
+        return Block(A[None, :n], first[None], Q[None], variance.new_zeros(n), variance.new_zeros(n, n))
+
+    def prepare(self, variance: float) -> None:
+        """A hundredth of the variance of the data."""
+        self._fill({"variance": 0.01 * variance})
+
+    def config(self) -> dict[str, Any]:
+        """The period."""
+        return {"period": self.period}
+
+
+class AR(Component):
+    """A stationary autoregression: x[t] = Σ coefficients[i] x[t-1-i] + N(0, variance).
+
+    Learned are partial autocorrelations, each between -1 and 1: all of these, and only these, are stationary.
+
+    Args:
+        order: How many values before count.
+        variance: Of the noise; None: a tenth of the variance of the data.
+    """
+
+    variance = positive()
+    partial = bounded(-1.0, 1.0)
+
+    def __init__(self, order: int = 1, variance: Value | None = None) -> None:
+        super().__init__()
+        if order < 1:
+            raise _errors.OptionError(f"AR: order must be positive, got {order}.")
+        self.order = self.states = order
+        self.diffuse = (False,) * order
+        self._open({"variance": variance})
+        self.partial = [0.5] + [0.0] * (order - 1)
+
+    @property
+    def coefficients(self) -> Tensor:
+        """(order,), by the recursion of Durbin and Levinson."""
+        found = self.partial[:1]
+        for k in range(1, self.order):
+            last = self.partial[k : k + 1]
+            found = torch.cat((found - last * found.flip(0), last))
+        return found
+
+    def block(self, times: int) -> Block:
+        """The companion matrix; the prior is the stationary distribution, P = A P Aᵀ + Q."""
+        n, variance = self.order, self.variance
+        identity = torch.eye(n, dtype=variance.dtype, device=variance.device)
+        A = torch.cat((self.coefficients[None], identity[: n - 1]))
+        first = identity[:1]
+        Q = variance * (first.mT @ first)
+        # vec(P) = (I - A ⊗ A)⁻¹ vec(Q)
+        system = torch.eye(n * n, dtype=A.dtype, device=A.device) - torch.kron(A, A)
+        P = torch.linalg.solve(system, Q.reshape(-1, 1)).view(n, n)
+        return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
+
+    def prepare(self, variance: float) -> None:
+        """A tenth of the variance of the data."""
+        self._fill({"variance": 0.1 * variance})
+
+    def config(self) -> dict[str, Any]:
+        """The order."""
+        return {"order": self.order}
+
+
+class Regression(Component):
+    """A linear function of known inputs: X[t] · h, with coefficients h that stay, or wander.
+
+    Args:
+        X: (rows, k), one row per time. Rows past the end of the series are what forecasts use.
+        variance: Of a step of each coefficient; None: they stay as they are.
+    """
+
+    X: Tensor
+    variance = positive()
+
+    def __init__(self, X: Tensor, variance: Value | None = None) -> None:
+        super().__init__()
+        self.register_buffer("X", _checks.inputs("Regression", X).detach().clone())
+        self.states = self.X.shape[1]
+        self.diffuse = (True,) * self.states
+        self.wandering = variance is not None
+        if variance is not None:
+            self.variance = variance
+
+    def block(self, times: int) -> Block:
+        """What is seen of the coefficients varies with time."""
+        if times > len(self.X):
+            raise _errors.ShapeError(
+                f"Regression: X has {len(self.X)} rows, {times} are needed: as many as the series and "
+                f"the forecast have steps."
+            )
+        identity = torch.eye(self.states, dtype=self.X.dtype, device=self.X.device)
+        Q = self.variance * identity if self.wandering else torch.zeros_like(identity)
+        return Block(
+            identity[None],
+            self.X[:times, None],
+            Q[None],
+            self.X.new_zeros(self.states),
+            torch.zeros_like(identity),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Whether the coefficients wander; X is in the file."""
+        return {"wandering": self.wandering}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """Inputs from the file."""
+        return cls(tensors["X"], 1.0 if config["wandering"] else None)

@@ -1,0 +1,219 @@
+"""kalman_smoother: the states of a linear Gaussian state space model, given all that was observed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.fused import _series
+from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.models.criteria.kalman_filter import Innovation, at, covariance_steps, log_density, observe
+from lapgrad.ops.potrf import potrf
+
+METHODS = ("auto", "rts", "bryson_frazier")
+
+
+class Smoothed(NamedTuple):
+    """Moments of the states h[t] of all times, given all observations.
+
+    Attributes:
+        mean: (*batch, T, n).
+        covariance: (*batch, T, n, n).
+        cross_covariance: (*batch, T - 1, n, n), Cov(h[t+1], h[t]): what expectation maximisation needs.
+        log_likelihood: (*batch), log p(y).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    cross_covariance: Tensor
+    log_likelihood: Tensor
+
+
+def kalman_smoother(
+    y: Tensor,
+    A: Tensor,
+    B: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    m: Tensor,
+    P: Tensor,
+    *,
+    state_offset: Tensor | float | None = None,
+    observation_offset: Tensor | float | None = None,
+    method: str = "auto",
+) -> Smoothed:
+    """The Kalman smoother: moments of h[t] given y[0], ..., y[T-1].
+
+    The model, the shapes and what NaN in y means are those of ``lapgrad.fused.kalman_nll``. Differentiable.
+
+    Args:
+        y: (*batch, T, p), the observations; NaN: missing.
+        A: (*batch, T, n, n), or (n, n), the transition from t to t + 1.
+        B: (*batch, T, p, n), or (p, n), what is seen of the state.
+        Q: (*batch, T, n, n), or (n, n), covariance of the transition.
+        R: (*batch, T, p, p), or (p, p), covariance of the observations.
+        m: (*batch, n), mean of the first state.
+        P: (*batch, n, n), covariance of the first state.
+        state_offset: (*batch, T, n), or (n,), or a number: added to the next state.
+        observation_offset: (*batch, T, p), or (p,), or a number: added to the observation.
+        method: "rts" walks back over filtered moments (Rauch, Tung, Striebel) with an update that keeps
+            covariances positive semi-definite; predicted covariances must be positive definite.
+            "bryson_frazier" inverts covariances of observations only, and subtracts: right also where states
+            are known exactly, less accurate under a prior that is orders of magnitude wider than what
+            follows.
+            "auto": the first where it is possible, else the second.
+
+    Returns:
+        Smoothed: moments of all steps.
+
+    Raises:
+        NotPositiveDefiniteError: The covariance of an observation given those before it, or ("rts") of a
+            state given the observations before it, is not positive definite; names series and step.
+        NonFiniteError: The same for NaN and infinity.
+        DTypeError, DeviceError, ShapeError, OptionError: The arguments do not fit.
+
+    Example:
+        >>> from lapgrad.models import kalman_smoother
+        >>> y, one = torch.tensor([[1.0], [torch.nan], [2.0]]), torch.ones(1, 1)
+        >>> kalman_smoother(y, one, one, 0.5 * one, one, torch.zeros(1), one).mean[:, 0]
+        tensor([0.8000, 1.1000, 1.4000])
+    """
+    who = "kalman_smoother"
+    if method not in METHODS:
+        raise _errors.unknown_option(who, "method", method, METHODS)
+    model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    if method == "bryson_frazier":
+        found = _bryson_frazier(who, batch, model)
+    else:
+        try:
+            found = _rauch_tung_striebel(who, batch, model)
+        except _StateKnownError as error:
+            if method == "rts":
+                raise error.explained from None
+            found = _bryson_frazier(who, batch, model)
+    return Smoothed(*[part.reshape((*batch, *part.shape[1:])) for part in found])
+
+
+class _StateKnownError(Exception):
+    """A predicted covariance is singular."""
+
+    def __init__(self, explained: _errors.LapgradError) -> None:
+        super().__init__()
+        self.explained = explained
+
+
+def _rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """With G = P+[t] Aᵀ P[t+1]⁻¹, P+ filtered and P predicted:
+
+    m~[t] = m+[t] + G (m~[t+1] - m[t+1])
+    P~[t] = (I - G A) P+[t] (I - G A)ᵀ + G (P~[t+1] + Q) Gᵀ
+    """
+    filtered, covariance, predicted, predicted_covariance, values = covariance_steps(who, batch, model)
+    A, Q = model[1], model[3]
+    T, n = filtered.shape[1:]
+    if T == 0:
+        return filtered, covariance, covariance, values.sum(-1)
+    m, P = filtered[:, -1], covariance[:, -1]
+    means, covariances, crosses = [m], [P], []
+    identity = torch.eye(n, dtype=m.dtype, device=m.device)
+    for t in reversed(range(T - 1)):
+        At = at(A, t)
+        G = cho_solve(
+            _factor_of_state(who, batch, t + 1, predicted_covariance[:, t + 1]), At @ covariance[:, t]
+        ).mT
+        crosses.append(P @ G.mT)
+        J = identity - G @ At
+        m = filtered[:, t] + (G @ (m - predicted[:, t + 1])[..., None])[..., 0]
+        P = J @ covariance[:, t] @ J.mT + G @ (P + at(Q, t)) @ G.mT
+        P = 0.5 * (P + P.mT)
+        means.append(m)
+        covariances.append(P)
+    return *_in_order(means, covariances, crosses), values.sum(-1)
+
+
+def _bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """With F = A (I - K B), and m, P predicted:
+
+    r[t] = Bᵀ u + Fᵀ r[t+1], N[t] = Bᵀ S⁻¹ B + Fᵀ N[t+1] F
+    m~ = m + P r, P~ = P - P N P, Cov(h[t+1], h[t]) = (I - P[t+1] N[t+1]) F P[t]
+    """
+    y = model[0]
+    m, P = (X.expand(y.shape[0], *X.shape[1:]) for X in (model[5], model[6]))
+    return smooth_back(model, *walk_forward(who, batch, model, m, P))
+
+
+def walk_forward(
+    who: str, batch: torch.Size, model: tuple[Tensor, ...], m: Tensor, P: Tensor
+) -> tuple[list[tuple[Tensor, Tensor, Innovation]], Tensor]:
+    """Predicted moments and innovations of all steps, and the log likelihoods (N, T).
+
+    m: (N, n), or several columns (N, n, k): the first one sees observations and offsets.
+    """
+    y, A, _, Q, _, _, _, c = model
+    steps, values = [], []
+    for t in range(y.shape[1]):
+        filtered, P_filtered, seen = observe(who, batch, model, t, m, P)
+        steps.append((m, P, seen))
+        if m.dim() == 2:
+            values.append(log_density(y[:, t], seen))
+        m = _moved(at(A, t), filtered, at(c, t))
+        P = at(A, t) @ P_filtered @ at(A, t).mT + at(Q, t)
+        P = 0.5 * (P + P.mT)
+    return steps, torch.stack(values, 1) if values else y.new_zeros(y.shape[0], 0)
+
+
+def _moved(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
+    if m.dim() == 2:
+        return (A @ m[..., None])[..., 0] + c
+    return A @ m + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
+
+
+def smooth_back(
+    model: tuple[Tensor, ...], steps: list[tuple[Tensor, Tensor, Innovation]], values: Tensor
+) -> tuple[Tensor, ...]:
+    """The way back of Bryson and Frazier over what ``walk_forward`` found."""
+    y, A = model[:2]
+    N_series, n = y.shape[0], A.shape[-1]
+    if not steps:
+        mean = y.new_empty(N_series, 0, n)
+        return mean, y.new_empty(N_series, 0, n, n), y.new_empty(N_series, 0, n, n), values.sum(-1)
+    r = torch.zeros_like(steps[0][0])
+    N = torch.zeros_like(steps[0][1])
+    identity = torch.eye(n, dtype=y.dtype, device=y.device)
+    means, covariances, crosses = [], [], []
+    for t in reversed(range(len(steps))):
+        m, P, (B, L, _, u, K) = steps[t]
+        F = at(A, t) @ (identity - K @ B)
+        if t + 1 < len(steps):
+            crosses.append((identity - steps[t + 1][1] @ N) @ F @ P)
+        one = r.dim() == 2
+        r = (B.mT @ u[..., None] + F.mT @ r[..., None])[..., 0] if one else B.mT @ u + F.mT @ r
+        N = B.mT @ cho_solve(L, B) + F.mT @ N @ F
+        means.append(m + ((P @ r[..., None])[..., 0] if one else P @ r))
+        covariance = P - P @ N @ P
+        covariances.append(0.5 * (covariance + covariance.mT))
+    return *_in_order(means, covariances, crosses), values.sum(-1)
+
+
+def _in_order(means: list[Tensor], covariances: list[Tensor], crosses: list[Tensor]) -> tuple[Tensor, ...]:
+    """What was found from the last step to the first, along a dimension of time."""
+    cross = torch.stack(crosses[::-1], 1) if crosses else covariances[0][:, None][:, :0]
+    return torch.stack(means[::-1], 1), torch.stack(covariances[::-1], 1), cross
+
+
+def _factor_of_state(who: str, batch: torch.Size, t: int, P: Tensor) -> Tensor:
+    try:
+        return potrf(P)
+    except _errors.NotPositiveDefiniteError as error:
+        item = (*_errors.batch_index(error.item[0] if error.item else 0, batch), t)
+        raise _StateKnownError(
+            _errors.NotPositiveDefiniteError(
+                f'{who}: method="rts" needs predicted covariances of the state that are positive definite; '
+                f'at step {t} it is not. Use method="bryson_frazier".',
+                item,
+                error.minor,
+            )
+        ) from None

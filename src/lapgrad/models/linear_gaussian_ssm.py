@@ -1,0 +1,471 @@
+"""State space models of time series: a sum of components, seen with noise.
+
+    h[0] ~ N(m, P),  h[t+1] ~ N(A[t] h[t] + a[t], Q[t]),  y[t] ~ N(B[t] h[t] + b[t], R[t])
+
+The components give A, B, Q and the prior; R is the noise of the model. States of which nothing is known at
+first are treated exactly (``_diffuse.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.fused import _series
+from lapgrad.fused.kalman_nll import kalman_nll
+from lapgrad.models import _checks, _diffuse, _plots, _time_series
+from lapgrad.models._covariance import Covariance
+from lapgrad.models._model import Model
+from lapgrad.models._parameters import Value
+from lapgrad.models._prediction import Prediction
+from lapgrad.models.components.base import Block, Component, component_from, described
+from lapgrad.models.criteria.kalman_filter import Filtered
+from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
+
+
+class Matrices(NamedTuple):
+    """The whole model for some times, as ``lapgrad.fused.kalman_nll`` takes it."""
+
+    block: Block
+    R: Tensor
+
+    def operands(self, y: Tensor) -> dict[str, Any]:
+        """Arguments of ``kalman_nll`` for the series y (N, T, p)."""
+        return {
+            "y": y,
+            **{name: getattr(self.block, name) for name in "ABQ"},
+            "R": self.R,
+            "m": self.block.m,
+            "P": self.block.P,
+            "state_offset": self.block.state_offset,
+            "observation_offset": self.block.observation_offset,
+        }
+
+
+class LinearGaussianSSM(Model):
+    """A linear Gaussian state space model of one or several series, learned by maximum likelihood.
+
+    Args:
+        y: (T,), one series; (T, p), one of p values at each time; (N, T, p), N series of one model; or a
+            list of series (T_i,) or (T_i, p) of different length. NaN: missing.
+        component: What the series are made of, such as ``LocalLevel() + Seasonal(12)``; an int: that many
+            states with all matrices learned (``LinearDynamics``). It becomes part of the model.
+        noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: half the
+            variance of the data; 0: no noise but that of the components. Learned.
+        noise: "full": R may be any covariance; "diagonal".
+        diffuse_variance: None: nothing at all is known of diffuse states, exactly. A number: the variance of
+            a proper prior in its place.
+
+    Attributes:
+        component: The component; its hyper-parameters are learned.
+        noise: The covariance of the noise (``Covariance``), or None.
+        lengths: (N,), the number of steps of each series.
+
+    Raises:
+        DTypeError, ShapeError, OptionError: The arguments do not fit.
+        NonFiniteError: y has an infinity; or nothing but NaN.
+        DomainError: There are too few observations to determine the diffuse states of a series.
+
+    Example:
+        >>> from lapgrad.models import LinearGaussianSSM
+        >>> from lapgrad.models.components import LocalLevel
+        >>> y = torch.tensor([1.0, 1.2, torch.nan, 0.9, 1.1, 1.3, 1.0], dtype=torch.float64)
+        >>> model = LinearGaussianSSM(y, LocalLevel(0.01), noise_var=0.04)
+        >>> mean, variance = model.forecast(2)
+        >>> mean
+        tensor([1.0896, 1.0896], dtype=torch.float64)
+    """
+
+    y: Tensor
+    lengths: Tensor
+
+    def __init__(
+        self,
+        y: Tensor | Sequence[Tensor],
+        component: Component | int,
+        *,
+        noise_var: Value | None = None,
+        noise: str = "full",
+        diffuse_variance: float | None = None,
+    ) -> None:
+        super().__init__()
+        who = type(self).__name__
+        series = _time_series.padded(who, y)
+        p = series.values.shape[-1]
+        if isinstance(component, int) and not isinstance(component, bool):
+            from lapgrad.models.components.learned import LinearDynamics
+
+            component = LinearDynamics(component, p, generator=0)
+        if not isinstance(component, Component):
+            raise _errors.OptionError(
+                f"{who}: component must be a Component, got {type(component).__name__}."
+            )
+        if component.observations != p:
+            raise _errors.ShapeError(
+                f"{who}: y has {p} values at each time, the component explains {component.observations}."
+            )
+        if noise not in ("full", "diagonal"):
+            raise _errors.unknown_option(who, "noise", noise, ("full", "diagonal"))
+        if diffuse_variance is not None and not diffuse_variance > 0:
+            raise _errors.OptionError(f"{who}: diffuse_variance must be positive, got {diffuse_variance}.")
+        self.single, self.vector = series.single, series.vector
+        self.register_buffer("y", series.values)
+        self.register_buffer("lengths", series.lengths)
+        self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
+        variances = _time_series.variances(series.values)
+        component.prepare(float(variances.mean()))
+        self.noise = self._noise(who, noise_var, variances, noise)
+        self.to(dtype=series.values.dtype, device=series.values.device)
+        flat, batch = self._flat(self.matrices(), self.y)
+        self._start = _diffuse.steps_needed(who, batch, flat, self._diffuse_states)
+
+    @staticmethod
+    def _noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
+        p = len(variances)
+        if noise_var is None:
+            return Covariance(0.5 * variances, diagonal=form == "diagonal")
+        value = torch.as_tensor(noise_var, dtype=torch.float64)
+        if not bool(value.any()):
+            return None
+        if value.shape not in ((), (p,), (p, p)):
+            raise _errors.ShapeError(
+                f"{who}: noise_var must be a number, or have shape ({p},) or ({p}, {p}), got "
+                f"{tuple(value.shape)}."
+            )
+        return Covariance(value.expand(p) if value.dim() == 0 else value, diagonal=form == "diagonal")
+
+    @property
+    def noise_var(self) -> Tensor:
+        """Covariance R of the noise: (p, p), or a number for a series of numbers."""
+        p = self.y.shape[-1]
+        R = self.y.new_zeros(p, p) if self.noise is None else self.noise.matrix()
+        return R[0, 0] if self.vector else R
+
+    def matrices(self, times: int | None = None) -> Matrices:
+        """The matrices for the times 0, ..., times - 1 (None: those of the data)."""
+        times = self.y.shape[1] if times is None else times
+        block = self.component.block(times)
+        p = self.y.shape[-1]
+        R = self.y.new_zeros(p, p) if self.noise is None else self.noise.matrix()
+        if self.diffuse_variance is not None and any(self.component.diffuse):
+            flags = torch.tensor(self.component.diffuse, dtype=R.dtype, device=R.device)
+            P = block.P + self.diffuse_variance * torch.diag(flags)
+            block = Block(*block[:4], P, *block[5:])
+        return Matrices(block, R[None] if block.R is None else R + block.R)
+
+    @property
+    def _diffuse_states(self) -> list[int]:
+        if self.diffuse_variance is not None:
+            return []
+        return [i for i, flag in enumerate(self.component.diffuse) if flag]
+
+    def _flat(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
+        return _series.operands(type(self).__name__, **matrices.operands(y))
+
+    def loss(self) -> Tensor:
+        """-log p(y), summed over the series.
+
+        With diffuse states it is the diffuse likelihood of Durbin and Koopman.
+
+        Raises:
+            NotPositiveDefiniteError: The covariance of an observation, given those before it, is not positive
+                definite; names series and step.
+        """
+        return -self.log_likelihood().sum()
+
+    def log_likelihood(self) -> Tensor:
+        """log p(y) of each series: (N,), or a number for one series."""
+        matrices = self.matrices()
+        value = self._log_likelihood(matrices, self.y)
+        return value[0] if self.single else value
+
+    def _log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
+        if not self._start:
+            return -kalman_nll(**matrices.operands(y))
+        # A few steps with what is diffuse; from there on everything is proper.
+        k, (flat, batch) = self._start, self._flat(matrices, y)
+        walked = _diffuse.walk(type(self).__name__, batch, flat, self._diffuse_states, k)
+        m, P = _diffuse.collapsed(walked.mean, walked.covariance, walked.information)
+        y, A, B, Q, R, _, _, c = (X if i in (5, 6) else _time_series.later(X, k) for i, X in enumerate(flat))
+        return -_diffuse.nll(walked) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
+
+    @torch.no_grad()
+    def filter(self) -> Filtered:
+        """Moments of the states given the observations so far.
+
+        Returns:
+            (N, T, ...), or (T, ...) for one series. Where the observations so far do not determine diffuse
+            states, the moments, and all but the sum of the log likelihoods, do not exist: they are NaN.
+        """
+        walked, (flat, _) = self._walk(0)
+        T, first = len(walked.steps), max(0, self._start - 1)
+        found: list[tuple[Tensor, ...]] = []
+        for t, step in enumerate(walked.steps):
+            if t < first:
+                found.append(
+                    tuple(torch.full_like(x, torch.nan) for x in (step.mean[..., 0], step.covariance) * 2)
+                )
+                continue
+            filtered = _diffuse.collapsed(step.filtered_mean, step.filtered_covariance, step.information)
+            before = (
+                walked.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
+            )
+            known = t > first or not self._start
+            predicted = (
+                _diffuse.collapsed(step.mean, step.covariance, before)
+                if known
+                else tuple(torch.full_like(x, torch.nan) for x in filtered)
+            )
+            found.append((*filtered, *predicted))
+        parts = [torch.stack(part, 1) for part in zip(*found, strict=True)]
+        values = _log_likelihoods(flat, parts[2], parts[3])
+        values[:, :first] = torch.nan if T and self._start else values[:, :first]
+        return Filtered(*[part[0] if self.single else part for part in (*parts, values)])
+
+    @torch.no_grad()
+    def smooth(self) -> Smoothed:
+        """Moments of the states given all observations: (N, T, ...), or (T, ...) for one series.
+
+        Times past the end of a series are forecasts.
+        """
+        walked, (flat, _) = self._walk(0)
+        steps = [(step.mean, step.covariance, step.seen) for step in walked.steps]
+        mean, covariance, cross, _ = smooth_back(flat, steps, flat[0].new_zeros(len(flat[0]), 0))
+        G = walked.information
+        if mean.shape[-1] > 1:
+            L_inverse = torch.linalg.inv(G[:, None, 1:, 1:])
+            M = mean[..., 1:]
+            cross = cross + M[:, 1:] @ L_inverse @ M[:, :-1].mT
+        mean, covariance = _diffuse.collapsed(mean, covariance, G[:, None])
+        parts = (mean, covariance, cross, _diffuse.nll(walked).neg())
+        return Smoothed(*[part[0] if self.single else part for part in parts])
+
+    def _walk(self, steps_ahead: int) -> tuple[_diffuse.Walk, tuple[tuple[Tensor, ...], torch.Size]]:
+        """The filter over data and times after them."""
+        y = torch.nn.functional.pad(self.y, (0, 0, 0, steps_ahead), value=torch.nan)
+        flat, batch = self._flat(self.matrices(y.shape[1]), y)
+        return _diffuse.walk(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
+            flat,
+            batch,
+        )
+
+    @torch.no_grad()
+    def forecast(self, steps: int, *, noise: bool = True) -> Prediction:
+        """The distribution of the next observations of each series.
+
+        Args:
+            steps: How many times after the end of each series.
+            noise: Of observations; False: of what they are the noisy observations of.
+
+        Returns:
+            mean (steps,) and variance (steps,) of one series of numbers; (steps, p) and covariance (steps,
+            p, p) of one series of p values; with (N, ...) in front for several series.
+
+        Raises:
+            OptionError: steps is negative.
+            ShapeError: A component with inputs has none for these times.
+        """
+        steps = _checked_steps(f"{type(self).__name__}.forecast", steps)
+        walked, (flat, _) = self._walk(steps)
+        after = _time_series.after(self.lengths, steps)
+        predicted = [
+            _diffuse.collapsed(step.mean, step.covariance, walked.information)
+            for step in walked.steps[int(self.lengths.min()) :]
+        ]
+        n = flat[1].shape[-1]
+        if not predicted:
+            return self._answer(self.y.new_empty(len(self.y), 0, self.y.shape[-1]), None)
+        first = int(self.lengths.min())
+        m = torch.stack([mean for mean, _ in predicted], 1)
+        P = torch.stack([covariance for _, covariance in predicted], 1)
+        m = m.gather(1, (after - first)[..., None].expand(-1, -1, n))
+        P = P.gather(1, (after - first)[..., None, None].expand(-1, -1, n, n))
+        B, R = (_time_series.at_times(X, after) for X in (flat[2], flat[4]))
+        mean = (B @ m[..., None])[..., 0] + self._observation_offset(walked, after)
+        covariance = B @ P @ B.mT + (R if noise else 0.0)
+        return self._answer(mean, covariance)
+
+    def _observation_offset(self, walked: _diffuse.Walk, after: Tensor) -> Tensor | float:
+        offset = self.matrices(len(walked.steps)).block.observation_offset
+        if offset is None:
+            return 0.0
+        flat = offset.expand(len(self.y), *offset.shape[-2:]) if offset.dim() == 2 else offset
+        return _time_series.at_times(flat, after)
+
+    def _answer(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
+        """In the shapes of the data."""
+        if covariance is None:
+            covariance = mean.new_empty(*mean.shape, mean.shape[-1])
+        if self.vector:
+            mean, covariance = mean[..., 0], covariance[..., 0, 0]
+        return Prediction(mean[0], covariance[0]) if self.single else Prediction(mean, covariance)
+
+    @torch.no_grad()
+    def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Tensor:
+        """Draws of the next observations, given the data: each is one path, with its own course of the "
+        "states.
+
+        Args:
+            steps: How many times after the end of each series.
+            count: How many paths.
+            generator: Source of randomness, or a seed; None: torch's own.
+
+        Returns:
+            (count, steps), with (N) before, and (p) after, for several series, and for several values.
+        """
+        who = f"{type(self).__name__}.sample"
+        steps = _checked_steps(who, steps)
+        source = _checks.generator(who, generator, self.y.device)
+        walked, (flat, _) = self._walk(steps)
+        _, A, B, Q, R, _, _, c = flat
+        after = _time_series.after(self.lengths, steps)
+        N, p = len(self.y), self.y.shape[-1]
+        drawn = self.y.new_empty(N, count, steps, p)
+        offset = self._observation_offset(walked, after)
+
+        def normal(mean: Tensor, covariance: Tensor) -> Tensor:
+            """(N, count, k) of means (N, count, k) and covariances (N, k, k)."""
+            noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
+            return mean + noise @ _time_series.root(covariance).mT
+
+        if steps:
+            states = [
+                _diffuse.collapsed(
+                    walked.steps[int(length)].mean[i],
+                    walked.steps[int(length)].covariance[i],
+                    walked.information[i],
+                )
+                for i, length in enumerate(self.lengths)
+            ]
+            h = normal(
+                torch.stack([mean for mean, _ in states])[:, None].expand(N, count, -1),
+                torch.stack([covariance for _, covariance in states]),
+            )
+        for k in range(steps):
+            A_k, B_k, Q_k, R_k, c_k = (
+                _time_series.at_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
+            )
+            drawn[:, :, k] = normal(h @ B_k.mT, R_k)
+            h = normal(h @ A_k.mT + c_k[:, None], Q_k)
+        drawn = drawn + (offset if isinstance(offset, float) else offset[:, None])
+        drawn = drawn[..., 0] if self.vector else drawn
+        return drawn[0] if self.single else drawn
+
+    @torch.no_grad()
+    def decompose(self) -> list[Prediction]:
+        """What each component contributes to the observations, given all of them: mean and variance (N, "
+        "T, p).
+
+        In the order in which they were added; shapes are those of the data.
+        """
+        found = self.smooth()
+        mean, covariance = (x[None] if self.single else x for x in (found.mean, found.covariance))
+        block = self.matrices().block
+        parts = getattr(self.component, "components", [self.component])
+        answers, before = [], 0
+        for part in parts:
+            own = slice(before, before + part.states)
+            B = block.B[..., own]
+            value = (B @ mean[..., own, None])[..., 0]
+            answers.append(self._answer(value, B @ covariance[..., own, own] @ B.mT))
+            before += part.states
+        return answers
+
+    def plot(self, steps: int = 0, *, series: int = 0, times: Any = None, axes: Any = None) -> Any:
+        """The data of one series, the smoothed signal, and a forecast, with 95% bands (needs matplotlib).
+
+        Args:
+            steps: Steps of the forecast.
+            series: Which series.
+            times: (T + steps,), what is written along the axis; None: 0, 1, 2, ...
+            axes: Axes of matplotlib to draw into; None: new ones.
+
+        Returns:
+            The axes.
+        """
+        if self.y.shape[-1] > 1:
+            raise _errors.ShapeError(f"{type(self).__name__}.plot: only series of one value at each time.")
+        axes = _plots.new_axes(axes)
+        length = int(self.lengths[series])
+        x = torch.arange(length + steps) if times is None else torch.as_tensor(times)
+        found, matrices = self.smooth(), self.matrices()
+        mean, covariance = (v[None] if self.single else v for v in (found.mean, found.covariance))
+        B = matrices.block.B.detach()
+        signal = (B @ mean[..., None])[..., 0][series, :length, 0]
+        offset = matrices.block.observation_offset
+        if offset is not None:
+            signal = signal + offset.detach().expand(len(self.y), self.y.shape[1], 1)[series, :length, 0]
+        variance = (B @ covariance @ B.mT)[series, :length, 0, 0]
+        _plots.points(axes, x[:length], self.y[series, :length, 0])
+        _plots.band(axes, x[:length], signal, variance, label="smoothed")
+        if steps:
+            ahead, spread = self.forecast(steps)
+            if not self.single:
+                ahead, spread = ahead[series], spread[series]
+            ahead, spread = (ahead, spread) if self.vector else (ahead[..., 0], spread[..., 0, 0])
+            _plots.band(
+                axes,
+                x[length : length + steps],
+                ahead,
+                spread,
+                label="forecast",
+                colour=_plots.FORECAST_COLOUR,
+            )
+        axes.legend(frameon=False)
+        return _plots.tidy(axes)
+
+    def config(self) -> dict[str, Any]:
+        """The description for files."""
+        return {
+            "component": described(self.component),
+            "noise": self.noise_form,
+            "without_noise": self.noise is None,
+            "diffuse_variance": self.diffuse_variance,
+            "single": self.single,
+            "vector": self.vector,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """A model of the same series and components."""
+        prefix = "component."
+        own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        y = tensors["y"]
+        series = [one[: int(length)] for one, length in zip(y, tensors["lengths"], strict=True)]
+        values = [one[:, 0] for one in series] if config["vector"] else series
+        return cls(
+            values[0] if config["single"] else values,
+            component_from(config["component"], own, modules),
+            noise_var=0.0 if config["without_noise"] else None,
+            noise=config["noise"],
+            diffuse_variance=config["diffuse_variance"],
+        )
+
+
+def _checked_steps(who: str, steps: int) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise _errors.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
+    return steps
+
+
+def _log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
+    """log p(y[t] | before), (N, T), from predicted moments of the states."""
+    y, _, B, _, R = flat[:5]
+    there = ~y.isnan()
+    seen = there.to(y.dtype)
+    B = seen[..., None] * B
+    S = B @ covariance @ B.mT + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
+    v = torch.where(there, y, 0.0) - (B @ mean[..., None])[..., 0]
+    known = ~mean.isnan().any(-1)
+    S = torch.where(known[..., None, None], S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
+    L = torch.linalg.cholesky(S)
+    z = torch.linalg.solve_triangular(L, v[..., None], upper=False)[..., 0]
+    logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    value = -0.5 * z.square().sum(-1) - logdet - 0.5 * seen.sum(-1) * torch.log(y.new_tensor(2 * torch.pi))
+    return torch.where(known, value, torch.nan)
