@@ -92,9 +92,10 @@ def test_rows_that_need_no_reflection_and_rows_that_depend(machine: Machine, n: 
     L, Q, _ = factored(machine, A)
     assert Q is not None
     assert torch.equal(Q[:2], torch.eye(n).to(Q).expand(2, n, n))
-    expected, rows = torch.empty_like(A), torch.empty_like(A)
-    _fallback.gelqf(expected, rows, A, False)
-    assert_close(L[3], expected[3], HOUSEHOLDER * n)
+    # On the CPU: what cuSOLVER does with a row that needs no reflection is not what LAPACK does.
+    expected, rows = torch.empty_like(A.cpu()), torch.empty_like(A.cpu())
+    _fallback.gelqf(expected, rows, A.cpu(), False)
+    assert_close(L[3].cpu(), expected[3], HOUSEHOLDER * n)
 
 
 @machines

@@ -21,7 +21,7 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> Tensor
     rank = min(A.shape[-2:])
     orthogonal, triangle = torch.linalg.qr(A[..., :rank, :].mT)
     Q, L = orthogonal.mT, torch.cat([triangle.mT, A[..., rank:, :] @ orthogonal], -2)
-    if positive:
+    if positive or A.is_cuda:  # on CUDA either way
         signs = torch.where(L.detach().diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(A.dtype)
         Q, L = signs[..., :, None] * Q, L * signs[..., None, :]
     return L if mode == "l" else (Q, L)

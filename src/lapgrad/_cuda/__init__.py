@@ -5,7 +5,11 @@ Importing this package asks for no NVIDIA package and no device: they are looked
 Routines that gain nothing from own code are those of ``_fallback``.
 """
 
+from typing import Any
+
+from lapgrad import _fallback
 from lapgrad._cuda._native import available, missing_packages, switched_off
+from lapgrad._cuda._stream import on_its_device
 from lapgrad._cuda.copyltu import copyltu
 from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
@@ -40,3 +44,10 @@ __all__ = [
     "trmm",
     "trsm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What has no kernel of its own, in plain PyTorch, on the device of its operands and in its context."""
+    if name.startswith("_") or not hasattr(_fallback, name):
+        raise AttributeError(name)
+    return on_its_device(getattr(_fallback, name))

@@ -121,7 +121,6 @@ def _with_work(routine: Callable[..., int], like: Tensor, *arguments: Any) -> No
 def _queue(like: Tensor) -> tuple[Any, int, int]:
     """(kernels, cuBLAS's handle, stream) for the device of ``like``, the current one."""
     number = like.get_device()
-    _stream.bind_context(number)
     return _loaded(number, like.dtype), torch.cuda.current_blas_handle(), _stream.current_stream(number)
 
 

@@ -36,7 +36,6 @@ def launch(
     from cuda.core import launch as start
 
     device = like.get_device()
-    _stream.bind_context(device)
     kernel = _kernel(stem, name, like.dtype, device)
     start(
         _stream_object(device, _stream.current_stream(device)),

@@ -31,6 +31,7 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         first = args[0]
         assert isinstance(first, Tensor)
         device = first.get_device()
+        bind_context(device)
         if device == torch.cuda.current_device():
             return kernel(*args, **kwargs)
         with torch.cuda.device(device):

@@ -13,13 +13,14 @@ from lapgrad._cuda._stream import on_its_device
 
 @on_its_device
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
+    """As ``_fallback.gelqf``. The diagonal of L is positive with either flag, as Cholesky's way leaves it."""
     if _gelqf_batch.serves(A):
-        return _gelqf_batch.gelqf(L, Q, A, positive)
+        return _gelqf_batch.gelqf(L, Q, A, True)
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
     serves = rank >= _sizes.LARGE and _sizes.one_by_one(items, rank) and not _stream.being_captured()
     if not serves or not (Q is None or _device.storable(Q)):
-        return _fallback.gelqf(L, Q, A, positive)
+        return _fallback.gelqf(L, Q, A, True)
     matrices, factors, rows = (None if X is None else _flat(X) for X in (A, L, Q))
     assert matrices is not None
     assert factors is not None
@@ -75,10 +76,16 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     """The same with Q = L^-1 A."""
     rank = L.shape[-1]
-    if _gelqf_batch.serves_vjp(A, L):
+    wide = L.shape[-2] == rank
+    if wide and _gelqf_batch.serves_vjp(A, L):
         _gelqf_batch.gelqf_l_vjp(gA, A, L, gL)
         return
-    if L.shape[-2] > rank or not _sizes.solves_by_blocks(rank, A.shape[-1]) or not A.numel():
+    if (
+        not wide
+        or not _sizes.one_by_one(A.shape[:-2].numel(), rank)
+        or not _sizes.solves_by_blocks(rank, A.shape[-1])
+        or not A.numel()
+    ):
         _fallback.gelqf_l_vjp(gA, A, L, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)

@@ -40,7 +40,9 @@ _BEYOND_TWO_ROUNDS = 1e14  # the square of the condition
 @on_its_device
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
     if _gesvd_batch.serves(A):
-        return _gesvd_batch.gesvd(S, U, V, A)
+        failure = _gesvd_batch.gesvd(S, U, V, A)
+        # Rare, and torch's driver may still find an answer; what has none gets the same message from it.
+        return None if failure is None else _fallback.gesvd(S, U, V, A)
     m, n = A.shape[-2:]
     large = min(m, n) >= _sizes.POLAR_FROM and _sizes.one_by_one(A.shape[:-2].numel(), min(m, n))
     if U is None or V is None or not large or _stream.being_captured() or not bool(A.isfinite().all()):

@@ -40,6 +40,8 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
         target.copy_(source.mT if lower else source)
     elif lower:
         _device.reshape(target, _device.MIRROR_UP)
+    # cuSOLVER does not use the other triangle, but does not keep a NaN in it apart either.
+    _device.reshape(target, _device.CLEAR_LOWER)
     _cholesky.factorise_upper(target, code)
     kind = _device.MOVE_DOWN if lower else _device.CLEAR_LOWER
     tiles = -(-n // _TILE)

@@ -77,5 +77,9 @@ def _serves(B: Tensor) -> bool:
 
 def _inverse(B: Tensor, L: Tensor, lower: bool) -> None:
     """The lower triangle of B := (L Lᵀ)⁻¹, or (Rᵀ R)⁻¹."""
-    B.copy_(L if lower else L.mT)
+    in_place = B.data_ptr() == L.data_ptr() and B.stride() == L.stride()
+    if not in_place:
+        B.copy_(L if lower else L.mT)
+    elif not lower:
+        _device.reshape(B, _device.MOVE_DOWN)
     _device.potri(B, _sizes.INVERSE_BLOCK)

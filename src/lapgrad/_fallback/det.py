@@ -32,6 +32,8 @@ def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -
     The inverse comes from the pivots that make the determinant, so that a small pivot divides by exactly what
     it multiplies: near a singular matrix the cofactors lose no digits.
     """
+    if not A.numel():
+        return
     factors, exchanges = kept_factors(A, LU, pivots)
     singular = status_of(factors) != 0
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

@@ -33,6 +33,8 @@ def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tens
 @in_full_precision
 def slogdet_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> tuple[int, int] | None:
     """gA := weight A^-T, 0 where A is singular. Returns the first (item, status) of those with a weight."""
+    if not A.numel():
+        return None
     factors, exchanges = kept_factors(A, LU, pivots)
     status = status_of(factors)
     failed = status != 0

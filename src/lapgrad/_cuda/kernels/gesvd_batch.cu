@@ -21,14 +21,14 @@ struct Range;
 
 template <>
 struct Range<double> {
-  static constexpr int top = 250, limit = 1000;
+  static constexpr int top = 245, limit = 1000;
   static constexpr double least = 0x1p-960;
   static constexpr double low = 0x1p-150, lift = 0x1p350, lower = 0x1p-500, lift_more = 0x1p750;
 };
 
 template <>
 struct Range<float> {
-  static constexpr int top = 28, limit = 120;
+  static constexpr int top = 25, limit = 120;
   static constexpr float least = 0x1p-100f;
   static constexpr float low = 0x1p-10f, lift = 0x1p40f, lower = 0x1p-60f, lift_more = 0x1p90f;
 };
