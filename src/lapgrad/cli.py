@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lapgrad import __version__, info
 from lapgrad.bench import command as bench
+from lapgrad.bench import exact_gp, sparse_gp
 from lapgrad.demo import command as demo
 
 
@@ -48,11 +49,17 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_arguments(shown)
     shown.set_defaults(run=demo.run)
 
-    timed = commands.add_parser("bench", help="time the operators against torch")
+    timed = commands.add_parser("bench", help="time operators and models against others")
     topics = timed.add_subparsers(title="topics", metavar="topic", required=True)
     operators = topics.add_parser("ops", help="forward and backward of every operator")
     bench.add_arguments(operators)
     operators.set_defaults(run=bench.run)
+    exact = topics.add_parser("gp", help="the criterion of Gaussian process regression")
+    exact_gp.add_arguments(exact)
+    exact.set_defaults(run=exact_gp.run)
+    sparse = topics.add_parser("sgp", help="the criterion of a sparse Gaussian process")
+    sparse_gp.add_arguments(sparse)
+    sparse.set_defaults(run=sparse_gp.run)
     return parser
 
 

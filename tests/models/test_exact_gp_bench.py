@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from tolerances import HIGHER_ORDER, assert_close
 
+from lapgrad import cli
 from lapgrad.bench import exact_gp
 
 
@@ -25,13 +25,21 @@ def test_peers_agree(kernel: str) -> None:
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    exact_gp.add_arguments(parser)
     file = tmp_path / "figures.json"
-    options = ["--sizes", "50", "--kernels", "rbf", "--seconds", "0.01", "--markdown", "--output", str(file)]
-    assert exact_gp.run(parser.parse_args([*options, "--threads", str(torch.get_num_threads())])) == 0
+    options = [
+        "--sizes",
+        "50",
+        "--kernels",
+        "rbf",
+        "--seconds",
+        "0.01",
+        "--threads",
+        str(torch.get_num_threads()),
+    ]
+    assert cli.main(["bench", "gp", *options, "--markdown", "--output", str(file)]) == 0
     assert "rbf, n = 50, torch / lapgrad, time" in capsys.readouterr().out
     bars = json.loads(file.read_text())["bars"]
     assert all(bar["measured"] > 0 for bar in bars if "time" in bar["what"])
     with pytest.raises(SystemExit):
-        parser.parse_args(["--kernels", "cubic"])
+        cli.main(["bench", "gp", "--kernels", "cubic"])
+    assert "rbf, matern52" in capsys.readouterr().err

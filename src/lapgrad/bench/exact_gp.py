@@ -1,6 +1,6 @@
 """The criterion of Gaussian process regression, value and gradient, against others: time and memory.
 
-    python -m lapgrad.bench.exact_gp [--sizes 1000,3000] [--kernels rbf,matern52] [--threads 2]
+    lapgrad bench gp [--sizes 1000,3000] [--kernels rbf,matern52] [--threads 2]
 
 The setup: points in the unit cube of d dimensions, one lengthscale of 0.3 per dimension, variance 1, noise
 0.01, mean 0; the gradient is that of logarithms (or the like) of all of these. Peers take turns with lapgrad
@@ -207,9 +207,3 @@ def _names(text: str) -> list[str]:
     if unknown := set(names) - set(KERNELS):
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(KERNELS)}")
     return names
-
-
-if __name__ == "__main__":
-    _parser = argparse.ArgumentParser(prog="lapgrad.bench.exact_gp", description=__doc__)
-    add_arguments(_parser)
-    sys.exit(run(_parser.parse_args()))

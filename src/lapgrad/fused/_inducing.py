@@ -26,8 +26,8 @@ ARITHMETIC = torch.float64
 _CHUNK_ENTRIES = 1 << 19
 #: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
 _LEAST_COLUMNS = 2 / 3
-#: Width of the block columns in which one triangle of a symmetric matrix is computed.
-_BLOCK = 384
+#: Order of symmetric matrices up to which both triangles are computed: small products are slow.
+_LEAF = 256
 
 
 class KernelFunction(NamedTuple):
@@ -205,22 +205,40 @@ def gather(
 
 
 def add_gram(W: Tensor, B: Tensor) -> None:
-    """W := W + B B^T in the lower triangle, by block columns: only blocks on the diagonal are whole."""
-    for begin in range(0, len(B), _BLOCK):
-        end = min(begin + _BLOCK, len(B))
-        W[begin:, begin:end].addmm_(B[begin:], B[begin:end].mT)
+    """W := W + B B^T in the lower triangle, by halves: only the leaves on the diagonal are whole."""
+    n = len(B)
+    if n <= _LEAF:
+        W.addmm_(B, B.mT)
+        return
+    half = n // 2
+    W[half:, :half].addmm_(B[half:], B[:half].mT)
+    add_gram(W[:half, :half], B[:half])
+    add_gram(W[half:, half:], B[half:])
 
 
-def sandwich(X: Tensor, Lu: Tensor) -> Tensor:
-    """X := Lu^-T X Lu^-1 for a symmetric X, in place.
+def sandwich(X: Tensor, L: Tensor) -> Tensor:
+    """X := L^-T X L^-1 for a symmetric X, in place: U^3 flops. The result is symmetric to the last bit.
 
-    X Lu^-1 takes U^3 flops; of its product with Lu^-T the lower triangle is enough, U^3 / 3: rows from the
-    diagonal down need only those further down.
+    With L = [[L11, 0], [L21, L22]], Y the result, C = L22^-T X21 and P = Y22 L21:
+
+        Y22 = L22^-T X22 L22^-1,   Y21 = (C - P) L11^-1,   Y11 = L11^-T (X11 - N - N^T) L11^-1,
+        N = L21^T (C - P / 2)
     """
-    solve = lookup("trsm", X)
-    solve(X, Lu, X, True, False, True)
-    for begin in range(0, len(X), _BLOCK):
-        column = X[begin:, begin : begin + _BLOCK]
-        solve(column, Lu[begin:, begin:], column, True, True, False)
-    lookup("copyltu", X)(X, X, True)
+    n, solve = len(X), lookup("trsm", X)
+    if n <= _LEAF:
+        solve(X, L, X, True, False, True)
+        solve(X, L, X, True, True, False)
+        lookup("copyltu", X)(X, X, True)
+        return X
+    half = n // 2
+    X11, X21, X22 = X[:half, :half], X[half:, :half], X[half:, half:]
+    L11, L21, L22 = L[:half, :half], L[half:, :half], L[half:, half:]
+    sandwich(X22, L22)
+    solve(X21, L22, X21, True, True, False)
+    P = X22 @ L21
+    N = L21.mT @ X21.sub_(P, alpha=0.5)
+    X11.sub_(N).sub_(N.mT)
+    solve(X21, L11, X21.sub_(P, alpha=0.5), True, False, True)
+    sandwich(X11, L11)
+    X[:half, half:] = X21.mT
     return X

@@ -204,7 +204,7 @@ def _not_factorised(operator: str, code: int) -> _errors.LapgradError:
 def _core(
     statistics: Statistics, Lm: Tensor, a: Tensor, value: Tensor, v: Tensor, jitter: float, n: int, k: int
 ) -> _Core:
-    """Takes the memory of Lm for G, and that of W for gK_uu. 10/3 U^3 flops."""
+    """Takes the memory of Lm for G, and that of W for gK_uu. 8/3 U^3 flops."""
     Lu, W, b, squares, variances, *_ = statistics
     U = len(W)
     unexplained = variances - W.diagonal().sum()

@@ -69,9 +69,9 @@ def sgp_nll(
         3 U^2 + 2 U chunk, and what the kernel's autograd needs for one chunk, in float64.
 
     Cost:
-        4 n U^2 + 5 U^3 flops; 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in float64: in float32
-        K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs on. float32 data
-        give float32 results, right to the last digits but one or two.
+        4 n U^2 + 10/3 U^3 flops; 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in float64: in
+        float32 K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs on. float32
+        data give float32 results, right to the last digits but one or two.
 
     Example:
         >>> import torch, lapgrad

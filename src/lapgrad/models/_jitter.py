@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
+from lapgrad.models._diagonal import added_to_diagonal
 from lapgrad.ops.potrf import potrf
 
 _Result = TypeVar("_Result")
@@ -77,8 +78,7 @@ def added(A: Tensor, jitter: float) -> Tensor:
     """A + jitter · mean(diag A) · I; A itself without jitter."""
     if not jitter:
         return A
-    diagonal = A.diagonal(dim1=-2, dim2=-1)
-    return A + torch.diag_embed((jitter * diagonal.mean(-1, keepdim=True)).expand_as(diagonal))
+    return added_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
 
 
 def _schedule(dtype: torch.dtype) -> Iterator[float]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
+from lapgrad.models._diagonal import added_to_diagonal
 
 
 def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
@@ -44,6 +45,5 @@ def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
         raise _errors.shapes_do_not_fit(
             "gp_nll", {"K": K, "noise_var": noise_var}, f"noise_var must be a scalar or have n = {n} entries"
         )
-    diagonal = noise_var if noise_var.dim() and noise_var.shape[-1] == n else noise_var.expand(n)
     # The sum is nobody else's: the factor takes its memory.
-    return mvn_nll(K + torch.diag_embed(diagonal), Y, overwrite=True)
+    return mvn_nll(added_to_diagonal(K, noise_var), Y, overwrite=True)

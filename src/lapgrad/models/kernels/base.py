@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch_private import skips_dispatcher
 from lapgrad.models import _checks
+from lapgrad.models._diagonal import added_to_diagonal
 from lapgrad.models._parameters import Parametrised
 from lapgrad.models.kernels import _blocks
 from lapgrad.models.kernels._blocks import Tree
@@ -305,7 +306,7 @@ def _evaluated(
     K = kernel.matrix(scalars, F, G)
     if noise_var is None:
         return K
-    return K + torch.diag_embed(noise_var.expand(K.shape[:-1]))
+    return added_to_diagonal(K, noise_var)
 
 
 def _scalars_like(kernel: Kernel, X: Tensor) -> Tree:
