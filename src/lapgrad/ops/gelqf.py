@@ -46,8 +46,8 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
     Args:
         A: (*batch, m, n); r = min(m, n).
         mode: "reduced" for Q and L; "l" for L alone: Q is never formed, at half the cost.
-        positive: Make the diagonal of L positive. For m <= n, L is then the Cholesky factor of A A^T. Without it
-            the signs are LAPACK's; on CUDA the diagonal is positive either way.
+        positive: Make the diagonal of L positive. For m <= n, L is then the Cholesky factor of A A^T. Without
+            it the signs are LAPACK's; on CUDA the diagonal is positive either way.
 
     Returns:
         With "reduced" the named tuple (Q, L): Q (*batch, r, n) has orthonormal rows, L (*batch, m, r) is
