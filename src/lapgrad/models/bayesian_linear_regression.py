@@ -141,7 +141,7 @@ class BayesianLinearRegression(Model):
         return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
-        """The design (n, m') in float64: the constant 1 where there is a bias, then the features of X (n, d)."""
+        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
         Phi = evaluated("BayesianLinearRegression", self.features, self._scaled(X)).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 

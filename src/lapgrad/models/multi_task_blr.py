@@ -121,7 +121,7 @@ class MultiTaskBLR(Model):
         return total
 
     def design(self, X: Tensor) -> Tensor:
-        """The design (n, m') in float64: the constant 1 where there is a bias, then the features of X (n, d)."""
+        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
         Phi = evaluated("MultiTaskBLR", self.features, X).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
