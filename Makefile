@@ -4,12 +4,14 @@
 #   VENV         where the environment lives
 #   CONSTRAINTS  what pip is held to (the torch version)
 #   WORKERS      test processes
-#   ARGS         further arguments of `make demo`, `make bench` and `make pytest`
+#   ARGS         further arguments of `make demo`, `make bench`, `make pytest` and `make test-cuda`
+#   GPU_WORKERS  test processes that share a GPU
 
 PYTHON      ?= python3
 VENV        ?= .venv
 CONSTRAINTS ?= constraints.txt
 WORKERS     ?= 2
+GPU_WORKERS ?= 4
 ARGS        ?=
 
 BIN   := $(VENV)/bin
@@ -23,7 +25,7 @@ BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest test-torch bench lint types clean
+.PHONY: help demo test pytest test-cuda test-torch bench lint types clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -35,6 +37,17 @@ test: lint types pytest ## lint, types and all tests (what CI runs)
 
 pytest: $(VENV)/installed-test ## the tests only
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# The tests that take their device from tests/device.py, and those of the CUDA kernels.
+CUDA_TESTS := $(addprefix tests/,test_values.py test_gradients.py test_transforms.py test_tracing.py test_layouts.py \
+    test_overwrite.py test_eager.py test_errors.py test_memory.py test_determinants.py test_functions_of_matrices.py \
+    test_gelqf.py test_gesvd.py test_positive_definite.py test_syevd.py test_cca.py test_lda.py cuda)
+
+test-cuda: $(VENV)/installed-test ## the shared tests, and those of the CUDA kernels, on a GPU
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
+	    f"make test-cuda: torch {torch.__version__} sees no CUDA device (on a machine with one, remove the torch " \
+	    "pin of constraints.txt if it chose a torch without CUDA)")'
+	LAPGRAD_TEST_DEVICE=cuda $(TEST_ENV) $(BIN)/python -m pytest -n $(GPU_WORKERS) $(CUDA_TESTS) $(ARGS)
 
 lint: $(VENV)/installed-test ## ruff
 	$(BIN)/ruff check .

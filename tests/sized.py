@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+from device import DEVICE
 from samples import MAKERS, OPERATORS, Flags, Sample, Shape
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def sample(
     generator = torch.Generator().manual_seed(n)
     kinds = OPERATORS[name].kinds
     args = tuple(
-        _operand(kind, (*batch, *shape), generator).to(dtype)
+        _operand(kind, (*batch, *shape), generator).to(device=DEVICE, dtype=dtype)
         for kind, shape in zip(kinds, shapes(name, n, other, flags), strict=True)
     )
     return Sample(args, flags, f"{name} {n} {batch} {flags}")

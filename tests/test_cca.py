@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import eigh
@@ -19,7 +20,7 @@ WHITENED = 1e4
 
 
 def observations(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
 
 
 def covariance(X: Tensor, Y: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def test_variates_are_white_and_correlated_in_pairs(p: int, q: int, extra: int, 
     Y = X[..., :1] + observations(3, max(p, q) + extra, q, seed=seed + 1)
     correlations, A, B = cca(X, Y)
     k = min(p, q)
-    identity = torch.eye(k, dtype=torch.float64).expand(3, k, k)
+    identity = torch.eye(k, dtype=torch.float64, device=DEVICE).expand(3, k, k)
     assert_close(covariance(X @ A, X @ A), identity, WHITENED)
     assert_close(covariance(Y @ B, Y @ B), identity, WHITENED)
     assert_close(covariance(X @ A, Y @ B), torch.diag_embed(correlations), WHITENED)
@@ -45,8 +46,12 @@ def test_agrees_with_the_generalised_eigenproblem() -> None:
     X, Y = observations(50, 4), observations(50, 3, seed=1)
     Y = Y + X[:, :3]
     Cxx, Cyy, Cxy = covariance(X, X), covariance(Y, Y), covariance(X, Y)
-    squares = eigh((Cxy @ torch.linalg.solve(Cyy, Cxy.mT)).numpy(), Cxx.numpy(), eigvals_only=True)[::-1]
-    assert_close(cca(X, Y, k=2).correlations.square(), torch.tensor(squares[:2].copy()), WHITENED)
+    squares = eigh(
+        (Cxy @ torch.linalg.solve(Cyy, Cxy.mT)).cpu().numpy(), Cxx.cpu().numpy(), eigvals_only=True
+    )[::-1]
+    assert_close(
+        cca(X, Y, k=2).correlations.square(), torch.tensor(squares[:2].copy(), device=DEVICE), WHITENED
+    )
 
 
 def test_correlations_do_not_change_with_the_scale_of_columns() -> None:
@@ -63,7 +68,7 @@ def test_equal_data_have_correlation_one() -> None:
     X = observations(20, 3)
     leaf = X.clone().requires_grad_()
     correlations = cca(leaf, X).correlations
-    assert_close(correlations, torch.ones(3, dtype=torch.float64), WHITENED)
+    assert_close(correlations, torch.ones(3, dtype=torch.float64, device=DEVICE), WHITENED)
     assert grad(correlations.sum(), leaf)[0].isfinite().all()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import PATHS, path
@@ -59,13 +60,13 @@ def exact_cofactors(A: Tensor) -> Tensor:
     entries = [
         [float((-1) ** (i + j) * exact_det(without(rows, (i,), (j,)))) for j in range(n)] for i in range(n)
     ]
-    return torch.tensor(entries, dtype=torch.float64)
+    return torch.tensor(entries, dtype=torch.float64, device=DEVICE)
 
 
 def exact_second_derivative(A: Tensor) -> Tensor:
     """d^2 det / da_ij da_kl: a signed minor with two rows and two columns left out."""
     n, rows = A.shape[-1], exact(A)
-    second = torch.zeros(n, n, n, n, dtype=torch.float64)
+    second = torch.zeros(n, n, n, n, dtype=torch.float64, device=DEVICE)
     for (i, k), (j, m) in itertools.product(itertools.combinations(range(n), 2), repeat=2):
         minor = float((-1) ** (i + j + k + m) * exact_det(without(rows, (i, k), (j, m))))
         second[i, j, k, m] = second[k, m, i, j] = minor
@@ -79,10 +80,13 @@ def of_rank(n: int, rank: int, integers: bool, seed: int = 0, batch: Shape = ())
     shapes = (*batch, n, rank), (*batch, rank, n)
     if integers:
         left, right = (
-            torch.randint(-3, 4, shape, generator=generator, dtype=torch.float64) for shape in shapes
+            torch.randint(-3, 4, shape, generator=generator, dtype=torch.float64).to(DEVICE)
+            for shape in shapes
         )
     else:
-        left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        left, right = (
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE) for shape in shapes
+        )
     return left @ right
 
 
@@ -107,8 +111,8 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The compiled kernels, or those in plain PyTorch."""
     if request.param == "fallback":
         for routine in ("det", "det_vjp", "slogdet", "slogdet_vjp", "inverse", "inverse_vjp"):
-            _kernels.lookup(routine, torch.empty(0))
-            monkeypatch.setitem(_kernels._CPU, routine, _kernels._ELSEWHERE[routine])
+            _kernels.lookup(routine, torch.empty(0, device=DEVICE))
+            monkeypatch.setitem(KERNELS, routine, _kernels._ELSEWHERE[routine])
     return request.param
 
 
@@ -119,9 +123,11 @@ def test_first_derivatives_at_every_rank(n: int, rank: int, integers: bool, kern
     A = of_rank(n, rank, integers)
     expected, size = exact_cofactors(A), A.abs().max().clamp_min(1.0) ** (n - 1)
     assert relative_error(gradient(lapgrad.det, A), expected, size) <= ROUNDING * n * eps
-    mixed = torch.stack([torch.eye(n, dtype=A.dtype), A, 2.0 * torch.eye(n, dtype=A.dtype)])
+    mixed = torch.stack(
+        [torch.eye(n, dtype=A.dtype, device=DEVICE), A, 2.0 * torch.eye(n, dtype=A.dtype, device=DEVICE)]
+    )
     assert relative_error(gradient(lapgrad.det, mixed)[1], expected, size) <= ROUNDING * n * eps
-    tangent = torch.cos(torch.arange(n * n, dtype=A.dtype)).view(n, n)
+    tangent = torch.cos(torch.arange(n * n, dtype=A.dtype, device=DEVICE)).view(n, n)
     pushed = func.jvp(lapgrad.det, (A,), (tangent,))[1]
     assert abs(float(pushed - (expected * tangent).sum())) <= ROUNDING * n * n * eps * float(size)
 
@@ -171,7 +177,7 @@ def test_third_derivatives(missing: int) -> None:
         func.jacfwd(func.jacfwd(func.jacfwd(along))),
         func.jacfwd(func.grad(func.grad(along))),
     ):
-        actual = float(third(torch.zeros((), dtype=torch.float64)))
+        actual = float(third(torch.zeros((), dtype=torch.float64, device=DEVICE)))
         assert abs(actual - expected) <= 1e-9 * max(1.0, abs(expected))
 
 
@@ -181,8 +187,11 @@ def test_third_derivatives(missing: int) -> None:
 def test_near_a_singular_matrix_no_digits_are_lost(n: int, smallest: float, dtype: torch.dtype) -> None:
     """One singular value goes to zero, and the cofactors stay as accurate as those of a regular matrix."""
     generator = torch.Generator().manual_seed(n)
-    U, V = (torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0] for _ in range(2))
-    s = torch.linspace(1.5, 0.5, n, dtype=torch.float64)
+    U, V = (
+        torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator).to(DEVICE))[0]
+        for _ in range(2)
+    )
+    s = torch.linspace(1.5, 0.5, n, dtype=torch.float64, device=DEVICE)
     s[-1] = smallest
     A = ((U * s) @ V.mT).to(dtype)
     others = torch.stack([torch.cat((s[:i], s[i + 1 :])).prod() for i in range(n)])
@@ -195,7 +204,7 @@ def test_near_a_singular_matrix_no_digits_are_lost(n: int, smallest: float, dtyp
 def test_graded_matrices(n: int) -> None:
     """Rows and columns of very different size: D1 A D2 has det(D1) det(D2) det(A)."""
     A = sample("det", n, {}).args[0]
-    powers = 2.0 ** torch.linspace(-30, 30, n, dtype=torch.float64).round()
+    powers = 2.0 ** torch.linspace(-30, 30, n, dtype=torch.float64, device=DEVICE).round()
     graded = powers[:, None] * A * powers.flip(0)[None, :]
     scale = float(powers.log2().sum()) * 2
     expected = lapgrad.det(A) * 2.0**scale
@@ -210,8 +219,8 @@ def test_graded_matrices(n: int) -> None:
 def test_permutations_identity_and_zero(n: int, batched: bool, kernels: str) -> None:
     generator = torch.Generator().manual_seed(n)
     for _ in range(5):
-        order = torch.randperm(n, generator=generator)
-        P = torch.eye(n, dtype=torch.float64)[order]
+        order = torch.randperm(n, generator=generator).to(DEVICE)
+        P = torch.eye(n, dtype=torch.float64, device=DEVICE)[order]
         parity = float((-1) ** sum(a > b for a, b in itertools.combinations(order.tolist(), 2)))
         if batched:
             P = P.expand(3, n, n)
@@ -221,7 +230,7 @@ def test_permutations_identity_and_zero(n: int, batched: bool, kernels: str) -> 
         assert (lapgrad.det(P) == parity).all()
         assert torch.equal(lapgrad.inverse(P), P.mT.contiguous())
         assert torch.equal(gradient(lapgrad.det, P), parity * P)
-    zero = torch.zeros((3, n, n) if batched else (n, n), dtype=torch.float64)
+    zero = torch.zeros((3, n, n) if batched else (n, n), dtype=torch.float64, device=DEVICE)
     sign, logarithm = lapgrad.slogdet(zero)
     assert (sign == 0.0).all()
     assert (logarithm == -math.inf).all()
@@ -232,7 +241,7 @@ def test_permutations_identity_and_zero(n: int, batched: bool, kernels: str) -> 
 def test_nilpotent_matrix() -> None:
     """Every pivot is zero, and yet one cofactor is not."""
     for n in (2, 3, 6, 33):
-        A = torch.zeros(n, n, dtype=torch.float64)
+        A = torch.zeros(n, n, dtype=torch.float64, device=DEVICE)
         A.diagonal(1).fill_(1.0)
         expected = torch.zeros_like(A)
         expected[-1, 0] = (-1.0) ** (n - 1)
@@ -241,11 +250,11 @@ def test_nilpotent_matrix() -> None:
 
 def test_matrices_without_rows() -> None:
     for batch in ((), (3,), (0,)):
-        A = torch.empty(*batch, 0, 0)
-        assert torch.equal(lapgrad.det(A), torch.ones(batch))
+        A = torch.empty(*batch, 0, 0, device=DEVICE)
+        assert torch.equal(lapgrad.det(A), torch.ones(batch, device=DEVICE))
         sign, logarithm = lapgrad.slogdet(A)
-        assert torch.equal(sign, torch.ones(batch))
-        assert torch.equal(logarithm, torch.zeros(batch))
+        assert torch.equal(sign, torch.ones(batch, device=DEVICE))
+        assert torch.equal(logarithm, torch.zeros(batch, device=DEVICE))
         assert lapgrad.inverse(A).shape == A.shape
 
 
@@ -268,7 +277,7 @@ def test_out_of_range(n: int, factor: float, dtype: torch.dtype, kernels: str) -
     elif expected.logabsdet < math.log(torch.finfo(dtype).tiny) - 40:
         assert d == 0.0
     # Half of the rows large and half of them small: the determinant is that of A.
-    rows = torch.ones(n, 1, dtype=dtype)
+    rows = torch.ones(n, 1, dtype=dtype, device=DEVICE)
     rows[: n // 2], rows[n - n // 2 :] = 2.0**20, 2.0**-20
     rows = rows ** (5 if dtype == torch.float64 else 1)
     units = OTHER_PIVOTS * of_order(n)
@@ -280,8 +289,8 @@ def test_cofactors_of_a_determinant_that_overflows() -> None:
     """det A is infinite, and most of its cofactors are numbers."""
     for pivots in ([1e300, 1e200, 1e-50, 1.0], [1e-300, 1e-200, 1e50, 1.0]):
         for n in (4, 40):
-            diagonal = torch.ones(n, dtype=torch.float64)
-            diagonal[:4] = torch.tensor(pivots, dtype=torch.float64)
+            diagonal = torch.ones(n, dtype=torch.float64, device=DEVICE)
+            diagonal[:4] = torch.tensor(pivots, dtype=torch.float64, device=DEVICE)
             A = torch.diag(diagonal)
             assert lapgrad.det(A) in (0.0, math.inf)
             found = gradient(lapgrad.det, A).diagonal()
@@ -305,7 +314,7 @@ def test_singular_matrices_are_named(n: int, way: str) -> None:
         copy = A.clone()
         with pytest.raises(lapgrad.SingularMatrixError):
             lapgrad.inverse(copy, overwrite=True)
-        assert torch.equal(copy[1, 0], torch.eye(n, dtype=A.dtype))
+        assert torch.equal(copy[1, 0], torch.eye(n, dtype=A.dtype, device=DEVICE))
         assert_all_close(copy[0], torch.linalg.inv(A[0]), of_order(n))
         leaf = A.clone().requires_grad_()
         logarithm = lapgrad.slogdet(leaf).logabsdet
@@ -343,7 +352,11 @@ def test_not_finite(value: float, start: str, way: str) -> None:
             for place in {(0, 0), (0, n - 1), (n - 1, 0), (n - 1, n - 1), (n // 2, n // 3)}:
                 A = sample("det", n, {}, batch=(2,)).args[0]
                 if start != "regular":
-                    A[1] = torch.eye(n, dtype=A.dtype) if start == "identity" else A[1].roll(-1, -2).triu()
+                    A[1] = (
+                        torch.eye(n, dtype=A.dtype, device=DEVICE)
+                        if start == "identity"
+                        else A[1].roll(-1, -2).triu()
+                    )
                 A[(1, *place)] = value
                 for f in (lapgrad.inverse, lapgrad.det, lapgrad.slogdet):
                     with pytest.raises(lapgrad.NonFiniteError, match=rf"^{f.__name__}: A\[1\] contains NaN"):
@@ -364,7 +377,9 @@ def test_agrees_with_torch_and_scipy(name: str, shape: Shape) -> None:
     assert_all_close(gradient(ours, A), gradient(peer, A), of_order(shape[-1]))
     if name != "slogdet":
         flat = A.view(-1, *shape[-2:])
-        theirs = torch.stack([torch.as_tensor(getattr(linalg, name)(item.numpy())) for item in flat])
+        theirs = torch.stack(
+            [torch.as_tensor(getattr(linalg, name)(item.cpu().numpy()), device=DEVICE) for item in flat]
+        )
         assert_all_close(ours(A), theirs.view(ours(A).shape), of_order(shape[-1]))
 
 
@@ -375,13 +390,13 @@ def test_properties(n: int, batch: int, seed: int, half: bool) -> None:
     dtype = torch.float32 if half else torch.float64
     generator = torch.Generator().manual_seed(seed)
     A, B = (
-        torch.randn(batch, n, n, dtype=torch.float64, generator=generator).to(dtype) / math.sqrt(n)
+        torch.randn(batch, n, n, dtype=torch.float64, generator=generator).to(DEVICE).to(dtype) / math.sqrt(n)
         for _ in range(2)
     )
     eps = torch.finfo(dtype).eps
     inverse = lapgrad.inverse(A)
     condition = torch.linalg.cond(A.double()).max()
-    residual = (A.double() @ inverse.double() - torch.eye(n)).abs().max()
+    residual = (A.double() @ inverse.double() - torch.eye(n, device=DEVICE)).abs().max()
     assert float(residual) <= 20 * n * eps * float(condition)
     one = lapgrad.slogdet(A)[1] + lapgrad.slogdet(inverse)[1]
     assert float(one.abs().max()) <= 20 * n * n * eps * float(condition)
@@ -393,7 +408,7 @@ def test_properties(n: int, batch: int, seed: int, half: bool) -> None:
     if dtype is torch.float64:
         for f in (lapgrad.inverse, lapgrad.det, lambda X: lapgrad.slogdet(X)[1]):
             result, pushed = func.jvp(f, (A,), (B,))
-            cotangent = torch.randn(result.shape, dtype=dtype, generator=generator)
+            cotangent = torch.randn(result.shape, dtype=dtype, generator=generator).to(DEVICE)
             (pulled,) = func.vjp(f, A)[1](cotangent)
             left, right = (cotangent * pushed).sum(), (pulled * B).sum()
             size = (cotangent * pushed).abs().sum() + (pulled * B).abs().sum()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE, KERNELS
 from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import assert_all_close
 from torch import Tensor, func
@@ -122,7 +123,9 @@ def test_saved_tensor_hooks(case: OperatorCase) -> None:
     """What is saved may be packed away and brought back."""
     sample = case.small()
     leaves = leaves_of(sample)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.detach().cpu().numpy().copy(), lambda array: torch.from_numpy(array).to(DEVICE)
+    ):
         result = first_result(case, case.fn, sample)(*leaves)
     assert_all_close(list(torch.autograd.grad(result.sum(), leaves)), expected_gradients(case, sample))
 
@@ -177,7 +180,7 @@ def test_autocast_of_half_precision(case: OperatorCase, dtype: torch.dtype) -> N
     """Half precision operands are computed with in float32; their gradients are in half precision."""
     sample = case.small(dtype=torch.float32)
     leaves = [arg.to(dtype).requires_grad_() for arg in sample.args]
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(DEVICE.type, dtype=dtype):
         result = first_result(case, case.fn, sample)(*leaves)
     assert result.dtype == torch.float32
     widened = Sample(tuple(leaf.detach().float() for leaf in leaves), sample.kwargs, "")
@@ -216,7 +219,7 @@ def test_autocast_does_not_lower_precision(case: OperatorCase, within: str) -> N
         ]
 
     plain = run()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         cast = run()
     assert_all_close(cast, plain, 0)
 
@@ -279,13 +282,15 @@ def test_odd_cotangents(case: OperatorCase, kind: str) -> None:
     sample = case.small()
     leaves = leaves_of(sample)
     result = first_result(case, case.fn, sample)(*leaves)
-    cotangent = torch.randn(result.shape, dtype=result.dtype, generator=torch.Generator().manual_seed(0))
+    cotangent = torch.randn(result.shape, dtype=result.dtype, generator=torch.Generator().manual_seed(0)).to(
+        DEVICE
+    )
     if kind == "expanded":
-        cotangent = torch.ones((), dtype=result.dtype).expand(result.shape)
+        cotangent = torch.ones((), dtype=result.dtype, device=DEVICE).expand(result.shape)
     elif kind == "transposed" and result.dim() >= 2:
         cotangent = cotangent.mT.contiguous().mT
     elif kind == "zero":
-        cotangent = torch._efficientzerotensor(result.shape, dtype=result.dtype)
+        cotangent = torch._efficientzerotensor(result.shape, dtype=result.dtype, device=DEVICE)
     elif kind == "negative bit":
         cotangent = torch.complex(cotangent, cotangent).conj().imag
         assert cotangent.is_neg()
@@ -334,14 +339,14 @@ def test_backward_twice(case: OperatorCase) -> None:
 def test_first_derivative_runs_the_fused_kernel(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
     case = OPERATORS[name]
     routine = {"potrf_ex": "potrf_vjp"}.get(name, f"{name}_vjp")
-    kernel = _kernels.lookup(routine, torch.empty(0))
+    kernel = _kernels.lookup(routine, torch.empty(0, device=DEVICE))
     calls: list[int] = []
 
     def counting(*args: Any) -> Any:
         calls.append(1)
         return kernel(*args)
 
-    monkeypatch.setitem(_kernels._CPU, routine, counting)
+    monkeypatch.setitem(KERNELS, routine, counting)
     sample = case.batched((2,)) if how == "vmap of grad" else case.small()
     f = first_result(case, case.fn, sample)
     if how == "backward":

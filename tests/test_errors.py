@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from fresh_process import output
 from paths import PATHS, path
 from samples import OPERATORS, Flags, OperatorCase, Shape, joined
@@ -113,13 +114,13 @@ def test_mixed_devices(case: OperatorCase, position: int) -> None:
     text = str(caught.value)
     assert text.startswith(f"{case.name}: all arguments must be on the same device")
     assert f"{case.operands[position]} meta" in text
-    assert "cpu" in text
+    assert str(case.small().args[0].device) in text
 
 
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 @pytest.mark.parametrize(("case", "position"), EACH_MATRIX)
 def test_fewer_than_two_dimensions(case: OperatorCase, position: int, shape: Shape) -> None:
-    args = with_operand(case, position, torch.ones(shape, dtype=torch.float64))
+    args = with_operand(case, position, torch.ones(shape, dtype=torch.float64, device=DEVICE))
     with pytest.raises(lapgrad.ShapeError) as caught:
         case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
@@ -131,7 +132,7 @@ def test_fewer_than_two_dimensions(case: OperatorCase, position: int, shape: Sha
 def test_scalar_instead_of_a_vector(name: str) -> None:
     (operand,) = OPERATORS[name].operands
     with pytest.raises(lapgrad.ShapeError, match=rf"^{name}: {operand} must be a vector .* got a scalar\.$"):
-        OPERATORS[name].fn(torch.tensor(1.0))
+        OPERATORS[name].fn(torch.tensor(1.0, device=DEVICE))
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (0,)], ids=str)
@@ -139,7 +140,10 @@ def test_scalar_instead_of_a_vector(name: str) -> None:
 def test_not_square(case: OperatorCase, batch: Shape) -> None:
     shape = (*batch, 3, 4)
     with pytest.raises(lapgrad.ShapeError) as caught:
-        case.fn(*with_operand(case, 0, torch.ones(shape, dtype=torch.float64)), **case.small().kwargs)
+        case.fn(
+            *with_operand(case, 0, torch.ones(shape, dtype=torch.float64, device=DEVICE)),
+            **case.small().kwargs,
+        )
     wanted = f"{case.name}: {case.operands[0]} must be square in its last two dimensions, got shape {shape}."
     assert str(caught.value) == wanted
 
@@ -177,7 +181,7 @@ def test_not_square(case: OperatorCase, batch: Shape) -> None:
 def test_shapes_that_do_not_fit(name: str, shapes: tuple[Shape, ...], flags: Flags) -> None:
     case = OPERATORS[name]
     with pytest.raises(lapgrad.ShapeError) as caught:
-        case.fn(*[torch.zeros(shape) for shape in shapes], **flags)
+        case.fn(*[torch.zeros(shape, device=DEVICE) for shape in shapes], **flags)
     text = str(caught.value)
     assert text.startswith(f"{name}: ")
     for operand, shape in zip(case.operands, shapes, strict=True):
@@ -189,13 +193,13 @@ def test_shapes_that_do_not_fit(name: str, shapes: tuple[Shape, ...], flags: Fla
 def test_offset_outside(name: str, offset: int) -> None:
     message = rf"^{name}: offset {offset} lies outside A of shape \(2, 3, 3\)"
     with pytest.raises(lapgrad.ShapeError, match=message):
-        OPERATORS[name].fn(torch.ones(2, 3, 3), offset=offset)
+        OPERATORS[name].fn(torch.ones(2, 3, 3, device=DEVICE), offset=offset)
 
 
 def test_packed_vector_of_impossible_length() -> None:
     message = r"^maketrian: the last dimension of v must be .* got shape \(2, 5\)\.$"
     with pytest.raises(lapgrad.ShapeError, match=message):
-        lapgrad.maketrian(torch.ones(2, 5))
+        lapgrad.maketrian(torch.ones(2, 5, device=DEVICE))
 
 
 HUGE = 2**31
@@ -216,7 +220,7 @@ def test_more_than_blas_can_count(case: OperatorCase, position: int) -> None:
         "linalg.lda",
     )
     shape = (HUGE, HUGE) if square else (HUGE, 1)
-    args = with_operand(case, position, torch.zeros(1, 1, dtype=torch.float64).expand(shape))
+    args = with_operand(case, position, torch.zeros(1, 1, dtype=torch.float64, device=DEVICE).expand(shape))
     with pytest.raises(lapgrad.SizeError) as caught:
         case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
@@ -229,7 +233,7 @@ def test_results_that_blas_cannot_count(name: str) -> None:
     """A vector may be longer than that; the matrix made from it may not."""
     length = HUGE if name == "makediag" else HUGE * (HUGE + 1) // 2
     with pytest.raises(lapgrad.SizeError, match=rf"^{name}: {OPERATORS[name].operands[0]} "):
-        OPERATORS[name].fn(torch.zeros(1).expand(length))
+        OPERATORS[name].fn(torch.zeros(1, device=DEVICE).expand(length))
 
 
 @pytest.mark.parametrize("case", OPERATORS.values(), ids=lambda case: case.name)
@@ -315,7 +319,7 @@ def test_status_per_item(lower: bool, dtype: torch.dtype, way: str) -> None:
     with path(way):
         for n in (4, 13, 24, 33, 65):
             A = sample("potrf", n, {}, batch=(2, 9), dtype=dtype).args[0]
-            wanted = torch.zeros(2, 9, dtype=torch.int32)
+            wanted = torch.zeros(2, 9, dtype=torch.int32, device=DEVICE)
             for position, what in enumerate(FAILURES):
                 k = 1 + (5 * position) % n
                 spoil(A, what, (position % 2, position + 1), k)
@@ -325,7 +329,7 @@ def test_status_per_item(lower: bool, dtype: torch.dtype, way: str) -> None:
                 L, info = lapgrad.potrf_ex(A.clone() if overwrite else A, lower=lower, overwrite=overwrite)
                 assert info.dtype == torch.int32
                 assert torch.equal(info, wanted)
-                assert torch.equal(L[~good], torch.eye(n, dtype=dtype).expand_as(L[~good]))
+                assert torch.equal(L[~good], torch.eye(n, dtype=dtype, device=DEVICE).expand_as(L[~good]))
                 expected = torch.linalg.cholesky(A[good].double(), upper=not lower).to(dtype)
                 assert_all_close(L[good], expected, of_order(n))
 
@@ -338,7 +342,7 @@ def test_overwrite_leaves_factors_and_identities(n: int) -> None:
     with pytest.raises(lapgrad.NotPositiveDefiniteError):
         lapgrad.potrf(A, overwrite=True)
     assert_all_close(A, expected, of_order(n))
-    assert torch.equal(A[1], torch.eye(n, dtype=A.dtype))
+    assert torch.equal(A[1], torch.eye(n, dtype=A.dtype, device=DEVICE))
 
 
 @pytest.mark.parametrize("way", PATHS)
@@ -378,16 +382,16 @@ def test_first_singular_item_of_a_batch_is_named(way: str) -> None:
 @pytest.mark.parametrize("rightside", [False, True])
 def test_one_singular_triangle_for_a_batch(rightside: bool, overwrite: bool) -> None:
     """L is named as the caller handed it over: without an index if it has no leading dimensions."""
-    L, A = torch.eye(3), torch.ones(2, 3, 3)
+    L, A = torch.eye(3, device=DEVICE), torch.ones(2, 3, 3, device=DEVICE)
     L[1, 1] = 0.0
     with pytest.raises(lapgrad.SingularMatrixError, match=r"^trsm: L is singular: its diagonal entry 1 "):
         lapgrad.trsm(L, A, rightside=rightside, overwrite=overwrite)
-    assert torch.equal(A, torch.ones(2, 3, 3))
+    assert torch.equal(A, torch.ones(2, 3, 3, device=DEVICE))
 
 
 @pytest.mark.parametrize("n", [0, 3])
 def test_empty_batches_do_not_fail(n: int) -> None:
-    A = torch.empty(0, n, n)
+    A = torch.empty(0, n, n, device=DEVICE)
     L, info = lapgrad.potrf_ex(A)
     assert (L.shape, info.shape, info.dtype) == (A.shape, (0,), torch.int32)
     assert lapgrad.potrf(A).shape == A.shape
@@ -396,12 +400,12 @@ def test_empty_batches_do_not_fail(n: int) -> None:
 
 def test_errors_survive_other_processes() -> None:
     """Workers of a DataLoader send exceptions home by pickle."""
-    A = -torch.eye(3).expand(2, 3, 3)
+    A = -torch.eye(3, device=DEVICE).expand(2, 3, 3)
     for provoke in (
         lambda: lapgrad.potrf(A),
-        lambda: lapgrad.potrf(torch.full((3, 3), torch.nan)),
-        lambda: lapgrad.trsm(torch.zeros(3, 3), torch.eye(3)),
-        lambda: lapgrad.potrf(torch.ones(2, 3)),
+        lambda: lapgrad.potrf(torch.full((3, 3), torch.nan, device=DEVICE)),
+        lambda: lapgrad.trsm(torch.zeros(3, 3, device=DEVICE), torch.eye(3, device=DEVICE)),
+        lambda: lapgrad.potrf(torch.ones(2, 3, device=DEVICE)),
     ):
         with pytest.raises(lapgrad.LapgradError) as caught:
             provoke()
@@ -410,6 +414,7 @@ def test_errors_survive_other_processes() -> None:
         assert (str(again), vars(again)) == (str(caught.value), vars(caught.value))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [("LAPGRAD_BLAS", "nonsense", "torch, mkl, scipy"), ("LAPGRAD_ISA", "sse9", "avx512, avx2, baseline")],
@@ -429,6 +434,7 @@ except ValueError as error:
 ITERATIONS = {"syevd": ("dsyevd", 11, 7), "gesvd": ("dgesdd", 14, 11)}
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ITERATIONS)
 def test_the_item_whose_iteration_does_not_converge_is_named(name: str) -> None:
     """LAPACK is replaced by a routine that gives up on the matrix that begins with 7."""
@@ -447,7 +453,7 @@ def test_the_item_whose_iteration_does_not_converge_is_named(name: str) -> None:
 
     stubborn = signature(give_up_on_seven)
     n = 40  # past the orders that run one matrix per lane
-    A = torch.eye(n, dtype=torch.float64).repeat(2, 3, 1, 1)
+    A = torch.eye(n, dtype=torch.float64, device=DEVICE).repeat(2, 3, 1, 1)
     A[1, 1, 0, 0] = 7.0
     _cpu.core.bind_routine(routine, ctypes.cast(stubborn, ctypes.c_void_p).value)
     try:

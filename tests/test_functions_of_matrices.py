@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import scipy.linalg
 import torch
+from device import DEVICE
 from samples.case import MAKERS
 from tolerances import assert_all_close
 from torch import Tensor
@@ -39,8 +40,10 @@ def name(flags: dict[str, Any]) -> str:
 
 def with_spectrum(values: list[float]) -> Tensor:
     generator = torch.Generator().manual_seed(len(values))
-    Q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)).Q
-    A = Q @ (torch.tensor(values, dtype=torch.float64).unsqueeze(-1) * Q.mT)
+    Q = torch.linalg.qr(
+        torch.randn(len(values), len(values), generator=generator, dtype=torch.float64).to(DEVICE)
+    ).Q
+    A = Q @ (torch.tensor(values, dtype=torch.float64, device=DEVICE).unsqueeze(-1) * Q.mT)
     return 0.5 * (A + A.mT)
 
 
@@ -85,7 +88,7 @@ def test_agrees_with_scipy() -> None:
         ({"f": "power", "exponent": 0.3}, lambda A: scipy.linalg.fractional_matrix_power(A, 0.3)),
     )
     for flags, reference in pairs:
-        expected = torch.from_numpy(reference(A.numpy()))
+        expected = torch.from_numpy(reference(A.cpu().numpy())).to(DEVICE)
         result = eigh_fn(A, **flags)
         assert torch.equal(result, result.mT)
         assert_all_close(result, expected, 500)
@@ -93,7 +96,7 @@ def test_agrees_with_scipy() -> None:
 
 def test_gradient_of_the_exponential_agrees_with_torch() -> None:
     A = with_spectrum([-1.0, -1.0, 0.5, 2.0, 2.0]).requires_grad_()
-    W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     (ours,) = torch.autograd.grad((eigh_fn(A, "exp") * W).sum(), A)
     (theirs,) = torch.autograd.grad((torch.matrix_exp(A) * W).sum(), A)
     assert_all_close(ours, 0.5 * (theirs + theirs.mT))
@@ -122,7 +125,7 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
     with mpmath.workdps(60):
         for gap in (10.0, 1.0, 0.3, 2e-2, 5e-3, 1e-4, 1e-7, 1e-10, 1e-15):
             b = a + gap
-            found = float(rule.differences(torch.tensor([a, b], dtype=torch.float64))[0, 1])
+            found = float(rule.differences(torch.tensor([a, b], dtype=torch.float64, device=DEVICE))[0, 1])
             wanted = (exact(mpmath.mpf(b)) - exact(mpmath.mpf(a))) / (mpmath.mpf(b) - mpmath.mpf(a))
             # A callable has only its own digits: eps / eps^(1/4) where the plain quotient begins.
             allowed = 1e-14 if isinstance(f, str) else 1e-10
@@ -144,7 +147,12 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
     ids=lambda value: name(value) if isinstance(value, dict) else str(value),
 )
 def test_outside_of_the_domain(flags: dict[str, Any], spectrum: list[float]) -> None:
-    A = torch.stack([with_spectrum([1.0, 2.0, 3.0]), torch.diag(torch.tensor(spectrum, dtype=torch.float64))])
+    A = torch.stack(
+        [
+            with_spectrum([1.0, 2.0, 3.0]),
+            torch.diag(torch.tensor(spectrum, dtype=torch.float64, device=DEVICE)),
+        ]
+    )
     for operand in (A, A.clone().requires_grad_()):
         with pytest.raises(
             lapgrad.DomainError, match=r"^linalg.eigh_fn: A\[1\] has the eigenvalue"
@@ -158,7 +166,7 @@ def test_outside_of_the_domain(flags: dict[str, Any], spectrum: list[float]) -> 
 )
 def test_roots_of_a_singular_matrix(flags: dict[str, Any]) -> None:
     """Zeros that rounding made negative are zeros; the gradient is finite."""
-    X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     A = (X @ X.mT).requires_grad_()
     assert lapgrad.syevd(A.detach(), vectors=False)[0] < 0
     B = eigh_fn(A, **flags)
@@ -179,12 +187,12 @@ def test_roots_of_a_singular_matrix(flags: dict[str, Any]) -> None:
 )
 def test_unknown_options(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(lapgrad.OptionError, match=f"^linalg.eigh_fn: {message}"):
-        eigh_fn(torch.eye(3), **flags)
+        eigh_fn(torch.eye(3, device=DEVICE), **flags)
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9), (5, 5), (3, 6, 4), (2, 4, 6), (1, 3)], ids=str)
 def test_components_explain_the_data(shape: tuple[int, ...]) -> None:
-    X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     n, d = shape[-2:]
     k = min(n, d)
     components, variance, mean, scores = pca(X, k=k)
@@ -194,7 +202,7 @@ def test_components_explain_the_data(shape: tuple[int, ...]) -> None:
     assert_all_close(variance, scores.square().sum(-2) / max(n - 1, 1), 2000)
     gram = components @ components.mT
     there = variance > 1e-12
-    identity = torch.eye(k, dtype=torch.float64) * there.unsqueeze(-1)
+    identity = torch.eye(k, dtype=torch.float64, device=DEVICE) * there.unsqueeze(-1)
     if d > n:
         assert_all_close(gram, identity.expand_as(gram), 2000)
     size = components.abs()
@@ -216,15 +224,15 @@ def test_components_of_both_sides_agree() -> None:
 @pytest.mark.parametrize("k", [-1, 4])
 def test_number_of_components(k: int) -> None:
     with pytest.raises(lapgrad.OptionError, match=r"^linalg.pca: k must be between 0 and the smaller side"):
-        pca(torch.ones(5, 3), k=k)
+        pca(torch.ones(5, 3, device=DEVICE), k=k)
 
 
 def test_all_components_by_default() -> None:
-    X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     for default, asked in zip(pca(X), pca(X, k=3), strict=True):
         assert torch.equal(default, asked)
 
 
 def test_data_without_rows() -> None:
     with pytest.raises(lapgrad.ShapeError, match=r"^linalg.pca: X must have at least one row"):
-        pca(torch.ones(0, 3), k=0)
+        pca(torch.ones(0, 3, device=DEVICE), k=0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from paths import PATHS, path
 from samples import Shape
@@ -28,7 +29,11 @@ SHAPES: tuple[Shape, ...] = (
 
 
 def random(shape: Shape, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        .to(DEVICE)
+        .to(dtype)
+    )
 
 
 def assert_factors(A: Tensor, Q: Tensor, L: Tensor) -> None:
@@ -42,7 +47,7 @@ def assert_factors(A: Tensor, Q: Tensor, L: Tensor) -> None:
     # Numbers of the size of 1 whatever the scale of the row: a power of two changes nothing.
     scale = torch.exp2(-A.abs().amax(-1, keepdim=True).clamp(min=2.3e-308).log2().round())
     A, L = A * scale, L * scale
-    assert (Q @ Q.mT - torch.eye(rank, dtype=torch.float64)).abs().max() <= allowed
+    assert (Q @ Q.mT - torch.eye(rank, dtype=torch.float64, device=DEVICE)).abs().max() <= allowed
     length = A.norm(dim=-1, keepdim=True)
     assert ((L @ Q - A).norm(dim=-1, keepdim=True) <= allowed * length).all()
 
@@ -75,9 +80,13 @@ def test_positive_is_the_cholesky_factor(mode: Any, way: str) -> None:
 @pytest.mark.parametrize("shape", [(4, 6), (6, 6), (6, 4), (100, 300)], ids=str)
 def test_agrees_with_scipy(shape: Shape) -> None:
     A = random(shape)
-    q, r = scipy.linalg.qr(A.mT.numpy(), mode="economic")
+    q, r = scipy.linalg.qr(A.mT.cpu().numpy(), mode="economic")
     Q, L = lapgrad.gelqf(A)
-    assert_all_close([Q, L], [torch.from_numpy(q.T.copy()), torch.from_numpy(r.T.copy())], 50.0 * max(shape))
+    assert_all_close(
+        [Q, L],
+        [torch.from_numpy(q.T.copy()).to(DEVICE), torch.from_numpy(r.T.copy()).to(DEVICE)],
+        50.0 * max(shape),
+    )
 
 
 @pytest.mark.parametrize("mode", ["reduced", "l"])
@@ -93,9 +102,9 @@ def test_gradients_agree_with_torch(shape: Shape, mode: Any) -> None:
 
 def graded(shape: Shape, decades: float, dtype: torch.dtype) -> Tensor:
     """Rows whose sizes fall by that many decades from the first to the last."""
-    return random(shape, dtype) * torch.logspace(0, -decades, shape[-2], dtype=torch.float64)[:, None].to(
-        dtype
-    )
+    return random(shape, dtype) * torch.logspace(0, -decades, shape[-2], dtype=torch.float64, device=DEVICE)[
+        :, None
+    ].to(dtype)
 
 
 @pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
@@ -121,10 +130,10 @@ def test_graded_and_badly_scaled_rows(dtype: torch.dtype, way: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_condition_does_not_matter(dtype: torch.dtype) -> None:
     """Orthogonal to rounding where A A^T is singular many times over."""
-    i = torch.arange(150, dtype=torch.float64)
+    i = torch.arange(150, dtype=torch.float64, device=DEVICE)
     hilbert = 1.0 / (i[:, None] + i + 1.0)
-    nearly_parallel = torch.ones(150, 300, dtype=torch.float64) + 1e-12 * random((150, 300))
-    powers = torch.linspace(0.0, 1.0, 200, dtype=torch.float64) ** i[:100, None]
+    nearly_parallel = torch.ones(150, 300, dtype=torch.float64, device=DEVICE) + 1e-12 * random((150, 300))
+    powers = torch.linspace(0.0, 1.0, 200, dtype=torch.float64, device=DEVICE) ** i[:100, None]
     for A in (hilbert, nearly_parallel, powers, powers.mT, hilbert[:20, :20].expand(9, 20, 20)):
         A = A.to(dtype)
         assert_factors(A, *lapgrad.gelqf(A))
@@ -134,10 +143,10 @@ def test_condition_does_not_matter(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_identity_and_diagonal(shape: Shape, dtype: torch.dtype) -> None:
     """Rows that are reduced already are left alone, as in LAPACK: L is A itself."""
-    identity = torch.eye(*shape[-2:], dtype=dtype).expand(shape)
-    for A in (identity, -identity, identity * torch.arange(1.0, shape[-1] + 1, dtype=dtype)):
+    identity = torch.eye(*shape[-2:], dtype=dtype, device=DEVICE).expand(shape)
+    for A in (identity, -identity, identity * torch.arange(1.0, shape[-1] + 1, dtype=dtype, device=DEVICE)):
         Q, L = lapgrad.gelqf(A)
-        assert torch.equal(Q, torch.eye(min(shape[-2:]), shape[-1], dtype=dtype).expand_as(Q))
+        assert torch.equal(Q, torch.eye(min(shape[-2:]), shape[-1], dtype=dtype, device=DEVICE).expand_as(Q))
         assert torch.equal(L, A[..., : min(shape[-2:])])
         assert torch.equal(lapgrad.gelqf(A, mode="l"), L)
         assert torch.equal(lapgrad.gelqf(A, positive=True).L, L.abs())
@@ -191,7 +200,7 @@ def test_not_finite(value: float, way: str) -> None:
         for shape in ((3, 5), (5, 5), (5, 3), (40, 50), (50, 40), (100, 300)):
             for row, column in itertools.product((0, shape[0] - 1), (0, shape[1] - 1)):
                 for mode in ("reduced", "l"):
-                    batch = torch.eye(*shape, dtype=torch.float64).repeat(4, 1, 1)
+                    batch = torch.eye(*shape, dtype=torch.float64, device=DEVICE).repeat(4, 1, 1)
                     batch[2, row, column] = value
                     for A, item in ((batch, (2,)), (batch[2], ())):
                         with pytest.raises(
@@ -203,7 +212,7 @@ def test_not_finite(value: float, way: str) -> None:
 
 def test_unknown_mode() -> None:
     with pytest.raises(lapgrad.OptionError, match="mode must be one of 'reduced', 'l', got 'complete'"):
-        lapgrad.gelqf(torch.eye(3), mode="complete")
+        lapgrad.gelqf(torch.eye(3, device=DEVICE), mode="complete")
 
 
 def test_each_result_alone() -> None:
@@ -243,7 +252,7 @@ def test_forward_and_reverse_mode_are_adjoint(what: tuple[int, int, int, int, An
     """<g, J d> = <J^T g, d>."""
     batch, m, n, seed, _ = what
     shape = (batch, m, n) if batch else (m, n)
-    A = random(shape, seed=seed) + 3.0 * torch.eye(m, n, dtype=torch.float64)
+    A = random(shape, seed=seed) + 3.0 * torch.eye(m, n, dtype=torch.float64, device=DEVICE)
     d = random(shape, seed=seed + 1)
 
     def f(A: Tensor) -> tuple[Tensor, ...]:
@@ -261,7 +270,7 @@ def test_forward_and_reverse_mode_are_adjoint(what: tuple[int, int, int, int, An
 def test_numpy_layouts_do_not_matter() -> None:
     """Column-major input gives the same bits as row-major."""
     A = random((30, 45))
-    fortran = torch.from_numpy(np.asfortranarray(A.numpy()))
+    fortran = torch.from_numpy(np.asfortranarray(A.cpu().numpy())).to(DEVICE)
     assert_all_close(lapgrad.gelqf(fortran), tuple(lapgrad.gelqf(A)), 0)
 
 
@@ -269,18 +278,18 @@ def test_numpy_layouts_do_not_matter() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lstsq_agrees_with_torch_and_scipy(shape: Shape, dtype: torch.dtype) -> None:
     *batch, m, n = shape
-    A = random(shape, dtype) + 4.0 * torch.eye(m, n, dtype=dtype)
+    A = random(shape, dtype) + 4.0 * torch.eye(m, n, dtype=dtype, device=DEVICE)
     B = random((*batch, m, 3), dtype, seed=1)
     X = lapgrad.linalg.lstsq(A, B)
     assert_all_close(X, torch.linalg.lstsq(A.double(), B.double(), driver="gelsd").solution.to(dtype), 500.0)
     if not batch:
-        expected = scipy.linalg.lstsq(A.double().numpy(), B.double().numpy())[0]
-        assert_all_close(X, torch.from_numpy(expected).to(dtype), 500.0)
+        expected = scipy.linalg.lstsq(A.double().cpu().numpy(), B.double().cpu().numpy())[0]
+        assert_all_close(X, torch.from_numpy(expected).to(DEVICE).to(dtype), 500.0)
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (6, 3), (5, 5)], ids=str)
 def test_gradients_of_lstsq_agree_with_torch(shape: Shape) -> None:
-    A = (random(shape) + 4.0 * torch.eye(*shape, dtype=torch.float64)).requires_grad_()
+    A = (random(shape) + 4.0 * torch.eye(*shape, dtype=torch.float64, device=DEVICE)).requires_grad_()
     B = random((shape[0], 2), seed=1).requires_grad_()
     ours, theirs = lapgrad.linalg.lstsq(A, B), torch.linalg.lstsq(A, B, driver="gelsd").solution
     assert_all_close(grad(ours.sin().sum(), (A, B)), grad(theirs.sin().sum(), (A, B)), 2000.0)
@@ -300,7 +309,7 @@ def test_lstsq_residual_and_length() -> None:
 def test_lstsq_keeps_what_the_normal_equations_lose() -> None:
     """At a condition number of 1e10, A^T A is singular in float64; a factorisation loses 10 digits of 16."""
     U, _, V = torch.linalg.svd(random((30, 6)), full_matrices=False)
-    A = U * torch.logspace(0, -10, 6, dtype=torch.float64) @ V
+    A = U * torch.logspace(0, -10, 6, dtype=torch.float64, device=DEVICE) @ V
     wanted = random((6, 1), seed=1)
     X = lapgrad.linalg.lstsq(A, A @ wanted)
     assert (X - wanted).abs().max() < 1e-4
@@ -327,9 +336,9 @@ def test_lstsq_without_full_rank(shape: Shape, kind: str) -> None:
 
 def test_rcond() -> None:
     """Larger than by default: matrices that could be solved with count as singular; 0: those of full rank."""
-    A = torch.diag(torch.tensor([1.0, 1e-3, 1e-10], dtype=torch.float64))
-    B = torch.ones(3, 1, dtype=torch.float64)
-    expected = torch.tensor([[1.0], [1e3], [1e10]], dtype=torch.float64)
+    A = torch.diag(torch.tensor([1.0, 1e-3, 1e-10], dtype=torch.float64, device=DEVICE))
+    B = torch.ones(3, 1, dtype=torch.float64, device=DEVICE)
+    expected = torch.tensor([[1.0], [1e3], [1e10]], dtype=torch.float64, device=DEVICE)
     for rcond in (None, 0.0, 1e-11):
         assert_all_close(lapgrad.linalg.lstsq(A, B, rcond=rcond), expected)
     with pytest.raises(lapgrad.RankDeficientError, match="row 2"):
@@ -339,14 +348,14 @@ def test_rcond() -> None:
 
 
 def test_one_matrix_for_a_batch_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = _kernels.lookup("gelqf", torch.empty(0))
+    kernel = _kernels.lookup("gelqf", torch.empty(0, device=DEVICE))
     seen: list[tuple[int, ...]] = []
 
     def counting(L: Tensor, Q: Tensor, A: Tensor, positive: bool) -> Any:
         seen.append(tuple(A.shape))
         return kernel(L, Q, A, positive)
 
-    monkeypatch.setitem(_kernels._CPU, "gelqf", counting)
+    monkeypatch.setitem(KERNELS, "gelqf", counting)
     A, B = random((4, 6)), random((5, 3, 4, 2))
     X = lapgrad.linalg.lstsq(A, B)
     assert seen == [(4, 6)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import WAYS, path
@@ -15,6 +16,7 @@ from torch import Tensor, func
 from torch.autograd import grad
 
 import lapgrad
+from lapgrad import _fallback, _kernels
 from lapgrad.ops import _spectral
 
 FLOATS = (torch.float64, torch.float32)
@@ -25,7 +27,11 @@ ORTHOGONAL = 10.0
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        .to(DEVICE)
+        .to(dtype)
+    )
 
 
 def orthogonal(rows: int, columns: int, seed: int) -> Tensor:
@@ -35,7 +41,7 @@ def orthogonal(rows: int, columns: int, seed: int) -> Tensor:
 
 def with_values(values: list[float] | Tensor, m: int, n: int, seed: int = 0) -> Tensor:
     """A matrix with these singular values, the rest of them zero."""
-    S = torch.as_tensor(values, dtype=torch.float64)
+    S = torch.as_tensor(values, dtype=torch.float64, device=DEVICE)
     return (orthogonal(len(S), m, seed).mT * S) @ orthogonal(len(S), n, seed + 1)
 
 
@@ -47,11 +53,11 @@ def check(A: Tensor, units: float = ORTHOGONAL) -> None:
     assert (U.shape[-2:], S.shape[-1], V.shape[-2:]) == ((k, m), k, (k, n))
     eps = torch.finfo(A.dtype).eps * max(m, n, 1) * units
     U, S, V = U.double(), S.double(), V.double()
-    scale = S.amax(-1)[..., None, None] if k else torch.ones(())
+    scale = S.amax(-1)[..., None, None] if k else torch.ones((), device=DEVICE)
     scale = torch.where(scale > 0, scale, 1.0)
     assert (((U.mT * S[..., None, :]) @ V - A.double()).abs() <= eps * scale).all()
     for W in (U, V):
-        assert (W @ W.mT - torch.eye(k, dtype=torch.float64)).abs().max() <= eps
+        assert (W @ W.mT - torch.eye(k, dtype=torch.float64, device=DEVICE)).abs().max() <= eps
     assert (S[..., 1:] <= S[..., :-1]).all()
     assert (S >= 0).all()
     assert (_spectral.row_signs(U) == 1).all()
@@ -60,21 +66,22 @@ def check(A: Tensor, units: float = ORTHOGONAL) -> None:
 def hard_matrices(m: int, n: int) -> dict[str, Tensor]:
     k = min(m, n)
     return {
-        "zero": torch.zeros(m, n, dtype=torch.float64),
-        "identity": torch.eye(m, n, dtype=torch.float64),
-        "minus identity": -torch.eye(m, n, dtype=torch.float64),
-        "diagonal": torch.diag_embed(torch.arange(k, dtype=torch.float64))
-        @ torch.eye(k, n, dtype=torch.float64)
+        "zero": torch.zeros(m, n, dtype=torch.float64, device=DEVICE),
+        "identity": torch.eye(m, n, dtype=torch.float64, device=DEVICE),
+        "minus identity": -torch.eye(m, n, dtype=torch.float64, device=DEVICE),
+        "diagonal": torch.diag_embed(torch.arange(k, dtype=torch.float64, device=DEVICE))
+        @ torch.eye(k, n, dtype=torch.float64, device=DEVICE)
         if m == k
-        else torch.eye(m, k, dtype=torch.float64) * torch.arange(k, dtype=torch.float64),
-        "ones": torch.ones(m, n, dtype=torch.float64),
+        else torch.eye(m, k, dtype=torch.float64, device=DEVICE)
+        * torch.arange(k, dtype=torch.float64, device=DEVICE),
+        "ones": torch.ones(m, n, dtype=torch.float64, device=DEVICE),
         "rank one": normal(m, 1) @ normal(1, n, seed=1),
         "half rank": normal(m, max(k // 2, 1)) @ normal(max(k // 2, 1), n, seed=1),
         "one entry": torch.nn.functional.pad(
-            torch.tensor([[-2.0]], dtype=torch.float64), (0, n - 1, 0, m - 1)
+            torch.tensor([[-2.0]], dtype=torch.float64, device=DEVICE), (0, n - 1, 0, m - 1)
         ),
         "repeated": with_values([3.0] * (k // 2) + [1.0] * (k - k // 2), m, n),
-        "graded": with_values(torch.logspace(0, -12, k, dtype=torch.float64), m, n),
+        "graded": with_values(torch.logspace(0, -12, k, dtype=torch.float64, device=DEVICE), m, n),
         "normal": normal(m, n),
         "huge": 1e30 * normal(m, n),
         "minute": 1e-30 * normal(m, n),
@@ -111,14 +118,14 @@ def test_values_alone_are_the_same(dtype: torch.dtype) -> None:
 
 def test_small_singular_values_of_small_matrices_have_small_relative_errors() -> None:
     """Rows of very different size: each singular value keeps its digits in a batch."""
-    sizes = 10.0 ** torch.tensor([0.0, -40.0, -80.0, -120.0, -140.0], dtype=torch.float64)
+    sizes = 10.0 ** torch.tensor([0.0, -40.0, -80.0, -120.0, -140.0], dtype=torch.float64, device=DEVICE)
     A = (sizes[:, None] * orthogonal(5, 5, 3)).expand(9, 5, 5)
     S = lapgrad.gesvd(A).S
     assert ((S / sizes - 1).abs() < 1e-14).all()
 
 
 def test_extremes_of_the_number_range() -> None:
-    values = torch.tensor([1e300, 1e200, 1e50, 1e10, 0.0], dtype=torch.float64)
+    values = torch.tensor([1e300, 1e200, 1e50, 1e10, 0.0], dtype=torch.float64, device=DEVICE)
     A = torch.diag(values).requires_grad_()
     for batch in ((), (3,)):
         U, S, V = lapgrad.gesvd(A.expand(*batch, 5, 5), tol=0.0)
@@ -132,7 +139,7 @@ def test_agrees_with_torch(shape: tuple[int, ...]) -> None:
     """Values, and the gradient of a loss that does not change with signs."""
 
     def loss(U: Tensor, S: Tensor, V: Tensor) -> Tensor:
-        weights = torch.linspace(1, 2, U.shape[-1], dtype=U.dtype)
+        weights = torch.linspace(1, 2, U.shape[-1], dtype=U.dtype, device=DEVICE)
         return (U.square() * weights).cos().sum() + (V.sin().square()).cumsum(-1).sum() + (S * S).cos().sum()
 
     A = normal(*shape).requires_grad_()
@@ -199,7 +206,10 @@ def test_invariant_losses_are_exact_at_ties(
     """Two pairs of equal singular values: no warning, no error, the derivative of finite differences."""
     plain = lapgrad.gesvd
     monkeypatch.setattr(lapgrad, "gesvd", lambda A, **flags: plain(A, degeneracy=policy, **flags))
-    for A in (with_values([3.0, 3.0, 1.0, 1.0], *shape), 2 * torch.eye(*shape, dtype=torch.float64)):
+    for A in (
+        with_values([3.0, 3.0, 1.0, 1.0], *shape),
+        2 * torch.eye(*shape, dtype=torch.float64, device=DEVICE),
+    ):
         if loss in ("leading projectors", "sum of the leading pair") and A[0, 1] == 0:
             continue  # all four are equal: a leading pair is not determined
         check_slope(INVARIANT[loss], A, 1e-7)
@@ -208,7 +218,7 @@ def test_invariant_losses_are_exact_at_ties(
 
 def test_polar_factor_needs_the_part_that_a_tie_leaves_determined() -> None:
     """At the identity the polar factor moves with the skew part of the change, and with nothing else."""
-    A = torch.eye(4, dtype=torch.float64)
+    A = torch.eye(4, dtype=torch.float64, device=DEVICE)
 
     def polar(A: Tensor) -> Tensor:
         U, _, V = lapgrad.gesvd(A)
@@ -263,10 +273,8 @@ AMBIGUOUS: dict[str, tuple[Tensor, Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_losses_without_a_derivative(name: str, core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        from lapgrad import _fallback, _kernels
-
         for routine in ("gesvd", "gesvd_vjp"):
-            monkeypatch.setitem(_kernels._CPU, routine, getattr(_fallback, routine))
+            monkeypatch.setitem(KERNELS, routine, getattr(_fallback, routine))
     A, loss = AMBIGUOUS[name]
     harmless = with_values([3.0, 2.0, 1.0], *A.shape, seed=4)
     batch = torch.stack([harmless, A, A])
@@ -329,7 +337,7 @@ def test_the_warning_reaches_compiled_and_mapped_code() -> None:
 
 def test_policies() -> None:
     """A pair at a distance of 1e-6: what each policy makes of it, with a tolerance on either side."""
-    A = torch.diag(torch.tensor([2.0, 1.0 + 1e-6, 1.0], dtype=torch.float64)).requires_grad_()
+    A = torch.diag(torch.tensor([2.0, 1.0 + 1e-6, 1.0], dtype=torch.float64, device=DEVICE)).requires_grad_()
 
     def gradient(policy: str, tol: float) -> Tensor:
         with warnings.catch_warnings():
@@ -337,7 +345,7 @@ def test_policies() -> None:
             return grad(lapgrad.gesvd(A, degeneracy=policy, tol=tol).U[1, 2], A)[0]
 
     exact = gradient("nan", 0.0)
-    assert_close(exact[1, 2] * 1e-6, torch.tensor(0.5, dtype=torch.float64), 1e11)
+    assert_close(exact[1, 2] * 1e-6, torch.tensor(0.5, dtype=torch.float64, device=DEVICE), 1e11)
     for policy in ("mask", "clamp"):
         assert_close(gradient(policy, 1e-9), exact)
     assert gradient("mask", 1e-4).abs().max() < 1.0
@@ -348,11 +356,9 @@ def test_policies() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", [(4, 4), (3, 5), (5, 3), (36, 40)])
-def test_core_and_fallback_agree(policy: str, shape: tuple[int, int]) -> None:
+def test_kernel_and_fallback_agree(policy: str, shape: tuple[int, int]) -> None:
     """The same gradient from both, at a tie and a zero, for every choice of cotangents."""
-    from lapgrad import _cpu, _fallback
-
-    values = torch.linspace(3, 1, min(shape), dtype=torch.float64)
+    values = torch.linspace(3, 1, min(shape), dtype=torch.float64, device=DEVICE)
     if policy != "nan":
         values[1] = values[0]
         values[-1] = 0.0
@@ -366,9 +372,9 @@ def test_core_and_fallback_agree(policy: str, shape: tuple[int, int]) -> None:
         for count in (5, 1):
             some = [None if g is None else g[:count] for g in given]
             results = []
-            for kernels in (_cpu, _fallback):
+            for kernel in (_kernels.lookup("gesvd_vjp", A), _fallback.gesvd_vjp):
                 gA = torch.empty_like(A[:count])
-                marks = kernels.gesvd_vjp(gA, U[:count], S[:count], V[:count], *some, policy, tol)
+                marks = kernel(gA, U[:count], S[:count], V[:count], *some, policy, tol)
                 results.append((gA, policy != "nan" and marks is not None and bool(marks.all())))
             (ours, marked), (theirs, expected) = results
             assert_close(ours / theirs.abs().max(), theirs / theirs.abs().max(), 1000)
@@ -402,13 +408,13 @@ def test_non_finite_input_names_the_item() -> None:
 )
 def test_options(flags: dict[str, object], message: str) -> None:
     with pytest.raises(lapgrad.OptionError, match=rf"^gesvd: {message}"):
-        lapgrad.gesvd(torch.ones(3, 5), **flags)
+        lapgrad.gesvd(torch.ones(3, 5, device=DEVICE), **flags)
     assert issubclass(lapgrad.OptionError, ValueError)
 
 
 def test_signs_do_not_follow_rounding() -> None:
     """Vectors of a symmetric grid have entries of equal size and opposite sign."""
-    x = torch.linspace(0, 1, 24, dtype=torch.float64)
+    x = torch.linspace(0, 1, 24, dtype=torch.float64, device=DEVICE)
     K = torch.exp(-20 * (x[:, None] - x).square())[:, :20]
     U = lapgrad.gesvd(K, rank=8).U
     for seed in range(5):

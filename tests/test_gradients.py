@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from paths import WAYS, path, ways_of
 from samples import OPERATORS, OperatorCase, Sample, Shape, joined
 from sized import FLAGS, all_flags, sample
@@ -82,7 +83,7 @@ def gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tensor, ...]:
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **flags)
     result = joined(result)
-    cotangent = torch.cos(torch.arange(result.numel(), dtype=torch.float64)).view(result.shape)
+    cotangent = torch.cos(torch.arange(result.numel(), dtype=torch.float64, device=DEVICE)).view(result.shape)
     return grad(result, leaves, cotangent.to(result.dtype))
 
 
@@ -114,7 +115,7 @@ def partly_failing(n: int) -> tuple[Tensor, Tensor]:
     A[2, -1, -1] = -3.0
     A[5, n // 2, 0] = A[5, 0, n // 2] = torch.nan
     A[8, 0, 0] = torch.inf
-    failed = torch.zeros(9, dtype=torch.bool)
+    failed = torch.zeros(9, dtype=torch.bool, device=DEVICE)
     failed[[2, 5, 8]] = True
     return A, failed
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from paths import PATHS, path
 from samples import OPERATORS, OperatorCase, Sample, joined
 from sized import FLAGS, all_flags, sample
@@ -104,7 +105,7 @@ def _inside(A: Tensor, room: Tensor) -> Tensor:
 
 def _memory(A: Tensor) -> Tensor:
     """All elements of the memory that ``A`` is part of."""
-    return torch.tensor([], dtype=A.dtype).set_(A.untyped_storage())
+    return torch.tensor([], dtype=A.dtype, device=DEVICE).set_(A.untyped_storage())
 
 
 def _bits(A: Tensor) -> Tensor:
@@ -126,7 +127,9 @@ def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...],
             leaves = [arg.detach().requires_grad_() for arg in args]
             actual = joined(case.fn(*leaves, **one.kwargs))
             assert_all_close(actual, expected, units)
-            weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
+            weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).view(
+                expected.shape
+            )
             actual_gradients = torch.autograd.grad(actual, leaves, weights)
             assert_all_close(actual_gradients, torch.autograd.grad(expected, dense, weights), units)
             for arg, bits in zip(args, before, strict=True):
@@ -177,12 +180,17 @@ def test_operand_with_stride_zero_inside_the_matrix(name: str) -> None:
             assert_all_close(case.fn(*args, **one.kwargs), expected)
 
 
+@pytest.mark.cpu
 def test_stride_past_32_bits(tmp_path: Path) -> None:
     """Rows of a huge matrix, in a file with few real pages: further apart than BLAS can count."""
     n, row_stride = 40, 2**31 + 8
     values = sample("potrf", n, {}).args[0]
     file = torch.UntypedStorage.from_file(str(tmp_path / "sparse"), shared=True, nbytes=n * row_stride * 8)
-    A = torch.empty(0, dtype=torch.float64).set_(file, 0, (n, n), (row_stride, 1)).copy_(values)
+    A = (
+        torch.empty(0, dtype=torch.float64, device=DEVICE)
+        .set_(file, 0, (n, n), (row_stride, 1))
+        .copy_(values)
+    )
     with path("BLAS product"):
         for name in ("potrf", "syrk", "copyltu"):
             case = OPERATORS[name]
@@ -228,7 +236,9 @@ def test_other_triangle_is_not_read(name: str, way: str) -> None:
                 clean = [arg.detach().clone().requires_grad_() for arg in one.args]
                 actual, expected = joined(case.fn(*leaves, **flags)), joined(case.reference(*clean, **flags))
                 assert_all_close(actual, expected, units)
-                weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype).view(expected.shape)
+                weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).view(
+                    expected.shape
+                )
                 shown = _read(weights, flags["lower"]) if name in ("potrf", "potrf_ex") else weights
                 actual_gradients = torch.autograd.grad(actual, leaves, shown)
                 assert_all_close(actual_gradients, torch.autograd.grad(expected, clean, weights), units)
@@ -242,7 +252,11 @@ def test_gemmt_backward_does_not_read_the_other_triangle(way: str) -> None:
             for flags in all_flags("gemmt"):
                 one = sample("gemmt", n, flags, batch=batch)
                 leaves = [arg.requires_grad_() for arg in one.args]
-                weights = torch.linspace(-1, 1, n * n, dtype=torch.float64).view(n, n).expand(*batch, n, n)
+                weights = (
+                    torch.linspace(-1, 1, n * n, dtype=torch.float64, device=DEVICE)
+                    .view(n, n)
+                    .expand(*batch, n, n)
+                )
                 actual, expected = lapgrad.gemmt(*leaves, **flags), reference(*leaves, **flags)
                 gradients = torch.autograd.grad(actual, leaves, _read(weights, flags["lower"]))
                 assert_all_close(gradients, torch.autograd.grad(expected, leaves, weights), of_order(n))
@@ -267,7 +281,8 @@ def test_cotangents(name: str, layout: Layout) -> None:
             if expected[0].dim() < 2 + len(batch):
                 continue
             dense = [
-                torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view(part.shape) for part in expected
+                torch.linspace(-1, 1, part.numel(), dtype=part.dtype, device=DEVICE).view(part.shape)
+                for part in expected
             ]
             cotangents = [layout(part) if part.dim() >= 2 + len(batch) else part for part in dense]
             before = [_bits(cotangent) for cotangent in cotangents]
@@ -300,12 +315,14 @@ def _square_sample(case: OperatorCase, n: int, flags: dict[str, Any]) -> Sample:
     if case.name in FLAGS:
         return sample(case.name, n, flags, batch=(2, 3))
     generator = torch.Generator().manual_seed(n)
-    args = [torch.randn(2, 3, n, n, dtype=torch.float64, generator=generator) for _ in case.operands]
+    args = [
+        torch.randn(2, 3, n, n, dtype=torch.float64, generator=generator).to(DEVICE) for _ in case.operands
+    ]
     return Sample(tuple(args), flags, "")
 
 
 def _outside(A: Tensor) -> Tensor:
     """Which elements of the memory do not belong to ``A``."""
-    mark = torch.ones(_memory(A).shape, dtype=torch.bool)
+    mark = torch.ones(_memory(A).shape, dtype=torch.bool, device=DEVICE)
     mark.as_strided(A.shape, A.stride(), A.storage_offset()).fill_(False)
     return mark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import eigh
@@ -19,14 +20,14 @@ WHITENED = 1e4
 
 
 def observations(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
 
 
 def scatters(X: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Sw and Sb, class by class."""
     classes = int(labels.max()) + 1
     mean = X.mean(-2, keepdim=True)
-    within = between = torch.zeros(X.shape[-1], X.shape[-1], dtype=X.dtype)
+    within = between = torch.zeros(X.shape[-1], X.shape[-1], dtype=X.dtype, device=DEVICE)
     for c in range(classes):
         part = X[..., labels == c, :]
         centre = part.mean(-2, keepdim=True)
@@ -39,13 +40,13 @@ def scatters(X: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 @given(p=st.integers(1, 6), classes=st.integers(2, 5), extra=st.integers(0, 20), seed=st.integers(0, 1000))
 def test_solves_the_generalised_eigenproblem(p: int, classes: int, extra: int, seed: int) -> None:
     n = p + classes + 2 + extra
-    labels = torch.arange(n) % classes
+    labels = torch.arange(n, device=DEVICE) % classes
     X = observations(3, n, p, seed=seed) + labels[:, None]
     ratios, W = lda(X, labels=labels)
     k = min(p, classes - 1)
     assert ratios.shape == (3, k)
     within, between = scatters(X, labels)
-    identity = torch.eye(k, dtype=torch.float64).expand(3, k, k)
+    identity = torch.eye(k, dtype=torch.float64, device=DEVICE).expand(3, k, k)
     assert_close(W.mT @ within @ W, identity, WHITENED)
     scale = ratios.max()
     assert_close(W.mT @ between @ W / scale, torch.diag_embed(ratios) / scale, WHITENED)
@@ -53,16 +54,18 @@ def test_solves_the_generalised_eigenproblem(p: int, classes: int, extra: int, s
 
 
 def test_agrees_with_scipy() -> None:
-    labels = torch.tensor([0, 1, 2, 3] * 10)
+    labels = torch.tensor([0, 1, 2, 3] * 10, device=DEVICE)
     X = observations(40, 5) + 0.3 * labels[:, None] ** 2
     within, between = scatters(X, labels)
-    expected = eigh(between.numpy(), within.numpy(), eigvals_only=True)[::-1][:3]
-    assert_close(lda(X, labels=labels).ratios, torch.tensor(expected.copy()), WHITENED)
-    assert_close(lda(X, labels=labels.tolist(), k=2).ratios, torch.tensor(expected[:2].copy()), WHITENED)
+    expected = eigh(between.cpu().numpy(), within.cpu().numpy(), eigvals_only=True)[::-1][:3]
+    assert_close(lda(X, labels=labels).ratios, torch.tensor(expected.copy(), device=DEVICE), WHITENED)
+    assert_close(
+        lda(X, labels=labels.tolist(), k=2).ratios, torch.tensor(expected[:2].copy(), device=DEVICE), WHITENED
+    )
 
 
 def test_tensor_and_sequence_are_the_same_also_compiled() -> None:
-    labels = torch.tensor([0, 1, 2] * 4)
+    labels = torch.tensor([0, 1, 2] * 4, device=DEVICE)
     X = observations(12, 3).requires_grad_()
     expected = lda(X, labels=labels.tolist())
     compiled = torch.compile(lambda X, y: lda(X, labels=y, classes=3), backend="aot_eager", fullgraph=True)
@@ -73,7 +76,7 @@ def test_tensor_and_sequence_are_the_same_also_compiled() -> None:
 
 
 def test_ratios_do_not_change_with_coordinates() -> None:
-    labels = torch.tensor([0, 1] * 8)
+    labels = torch.tensor([0, 1] * 8, device=DEVICE)
     X = observations(16, 3)
     mixed = X @ observations(3, 3, seed=2) - 5.0
     assert_close(lda(mixed, labels=labels).ratios, lda(X, labels=labels).ratios, WHITENED)
@@ -90,14 +93,19 @@ def test_ratios_do_not_change_with_coordinates() -> None:
         ),
         ([0, 1] * 5, {"regularisation": -0.5}, "OptionError", "regularisation must be >= 0"),
         ([0, 1] * 4, {}, "ShapeError", r"labels must have shape \(10,\), .* got \(8,\)"),
-        (torch.zeros(10, 1, dtype=torch.int64), {}, "ShapeError", r"got \(10, 1\)"),
-        (torch.zeros(10), {}, "DTypeError", "labels must be integers, got torch.float32"),
+        (torch.zeros(10, 1, dtype=torch.int64, device=DEVICE), {}, "ShapeError", r"got \(10, 1\)"),
+        (torch.zeros(10, device=DEVICE), {}, "DTypeError", "labels must be integers, got torch.float32"),
         ([0.0, 1.0] * 5, {}, "DTypeError", "labels must be integers"),
         ([0] * 10, {}, "OptionError", "at least 2 classes, got 1"),
         ([0, 2] * 5, {}, "OptionError", "class 1 of 3 has no rows"),
         ([0, 1] * 5, {"classes": 3}, "OptionError", "class 2 of 3 has no rows"),
         ([0, -1] * 5, {"classes": 2}, "OptionError", "labels must be between 0 and 1, got -1"),
-        (torch.tensor([0, 5] * 5), {"classes": 3}, "OptionError", "labels must be between 0 and 2, got 5"),
+        (
+            torch.tensor([0, 5] * 5, device=DEVICE),
+            {"classes": 3},
+            "OptionError",
+            "labels must be between 0 and 2, got 5",
+        ),
         (list(range(10)), {}, "OptionError", "its rows leave 0 degrees of freedom"),
         ([0, 1, 2, 3, 4, 5, 6, 7, 7, 7], {}, "OptionError", "3 columns, and its rows leave 2"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from samples import OPERATORS, OperatorCase, Sample
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
@@ -62,7 +63,9 @@ def test_agrees_with_fresh_result(case: OperatorCase) -> None:
             continue
         result = case.differentiable(overwriting(case, sample), {})(*sample.args)
         assert_all_close(result, expected)
-        weights = torch.linspace(0.5, 1.5, expected.numel(), dtype=expected.dtype).view(expected.shape)
+        weights = torch.linspace(0.5, 1.5, expected.numel(), dtype=expected.dtype, device=DEVICE).view(
+            expected.shape
+        )
         actual, wanted = (
             torch.autograd.grad(value, sample.args, weights, create_graph=True)
             for value in (result, expected)
@@ -83,7 +86,9 @@ def test_any_layout(case: OperatorCase, layout: str) -> None:
         room = target.mT.contiguous()
         view = room.mT
     elif layout == "slice":
-        room = torch.full((5, target.shape[-2] + 2, 2 * target.shape[-1]), 7.0, dtype=target.dtype)
+        room = torch.full(
+            (5, target.shape[-2] + 2, 2 * target.shape[-1]), 7.0, dtype=target.dtype, device=DEVICE
+        )
         view = room[1:4, 1:-1, ::2]
         view.copy_(target)
     else:
@@ -243,7 +248,7 @@ def test_operands_that_overlap(name: str, alpha: float) -> None:
 
 
 def test_trsm_error_leaves_the_operand_alone() -> None:
-    L, A = torch.eye(3), torch.randn(3, 2)
+    L, A = torch.eye(3, device=DEVICE), torch.randn(3, 2, device=DEVICE)
     L[1, 1] = 0.0
     for alpha in (1.0, 2.0):
         before = A.clone()
@@ -255,12 +260,19 @@ def test_trsm_error_leaves_the_operand_alone() -> None:
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_failed_factorisation_counts_as_a_change(requires_grad: bool) -> None:
     """Failed items have become the identity, the others their factors: the version counter says so."""
-    A = torch.stack([4.0 * torch.eye(2), -torch.eye(2)]).requires_grad_(requires_grad) * 1.0
+    A = (
+        torch.stack([4.0 * torch.eye(2, device=DEVICE), -torch.eye(2, device=DEVICE)]).requires_grad_(
+            requires_grad
+        )
+        * 1.0
+    )
     version = A._version
     with pytest.raises(lapgrad.NotPositiveDefiniteError, match=r"A\[1\]"):
         lapgrad.potrf(A, overwrite=True)
     assert A._version > version
-    assert_all_close(A.detach(), torch.stack([2.0 * torch.eye(2), torch.eye(2)]))
+    assert_all_close(
+        A.detach(), torch.stack([2.0 * torch.eye(2, device=DEVICE), torch.eye(2, device=DEVICE)])
+    )
 
 
 def test_alpha_with_gradients() -> None:

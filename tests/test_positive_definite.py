@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import PATHS, path
@@ -40,7 +41,7 @@ def test_first_failed_item_is_named(name: str, way: str) -> None:
             with pytest.raises(lapgrad.NotPositiveDefiniteError, match=message) as indefinite:
                 OPERATORS[name].fn(A, *others)
             assert (indefinite.value.item, indefinite.value.minor) == ((1, 0), 3)
-            A[1, 0] = torch.eye(n)
+            A[1, 0] = torch.eye(n, device=DEVICE)
             message = rf"^{name}: A\[1, 2\] contains NaN or infinity: pivot 2 "
             with pytest.raises(lapgrad.NonFiniteError, match=message):
                 OPERATORS[name].fn(A, *others)
@@ -77,9 +78,9 @@ def test_singular_factor(name: str, way: str) -> None:
 
 
 def test_singular_factor_for_a_batch() -> None:
-    L = torch.zeros(1, 3, 3)
+    L = torch.zeros(1, 3, 3, device=DEVICE)
     with pytest.raises(lapgrad.SingularMatrixError, match=r"^linalg.cho_solve: L\[0\] is singular"):
-        lapgrad.linalg.cho_solve(L, torch.ones(4, 3, 2))
+        lapgrad.linalg.cho_solve(L, torch.ones(4, 3, 2, device=DEVICE))
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -154,7 +155,7 @@ def test_one_matrix_is_factorised_once(monkeypatch: pytest.MonkeyPatch, name: st
         factorised.append(math.prod(A.shape[:-2]))
         return kernel(L, A, *flags)
 
-    monkeypatch.setitem(_kernels._CPU, "potrf", counting)
+    monkeypatch.setitem(KERNELS, "potrf", counting)
     OPERATORS[name].fn(A, B.expand(3, 5, 4, 2))
     OPERATORS[name].fn(A.expand(3, 1, 4, 4), B.expand(3, 5, 4, 2))
     assert factorised == [1, 3]
@@ -170,7 +171,7 @@ def test_first_derivative_is_the_inverse_from_the_factor(monkeypatch: pytest.Mon
         calls.append(1)
         return kernel(*args)
 
-    monkeypatch.setitem(_kernels._CPU, "potri_update", counting)
+    monkeypatch.setitem(KERNELS, "potri_update", counting)
     torch.autograd.grad(OPERATORS[name].fn(*leaves), leaves)
     torch.func.grad(OPERATORS[name].fn)(*[leaf.detach() for leaf in leaves])
     assert calls == [1, 1]
@@ -178,13 +179,13 @@ def test_first_derivative_is_the_inverse_from_the_factor(monkeypatch: pytest.Mon
 
 def test_mvn_nll_is_the_density_of_torch() -> None:
     A, Y = operands("fused.mvn_nll", 6)
-    distribution = torch.distributions.MultivariateNormal(torch.zeros(6, dtype=A.dtype), A)
+    distribution = torch.distributions.MultivariateNormal(torch.zeros(6, dtype=A.dtype, device=DEVICE), A)
     assert_close(lapgrad.fused.mvn_nll(A, Y), -distribution.log_prob(Y.mT).sum())
 
 
 def test_mvn_nll_says_what_a_vector_is() -> None:
     with pytest.raises(lapgrad.ShapeError, match=r"^fused.mvn_nll: Y must be a matrix"):
-        lapgrad.fused.mvn_nll(torch.eye(3), torch.ones(3))
+        lapgrad.fused.mvn_nll(torch.eye(3, device=DEVICE), torch.ones(3, device=DEVICE))
     assert "y[:, None]" in (lapgrad.fused.mvn_nll.__doc__ or "")
 
 
@@ -195,19 +196,19 @@ fixed = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def drawn_spd(seed: int, n: int, batch: tuple[int, ...]) -> Tensor:
     X = drawn(seed, *batch, n, n)
-    return X @ X.mT / max(n, 1) + 0.5 * torch.eye(n, dtype=torch.float64)
+    return X @ X.mT / max(n, 1) + 0.5 * torch.eye(n, dtype=torch.float64, device=DEVICE)
 
 
 @fixed
 @given(seed=seeds, n=orders, batch=batches, lower=st.booleans())
 def test_inverses_invert(seed: int, n: int, batch: tuple[int, ...], lower: bool) -> None:
     A = drawn_spd(seed, n, batch)
-    identity = torch.eye(n, dtype=A.dtype).expand_as(A)
+    identity = torch.eye(n, dtype=A.dtype, device=DEVICE).expand_as(A)
     for inverse in (
         lapgrad.potri(lapgrad.potrf(A, lower=lower), lower=lower),
         lapgrad.linalg.inverse_psd(A, lower=lower),

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import scipy.linalg
 import torch
+from device import DEVICE, KERNELS
 from hypothesis import strategies
 from paths import PATHS, WAYS, path
 from samples.case import MAKERS
@@ -29,12 +30,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def orthogonal(n: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+    return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64).to(DEVICE)).Q
 
 
 def with_spectrum(values: list[float], seed: int = 0) -> Tensor:
     Q = orthogonal(len(values), seed)
-    A = Q @ (torch.tensor(values, dtype=torch.float64).unsqueeze(-1) * Q.mT)
+    A = Q @ (torch.tensor(values, dtype=torch.float64, device=DEVICE).unsqueeze(-1) * Q.mT)
     return 0.5 * (A + A.mT)
 
 
@@ -48,7 +49,7 @@ def residual(A: Tensor, U: Tensor, eigenvalues: Tensor) -> float:
 
 
 def orthogonality(U: Tensor) -> float:
-    identity = torch.eye(U.shape[-2], dtype=torch.float64)
+    identity = torch.eye(U.shape[-2], dtype=torch.float64, device=DEVICE)
     return float((U.double() @ U.double().mT - identity).abs().max()) / torch.finfo(U.dtype).eps
 
 
@@ -65,13 +66,15 @@ def check_decomposition(A: Tensor, U: Tensor, eigenvalues: Tensor) -> None:
 
 
 def rank_deficient(n: int) -> Tensor:
-    X = torch.randn(n, max(1, n // 3), generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    X = torch.randn(n, max(1, n // 3), generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(
+        DEVICE
+    )
     return X @ X.mT
 
 
 def grid_kernel(n: int) -> Tensor:
     """A squared exponential kernel on a regular grid: centrosymmetric, with a spectrum down to rounding."""
-    x = torch.linspace(0, 1, n, dtype=torch.float64)
+    x = torch.linspace(0, 1, n, dtype=torch.float64, device=DEVICE)
     return (-0.5 * ((x[:, None] - x) / 0.3) ** 2).exp()
 
 
@@ -81,17 +84,17 @@ def one_ulp_asymmetric(n: int) -> Tensor:
 
 
 MATRICES: dict[str, Callable[[int], Tensor]] = {
-    "identity": lambda n: torch.eye(n, dtype=torch.float64),
-    "zero": lambda n: torch.zeros(n, n, dtype=torch.float64),
-    "ones": lambda n: torch.ones(n, n, dtype=torch.float64),
-    "diagonal": lambda n: torch.diag(torch.arange(n, 0, -1, dtype=torch.float64)),
+    "identity": lambda n: torch.eye(n, dtype=torch.float64, device=DEVICE),
+    "zero": lambda n: torch.zeros(n, n, dtype=torch.float64, device=DEVICE),
+    "ones": lambda n: torch.ones(n, n, dtype=torch.float64, device=DEVICE),
+    "diagonal": lambda n: torch.diag(torch.arange(n, 0, -1, dtype=torch.float64, device=DEVICE)),
     "diagonal with ties": lambda n: torch.diag(
-        torch.arange(n, dtype=torch.float64).div(2, rounding_mode="floor")
+        torch.arange(n, dtype=torch.float64, device=DEVICE).div(2, rounding_mode="floor")
     ),
     "repeated": lambda n: with_spectrum([float(i // 3) for i in range(n)]),
     "plus and minus": lambda n: with_spectrum([(-1.0) ** i for i in range(n)]),
     "rank deficient": rank_deficient,
-    "graded": lambda n: torch.diag(10.0 ** torch.linspace(-300, 300, n, dtype=torch.float64)),
+    "graded": lambda n: torch.diag(10.0 ** torch.linspace(-300, 300, n, dtype=torch.float64, device=DEVICE)),
     "graded, full": lambda n: with_spectrum([10.0 ** (-40 * i / n) for i in range(n)]),
     "huge": lambda n: 1e300 * with_spectrum([float(i) / n for i in range(n)]),
     "tiny": lambda n: 1e-305 * with_spectrum([float(i) for i in range(n)]),
@@ -144,9 +147,9 @@ def test_decomposition_on_every_path(dtype: torch.dtype, way: str, isa: str) -> 
             (65, 2),
             (130, 1),
         ):
-            X = torch.randn(batch, n, n, dtype=torch.float64, generator=generator)
+            X = torch.randn(batch, n, n, dtype=torch.float64, generator=generator).to(DEVICE)
             A = (X + X.mT).to(dtype)
-            A[0] = torch.eye(n)
+            A[0] = torch.eye(n, device=DEVICE)
             A[-1, 0] = A[-1, :, 0] = 0
             check_decomposition(A, *lapgrad.syevd(A))
             values = lapgrad.syevd(A, vectors=False)
@@ -160,7 +163,7 @@ def test_decomposition_on_every_path(dtype: torch.dtype, way: str, isa: str) -> 
 
 def invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Tensor]]]:
     """Losses of (U, eigenvalues) with a gradient at clusters of three, and the same without eigenvectors."""
-    W = torch.randn(n, n, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    W = torch.randn(n, n, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(DEVICE)
     W = W + W.mT
 
     def projector(U: Tensor, eigenvalues: Tensor) -> Tensor:
@@ -175,7 +178,7 @@ def invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Tensor]
         return P0 @ W @ R + R @ W @ P0
 
     def identity(A: Tensor) -> Tensor:
-        return torch.eye(n, dtype=torch.float64)
+        return torch.eye(n, dtype=torch.float64, device=DEVICE)
 
     return {
         "projector": (projector, gradient_of_projector),
@@ -212,7 +215,7 @@ def test_one_warning_where_there_is_no_gradient(
     """An eigenvector of a plane of them, and one of two equal eigenvalues."""
     if way == "fallback":
         for routine in ("syevd", "syevd_vjp"):
-            monkeypatch.setitem(_kernels._CPU, routine, getattr(_kernels._fallback, routine))
+            monkeypatch.setitem(KERNELS, routine, getattr(_kernels._fallback, routine))
     with path("default" if way == "fallback" else way):
         for batch in ((), (3,)):
             A = with_spectrum([1.0, 2.0, 3.0, 3.0]).expand(*batch, 4, 4).clone().requires_grad_()
@@ -230,7 +233,7 @@ def test_one_warning_where_there_is_no_gradient(
 
 
 def test_the_warning_is_shown_once_and_can_be_switched_off() -> None:
-    A = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    A = torch.eye(3, dtype=torch.float64, requires_grad=True, device=DEVICE)
 
     def backward() -> None:
         torch.autograd.grad(lapgrad.syevd(A, vectors=False)[0], A)
@@ -248,7 +251,7 @@ def test_the_warning_is_shown_once_and_can_be_switched_off() -> None:
 
 def test_the_item_without_a_gradient_is_named() -> None:
     A = MAKERS["spaced"]((2, 3, 4, 4), torch.Generator().manual_seed(0))
-    A[1, 1] = torch.eye(4)
+    A[1, 1] = torch.eye(4, device=DEVICE)
     A.requires_grad_()
     loss = lapgrad.syevd(A, degeneracy="raise", vectors=False)[..., 0].sum()
     with pytest.raises(lapgrad.DegenerateSpectrumError, match=r"A\[1, 1\]") as caught:
@@ -259,7 +262,7 @@ def test_the_item_without_a_gradient_is_named() -> None:
 def test_policies_differ_at_a_gap_below_the_threshold() -> None:
     """Each puts its own value in place of 1 / gap."""
     gap, tol = 1e-9, 1e-6
-    A = torch.diag(torch.tensor([1.0, 1.0 + gap], dtype=torch.float64)).requires_grad_()
+    A = torch.diag(torch.tensor([1.0, 1.0 + gap], dtype=torch.float64, device=DEVICE)).requires_grad_()
     threshold = tol * (1.0 + gap)
     wanted = {
         "mask": 0.0,
@@ -280,7 +283,7 @@ def test_policies_differ_at_a_gap_below_the_threshold() -> None:
 
 
 def test_bare_formula_is_not_finite_at_equal_eigenvalues() -> None:
-    A = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    A = torch.eye(3, dtype=torch.float64, requires_grad=True, device=DEVICE)
     (gradient,) = torch.autograd.grad(lapgrad.syevd(A, degeneracy="nan").U[0, 1], A)
     assert not gradient.isfinite().all()
 
@@ -292,7 +295,9 @@ def test_signs_do_not_flip_under_noise(n: int) -> None:
     U, eigenvalues = lapgrad.syevd(A)
     apart = eigenvalues > 1e-6
     for seed in range(10):
-        noise = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        noise = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+            DEVICE
+        )
         for operand in (A + 1e-14 * (noise + noise.mT), torch.stack([A + 1e-14 * (noise + noise.mT)] * 2)):
             again = lapgrad.syevd(operand).U
             assert ((again * U).sum(-1)[..., apart] > 0.9).all()
@@ -307,7 +312,7 @@ def test_agrees_with_torch_and_scipy(n: int, dtype: torch.dtype) -> None:
     values, V = torch.linalg.eigh(A)
     assert_all_close(eigenvalues, values, units)
     assert_all_close(U.abs(), V.mT.abs(), units)
-    values, V = (torch.from_numpy(x) for x in scipy.linalg.eigh(A.numpy()))
+    values, V = (torch.from_numpy(x).to(DEVICE) for x in scipy.linalg.eigh(A.cpu().numpy()))
     assert_all_close(eigenvalues, values, units)
     assert_all_close(U.abs(), V.mT.abs(), units)
 
@@ -315,7 +320,7 @@ def test_agrees_with_torch_and_scipy(n: int, dtype: torch.dtype) -> None:
 def test_gradient_agrees_with_torch_where_that_is_right() -> None:
     """For losses that do not depend on signs, of symmetric parts."""
     A = MAKERS["spaced"]((3, 7, 7), torch.Generator().manual_seed(0)).requires_grad_()
-    W = torch.randn(7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    W = torch.randn(7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(DEVICE)
     U, eigenvalues = lapgrad.syevd(A)
     (ours,) = torch.autograd.grad((U.square() * W).sum() + (eigenvalues * W[0]).sin().sum(), A)
     values, V = torch.linalg.eigh(0.5 * (A + A.mT))
@@ -339,16 +344,16 @@ def test_bad_items_are_named(lower: bool, way: str) -> None:
                     ) as caught:
                         lapgrad.syevd(bad, lower=lower, vectors=vectors)
                     assert caught.value.item == (1, 2)
-            huge = torch.full((n, n), 1.7e308, dtype=torch.float64)
+            huge = torch.full((n, n), 1.7e308, dtype=torch.float64, device=DEVICE)
             with pytest.raises(lapgrad.NonFiniteError, match=r"^syevd: A contains"):
                 lapgrad.syevd(huge)
 
 
 def test_no_convergence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_kernels._CPU, "syevd", lambda *_: (4, 1))
+    monkeypatch.setitem(KERNELS, "syevd", lambda *_: (4, 1))
     message = r"^syevd: the iteration for A\[1, 1\] did not converge"
     with pytest.raises(lapgrad.ConvergenceError, match=message) as caught:
-        lapgrad.syevd(torch.eye(2).expand(2, 3, 2, 2))
+        lapgrad.syevd(torch.eye(2, device=DEVICE).expand(2, 3, 2, 2))
     assert caught.value.item == (1, 1)
 
 
@@ -365,7 +370,7 @@ def test_no_convergence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_unknown_options(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(lapgrad.OptionError, match=f"^syevd: {message}"):
-        lapgrad.syevd(torch.eye(3), **flags)
+        lapgrad.syevd(torch.eye(3, device=DEVICE), **flags)
 
 
 def test_the_k_largest_are_the_last_rows() -> None:
@@ -389,9 +394,9 @@ symmetric = strategies.builds(
 
 def _random_symmetric(n: int, batch: int, seed: int, ties: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    X = torch.randn(batch, n, n, generator=generator, dtype=torch.float64)
+    X = torch.randn(batch, n, n, generator=generator, dtype=torch.float64).to(DEVICE)
     if ties:
-        values = torch.randint(-2, 3, (batch, n), generator=generator).double()
+        values = torch.randint(-2, 3, (batch, n), generator=generator).to(DEVICE).double()
         Q = torch.linalg.qr(X).Q
         X = Q @ (values.unsqueeze(-1) * Q.mT)
     return 0.5 * (X + X.mT)
@@ -403,11 +408,13 @@ def test_decomposition_and_adjoint(A: Tensor) -> None:
     """Reconstruction, orthogonality, signs; <g, J d> = <J^T g, d>, also at ties."""
     check_decomposition(A, *lapgrad.syevd(A))
     generator = torch.Generator().manual_seed(A.shape[-1])
-    direction = torch.randn(A.shape, generator=generator, dtype=A.dtype)
+    direction = torch.randn(A.shape, generator=generator, dtype=A.dtype).to(DEVICE)
     for flags in ({}, {"k": 1}, {"degeneracy": "lorentz", "tol": 1e-3}, {"degeneracy": "clamp", "tol": 1e-3}):
         f = lambda A, flags=flags: tuple(lapgrad.syevd(A, **flags))  # noqa: E731
         results, pushed = func.jvp(f, (A,), (direction,))
-        cotangents = tuple(torch.randn(r.shape, generator=generator, dtype=A.dtype) for r in results)
+        cotangents = tuple(
+            torch.randn(r.shape, generator=generator, dtype=A.dtype).to(DEVICE) for r in results
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", lapgrad.DegenerateSpectrumWarning)
             (pulled,) = func.vjp(f, A)[1](cotangents)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from samples import MAKERS, OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
@@ -37,7 +38,9 @@ def fresh_compiler() -> Iterator[None]:
 def value_and_gradients(f: Function, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     leaves = [arg.detach().clone().requires_grad_() for arg in args]
     result = f(*leaves)
-    cotangent = torch.linspace(-1.0, 1.0, result.numel(), dtype=result.dtype).view(result.shape)
+    cotangent = torch.linspace(-1.0, 1.0, result.numel(), dtype=result.dtype, device=DEVICE).view(
+        result.shape
+    )
     return (result.detach(), *torch.autograd.grad(result, leaves, cotangent))
 
 
@@ -76,18 +79,20 @@ def test_compile_every_flag(case: OperatorCase) -> None:
 def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
     """Square operands of order n; vectors of length n, or packed triangles of order n."""
     if case.name == "makediag":
-        return (torch.randn(n, dtype=torch.float64),)
+        return (torch.randn(n, dtype=torch.float64, device=DEVICE),)
     if case.name == "maketrian":
-        return (torch.randn(n * (n + 1) // 2, dtype=torch.float64),)
+        return (torch.randn(n * (n + 1) // 2, dtype=torch.float64, device=DEVICE),)
     generator = torch.Generator().manual_seed(n)
     if case.name in ("linalg.cca", "linalg.lda"):
         rows = 12 if case.name == "linalg.lda" else 40
-        return tuple(torch.randn(rows, n, generator=generator, dtype=torch.float64) for _ in case.operands)
+        return tuple(
+            torch.randn(rows, n, generator=generator, dtype=torch.float64).to(DEVICE) for _ in case.operands
+        )
     if case.name == "fused.kalman_nll":  # n series of 3 steps: the loop over steps is written out
         shapes = ((n, 3, 2), (1, 2, 2), (1, 2, 2), (1, 2, 2), (1, 2, 2), (2,), (2, 2))
         return tuple(MAKERS[kind](shape, generator) for kind, shape in zip(case.kinds, shapes, strict=True))
-    X = torch.randn(n, n, generator=generator, dtype=torch.float64)
-    spd = X @ X.mT / n + torch.eye(n, dtype=torch.float64)
+    X = torch.randn(n, n, generator=generator, dtype=torch.float64).to(DEVICE)
+    spd = X @ X.mT / n + torch.eye(n, dtype=torch.float64, device=DEVICE)
     return (spd, *[X for _ in case.operands[1:]])
 
 

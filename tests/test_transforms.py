@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
@@ -37,9 +38,9 @@ def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Funct
 def directions(args: tuple[Tensor, ...], seed: int = 1) -> tuple[Tensor, ...]:
     """Fixed numbers that look random (vmap would refuse a random generator)."""
     return tuple(
-        torch.sin(torch.arange(1.0, arg.numel() + 1, dtype=arg.dtype) * (seed + position + 1.7)).view(
-            arg.shape
-        )
+        torch.sin(
+            torch.arange(1.0, arg.numel() + 1, dtype=arg.dtype, device=DEVICE) * (seed + position + 1.7)
+        ).view(arg.shape)
         for position, arg in enumerate(args)
     )
 
@@ -59,7 +60,8 @@ def slope(f: Function, seed: int) -> Function:
     def derivative(*args: Tensor) -> Tensor:
         gradients = func.grad(lambda *a: f(*a).sum(), argnums=every(args))(*args)
         return sum(
-            ((g * d).sum() for g, d in zip(gradients, directions(args, seed), strict=True)), torch.zeros(())
+            ((g * d).sum() for g, d in zip(gradients, directions(args, seed), strict=True)),
+            torch.zeros((), device=DEVICE),
         )
 
     return derivative
@@ -190,7 +192,7 @@ def test_vmap_shares_the_triangle(name: str, rightside: bool) -> None:
     kwargs = {"rightside": rightside}
     for batch in ((), (2,)):
         L = case.batched(batch).args[0]
-        A = torch.randn(*batch, L.shape[-1], BATCH, L.shape[-1], dtype=L.dtype)
+        A = torch.randn(*batch, L.shape[-1], BATCH, L.shape[-1], dtype=L.dtype, device=DEVICE)
         ours, theirs = ours_and_theirs(case, Sample((L, A), kwargs, ""))
         assert_all_close(
             func.vmap(ours, in_dims=(None, -2), out_dims=1)(L, A),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from fresh_process import output
 from paths import PATHS, path, ways_of
 from samples import OPERATORS, OperatorCase, Sample
@@ -160,11 +161,12 @@ def test_other_triangle_is_zero(name: str, way: str) -> None:
 
 def test_gemm_does_not_read_c_when_beta_is_zero() -> None:
     for batch in ((), (3,), (2, 3)):
-        A = torch.randn(*batch, 4, 4, dtype=torch.float64)
+        A = torch.randn(*batch, 4, 4, dtype=torch.float64, device=DEVICE)
         C = torch.full_like(A, torch.nan)
         assert_all_close(lapgrad.gemm(A, A, C, beta=0.0), A @ A)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("isa", _cpu.ISA_VARIANTS)
 def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
     if not _cpu.core.isa_supported(isa):

@@ -72,9 +72,10 @@ def of_order(n: int) -> float:
 
 
 def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> None:
-    """Equal in shape and dtype, and up to ``units`` epsilons of the largest entry of ``expected``."""
+    """Equal in shape, dtype and device, and up to ``units`` epsilons of the largest entry of ``expected``."""
     assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
+    assert actual.device == expected.device, f"device {actual.device}, expected {expected.device}"
     if not expected.numel():
         return
     if not expected.is_floating_point():

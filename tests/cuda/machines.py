@@ -34,11 +34,14 @@ class Machine:
         return _items.first_failure(cell)
 
 
-_needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels")
+_emulated = (
+    pytest.mark.cpu,
+    pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
+)
 _needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 MACHINES = [
-    pytest.param(Machine("cpu"), id="emulated", marks=_needs_compiler),
-    pytest.param(Machine("cpu", reverse_order=True), id="emulated-backwards", marks=_needs_compiler),
+    pytest.param(Machine("cpu"), id="emulated", marks=_emulated),
+    pytest.param(Machine("cpu", reverse_order=True), id="emulated-backwards", marks=_emulated),
     pytest.param(Machine("cuda"), id="device", marks=_needs_device),
 ]

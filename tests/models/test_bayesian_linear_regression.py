@@ -289,7 +289,21 @@ def test_float32_stays_float32():
     X, y = normal(20, 2, dtype=torch.float32), normal(20, seed=1, dtype=torch.float32)
     model = BayesianLinearRegression(X, y, RandomFourierFeatures(2, 10, generator=0))
     model.fit(steps=5)
-    assert {value.dtype for value in (*model.state_dict().values(), *model.predict(X))} == {torch.float32}
+    found = (*model.predict(X), model.sample(X), model.log_prob(X, y), model.log_prob(X, y, joint=True))
+    assert {value.dtype for value in (*model.state_dict().values(), *found)} == {torch.float32}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float32_learns_as_float64_does(method):
+    """Fifty frequencies for a smooth curve: features that depend on each other up to rounding of float32."""
+    x = 10.0 * torch.rand(400, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+    y = torch.sin(3.0 * x) + 0.05 * normal(400, dtype=torch.float32)
+    losses = []
+    for dtype in (torch.float32, torch.float64):
+        features = RandomFourierFeatures(1, 50, 1.0, generator=0)
+        model = BayesianLinearRegression(x.to(dtype), y.to(dtype), features, method=method)
+        losses.append(model.fit(steps=25).loss)
+    assert abs(losses[0] - losses[1]) < 0.01 * abs(losses[1])
 
 
 def test_plot():

@@ -68,6 +68,21 @@ def test_lbfgs_finds_the_end_of_the_valley() -> None:
     assert all(later < earlier for earlier, later in zip(result.history, result.history[1:], strict=False))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lbfgs_stops_where_rounding_decides(dtype: torch.dtype) -> None:
+    """Without a tolerance: the loss is a large number, of which the last digits are noise."""
+
+    class Raised(Valley):
+        def loss(self) -> Tensor:
+            return 1e3 + super().loss()
+
+    model = Raised().to(dtype)
+    result = model.fit(tolerance=0.0)
+    assert result.converged
+    assert result.steps < 120
+    assert abs(model.a.item() - 1.0) < 100.0 * math.sqrt(1e3 * torch.finfo(dtype).eps)
+
+
 def test_adam_descends_and_counts() -> None:
     model = Valley((0.5, 0.5))
     before = model.loss().item()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from device import DEVICE
 from torch import Tensor
 
 import lapgrad
@@ -78,18 +79,20 @@ class OperatorCase:
         return operator.attrgetter(self.name)(lapgrad)
 
     def samples(
-        self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False
+        self, dtype: torch.dtype = torch.float64, device: torch.device = DEVICE, requires_grad: bool = False
     ) -> list[Sample]:
         """All samples; the same numbers on every call."""
         return [self._make(recipe, dtype, device, requires_grad) for recipe in self.recipes]
 
     def small(
-        self, dtype: torch.dtype = torch.float64, device: str = "cpu", requires_grad: bool = False
+        self, dtype: torch.dtype = torch.float64, device: torch.device = DEVICE, requires_grad: bool = False
     ) -> Sample:
         """One typical sample without a batch, for what is slow to test."""
         return self._make(self.recipes[0], dtype, device, requires_grad)
 
-    def batched(self, batch: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Sample:
+    def batched(
+        self, batch: Shape, dtype: torch.dtype = torch.float64, device: torch.device = DEVICE
+    ) -> Sample:
         """The small sample with leading dimensions ``batch`` on every operand."""
         first = self.recipes[0]
         recipe = Recipe(
@@ -97,7 +100,7 @@ class OperatorCase:
         )
         return self._make(recipe, dtype, device, False)
 
-    def _make(self, recipe: Recipe, dtype: torch.dtype, device: str, requires_grad: bool) -> Sample:
+    def _make(self, recipe: Recipe, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> Sample:
         generator = torch.Generator().manual_seed(len(recipe.id))
         args = tuple(
             MAKERS[kind](shape, generator).to(device=device, dtype=dtype).requires_grad_(requires_grad)
@@ -194,7 +197,15 @@ def _spaced_rows(shape: Shape, generator: torch.Generator) -> Tensor:
     return (Q * torch.arange(1, k + 1, dtype=torch.float64)) @ right.mT + mean
 
 
-MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
+Maker = Callable[[Shape, torch.Generator], Tensor]
+
+
+def _moved(make: Maker) -> Maker:
+    """Made on the CPU, where the generator is: the same numbers on every device."""
+    return lambda shape, generator: make(shape, generator).to(DEVICE)
+
+
+_MAKERS: dict[str, Maker] = {
     "general": _general,
     "spd": _spd,
     "spaced": _spaced,
@@ -204,6 +215,9 @@ MAKERS: dict[str, Callable[[Shape, torch.Generator], Tensor]] = {
     "full_rank": _full_rank,
     "regular": _regular,
 }
+
+#: Operands in float64 on the device of the tests, by kind.
+MAKERS: dict[str, Maker] = {kind: _moved(make) for kind, make in _MAKERS.items()}
 
 
 def all_flags(**choices: tuple[Any, ...]) -> Iterator[Flags]:

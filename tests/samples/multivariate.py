@@ -13,7 +13,7 @@ LABELS = (0, 1, 2, 1, 0, 2, 2, 1, 0, 0, 1, 2)
 
 def _whitener(centred: Tensor, degrees: int, regularisation: float) -> Tensor:
     """L^-1 of the covariance L L^T."""
-    identity = torch.eye(centred.shape[-1], dtype=centred.dtype)
+    identity = torch.eye(centred.shape[-1], dtype=centred.dtype, device=centred.device)
     L = torch.linalg.cholesky(centred.mT @ centred / degrees + regularisation * identity)
     return torch.linalg.solve_triangular(L, identity.expand(L.shape), upper=False)
 
@@ -37,13 +37,13 @@ def lda(
     regularisation: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Class by class. The c-th singular value is zero, and is not looked at."""
-    index = torch.tensor(labels)
+    index = torch.tensor(labels, device=X.device)
     classes = max(labels) + 1
     parts = [X[..., index == c, :] for c in range(classes)]
     means = torch.stack([part.mean(-2) for part in parts], -2)
     within = torch.cat([part - part.mean(-2, keepdim=True) for part in parts], -2)
     W = _whitener(within, X.shape[-2] - classes, regularisation)
-    sizes = torch.tensor([int((index == c).sum()) for c in range(classes)], dtype=X.dtype)
+    sizes = torch.tensor([int((index == c).sum()) for c in range(classes)], dtype=X.dtype, device=X.device)
     between = (means - X.mean(-2, keepdim=True)) * (sizes / (classes - 1)).sqrt()[:, None]
     count = min(X.shape[-1], classes - 1)
     U, S, _ = gesvd(W @ between.mT, rank=count if k is None else k)

@@ -34,7 +34,7 @@ def kalman_nll(
         y.shape[:-2], *[X.shape[:-3] for X in (A, B, Q, R)], m.shape[:-1], P.shape[:-2]
     )
     # Without steps the gradients are zero, but they are there.
-    s = torch.zeros(batch, dtype=y.dtype) + 0.0 * sum(X.sum() for X in (y, A, B, Q, R, m, P))
+    s = torch.zeros(batch, dtype=y.dtype, device=y.device) + 0.0 * sum(X.sum() for X in (y, A, B, Q, R, m, P))
     m = m[..., None]
     for t in range(times):
         # (torch.linalg.solve and torch.logdet have wrong tangents of tangents.)

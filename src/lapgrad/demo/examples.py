@@ -15,6 +15,7 @@ SHORT_NAMES = {
     "gp": "gp_regression",
     "sgp": "sparse_gp",
     "blr": "bayesian_linear_regression",
+    "kalman": "kalman_lds",
 }
 
 

@@ -21,6 +21,9 @@ _ADAM_LR = 0.05
 _PATIENCE = 50
 """Adam stops when this many steps have brought no improvement."""
 
+_ROUNDINGS = 4.0
+"""How many eps of the loss are no improvement."""
+
 #: Called after each step with its number and the loss; True stops the fit.
 Callback = Callable[[int, float], bool | None]
 
@@ -201,7 +204,8 @@ class _Run:
             raise self.failed(value)
         self.accept(value, self.used_jitter())
         start = _lbfgs.Point(x, value, gradient)
-        for point in _lbfgs.iterates(evaluate, start, first_step):
+        rounding = _ROUNDINGS * max(torch.finfo(parameter.dtype).eps for parameter in self.parameters)
+        for point in _lbfgs.iterates(evaluate, start, first_step, rounding=rounding):
             before = self.history[-1]
             self.set_flat(point.x)
             self.accept(point.value, point.note)

@@ -43,7 +43,11 @@ class _Trial(NamedTuple):
 
 
 def iterates(
-    evaluate: Callable[[Tensor], Point], start: Point, first_step: float = 1.0, memory: int = 20
+    evaluate: Callable[[Tensor], Point],
+    start: Point,
+    first_step: float = 1.0,
+    memory: int = 20,
+    rounding: float = 1e-15,
 ) -> Iterator[Point]:
     """The points the minimiser moves to, each better than the one before; ends where it cannot improve.
 
@@ -52,6 +56,7 @@ def iterates(
         start: Where to begin; finite.
         first_step: Length of the first step, in units where every coordinate may change by about 1.
         memory: How many pairs of differences stand for the Hessian.
+        rounding: Differences of values below this part of their magnitude mean nothing.
     """
     pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
     point = start
@@ -64,7 +69,7 @@ def iterates(
             pairs.clear()
             continue
         step = 1.0 if pairs else min(1.0, first_step / float(direction.abs().max()))
-        found = _line_search(evaluate, point, direction, slope, step)
+        found = _line_search(evaluate, point, direction, slope, step, rounding)
         if found is None:
             if not pairs:
                 return
@@ -94,7 +99,12 @@ def _times_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, 
 
 
 def _line_search(
-    evaluate: Callable[[Tensor], Point], start: Point, direction: Tensor, slope: float, step: float
+    evaluate: Callable[[Tensor], Point],
+    start: Point,
+    direction: Tensor,
+    slope: float,
+    step: float,
+    rounding: float,
 ) -> Point | None:
     """A point on the line that fulfils the strong Wolfe conditions, or at least a better one; None: none."""
 
@@ -125,7 +135,8 @@ def _line_search(
         if far is None:
             step = 3.0 * step
             continue
-        if abs(far.step - best.step) <= 1e-10 * max(far.step, best.step):
+        still_to_gain = abs(best.slope * (far.step - best.step))
+        if still_to_gain <= rounding * max(1.0, abs(best.point.value)):
             break
         step = _between(best, far)
     return best.point if best.point.value < start.value else None

@@ -24,7 +24,8 @@ class BayesianLinearRegression(Model):
 
     Learns noise, prior variances, and whatever parameters the features have, by the marginal likelihood.
     Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³;
-    where features are not learned, n counts once, and each step of a fit takes m³.
+    where features are not learned, n counts once, and each step of a fit takes m³. All but the features is
+    computed in float64, whatever the dtype of the data.
 
     Args:
         X: (n, d) or (n,), the inputs. dtype and device of the model follow it.
@@ -113,7 +114,7 @@ class BayesianLinearRegression(Model):
         self.feature_count = Phi.shape[1]
         spread = variance_of(Y)
         noise = torch.as_tensor(0.1 * spread if noise_var is None else noise_var, dtype=torch.float64)
-        floor = min(torch.finfo(X.dtype).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
+        floor = min(torch.finfo(torch.float64).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
         self.register_buffer("noise_floor", X.new_tensor(floor if noise_floor is None else noise_floor))
         self.noise_var = noise
         if prior_var is None:
@@ -134,14 +135,14 @@ class BayesianLinearRegression(Model):
     # Learning.
 
     def loss(self) -> Tensor:
-        """The negative log marginal likelihood of the training data."""
+        """The negative log marginal likelihood of the training data, in float64."""
         observations = self._observations()
-        value = _weights.nll(observations, self.noise_var, self.weight_var(), self.method)
-        return value + self.Y.numel() * self.y_scale.log() if self.normalise else value
+        value = _weights.nll(observations, self.noise_var.double(), self.weight_var().double(), self.method)
+        return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
-        """The design matrix (n, m'): the constant 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("BayesianLinearRegression", self.features, self._scaled(X))
+        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
+        Phi = evaluated("BayesianLinearRegression", self.features, self._scaled(X)).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
@@ -176,8 +177,8 @@ class BayesianLinearRegression(Model):
             "BayesianLinearRegression",
             observations.Phi,
             observations.Y,
-            self.noise_var,
-            self.weight_var(),
+            self.noise_var.double(),
+            self.weight_var().double(),
             self.method,
         )
 
@@ -202,14 +203,14 @@ class BayesianLinearRegression(Model):
             raise _errors.OptionError(
                 f"BayesianLinearRegression.predict: chunk must be positive, got {chunk}."
             )
-        posterior, noise_var = self._present_posterior(), self.noise_var.detach() if noise else None
+        posterior, noise_var = self._present_posterior(), self._noise() if noise else None
         parts = [X_new] if chunk is None or full_cov or not len(X_new) else X_new.split(chunk)
         found = [
             _weights.predicted(posterior, self._fixed_design(part), noise_var, full_cov) for part in parts
         ]
         mean = torch.cat([mean for mean, _ in found]) * self.y_scale + self.y_shift
         spread = found[0][1] if full_cov else torch.cat([variance for _, variance in found])
-        return Prediction(self._targets(mean), spread * self.y_scale.square())
+        return Prediction(self._targets(mean), (spread * self.y_scale.square()).to(X_new.dtype))
 
     def sample(
         self,
@@ -237,7 +238,7 @@ class BayesianLinearRegression(Model):
         draws = self._fixed_design(X_new) @ self._present_posterior().sample(count, source)
         if noise:
             normal = torch.randn(draws.shape, dtype=draws.dtype, device=draws.device, generator=source)
-            draws = draws + self.noise_var.detach().sqrt() * normal
+            draws = draws + self._noise().sqrt() * normal
         return self._targets(draws * self.y_scale + self.y_shift)
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
@@ -254,11 +255,11 @@ class BayesianLinearRegression(Model):
         who = "BayesianLinearRegression.log_prob"
         X_new = self._inputs("log_prob", X_new)
         Y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
-        unit = (Y_new - self.y_shift) / self.y_scale
+        unit = (Y_new.double() - self.y_shift) / self.y_scale
         posterior, design, noise_var = (
             self._present_posterior(),
             self._fixed_design(X_new),
-            self.noise_var.detach(),
+            self._noise(),
         )
         if joint:
             values = _weights.joint_log_density(posterior, design, unit, noise_var, self.method)
@@ -327,13 +328,18 @@ class BayesianLinearRegression(Model):
         return X_new
 
     def _targets(self, values: Tensor) -> Tensor:
-        return values.squeeze(-1) if self.one_target else values
+        """In the shape and the dtype that users have handed over."""
+        return (values.squeeze(-1) if self.one_target else values).to(self.X.dtype)
 
     def _scaled(self, X: Tensor) -> Tensor:
         return (X - self.x_shift) / self.x_scale if self.normalise else X
 
     def _unit_targets(self) -> Tensor:
-        return (self.Y - self.y_shift) / self.y_scale if self.normalise else self.Y
+        Y = self.Y.double()
+        return (Y - self.y_shift) / self.y_scale if self.normalise else Y
+
+    def _noise(self) -> Tensor:
+        return self.noise_var.detach().double()
 
     def _fixed_design(self, X: Tensor) -> Tensor:
         """``design`` with the parameters of the features as constants."""

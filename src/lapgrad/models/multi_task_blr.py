@@ -40,8 +40,8 @@ class MultiTaskBLR(Model):
         method: "lq" or "cholesky", see ``blr_nll``.
 
     Attributes:
-        noise_var: (T,), the variance of the noise in each task; learned above ``noise_floor``, the root of
-            the machine epsilon of the variance of its targets.
+        noise_var: (T,), the variance of the noise in each task; learned above ``noise_floor``, 1.5e-8 of
+            the variance of its targets.
         prior_var: (T,), the prior variance of its weights.
         bias_var: (T,), that of the bias.
 
@@ -97,7 +97,7 @@ class MultiTaskBLR(Model):
             Phi = evaluated("MultiTaskBLR", self.features, self.X)
         self.feature_count = Phi.shape[1]
         spreads = self.y.new_tensor([variance_of(y) for _, y in pairs])
-        self.register_buffer("noise_floor", torch.finfo(self.y.dtype).eps ** 0.5 * spreads)
+        self.register_buffer("noise_floor", torch.finfo(torch.float64).eps ** 0.5 * spreads)
         self.noise_var = 0.1 * spreads
         self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
         if bias:
@@ -106,22 +106,23 @@ class MultiTaskBLR(Model):
         self.to(dtype=self.X.dtype, device=self.X.device)
 
     def loss(self) -> Tensor:
-        """The sum of the negative log marginal likelihoods of all tasks."""
+        """The sum of the negative log marginal likelihoods of all tasks, in float64."""
         Phi = self.design(self.X).split(self.sizes)
-        y, noise, prior = self.y.split(self.sizes), self.noise_var, self.weight_var()
-        total = self.y.new_zeros(())
+        y = self.y.double().split(self.sizes)
+        noise, prior = self.noise_var.double(), self.weight_var().double()
+        total = noise.new_zeros(())
         for group in _of_similar_size(self.sizes):
             # Rows of zeros are observations of 0 by features of 0: they add log N(0 | 0, noise), and no more.
             padded = pad_sequence([Phi[t] for t in group], batch_first=True)
             targets = pad_sequence([y[t] for t in group], batch_first=True)
-            rows = padded.shape[1] - self.y.new_tensor([self.sizes[t] for t in group])
+            rows = padded.shape[1] - noise.new_tensor([self.sizes[t] for t in group])
             values = blr_nll(padded, targets, noise[group], prior[group], method=self.method)
             total = total + (values - 0.5 * rows * (noise[group].log() + _LOG_2_PI)).sum()
         return total
 
     def design(self, X: Tensor) -> Tensor:
-        """The design matrix (n, m'): the constant 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("MultiTaskBLR", self.features, X)
+        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
+        Phi = evaluated("MultiTaskBLR", self.features, X).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
@@ -163,9 +164,9 @@ class MultiTaskBLR(Model):
         return _weights.posterior(
             "MultiTaskBLR",
             self.design(X),
-            y[:, None],
-            self.noise_var[task],
-            self.weight_var()[task],
+            y[:, None].double(),
+            self.noise_var[task].double(),
+            self.weight_var()[task].double(),
             self.method,
         )
 
@@ -184,9 +185,9 @@ class MultiTaskBLR(Model):
             mean (n'), and variance (n') or covariance (n', n').
         """
         posterior, design = self._at(task, self._inputs("predict", X_new))
-        noise_var = self.noise_var[self._number(task)].detach() if noise else None
+        noise_var = self._noise(task) if noise else None
         mean, spread = _weights.predicted(posterior, design, noise_var, full_cov)
-        return Prediction(mean.squeeze(-1), spread)
+        return Prediction(mean.squeeze(-1).to(X_new.dtype), spread.to(X_new.dtype))
 
     def sample(
         self, task: int, X_new: Tensor, count: int = 1, *, generator: torch.Generator | int | None = None
@@ -201,7 +202,7 @@ class MultiTaskBLR(Model):
         """
         posterior, design = self._at(task, self._inputs("sample", X_new))
         source = _checks.generator("MultiTaskBLR.sample", generator, self.X.device)
-        return (design @ posterior.sample(count, source)).squeeze(-1)
+        return (design @ posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
 
     def log_prob(self, task: int, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
         """log p(y_new | X_new, data), the density of observations of a task at new inputs, noise included.
@@ -218,10 +219,12 @@ class MultiTaskBLR(Model):
         X_new = self._inputs("log_prob", X_new)
         Y_new = _checks.targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
         posterior, design = self._at(task, X_new)
-        noise_var = self.noise_var[self._number(task)].detach()
+        noise_var, Y_new = self._noise(task), Y_new.double()
         if joint:
-            return _weights.joint_log_density(posterior, design, Y_new, noise_var, self.method).squeeze(-1)
-        return _weights.log_densities(posterior, design, Y_new, noise_var).squeeze(-1)
+            values = _weights.joint_log_density(posterior, design, Y_new, noise_var, self.method)
+        else:
+            values = _weights.log_densities(posterior, design, Y_new, noise_var)
+        return values.squeeze(-1).to(X_new.dtype)
 
     def config(self) -> dict[str, Any]:
         """What the constructor needs besides tensors."""
@@ -247,6 +250,9 @@ class MultiTaskBLR(Model):
             posterior = self.posterior(task)
         with parameters_fixed(self.features):
             return posterior, self.design(X_new)
+
+    def _noise(self, task: int) -> Tensor:
+        return self.noise_var[self._number(task)].detach().double()
 
     def _number(self, task: int) -> int:
         if not -len(self.sizes) <= task < len(self.sizes):

@@ -1,0 +1,42 @@
+"""Which tests run on which device: those marked ``cpu`` are left out on any other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from device import DEVICE
+from paths import PATHS
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if DEVICE.type not in ("cpu", "cuda"):
+        raise pytest.UsageError(f"LAPGRAD_TEST_DEVICE={DEVICE}: the tests run on cpu or cuda")
+    if DEVICE.type == "cuda":
+        if not torch.cuda.is_available():
+            raise pytest.UsageError(
+                f"LAPGRAD_TEST_DEVICE={DEVICE}: torch {torch.__version__} sees no CUDA device"
+            )
+        # A machine with a GPU need not have a compiler for the core: these tests do not run on it.
+        config.addinivalue_line(
+            "filterwarnings", "ignore:lapgrad's compiled core is not available:RuntimeWarning"
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _takes_its_own_way_through_the_core(item):
+            item.add_marker(pytest.mark.cpu)
+    if DEVICE.type == "cpu":
+        return
+    left_out = [item for item in items if item.get_closest_marker("cpu")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("cpu")]
+
+
+def _takes_its_own_way_through_the_core(item: pytest.Item) -> bool:
+    """Anything but the default of ``paths.py``; other devices have one way through."""
+    parameters = getattr(item, "callspec", None)
+    if parameters is None:
+        return False
+    way, isa = parameters.params.get("way"), parameters.params.get("isa")
+    return (way in PATHS and way != "default") or bool(isa)
