@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from device import DEVICE
 from samples.case import MAKERS
 from tolerances import assert_all_close
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.autograd import gradcheck
 
 import lapgrad
@@ -188,6 +190,28 @@ def test_roots_of_a_singular_matrix(flags: dict[str, Any]) -> None:
 def test_unknown_options(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(lapgrad.OptionError, match=f"^linalg.eigh_fn: {message}"):
         eigh_fn(torch.eye(3, device=DEVICE), **flags)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # compiled autograd
+@pytest.mark.parametrize("backward", ["as compiled", "compiled autograd"])
+def test_compiled_functions_of_ones_own(backward: str) -> None:
+    """Traced with the call, values it closes over included; derivatives as without the compiler."""
+    rate = torch.tensor(0.5, dtype=torch.float64)
+
+    def loss(A: Tensor) -> Tensor:
+        return eigh_fn(A, lambda x: torch.tanh(rate * x)).sin().sum()
+
+    A = with_spectrum([1.0, 1.0, 2.0, 4.0])
+    eager, leaf = A.clone().requires_grad_(), A.clone().requires_grad_()
+    expected = loss(eager)
+    expected.backward()
+    value = torch.compile(loss, backend="aot_eager", fullgraph=True)(leaf)
+    assert_all_close(value, expected)
+    compiler = torch.compile(backend="aot_eager", fullgraph=True)
+    again = contextlib.nullcontext() if backward == "as compiled" else compiled_autograd._enable(compiler)
+    with again:
+        value.backward()
+    assert_all_close(leaf.grad, eager.grad)
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9), (5, 5), (3, 6, 4), (2, 4, 6), (1, 3)], ids=str)

@@ -57,7 +57,9 @@ def eigh_fn(
         F_ij = f'(l_i) where both are equal (Daleckii and Krein): exact at repeated eigenvalues, where a
         gradient through ``syevd`` does not exist, and without cancellation at close ones. Forward mode is the
         same map of dA. Where it is infinite (a root at two eigenvalues that are zero) F is 0. Saves U and the
-        eigenvalues; for a function of your own U and F, with the graph of F for second derivatives.
+        eigenvalues; for a function of your own U and F, with the graph of F for second derivatives. Such a
+        function may be compiled (torch.compile, forward and backward); compiled autograd takes it from a
+        compiled forward only: of an eager one it cannot trace the graph of F.
 
         Second and higher derivatives differentiate this formula, with the derivative of U: right at distinct
         eigenvalues, with errors that grow as eps / gap; finite at repeated ones, but not exact.

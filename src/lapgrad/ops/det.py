@@ -34,9 +34,10 @@ def det(A: Tensor) -> Tensor:
     Gradient:
         gA = g cof(A), the matrix of cofactors: det(A) A^-T where A is regular. It is computed without loss at
         and near singular matrices as well: of rank n - 1 it is not zero, of lower rank it is. The same holds
-        for forward mode and for derivatives of all orders at rank n - 3 or more; at a lower rank those up to
-        the third are right (zero), and those from the fourth on are taken as zero. Saves A and, from n = 33
-        on, its LU factors, which have been computed anyway.
+        for forward mode and for derivatives of all orders at rank n - 3 or more. At a lower rank those up to
+        the third are right (zero); from the fourth on they are not: that of order k is zero only below rank
+        n - k, and here it comes out as zero, or with errors divided by singular values that are rounding.
+        Saves A and, from n = 33 on, its LU factors, which have been computed anyway.
 
     Memory:
         forward 1 n^2, backward 1
