@@ -2,9 +2,6 @@
 // those on it are halved down to a size that the own kernel takes, which computes little more than the triangle.
 #pragma once
 
-#include <utility>
-#include <vector>
-
 #include "gemm.h"
 #include "triangle.h"
 
@@ -56,41 +53,11 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
                       upper);
 }
 
-// With few threads: the squares below the diagonal blocks one after the other, all threads on each, and then the diagonal
-// blocks, one per thread. A product as large as that runs at full speed.
-template <class T>
-void gemmt_halving(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper, int blocks) {
-    struct Range {
-        index_t begin, size;
-    };
-    std::vector<Range> diagonal{{0, C.rows}};
-    const index_t k = A.cols;
-    while (int(diagonal.size()) < blocks) {
-        std::vector<Range> halves;
-        for (const Range& range : diagonal) {
-            const index_t first = split(range.size), second = range.size - first, middle = range.begin + first;
-            const View<T> C21 = C.block(middle, range.begin, second, first);
-            gemm<T>(alpha, A.block(middle, 0, second, k), B.block(0, range.begin, k, first), accumulate, C21);
-            finish_upper<T>(C21, C.block(range.begin, middle, first, second), upper, true);
-            halves.push_back({range.begin, first});
-            halves.push_back({middle, second});
-        }
-        diagonal = std::move(halves);
-    }
-    parallel::for_each(index_t(diagonal.size()), [&](index_t b) {
-        const auto [begin, size] = diagonal[b];
-        gemmt_diagonal<T>(alpha, A.block(begin, 0, size, k), B.block(0, begin, k, size), accumulate,
-                          C.block(begin, begin, size, size), upper);
-    });
-}
-
 template <class T>
 void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper, bool parallel) {
     const index_t n = C.rows, k = A.cols;
     if (n == 0) return;
     if (!parallel) return gemmt_diagonal<T>(alpha, A, B, accumulate, C, upper);
-    if (plan::halves(n, parallel::threads()))
-        return gemmt_halving<T>(alpha, A, B, accumulate, C, upper, parallel::threads());
     const index_t tile = plan::triangle_tile(n, parallel::threads());
     const index_t tiles = (n + tile - 1) / tile;
     // Tiles below the diagonal first: they cost twice as much, and short tasks at the end balance the threads.

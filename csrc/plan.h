@@ -21,9 +21,6 @@ struct Plan {
     index_t slice_columns = 32;
     // Bounds of the side of the tiles that a triangular product is cut into.
     index_t smallest_tile = 64, largest_tile = 512;
-    // With few threads, a triangular product of these orders is halved instead: 3 to 12 % faster there, 3 to 7 % slower
-    // beyond (2 threads).
-    index_t halving_from = 384, halving_to = 1536;
     // From this order on, triangular solves go to the library that gives BLAS; 0: never.
     index_t vendor_trsm_f32 = 0, vendor_trsm_f64 = 0;
     // The same for Cholesky factorisations on few and on many threads (on one thread: never).
@@ -59,7 +56,6 @@ constexpr Entry entries[] = {
     {"own_product_f32", &Plan::own_product_f32},     {"own_product_f64", &Plan::own_product_f64},
     {"serial_order_few", &Plan::serial_order_few},   {"serial_order_many", &Plan::serial_order_many},
     {"slice_columns", &Plan::slice_columns},         {"smallest_tile", &Plan::smallest_tile},
-    {"halving_from", &Plan::halving_from},           {"halving_to", &Plan::halving_to},
     {"largest_tile", &Plan::largest_tile},           {"vendor_trsm_f32", &Plan::vendor_trsm_f32},
     {"vendor_trsm_f64", &Plan::vendor_trsm_f64},     {"vendor_trsm_serial", &Plan::vendor_trsm_serial},
     {"vendor_potrf_few_f32", &Plan::vendor_potrf_few_f32},
@@ -88,11 +84,6 @@ inline bool few(int threads) { return threads <= 4; }
 
 inline index_t serial_order(int threads) {
     return few(threads) ? current.serial_order_few : current.serial_order_many;
-}
-
-inline bool halves(index_t n, int threads) {
-    const bool whole_leaves = n >= 2 * isa::leaf * threads;
-    return few(threads) && whole_leaves && n >= current.halving_from && n <= current.halving_to;
 }
 
 template <class T>

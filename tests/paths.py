@@ -33,7 +33,6 @@ PATHS: dict[str, tuple[int, dict[str, int]]] = {
     "no vendor routines": (2, dict.fromkeys(VENDOR, NEVER)),
     "small tiles": (1, {"smallest_tile": 32, "largest_tile": 32, "lq_panel": 8}),
     "two threads": (2, {}),
-    "two threads, halving": (2, {"serial_order_few": NEVER, "halving_from": FROM_THE_FIRST}),
     "two threads, serial items": (2, {"serial_order_few": ALWAYS, "serial_order_many": ALWAYS}),
     "two threads inside": (
         2,

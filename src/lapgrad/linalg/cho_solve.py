@@ -56,6 +56,8 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
                 [1.]])
     """
     L, B, batch = _columns.fitting_operands("linalg.cho_solve", "L", L, "B", B)
+    if L.dim() == B.dim() == 2:
+        return operator.call(L, B, lower)
     return _columns.solve_side_by_side(lambda L, B: operator.call(L, B, lower), L, B, batch)
 
 
