@@ -79,11 +79,22 @@ def observe(model: Model, t: int, m: Tensor, P: Tensor) -> Observed:
     )
 
 
-def predict(model: Model, t: int, m: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-    """m = A m + c, P = A P A^T + Q, of time t + 1."""
+def goes_on(y: Tensor) -> Tensor:
+    """(N, T), whether something is observed after time t."""
+    there = (~y.isnan()).any(-1).to(torch.int64)
+    return there.flip(1).cumsum(1).flip(1) > there
+
+
+def predict(model: Model, t: int, seen: Observed, going_on: Tensor) -> tuple[Tensor, Tensor]:
+    """m = A m + c, P = A P A^T + Q, of time t + 1.
+
+    A series that has ended keeps its moments: they are of no use, but must not grow over all bounds.
+    """
     A = model.at("A", t)
-    P = symmetric(A @ P @ A.mT + symmetric(model.at("Q", t)))
-    return (A @ m[..., None])[..., 0] + model.at("c", t), P
+    m = (A @ seen.m[..., None])[..., 0] + model.at("c", t)
+    P = symmetric(A @ seen.P @ A.mT + symmetric(model.at("Q", t)))
+    running = going_on[:, t]
+    return torch.where(running[:, None], m, seen.m), torch.where(running[:, None, None], P, seen.P)
 
 
 def pull_back(
@@ -118,10 +129,11 @@ def gradients(model: Model, gs: Tensor) -> dict[str, Tensor]:
     series, times, _ = model.y.shape
     m, P = model.m.expand(series, *model.m.shape[1:]), symmetric(model.P).expand(series, *model.P.shape[1:])
     steps: list[tuple[Tensor, Tensor, Observed]] = []
+    going_on = goes_on(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         steps.append((m, P, seen))
-        m, P = predict(model, t, seen.m, seen.P)
+        m, P = predict(model, t, seen, going_on)
     gm, gP = torch.zeros_like(m), torch.zeros_like(P)
     found: dict[str, list[Tensor]] = {name: [] for name in ("y", "A", "B", "Q", "R", "c")}
     for t in reversed(range(times)):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapgrad._fallback._kalman import OPERANDS, Model, gradients, observe, predict, symmetric
+from lapgrad._fallback._kalman import OPERANDS, Model, goes_on, gradients, observe, predict, symmetric
 from lapgrad._fallback._precision import in_full_precision
 
 
@@ -22,7 +22,7 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
     model = Model(*operands)
     series, times, p = model.y.shape
     m, P = model.m, symmetric(model.P)
-    terms, infos, pivots = [], [], []
+    terms, infos, pivots, going_on = [], [], [], goes_on(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         logs = seen.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -30,7 +30,7 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
         terms.append(0.5 * (seen.v * seen.u).sum(-1) + logs + constant)
         infos.append(seen.info)
         pivots.append(seen.L.diagonal(dim1=-2, dim2=-1))
-        m, P = predict(model, t, seen.m, seen.P)
+        m, P = predict(model, t, seen, going_on)
     if not terms or not series:
         s.zero_()
         return None

@@ -170,6 +170,9 @@ def _positive_definite() -> Iterator[Bar]:
         for name in ("linalg.logdet_psd", "linalg.solve_psd", "linalg.inverse_psd", "fused.mvn_nll"):
             yield _speedup(Case(OPERATORS[name], small, dtype), "step", 2.0)
     yield _memory("value and gradient with overwrite", 1.1, _overwriting_mvn_nll, "fused.mvn_nll")
+    # 32 series of 1000 steps, 4 states and 2 observations, against a loop over the steps.
+    series = Shape(1000, 1000, (32,))
+    yield _speedup(Case(OPERATORS["fused.kalman_nll"], series, torch.float64), "step", 50.0)
 
 
 def _orthogonal() -> Iterator[Bar]:
