@@ -25,7 +25,7 @@ ARITHMETIC = torch.float64
 #: Entries of K_c, if `chunk` is not given: 4 MB, which stay in the cache between the passes over them.
 _CHUNK_ENTRIES = 1 << 19
 #: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
-_LEAST_COLUMNS = 2 / 3
+_LEAST_COLUMNS = 1 / 3
 #: Order of symmetric matrices up to which both triangles are computed: small products are slow.
 _LEAF = 256
 
