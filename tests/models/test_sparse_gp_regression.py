@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tolerances import HIGHER_ORDER, OF_JITTER, assert_all_close, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad.models import SparseGPRegression
+from lapgrad.models import SparseGPRegression, kernels
 from lapgrad.models.kernels import RBF
 
 DOUBLE = torch.float64
@@ -67,6 +68,40 @@ def test_loss_is_the_criterion_of_its_matrices() -> None:
     assert len(parameters) == 5
     found = torch.autograd.grad(model.loss(), parameters)
     assert_all_close(found, torch.autograd.grad(expected, parameters), HIGHER_ORDER)
+
+
+KERNELS: dict[str, Callable[[], kernels.Kernel]] = {
+    "Matern12": kernels.Matern12,
+    "Matern52": kernels.Matern52,
+    "RationalQuadratic": kernels.RationalQuadratic,
+    "Periodic + Linear": lambda: kernels.Periodic() + kernels.Linear(),
+    "Polynomial * RBF": lambda: kernels.Polynomial(degree=2) * RBF(),
+    "Constant + White": lambda: kernels.Constant() + kernels.White(),
+    "deep": lambda: kernels.Deep(RBF(), torch.nn.Linear(2, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_any_kernel(name: str, dtype: torch.dtype) -> None:
+    """The streamed loss and its gradients are those of the matrices, in float64, whatever the dtype."""
+    X, y = data(d=2, dtype=dtype)
+    torch.manual_seed(0)
+    model = SparseGPRegression(X, y, KERNELS[name](), inducing=5, jitter=1e-3, chunk=9, generator=1)
+    found = torch.autograd.grad(model.loss(), list(model.parameters()))
+    value = model.loss().detach()
+    model.double()  # in place: the criterion of the matrices has no precision but that of its arguments
+    Z, inputs = model.inducing, X.double()
+    Kuu = model.kernel(Z)
+    Kuu = Kuu + 1e-3 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE)
+    expected = lapgrad.models.sgp_nll(
+        Kuu, model.kernel(Z, inputs), model.kernel.diag(inputs), y.double() - model.constant, model.noise_var
+    )
+    assert_close(value, expected.to(dtype))
+    gradients = torch.autograd.grad(expected, list(model.parameters()), materialize_grads=True)
+    for one, other in zip(found, gradients, strict=True):
+        assert_close(one, other.to(dtype), HIGHER_ORDER)
+    assert model.predict(inputs[:3], full_cov=True).covariance.isfinite().all()
 
 
 def test_prediction_is_consistent() -> None:
