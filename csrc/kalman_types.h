@@ -17,7 +17,7 @@ struct Varying {
 };
 
 // h[t+1] = A[t] h[t] + c[t] + N(0, Q[t]), y[t] = B[t] h[t] + N(0, R[t]), h[0] ~ N(m, P).
-// Time of m and P counts 0 only. T of the constant model, or of its gradient.
+// m and P have no time but 0. Of the model T is const, of its gradient not.
 template <class T>
 struct KalmanOperands {
     Varying<T> y, A, B, Q, R, m, P, c;
@@ -28,7 +28,7 @@ struct KalmanSizes {
 
     // Numbers of a predicted mean and the lower triangle of its covariance.
     [[gnu::always_inline]] index_t moments() const { return states * (states + 3) / 2; }
-    // Numbers of the work space of one series besides stored moments: matrices, then vectors (see Work).
+    // Numbers of the work space of one series besides stored moments: matrices, then vectors (see KalmanSteps).
     [[gnu::always_inline]] index_t work() const {
         const index_t n = states, p = observations;
         return 12 * n * n + 9 * n * p + 7 * p * p + 8 * n + 8 * p + 8;

@@ -13,8 +13,8 @@
 // The adjoint walks back over predicted moments that are kept, and recomputes `observe` from them. K minimises P+, so that
 // the derivative of P+ with respect to K is zero: K counts as constant there.
 
-// N, M: numbers of states and observations where they are known to the compiler, else 0.
-template <class T, bool Wide, int N, int M>
+// The steps of a group of series.
+template <class T, bool Wide>
 class KalmanSteps {
     using S = Numbers<T, Wide>;
     using V = typename S::V;
@@ -23,7 +23,7 @@ class KalmanSteps {
   public:
     KalmanSteps(const KalmanSizes& sizes, const KalmanOperands<const T>& model, void* memory, index_t begin,
                 index_t end)
-        : n(N ? N : sizes.states), p(M ? M : sizes.observations), sizes_(sizes), model_(model), begin_(begin),
+        : n(sizes.states), p(sizes.observations), sizes_(sizes), model_(model), begin_(begin),
           filled_(end - begin) {
         V* next = reinterpret_cast<V*>(memory);
         const auto room = [&next](index_t count) {
@@ -424,32 +424,32 @@ void kalman_groups(index_t begin, index_t end, Body body) {
     for (index_t b = begin; b < end; b += W) body(b, end - b < W ? end : b + W);
 }
 
-template <class T, bool Wide, int N, int M>
+template <class T, bool Wide>
 void kalman_forward_of(const KalmanForward<T>& task, index_t begin, index_t end, void* memory) {
     kalman_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
-        KalmanSteps<T, Wide, N, M>(task.sizes, task.model, memory, first, last).forward(task.s, task.status);
+        KalmanSteps<T, Wide>(task.sizes, task.model, memory, first, last).forward(task.s, task.status);
     });
 }
 
-template <class T, bool Wide, int N, int M>
+template <class T, bool Wide>
 void kalman_reverse_of(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, index_t begin, index_t end,
                        void* memory) {
     using V = typename Numbers<T, Wide>::V;
     kalman_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
-        KalmanSteps<T, Wide, N, M>(task.sizes, task.model, memory, first, last)
+        KalmanSteps<T, Wide>(task.sizes, task.model, memory, first, last)
             .reverse(gradient, task.gs, task.segment, reinterpret_cast<V*>(memory) + task.sizes.work());
     });
 }
 
 template <class T>
 void kalman_forward(const KalmanForward<T>& task, bool wide, index_t begin, index_t end, void* memory) {
-    if (wide) return kalman_forward_of<T, true, 0, 0>(task, begin, end, memory);
-    kalman_forward_of<T, false, 0, 0>(task, begin, end, memory);
+    if (wide) return kalman_forward_of<T, true>(task, begin, end, memory);
+    kalman_forward_of<T, false>(task, begin, end, memory);
 }
 
 template <class T>
 void kalman_reverse(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, bool wide, index_t begin,
                     index_t end, void* memory) {
-    if (wide) return kalman_reverse_of<T, true, 0, 0>(task, gradient, begin, end, memory);
-    kalman_reverse_of<T, false, 0, 0>(task, gradient, begin, end, memory);
+    if (wide) return kalman_reverse_of<T, true>(task, gradient, begin, end, memory);
+    kalman_reverse_of<T, false>(task, gradient, begin, end, memory);
 }
