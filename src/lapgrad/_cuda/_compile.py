@@ -30,18 +30,24 @@ def cache_directory() -> Path:
 def compiled(stem: str, expression: str, architecture: str) -> tuple[bytes, str]:
     """The machine code that holds the kernel ``expression`` of ``kernels/<stem>.cu``, and its symbol."""
     file = cache_directory() / f"{stem}-{_digest(stem, expression, architecture)}.cubin"
-    try:
-        code = file.read_bytes()
-        symbol: str = json.loads(file.with_suffix(".json").read_text())["symbol"]
-        return code, symbol
-    except (OSError, ValueError, KeyError):
-        code, symbol = compile_source(stem, expression, architecture)
-        _keep(file, code, symbol)
-        return code, symbol
+    kept = _kept(file)
+    if kept is not None:
+        return kept
+    code, symbol = compile_source(stem, expression, architecture)
+    _keep(file, code, symbol)
+    return code, symbol
 
 
 def compile_source(stem: str, expression: str, architecture: str) -> tuple[bytes, str]:
     """Compiles without asking the cache, and without asking for a device."""
+    code, symbols = compile_together(stem, (expression,), architecture)
+    return code, symbols[expression]
+
+
+def compile_together(
+    stem: str, expressions: tuple[str, ...], architecture: str
+) -> tuple[bytes, dict[str, str]]:
+    """The same for several kernels of a file: the machine code of all, and the symbol of each."""
     from cuda.core import Program, ProgramOptions
 
     source = SOURCES / f"{stem}.cu"
@@ -52,9 +58,12 @@ def compile_source(stem: str, expression: str, architecture: str) -> tuple[bytes
         include_path=str(SOURCES),
         device_as_default_execution_space=True,
     )
-    result = Program(source.read_text(), "c++", options).compile("cubin", name_expressions=(expression,))
-    symbol = result.symbol_mapping[expression]
-    return result.code, symbol.decode() if isinstance(symbol, bytes) else symbol
+    result = Program(source.read_text(), "c++", options).compile("cubin", name_expressions=expressions)
+    symbols = {expression: result.symbol_mapping[expression] for expression in expressions}
+    return result.code, {
+        expression: symbol.decode() if isinstance(symbol, bytes) else symbol
+        for expression, symbol in symbols.items()
+    }
 
 
 @functools.cache
@@ -69,18 +78,34 @@ def _digest(stem: str, expression: str, architecture: str) -> str:
     return digest.hexdigest()[:24]
 
 
+def _kept(file: Path) -> tuple[bytes, str] | None:
+    """Machine code and symbol from disk; None when there is none, or it is not what was written."""
+    try:
+        code = file.read_bytes()
+        note = json.loads(file.with_suffix(".json").read_text())
+        whole = note["digest"] == hashlib.sha256(code).hexdigest()
+        return (code, str(note["symbol"])) if whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _keep(file: Path, code: bytes, symbol: str) -> None:
     """A cache that cannot be written (a full disk, a read-only home) costs time, nothing else."""
+    note = {"symbol": symbol, "digest": hashlib.sha256(code).hexdigest()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for path, content in (
-            (file.with_suffix(".json"), json.dumps({"symbol": symbol}).encode()),
+            (file.with_suffix(".json"), json.dumps(note).encode()),
             (file, code),
         ):
             handle, name = tempfile.mkstemp(dir=file.parent)
-            with os.fdopen(handle, "wb") as written:
-                written.write(content)
-            os.replace(name, path)
+            try:
+                with os.fdopen(handle, "wb") as written:
+                    written.write(content)
+                os.replace(name, path)
+            except OSError:
+                os.unlink(name)
+                raise
     except OSError:
         return
 

@@ -1,0 +1,160 @@
+"""NVRTC compiles every kernel that the Python code can launch, and no kernel is left that it cannot."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from lapgrad._cuda import (
+    _compile,
+    _device,
+    _gelqf_batch,
+    _gesvd_batch,
+    _items,
+    _launch,
+    _potrf_batch,
+    _syevd_batch,
+    _trmm_batch,
+    _trsm_batch,
+)
+
+STEMS = sorted(source.stem for source in _compile.SOURCES.glob("*.cu"))
+
+
+def _compiler_is_there() -> bool:
+    """Whether cuda-core finds NVRTC, which needs no device."""
+    try:
+        from cuda.bindings import nvrtc
+
+        return bool(nvrtc.nvrtcVersion())
+    except (ImportError, RuntimeError):
+        return False
+
+
+needs_nvrtc = pytest.mark.skipif(not _compiler_is_there(), reason="needs cuda-core and nvidia-cuda-nvrtc")
+
+NEWEST, OLDEST = "sm_90", "sm_80"
+
+#: One size for every kind of kernel, and some more.
+ORDERS = (1, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)
+
+
+def square(n: int, dtype: torch.dtype, m: int | None = None) -> Tensor:
+    return torch.zeros(2, n, n if m is None else m, dtype=dtype)
+
+
+def potrf(n: int, dtype: torch.dtype) -> None:
+    A = square(n, dtype)
+    _potrf_batch.potrf(A.clone(), A, True, None)
+    _potrf_batch.potrf_vjp(A.clone(), A, A, True, None)
+
+
+def triangular(n: int, dtype: torch.dtype) -> None:
+    A = square(n, dtype)
+    _trsm_batch.trsm(A.clone(), A, A, True, False, False)
+    _trmm_batch.trmm(A.clone(), A, A, True, False, False)
+
+
+def gelqf(n: int, dtype: torch.dtype) -> None:
+    for m in ORDERS:
+        k = min(m, n)
+        A, L, Q = square(m, dtype, n), square(m, dtype, k), square(k, dtype, n)
+        _gelqf_batch.gelqf(L, Q, A, False)
+        _gelqf_batch.dependent_row(L, 1e-6, True)
+    A = square(n, dtype)
+    _gelqf_batch.gelqf_vjp(A.clone(), A, A, A, A)
+
+
+def syevd(n: int, dtype: torch.dtype) -> None:
+    if n > _syevd_batch.LARGEST:
+        return
+    A, values = square(n, dtype), torch.zeros(2, n, dtype=dtype)
+    for U in (A.clone(), None):
+        _syevd_batch.syevd(values, U, A, True)
+    _syevd_batch.syevd_vjp(A.clone(), A, values, A, values, "mask", 1e-10)
+
+
+def gesvd(n: int, dtype: torch.dtype) -> None:
+    for m in (m for m in ORDERS if max(m, n) <= _gesvd_batch.LARGEST):
+        k = min(m, n)
+        A, S, U, V = (
+            square(m, dtype, n),
+            torch.zeros(2, k, dtype=dtype),
+            square(k, dtype, m),
+            square(k, dtype, n),
+        )
+        for vectors in ((U, V), (None, None)):
+            _gesvd_batch.gesvd(S, *vectors, A)
+        _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
+
+
+BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (potrf, triangular, gelqf, syevd, gesvd)
+
+#: Kernels for large matrices, beside those that _device loads together: their launches need libraries.
+OF_LARGE_MATRICES = (
+    "first_spoilt_row<{T}>",
+    *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
+    "finish_inverse<{T}>",
+)
+
+
+@functools.cache
+def expressions() -> dict[str, list[str]]:
+    """For each source the kernels that launches ask for. Launches are planned for tensors on the CPU."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+
+    def record(stem: str, name: str, like: Tensor, *_: Any) -> None:
+        found[stem][name.replace("{T}", "double" if like.dtype is torch.float64 else "float")] = None
+
+    with (
+        mock.patch.object(_launch, "launch", record),
+        mock.patch.object(_items, "first_failure_cell", _items.new_cell),
+        mock.patch.object(_items, "first_failure", return_value=None),
+    ):
+        for dtype in (torch.float64, torch.float32):
+            for plan in BATCHES:
+                for n in ORDERS:
+                    plan(n, dtype)
+            for name in (*_device._KERNELS, *OF_LARGE_MATRICES):
+                record("triangle", name, torch.empty(0, dtype=dtype))
+    return {stem: list(names) for stem, names in found.items()}
+
+
+def kernels_of(stem: str) -> Iterator[str]:
+    """Names of the functions that a launch can begin with."""
+    text = (_compile.SOURCES / f"{stem}.cu").read_text()
+    without_bounds = re.sub(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)", "", text)
+    yield from re.findall(r"__global__\s+void\s+(\w+)\s*\(", without_bounds)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_kernel_can_be_launched(stem: str) -> None:
+    launched = {expression.partition("<")[0] for expression in expressions().get(stem, [])}
+    assert set(kernels_of(stem)) == launched
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_launch_compiles(stem: str) -> None:
+    wanted = tuple(expressions()[stem])
+    code, symbols = _compile.compile_together(stem, wanted, NEWEST)
+    assert code[:4] == b"\x7fELF"
+    assert set(symbols) == set(wanted)
+    assert len(set(symbols.values())) == len(wanted)
+    for symbol in symbols.values():
+        assert symbol.encode() in code
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("stem", STEMS)
+def test_older_devices_are_served(stem: str) -> None:
+    code, symbol = _compile.compile_source(stem, expressions()[stem][0], OLDEST)
+    assert symbol.encode() in code

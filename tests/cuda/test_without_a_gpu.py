@@ -1,0 +1,146 @@
+"""Without a GPU, or without NVIDIA's packages: lapgrad imports silently, falls back with one warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+from fresh_process import output
+
+from lapgrad import _cuda, _fallback, _kernels
+from lapgrad._cuda import _compile, _native
+
+ARCHITECTURE = "sm_90"
+STEM, EXPRESSION = "triangle", "copy_rows<double>"
+
+
+def test_import_is_silent_without_the_packages() -> None:
+    """Warnings are errors there, and no package of NVIDIA's can be imported."""
+    code = """
+import sys
+for name in ("cuda", "cuda.core", "cuda.bindings", "nvmath"):
+    sys.modules[name] = None
+import lapgrad, lapgrad.linalg, lapgrad.fused, torch
+from lapgrad import _cuda
+print(_cuda.available(), float(lapgrad.potrf(torch.eye(2)).sum()))
+"""
+    assert output(code).split() == ["False", "2.0"]
+
+
+def test_import_does_not_load_the_packages() -> None:
+    code = """
+import sys, lapgrad
+from lapgrad import _cuda
+_cuda.available()
+print([name for name in ("cuda.core", "cuda.bindings", "nvmath") if name in sys.modules])
+"""
+    assert output(code).strip() == "[]"
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> _kernels._OnFirstUse:
+    """The table of CUDA kernels before its first use."""
+    monkeypatch.delenv("LAPGRAD_CUDA", raising=False)
+    return _kernels._OnFirstUse(_kernels._nvidia_libraries)
+
+
+def test_missing_packages_are_named_once(table: _kernels._OnFirstUse) -> None:
+    with mock.patch.object(_native, "_found", return_value=False):
+        missing = _cuda.missing_packages()
+        with pytest.warns(RuntimeWarning, match=r"CUDA kernels need .*pip install 'lapgrad\[cuda\]'") as seen:
+            found = {routine: table[routine] for routine in _kernels.ROUTINES}
+    assert len(seen) == 1
+    assert missing
+    assert all(package in str(seen[0].message) for package in missing)
+    assert found == {routine: getattr(_fallback, routine) for routine in _kernels.ROUTINES}
+
+
+def test_switched_off_is_silent(table: _kernels._OnFirstUse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAPGRAD_CUDA", "off")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert table["potrf"] is _fallback.potrf
+    assert not _cuda.available()
+
+
+def test_routines_are_replaced_name_by_name(table: _kernels._OnFirstUse) -> None:
+    own = ModuleType("own")
+    own.potrf = lambda *_: None  # type: ignore[attr-defined]
+    with mock.patch.object(table, "_find_module", return_value=own):
+        assert table["potrf"] is own.potrf
+        assert table["gemm"] is _fallback.gemm
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
+    """A compiler that is no compiler, a digest that needs no NVRTC, and an empty cache."""
+    monkeypatch.setenv("LAPGRAD_CACHE", str(tmp_path / "cache"))
+    with (
+        mock.patch.object(_compile, "_digest", return_value="0123"),
+        mock.patch.object(_compile, "compile_source", return_value=(b"machine code", "_symbol")) as compiler,
+    ):
+        yield compiler
+
+
+def compiled() -> tuple[bytes, str]:
+    return _compile.compiled(STEM, EXPRESSION, ARCHITECTURE)
+
+
+def test_directory_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAPGRAD_CACHE", str(tmp_path / "chosen"))
+    assert _compile.cache_directory() == tmp_path / "chosen"
+    monkeypatch.delenv("LAPGRAD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert _compile.cache_directory() == tmp_path / "xdg" / "lapgrad"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert _compile.cache_directory() == tmp_path / "home" / ".cache" / "lapgrad"
+
+
+def test_compiled_once(compiler: mock.Mock, tmp_path: Path) -> None:
+    assert compiled() == compiled() == (b"machine code", "_symbol")
+    compiler.assert_called_once_with(STEM, EXPRESSION, ARCHITECTURE)
+    files = {path.suffix: path for path in (tmp_path / "cache").iterdir()}
+    assert set(files) == {".cubin", ".json"}, "nothing half-written is left"
+    assert files[".cubin"].read_bytes() == b"machine code"
+    assert json.loads(files[".json"].read_text())["symbol"] == "_symbol"
+
+
+def test_never_half_written(compiler: mock.Mock, tmp_path: Path) -> None:
+    """A process that ends while it writes leaves neither file under its name."""
+    with mock.patch.object(os, "replace", side_effect=OSError("no space left")):
+        assert compiled() == (b"machine code", "_symbol")
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert compiled() == (b"machine code", "_symbol")
+    assert compiler.call_count == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"symbol": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("suffix", [".cubin", ".json"])
+def test_a_damaged_file_is_compiled_again(
+    compiler: mock.Mock, tmp_path: Path, suffix: str, damage: bytes
+) -> None:
+    compiled()
+    (file,) = (tmp_path / "cache").glob(f"*{suffix}")
+    file.write_bytes(damage)
+    assert compiled() == (b"machine code", "_symbol")
+    assert compiler.call_count == 2
+    assert compiled() == (b"machine code", "_symbol")
+    assert compiler.call_count == 2, "the damaged file was replaced"
+
+
+@pytest.mark.parametrize("obstacle", ["a file in its place", "no permission"])
+def test_a_cache_that_cannot_be_written(compiler: mock.Mock, tmp_path: Path, obstacle: str) -> None:
+    if obstacle == "a file in its place":
+        (tmp_path / "cache").write_text("")
+    refused = PermissionError if obstacle == "no permission" else None
+    with mock.patch.object(_compile.tempfile, "mkstemp", side_effect=refused):
+        assert compiled() == (b"machine code", "_symbol")
+        assert compiled() == (b"machine code", "_symbol")
+    assert compiler.call_count == 2
