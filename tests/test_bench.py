@@ -87,7 +87,7 @@ def test_peak_memory_of_a_known_allocation():
     assert 62 * megabyte < held < 70 * megabyte
 
 
-@pytest.mark.parametrize("machine", ["few-cores", "many-cores"])
+@pytest.mark.parametrize("machine", ["few-cores", "many-cores", "cuda"])
 def test_bars_are_named_once(machine):
     names = [bar.what for bar in bars.bars(machine)]
     assert len(names) == len(set(names))
@@ -177,3 +177,26 @@ def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
     assert "1 of 2 bars reached" in printed
     assert "MISS" in printed
     assert [bar["passed"] for bar in json.loads(file.read_text())["bars"]] == [True, False]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("options", [[], ["--bars"]])
+def test_command_says_that_there_is_no_gpu(options, capsys):
+    assert cli.main(["bench", "ops", "--device", "cuda", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lapgrad bench: --device cuda: torch ")
+    assert line.endswith("sees no CUDA device")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_cases_on_a_gpu(name):
+    case = Case(OPERATORS[name], Shape.parse("3x4x4"), torch.float64, torch.device("cuda"))
+    (found,) = runner.measure(case, ["step"], 1, seconds=0)
+    assert found.ours.median > 0
+
+
+def test_bars_are_measured_on_the_device_of_the_bench():
+    bench = bars.Bench(1, seconds=0, device=torch.device("cpu"))
+    case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64, torch.device("cuda"))
+    assert bench.measurement(case, "forward").case.device.type == "cpu"

@@ -95,11 +95,19 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
+    from lapgrad import _cuda as kernels
+    from lapgrad._cuda._compile import cache_directory
+
+    missing = kernels.missing_packages()
+    state = "switched off (LAPGRAD_CUDA)" if kernels.switched_off() else "in use for CUDA tensors"
     facts: dict[str, Any] = {
         "available": torch.cuda.is_available(),
+        "kernels": f"not in use: {' and '.join(missing)} missing" if missing else state,
         "built_for": torch.version.cuda,
         "nvmath": _version("nvmath-python"),
         "cuda_core": _version("cuda-core"),
+        "cuda_bindings": _version("cuda-bindings"),
+        "cache": str(cache_directory()),
     }
     if torch.cuda.is_available():
         facts["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

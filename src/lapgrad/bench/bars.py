@@ -1,7 +1,7 @@
 """The speed and memory the operators have to reach, and how each figure is measured.
 
-Two tables: one for a machine of few cores (2), one for many (16). All speed-ups are against torch in the same
-process, medians, forward and backward separately.
+Three tables: one for a machine of few cores (2), one for many (16), one for a GPU. All speed-ups are against
+torch in the same process, medians, forward and backward separately.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from lapgrad.bench.cases import L_OF_GELQF, OPERATORS, Case, Operator, Shape, dt
 from lapgrad.bench.coexist import alternate
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.runner import Measurement, Phase, measure, measure_alone, thread_count
+from lapgrad.bench.timing import CPU
 
-Machine = Literal["few-cores", "many-cores"]
+Machine = Literal["few-cores", "many-cores", "cuda"]
 MANY_CORES = 8
 """From this number of threads on a machine is held to the bars for many cores."""
 
@@ -30,10 +31,12 @@ class Bench:
 
     threads: int
     seconds: float
+    device: torch.device = CPU
     measured: dict[tuple[Case, Phase], Measurement] = field(default_factory=dict)
 
     def measurement(self, case: Case, phase: Phase) -> Measurement:
         """The measurement of one phase, from memory if it was taken before."""
+        case = dataclasses.replace(case, device=self.device)
         if (case, phase) not in self.measured:
             (self.measured[case, phase],) = measure(case, [phase], self.threads, self.seconds)
         return self.measured[case, phase]
@@ -92,7 +95,7 @@ def bars(machine: Machine) -> list[Bar]:
         >>> bars("few-cores")[0].what
         'potrf 128 float64 backward'
     """
-    return list(_few_cores() if machine == "few-cores" else _many_cores())
+    return list({"few-cores": _few_cores, "many-cores": _many_cores, "cuda": _cuda}[machine]())
 
 
 def judge(bar: Bar, bench: Bench) -> Verdict:
@@ -193,6 +196,24 @@ def _many_cores() -> Iterator[Bar]:
         for dtype in _FLOATS:
             for phase in ("forward", "backward"):
                 yield _scaling(Case(OPERATORS["potrf"], Shape.parse(batch), dtype), phase, 8.0)
+
+
+def _cuda() -> Iterator[Bar]:
+    for n, bound in ((16384, 5.0), (8192, 4.0), (4096, 2.5), (2048, 2.0), (1024, 1.5)):
+        yield from _speedups("potrf", n, (None, bound), (None, bound))
+    for batch in ("10000x16x16", "1000x64x64"):
+        yield from _speedups("potrf", batch, (None, 4.0), (None, 4.0))
+    yield from _speedups("trsm", 2048, (2.0, None), (2.0, None))
+    for shape, forward in (("512x8192", 3.5), ("2048x16384", 3.0), ("2048", 2.5)):
+        yield from _speedups("gelqf", shape, (forward, 1.3), (forward, 1.3))
+    for batch, forward in (("10000x4x4", 300.0), ("10000x16x16", 300.0), ("1000x64x64", 20.0)):
+        yield from _speedups("gelqf", batch, (forward, None), (forward, None))
+    for name, bounds in (("syevd", (3.0, 200.0)), ("gesvd", (5.0, 100.0))):
+        for batch, forward in zip(("10000x16x16", "1000x64x64"), bounds, strict=True):
+            yield from _speedups(name, batch, (forward, None), (forward, None))
+    yield from _speedups("gesvd", 2048, (4.0, None), (4.0, None))
+    for dtype in _FLOATS:
+        yield _speedup(Case(OPERATORS["fused.mvn_nll"], Shape(16384, 16384), dtype), "step", 3.5)
 
 
 def _speedups(name: str | Operator, shape: int | str, float64: _Bounds, float32: _Bounds) -> Iterator[Bar]:

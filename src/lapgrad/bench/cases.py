@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import lapgrad as lg
+from lapgrad.bench.timing import CPU
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,12 @@ class Operator:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator at one shape and dtype."""
+    """An operator at one shape and dtype, on one device."""
 
     operator: Operator
     shape: Shape
     dtype: torch.dtype
+    device: torch.device = CPU
 
     def work(self, phase: str) -> float:
         """Flops (or elements moved) of the whole batch."""
@@ -117,7 +119,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _normal(*sizes: int, shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape.batch, *sizes, dtype=dtype, generator=generator)
+    return torch.randn(*shape.batch, *sizes, dtype=dtype, generator=generator, device=generator.device)
 
 
 def _symmetric(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -174,7 +176,7 @@ def _separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> 
         torch.linalg.qr(_normal(side, k, shape=shape, dtype=torch.float64, generator=generator))[0]
         for side in (shape.n, shape.m)
     )
-    return ((left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT).to(dtype),)
+    return ((left * torch.arange(k, 0, -1, dtype=torch.float64, device=left.device) @ right.mT).to(dtype),)
 
 
 def _observations(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -220,7 +222,8 @@ def _full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Gen
 def _spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """Eigenvalues at equal distances between 1 and 2: eigenvectors are well conditioned."""
     Q = torch.linalg.qr(_normal(shape.n, shape.n, shape=shape, dtype=torch.float64, generator=generator)).Q
-    A = Q @ (torch.linspace(1.0, 2.0, shape.n, dtype=torch.float64).unsqueeze(-1) * Q.mT)
+    spectrum = torch.linspace(1.0, 2.0, shape.n, dtype=torch.float64, device=Q.device)
+    A = Q @ (spectrum.unsqueeze(-1) * Q.mT)
     return ((0.5 * (A + A.mT)).to(dtype),)
 
 
@@ -231,7 +234,8 @@ def _spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -
         _normal(size, k, shape=shape, dtype=torch.float64, generator=generator) for size in (shape.n, shape.m)
     )
     left, right = torch.linalg.qr(left - left.mean(-2, keepdim=True)).Q, torch.linalg.qr(right).Q
-    return ((left * torch.linspace(1.0, 2.0, k, dtype=torch.float64) @ right.mT).to(dtype),)
+    spectrum = torch.linspace(1.0, 2.0, k, dtype=torch.float64, device=left.device)
+    return ((left * spectrum @ right.mT).to(dtype),)
 
 
 # Peers: how a user of torch writes the same thing.
@@ -248,19 +252,19 @@ def _sum_log_diagonal(A: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _lower_indices(n: int) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.tril_indices(n, n)
+def _lower_indices(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(n, n, device=device)
     return rows, columns
 
 
 def _pack_triangle(A: Tensor) -> Tensor:
-    rows, columns = _lower_indices(A.shape[-1])
+    rows, columns = _lower_indices(A.shape[-1], A.device)
     return A[..., rows, columns]
 
 
 def _unpack_triangle(v: Tensor) -> Tensor:
     n = (math.isqrt(8 * v.shape[-1] + 1) - 1) // 2
-    rows, columns = _lower_indices(n)
+    rows, columns = _lower_indices(n, v.device)
     A = v.new_zeros(*v.shape[:-1], n, n)
     A[..., rows, columns] = v
     return A
@@ -374,7 +378,7 @@ _CLASSES = 4
 
 
 def _classes(X: Tensor) -> Tensor:
-    return torch.arange(X.shape[-2]) % _CLASSES
+    return torch.arange(X.shape[-2], device=X.device) % _CLASSES
 
 
 def _discriminant_ratios(X: Tensor) -> Tensor:

@@ -52,9 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bars",
         nargs="?",
         const="auto",
-        choices=["auto", "few-cores", "many-cores"],
+        choices=["auto", "few-cores", "many-cores", "cuda"],
         help="measure the figures the operators have to reach instead, and compare",
     )
+    what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     what.add_argument("--seconds", type=float, help="per case and phase [1]")
     what.add_argument(
         "--quick", action="store_true", help="few sizes, little time: to see that all of it runs"
@@ -68,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
     seconds = arguments.seconds or (_QUICK_SECONDS if arguments.quick else 1.0)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print(f"lapgrad bench: --device cuda: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
+        return 2
     _warn_when_busy()
     if arguments.bars:
         return _run_bars(arguments, seconds)
@@ -77,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if batches is None:
         batches = _shapes(_QUICK_BATCHES if arguments.quick else _BATCHES)
     cases = [
-        Case(OPERATORS[name], shape, dtype)
+        Case(OPERATORS[name], shape, dtype, torch.device(arguments.device))
         for name, shape, dtype in itertools.product(arguments.ops, [*sizes, *batches], arguments.dtypes)
     ]
     measurements: list[Measurement] = []
@@ -85,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         measurements += measure(case, arguments.phases, threads, seconds)
     if arguments.markdown:
         print(report.markdown(report.short_table(measurements)))
-        print(f"\n{report.circumstances(arguments.threads)}")
+        print(f"\n{report.circumstances(arguments.threads, arguments.device)}")
     else:
         report.show(report.timing_table(measurements), "lapgrad against torch")
     if len(arguments.threads) > 1:
@@ -98,13 +102,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_bars(arguments: argparse.Namespace, seconds: float) -> int:
     threads = arguments.threads[-1]
     machine: Machine = "many-cores" if threads >= MANY_CORES else "few-cores"
+    if arguments.device == "cuda":
+        machine = "cuda"
     if arguments.bars != "auto":
         machine = arguments.bars
-    bench = Bench(threads, seconds)
+    bench = Bench(threads, seconds, torch.device(arguments.device))
     wanted = [bar for bar in bars(machine) if bar.what.split()[0] in arguments.ops]
     verdicts: list[Verdict] = [judge(bar, bench) for bar in _announced(wanted)]
     passed = sum(verdict.passed for verdict in verdicts)
-    title = f"{machine}, {threads} threads: {passed} of {len(verdicts)} bars reached"
+    where = machine if machine == "cuda" else f"{machine}, {threads} threads"
+    title = f"{where}: {passed} of {len(verdicts)} bars reached"
     _print(report.bars_table(verdicts), title, arguments.markdown)
     if arguments.output:
         report.write_json(arguments.output, list(bench.measured.values()), verdicts)

@@ -68,14 +68,14 @@ def short_table(measurements: Sequence[Measurement]) -> Table:
     return headings, rows
 
 
-def circumstances(threads: Sequence[int]) -> str:
+def circumstances(threads: Sequence[int], device: str = "cpu") -> str:
     """The machine in a line, to stand below a table."""
     facts = info.collect()
+    versions = f"torch {facts['torch']['version']}, lapgrad {facts['lapgrad']['version']}"
+    if device == "cuda":
+        return f"{facts['cuda']['devices'][0]}, {versions}"
     counts = ", ".join(map(str, threads))
-    return (
-        f"{facts['cpu']['model']}, {counts} threads, torch {facts['torch']['version']}, "
-        f"lapgrad {facts['lapgrad']['version']}"
-    )
+    return f"{facts['cpu']['model']}, {counts} threads, {versions}"
 
 
 def scaling_table(measurements: Sequence[Measurement]) -> Table:

@@ -56,6 +56,7 @@ class Measurement:
             "peer": self.case.operator.peer_text,
             "shape": [*self.case.shape.batch, self.case.shape.n, self.case.shape.m],
             "dtype": dtype_name(self.case.dtype),
+            "device": self.case.device.type,
             "phase": self.phase,
             "threads": self.threads,
             "lapgrad": vars(self.ours),
@@ -73,7 +74,9 @@ def measure(case: Case, phases: Sequence[Phase], threads: int, seconds: float) -
         _compare(case, ours, peer)
         found = []
         for phase in phases:
-            timings = interleaved([ours.thunk(phase), peer.thunk(phase)], seconds, least_rounds=3)
+            timings = interleaved(
+                [ours.thunk(phase), peer.thunk(phase)], seconds, least_rounds=3, device=case.device
+            )
             found.append(Measurement(case, phase, threads, *timings))
         return found
 
@@ -82,7 +85,7 @@ def measure_alone(case: Case, phase: Phase, threads: int, seconds: float) -> Tim
     """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
     with thread_count(threads):
         ours, _ = _prepare(case)
-        (timing,) = interleaved([ours.thunk(phase)], seconds)
+        (timing,) = interleaved([ours.thunk(phase)], seconds, device=case.device)
         return timing
 
 
@@ -136,12 +139,15 @@ class Side:
 
 
 def _prepare(case: Case) -> tuple[Side, Side]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(case.device).manual_seed(0)
     inputs = case.operator.inputs(case.shape, case.dtype, generator)
     operator = case.operator
     with torch.no_grad():
         results = as_tuple(operator.peer(*inputs))
-    weights = [torch.randn(result.shape, dtype=case.dtype, generator=generator) for result in results]
+    weights = [
+        torch.randn(result.shape, dtype=case.dtype, generator=generator, device=case.device)
+        for result in results
+    ]
     return (
         Side(operator.ours, inputs, weights, operator.signs),
         Side(operator.peer, inputs, weights, operator.signs),

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+CPU = torch.device("cpu")
+
 Thunk = Callable[[], Any]
 
 _SHORTEST_SAMPLE = 2e-3
@@ -43,7 +47,12 @@ class Timing:
 
 
 def interleaved(
-    functions: Sequence[Thunk], seconds: float, *, least_rounds: int = 5, most_rounds: int = 2000
+    functions: Sequence[Thunk],
+    seconds: float,
+    *,
+    least_rounds: int = 5,
+    most_rounds: int = 2000,
+    device: torch.device = CPU,
 ) -> list[Timing]:
     """Times functions in turns: one sample of each per round, every second round in reverse order.
 
@@ -52,11 +61,13 @@ def interleaved(
         seconds: how long to go on, all functions together.
         least_rounds: rounds that are run even when `seconds` is over.
         most_rounds: rounds after which `seconds` does not matter.
+        device: where the functions compute. A GPU is asked by events when it began and ended.
 
     Returns:
         One Timing per function.
     """
-    calls = [_calls_per_sample(function) for function in functions]
+    sample = _sample_on_gpu if device.type == "cuda" else _sample
+    calls = [_calls_per_sample(function, sample) for function in functions]
     samples: list[list[float]] = [[] for _ in functions]
     order = list(range(len(functions)))
     with _no_garbage_collection():
@@ -65,17 +76,17 @@ def interleaved(
             if turn >= least_rounds and time.perf_counter() >= end:
                 break
             for i in order:
-                samples[i].append(_sample(functions[i], calls[i]))
+                samples[i].append(sample(functions[i], calls[i]))
             order.reverse()
     return [Timing.of(one) for one in samples]
 
 
-def _calls_per_sample(function: Thunk) -> int:
+def _calls_per_sample(function: Thunk, sample: Callable[[Thunk, int], float]) -> int:
     """Warms the function up and finds how many calls make a sample long enough to be measured."""
     function()
-    once = _sample(function, 1)
+    once = sample(function, 1)
     if once < _SHORTEST_SAMPLE:
-        once = min(_sample(function, 1) for _ in range(3))
+        once = min(sample(function, 1) for _ in range(3))
     return max(1, round(_SHORTEST_SAMPLE / max(once, 1e-7)))
 
 
@@ -84,6 +95,16 @@ def _sample(function: Thunk, calls: int) -> float:
     for _ in range(calls):
         function()
     return (time.perf_counter() - start) / calls
+
+
+def _sample_on_gpu(function: Thunk, calls: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / calls
 
 
 @contextmanager
