@@ -196,7 +196,7 @@ def test_unknown_options(flags: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("backward", ["as compiled", "compiled autograd"])
 def test_compiled_functions_of_ones_own(backward: str) -> None:
     """Traced with the call, values it closes over included; derivatives as without the compiler."""
-    rate = torch.tensor(0.5, dtype=torch.float64)
+    rate = torch.tensor(0.5, dtype=torch.float64, device=DEVICE)
 
     def loss(A: Tensor) -> Tensor:
         return eigh_fn(A, lambda x: torch.tanh(rate * x)).sin().sum()
