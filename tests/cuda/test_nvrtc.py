@@ -128,6 +128,12 @@ def expressions() -> dict[str, list[str]]:
     return {stem: list(names) for stem, names in found.items()}
 
 
+def to_compile(stem: str) -> list[str]:
+    """All in double precision, and the first of each kernel in single: a minute instead of two for all."""
+    singles = {one.partition("<")[0]: one for one in reversed(expressions()[stem]) if "<float" in one}
+    return [one for one in expressions()[stem] if "<double" in one] + list(singles.values())
+
+
 def kernels_of(stem: str) -> Iterator[str]:
     """Names of the functions that a launch can begin with."""
     text = (_compile.SOURCES / f"{stem}.cu").read_text()
@@ -144,7 +150,7 @@ def test_every_kernel_can_be_launched(stem: str) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_launch_compiles(stem: str) -> None:
-    wanted = tuple(expressions()[stem])
+    wanted = tuple(to_compile(stem))
     code, symbols = _compile.compile_together(stem, wanted, NEWEST)
     assert code[:4] == b"\x7fELF"
     assert set(symbols) == set(wanted)
