@@ -59,8 +59,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     factor, rows = _device.readable(L), _device.readable(Q)
     Z = L.new_empty(L.shape)
     if gL is not None:
-        # Its lower triangle asks for none of gL's upper one.
-        _device.gemm(Z, factor.mT, _device.readable(gL))
+        _device.gemm(Z, factor.mT, gL.tril())
     if gQ is not None:
         kept = 0.0 if gL is None else 1.0
         _device.triangular_product(

@@ -68,6 +68,8 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)
+    # The sweep multiplies what is above the diagonal by zeros, which does not rid it of a NaN.
+    _device.reshape(gA, _device.CLEAR_UPPER)
     factor = _device.readable(L if lower else L.mT)
     _device.potrf_vjp(gA, factor, _sizes.REVERSE_BLOCK, _sizes.PRODUCT_CUT)
     if info is not None:

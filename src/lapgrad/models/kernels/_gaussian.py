@@ -19,20 +19,21 @@ from lapgrad._torch_private import skips_dispatcher
 #: centre than this many lengthscales, the matrix is right to ten digits.
 _FARTHEST = 300.0
 
-#: Entries of a block of H: a megabyte.
-_BLOCK = 1 << 17
+#: Entries of a block of H: a megabyte on a CPU; elsewhere enough to fill a GPU.
+_BLOCK = {"cpu": 1 << 17}
+_BLOCK_ELSEWHERE = 1 << 22
 
 
 def suits(F: Tensor, G: Tensor, variance: Tensor) -> bool:
     """Whether products of the points are precise enough, and the call is a plain eager one."""
-    if F.dtype is not torch.float64 or not F.is_cpu or not skips_dispatcher((F, G, variance)):
+    if F.dtype is not torch.float64 or not skips_dispatcher((F, G, variance)):
         return False
     if not (F.numel() and G.numel()):
         return False
     with torch.no_grad():
         centre = _centre(G)
-        farthest = max((F - centre).abs().max().item(), (G - centre).abs().max().item())
-    return farthest < _FARTHEST  # also false for NaN
+        near = torch.maximum((F - centre).abs().max(), (G - centre).abs().max()) < _FARTHEST
+    return bool(near)  # also false for NaN
 
 
 def gaussian(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ def _moments_in_blocks(
 ) -> tuple[Tensor, Tensor | None]:
     """The same, by blocks of rows of H that stay in the cache: no buffer of the size of K."""
     n, m = K.shape
-    size = max(1, min(n, _BLOCK // max(1, m)))
+    size = max(1, min(n, _BLOCK.get(K.device.type, _BLOCK_ELSEWHERE) // max(1, m)))
     block = K.new_empty(size, m)
     of_rows, of_columns = torch.empty_like(F), torch.zeros_like(G) if columns else None
     for start in range(0, n, size):
