@@ -38,7 +38,7 @@ def test_values_and_gradients(batches: tuple[tuple[int, ...], tuple[int, ...]]) 
 @pytest.mark.parametrize("block", [1, 7, 12, 1000])
 def test_backward_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one row, of several, with a rest, and all rows at once."""
-    monkeypatch.setattr(_gaussian, "_BLOCK", block)
+    monkeypatch.setitem(_gaussian._BLOCK, "cpu", block)
     leaves = [points(5, 3), points(4, 3), torch.tensor(0.6, dtype=DOUBLE)]
     for leaf in leaves:
         leaf.requires_grad_()
