@@ -81,20 +81,25 @@ def test_positive_is_the_cholesky_factor(mode: Any, way: str) -> None:
 def test_agrees_with_scipy(shape: Shape) -> None:
     A = random(shape)
     q, r = scipy.linalg.qr(A.mT.cpu().numpy(), mode="economic")
-    Q, L = lapgrad.gelqf(A)
-    assert_all_close(
-        [Q, L],
-        [torch.from_numpy(q.T.copy()).to(DEVICE), torch.from_numpy(r.T.copy()).to(DEVICE)],
-        50.0 * max(shape),
-    )
+    expected = signed(torch.from_numpy(q.T.copy()).to(DEVICE), torch.from_numpy(r.T.copy()).to(DEVICE))
+    assert_all_close(list(lapgrad.gelqf(A)), list(expected), 50.0 * max(shape))
+
+
+def signed(Q: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """LAPACK's factors as they are, and on CUDA those with a positive diagonal."""
+    if DEVICE.type == "cpu":
+        return Q, L
+    signs = torch.where(L.detach().diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(L.dtype)
+    return signs[..., :, None] * Q, L * signs[..., None, :]
 
 
 @pytest.mark.parametrize("mode", ["reduced", "l"])
 @pytest.mark.parametrize("shape", [(5, 8), (6, 6), (3, 4, 7)], ids=str)
 def test_gradients_agree_with_torch(shape: Shape, mode: Any) -> None:
     A = random(shape).requires_grad_()
-    Q, R = torch.linalg.qr(A.mT)
-    loss = R.mT.sin().sum() if mode == "l" else (Q.mT.sin() * R.mT.cos()[..., :, :1]).sum()
+    columns, R = torch.linalg.qr(A.mT)
+    Q, L = signed(columns.mT, R.mT)
+    loss = L.sin().sum() if mode == "l" else (Q.sin() * L.cos()[..., :, :1]).sum()
     result = lapgrad.gelqf(A, mode=mode)
     ours = result.sin().sum() if mode == "l" else (result.Q.sin() * result.L.cos()[..., :, :1]).sum()
     assert_all_close(grad(ours, A), grad(loss, A), 2000.0)
@@ -142,12 +147,14 @@ def test_condition_does_not_matter(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", [(5, 5), (3, 6), (6, 3), (40, 50), (4, 5, 5)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_identity_and_diagonal(shape: Shape, dtype: torch.dtype) -> None:
-    """Rows that are reduced already are left alone, as in LAPACK: L is A itself."""
+    """Rows that are reduced already are left alone, as in LAPACK: L is A itself, up to signs on CUDA."""
     identity = torch.eye(*shape[-2:], dtype=dtype, device=DEVICE).expand(shape)
     for A in (identity, -identity, identity * torch.arange(1.0, shape[-1] + 1, dtype=dtype, device=DEVICE)):
         Q, L = lapgrad.gelqf(A)
-        assert torch.equal(Q, torch.eye(min(shape[-2:]), shape[-1], dtype=dtype, device=DEVICE).expand_as(Q))
-        assert torch.equal(L, A[..., : min(shape[-2:])])
+        unit = torch.eye(min(shape[-2:]), shape[-1], dtype=dtype, device=DEVICE).expand_as(Q)
+        rows, factor = signed(unit, A[..., : min(shape[-2:])])
+        assert torch.equal(Q, rows)
+        assert torch.equal(L, factor)
         assert torch.equal(lapgrad.gelqf(A, mode="l"), L)
         assert torch.equal(lapgrad.gelqf(A, positive=True).L, L.abs())
 
@@ -281,7 +288,8 @@ def test_lstsq_agrees_with_torch_and_scipy(shape: Shape, dtype: torch.dtype) -> 
     A = random(shape, dtype) + 4.0 * torch.eye(m, n, dtype=dtype, device=DEVICE)
     B = random((*batch, m, 3), dtype, seed=1)
     X = lapgrad.linalg.lstsq(A, B)
-    assert_all_close(X, torch.linalg.lstsq(A.double(), B.double(), driver="gelsd").solution.to(dtype), 500.0)
+    theirs = torch.linalg.lstsq(A.double().cpu(), B.double().cpu(), driver="gelsd")  # on the CPU only
+    assert_all_close(X, theirs.solution.to(DEVICE, dtype), 500.0)
     if not batch:
         expected = scipy.linalg.lstsq(A.double().cpu().numpy(), B.double().cpu().numpy())[0]
         assert_all_close(X, torch.from_numpy(expected).to(DEVICE).to(dtype), 500.0)
@@ -291,7 +299,8 @@ def test_lstsq_agrees_with_torch_and_scipy(shape: Shape, dtype: torch.dtype) -> 
 def test_gradients_of_lstsq_agree_with_torch(shape: Shape) -> None:
     A = (random(shape) + 4.0 * torch.eye(*shape, dtype=torch.float64, device=DEVICE)).requires_grad_()
     B = random((shape[0], 2), seed=1).requires_grad_()
-    ours, theirs = lapgrad.linalg.lstsq(A, B), torch.linalg.lstsq(A, B, driver="gelsd").solution
+    ours = lapgrad.linalg.lstsq(A, B)
+    theirs = torch.linalg.lstsq(A.cpu(), B.cpu(), driver="gelsd").solution  # on the CPU only
     assert_all_close(grad(ours.sin().sum(), (A, B)), grad(theirs.sin().sum(), (A, B)), 2000.0)
 
 

@@ -375,10 +375,12 @@ def test_kernel_and_fallback_agree(policy: str, shape: tuple[int, int]) -> None:
             for kernel in (_kernels.lookup("gesvd_vjp", A), _fallback.gesvd_vjp):
                 gA = torch.empty_like(A[:count])
                 marks = kernel(gA, U[:count], S[:count], V[:count], *some, policy, tol)
-                results.append((gA, policy != "nan" and marks is not None and bool(marks.all())))
-            (ours, marked), (theirs, expected) = results
+                # On CUDA the first item that has no derivative is marked, on the CPU all of them.
+                marked = marks is not None and bool(marks.any() if A.is_cuda else marks.all())
+                results.append((gA, policy != "nan" and marked))
+            (ours, found), (theirs, expected) = results
             assert_close(ours / theirs.abs().max(), theirs / theirs.abs().max(), 1000)
-            assert marked == expected
+            assert found == expected
 
 
 def test_non_finite_input_names_the_item() -> None:

@@ -13,14 +13,19 @@ __device__ bool is_ordinary(T alpha, T square) {
   return square >= T(1e-25) && square + alpha * alpha <= T(1e30);
 }
 
-// A power of two that brings `largest` near 1, for squares that would over- or underflow; 1 where that cannot be. Rarely
-// called, so kept out of the code that is written out for each column.
+// A power of two that brings `largest` near 1, for squares that would over- or underflow; 1 for zeros. Rarely called, so
+// kept out of the code that is written out for each column, and in steps: what libraries know of exponents differs for
+// numbers below the normal ones.
 template <typename T>
 __device__ __noinline__ T unit_for(T largest) {
-  constexpr int kMost = sizeof(T) == 8 ? 1000 : 120;
-  if (!(largest > T(0)) || !isfinite(largest)) return 1;
-  const int exponent = -ilogb(largest);
-  return ldexp(T(1), exponent < kMost ? exponent : kMost);
+  constexpr int kUp = sizeof(T) == 8 ? 250 : 30, kDown = sizeof(T) == 8 ? 255 : 31;  // to normal numbers
+  T unit = 1;
+  if (!(largest > T(0))) return unit;
+#pragma unroll 1
+  for (int step = 0; step < kUp && largest * unit < T(0x1p-2); ++step) unit *= T(0x1p4);
+#pragma unroll 1
+  for (int step = 0; step < kDown && largest * unit > T(0x1p2); ++step) unit *= T(0x1p-4);
+  return unit;
 }
 
 // v = (1, x * scale).
