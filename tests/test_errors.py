@@ -452,7 +452,7 @@ def test_the_item_whose_iteration_does_not_converge_is_named(name: str) -> None:
             ctypes.cast(pointers[-1], ctypes.POINTER(ctypes.c_int))[0] = 1
 
     stubborn = signature(give_up_on_seven)
-    n = 40  # past the orders that run one matrix per lane
+    n = 70  # past the orders that run one matrix per lane
     A = torch.eye(n, dtype=torch.float64, device=DEVICE).repeat(2, 3, 1, 1)
     A[1, 1, 0, 0] = 7.0
     _cpu.core.bind_routine(routine, ctypes.cast(stubborn, ctypes.c_void_p).value)

@@ -7,7 +7,6 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 #: Short names for the command line; any other example goes by the name of its file.
@@ -55,7 +54,7 @@ class Example:
 
 def folder() -> Path | None:
     """Where the examples are: inside an installed package, or beside the sources of a checkout."""
-    package = Path(str(files("lapgrad")))
+    package = Path(__file__).resolve().parents[1]
     for place in (package / "examples", package.parents[1] / "examples"):
         if place.is_dir() and any(place.glob("*.py")):
             return place
