@@ -127,7 +127,7 @@ def test_examples_of_an_installed_package_come_first(tmp_path, monkeypatch):
     for place in (package / "examples", tmp_path / "examples"):
         place.mkdir(parents=True)
         (place / "one.py").write_text('"""Title."""\n')
-    monkeypatch.setattr("lapgrad.demo.examples.files", lambda name: package)
+    monkeypatch.setattr(examples, "PACKAGE", package)
     (found,) = examples.found()
     assert found.path == package / "examples" / "one.py"
     assert found.title == "Title."

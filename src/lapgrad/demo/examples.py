@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+#: The folder of the modules; in an editable installation the compiled core lies in another one.
+PACKAGE = Path(__file__).resolve().parents[1]
+
 #: Short names for the command line; any other example goes by the name of its file.
 SHORT_NAMES = {
     "gp": "gp_regression",
@@ -54,8 +57,7 @@ class Example:
 
 def folder() -> Path | None:
     """Where the examples are: inside an installed package, or beside the sources of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for place in (package / "examples", package.parents[1] / "examples"):
+    for place in (PACKAGE / "examples", PACKAGE.parents[1] / "examples"):
         if place.is_dir() and any(place.glob("*.py")):
             return place
     return None
