@@ -10,7 +10,9 @@ from lapgrad._fallback._precision import in_full_precision
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
     """L := the factor of A's named triangle, the identity where it fails. Returns the first (item, code)."""
-    factor, code = torch.linalg.cholesky_ex(A, upper=not lower)
+    # On CUDA torch's batched routines are not trusted with a NaN in the other triangle.
+    named = A if A.is_cpu else A.tril() if lower else A.triu()
+    factor, code = torch.linalg.cholesky_ex(named, upper=not lower)
     if info is None:
         # An infinity on the diagonal passes LAPACK as success, but leaves an infinite pivot.
         if code.any() or not factor.diagonal(dim1=-2, dim2=-1).isfinite().all():
