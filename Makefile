@@ -36,7 +36,7 @@ demo: $(VENV)/installed-demo ## fit a Gaussian process, print a summary, write d
 test: lint types pytest ## lint, types and all tests (what CI runs)
 
 pytest: $(VENV)/installed-test ## the tests only
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # The tests that take their device from tests/device.py, and those of the CUDA kernels.
 CUDA_TESTS := $(addprefix tests/,test_values.py test_gradients.py test_transforms.py test_tracing.py test_layouts.py \
