@@ -17,6 +17,7 @@ import torch
 LARGEST_DIMENSION = 2**31 - 1
 
 #: What torch raises when LAPACK fails; its own annotations do not know the name.
+# torch has the class but no annotation of it.
 TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 

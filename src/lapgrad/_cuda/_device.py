@@ -92,6 +92,11 @@ def blocks(A: Tensor) -> Blocks:
     return A.data_ptr(), count, step, rows, cols, row, col
 
 
+def flat(A: Tensor) -> Tensor:
+    """(items, m, n): A with one leading dimension."""
+    return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
+
+
 def readable(A: Tensor) -> Tensor:
     """A itself when cuBLAS can read it where it lies, else a copy."""
     rows, columns = A.stride()[-2:]

@@ -21,7 +21,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     serves = rank >= _sizes.LARGE and _sizes.one_by_one(items, rank) and not _stream.being_captured()
     if not serves or not (Q is None or _device.storable(Q)):
         return _fallback.gelqf(L, Q, A, True)
-    matrices, factors, rows = (None if X is None else _flat(X) for X in (A, L, Q))
+    matrices, factors, rows = (None if X is None else _device.flat(X) for X in (A, L, Q))
     assert matrices is not None
     assert factors is not None
     for item in range(items):
@@ -35,11 +35,6 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
         if m > n:
             factors[item, rank:] = matrices[item, rank:].to(orthogonal.dtype) @ orthogonal.mT
     return None
-
-
-def _flat(A: Tensor) -> Tensor:
-    """(items, m, n)."""
-    return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
 
 
 dependent_row = on_its_device(_gelqf_batch.dependent_row)

@@ -27,7 +27,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if not A.numel() or not _sizes.one_by_one(items, n) or not _device.storable(L):
         return _fallback.potrf(L, A, lower, info)
     in_place = L.data_ptr() == A.data_ptr() and L.stride() == A.stride()
-    source, target = _flat(A if in_place else _device.readable(A)), _flat(L)
+    source, target = _device.flat(A if in_place else _device.readable(A)), _device.flat(L)
     # LAPACK's codes, rows with a NaN or an infinity, and what both come to.
     notes = torch.zeros(3, items, dtype=torch.int32, device=L.device)
     code, spoilt, status = (notes.data_ptr() + 4 * items * row for row in range(3))
@@ -74,8 +74,3 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
     _device.potrf_vjp(gA, factor, _sizes.REVERSE_BLOCK, _sizes.PRODUCT_CUT)
     if info is not None:
         gA.masked_fill_((info != 0)[..., None, None], 0.0)
-
-
-def _flat(A: Tensor) -> Tensor:
-    """(items, n, n), the same memory."""
-    return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)

@@ -44,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_examples.add_argument(
         "--notebook", type=Path, metavar="FILE", help="write the example as a Jupyter notebook, do not run it"
     )
-    parser = parser.add_argument_group("the tour")  # type: ignore[assignment]
-    parser.add_argument("--steps", type=_positive, default=300, help="steps of Adam [300]")
-    parser.add_argument("--dtype", choices=list(_DTYPES), default="float64", help="[float64]")
-    parser.add_argument("--seed", type=int, default=0, help="of the random data that are timed [0]")
-    parser.add_argument("--threads", type=_positive, help="torch.set_num_threads [torch's]")
-    parser.add_argument(
+    tour = parser.add_argument_group("the tour")
+    tour.add_argument("--steps", type=_positive, default=300, help="steps of Adam [300]")
+    tour.add_argument("--dtype", choices=list(_DTYPES), default="float64", help="[float64]")
+    tour.add_argument("--seed", type=int, default=0, help="of the random data that are timed [0]")
+    tour.add_argument("--threads", type=_positive, help="torch.set_num_threads [torch's]")
+    tour.add_argument(
         "--large", type=_positive, default=2048, help="size of the random data that are timed [2048]"
     )
 

@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +162,7 @@ class _Run:
             for parameter, value in zip(self.parameters, self.good, strict=True):
                 parameter.copy_(value)
         if hasattr(self.module, "jitter"):
-            self.module.jitter = self.jitter  # type: ignore[assignment]
+            cast(Any, self.module).jitter = self.jitter  # of models; other modules have none
 
     def adam(self, lr: float) -> None:
         """Moves after every evaluation but the last, so that the loss is known where it ends."""

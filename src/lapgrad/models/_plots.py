@@ -70,6 +70,17 @@ def places(x: Tensor, count: int, beyond: float = 0.05) -> Tensor:
     return torch.linspace(low - margin, high + margin, count, dtype=x.dtype, device=x.device)
 
 
+def around(who: str, X: Tensor, margin: float) -> Tensor:
+    """1000 places along the one column of X, and beyond it by that part of its range.
+
+    Raises:
+        ShapeError: X has more than one column.
+    """
+    if X.shape[1] != 1:
+        raise _errors.ShapeError(f"{who}: one input can be drawn, the data have {X.shape[1]}.")
+    return places(X, 1000, margin)
+
+
 def fitted_curve(
     x: Tensor, mean: Tensor, variance: Tensor, data: tuple[Tensor, Tensor], axes: Any = None
 ) -> Any:

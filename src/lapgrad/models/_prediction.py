@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
+
+_LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class Prediction(NamedTuple):
@@ -22,3 +25,8 @@ class Prediction(NamedTuple):
     def covariance(self) -> Tensor:
         """What was asked for by ``full_cov=True``: (n, n)."""
         return self.variance
+
+
+def log_density(residuals: Tensor, variance: Tensor) -> Tensor:
+    """Of each residual on its own: log N(residual | 0, variance)."""
+    return -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lapgrad.models._prediction import log_density
 from lapgrad.models._ridge import Method, ridge
 from lapgrad.models.criteria.blr_nll import blr_nll, scaled
 from lapgrad.ops.gelqf import gelqf
@@ -113,7 +114,7 @@ def log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Ten
     """log p(y | data) of each entry of Y (n, k) = Phi W + noise by itself."""
     mean, variance = predicted(found, Phi, noise_var, False)
     variance = variance[:, None]
-    return -0.5 * ((Y - mean).square() / variance + variance.log() + _LOG_2_PI)
+    return log_density(Y - mean, variance)
 
 
 def joint_log_density(

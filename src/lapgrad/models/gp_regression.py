@@ -23,7 +23,7 @@ from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _jitter, _plots, _sampling, _scaling
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
-from lapgrad.models._prediction import Prediction
+from lapgrad.models._prediction import Prediction, log_density
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
@@ -33,7 +33,6 @@ from lapgrad.ops.trsm import trsm
 _MEANS = ("constant", "zero")
 _CHUNK_ELEMENTS = 1 << 24
 """Of the matrix k(X, X_new), when ``predict`` chooses the chunks itself: 128 MB in float64."""
-_LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class _Posterior(NamedTuple):
@@ -234,8 +233,7 @@ class GPRegression(Model):
         if joint:
             values = -mvn_nll(spread, residuals.mT[..., None])
         else:
-            variance = spread[:, None]
-            values = -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
+            values = log_density(residuals, spread[:, None])
         return values[..., 0] if self.vector else values
 
     def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
@@ -253,13 +251,7 @@ class GPRegression(Model):
         Raises:
             ShapeError: There is more than one input.
         """
-        if self.X.shape[1] != 1:
-            raise _errors.ShapeError(
-                f"{type(self).__name__}.plot: one input can be drawn, the data have {self.X.shape[1]}."
-            )
-        low, high = self.X.min(), self.X.max()
-        beyond = margin * torch.where(high > low, high - low, torch.ones_like(high))
-        x = torch.linspace(0.0, 1.0, 1000).to(self.X) * (high - low + 2.0 * beyond) + low - beyond
+        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
         shown = mean if self.vector else mean[:, output]

@@ -14,13 +14,12 @@ from lapgrad.fused import _inducing
 from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sampling, _scaling, _sparse_posterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
-from lapgrad.models._prediction import Prediction
+from lapgrad.models._prediction import Prediction, log_density
 from lapgrad.models._sparse_posterior import SparsePosterior
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 
 _MEANS = ("constant", "zero")
-_LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class SparseGPRegression(Model):
@@ -245,8 +244,7 @@ class SparseGPRegression(Model):
         if joint:
             values = -fused.mvn_nll(spread, residuals.mT[..., None])
         else:
-            variance = spread[:, None]
-            values = -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
+            values = log_density(residuals, spread[:, None])
         values = values.to(X_new.dtype)
         return values[..., 0] if self.vector else values
 
@@ -265,13 +263,7 @@ class SparseGPRegression(Model):
         Raises:
             ShapeError: There is more than one input.
         """
-        if self.X.shape[1] != 1:
-            raise _errors.ShapeError(
-                f"{type(self).__name__}.plot: one input can be drawn, the data have {self.X.shape[1]}."
-            )
-        low, high = self.X.min(), self.X.max()
-        beyond = margin * torch.where(high > low, high - low, torch.ones_like(high))
-        x = torch.linspace(0.0, 1.0, 1000).to(self.X) * (high - low + 2.0 * beyond) + low - beyond
+        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
             places = (self.inducing * self.x_scale + self.x_shift)[:, 0]

@@ -46,7 +46,7 @@ class Deep(Kernel):
         self.base, self.network, self.name = base, network, name
 
     @property
-    def pure(self) -> bool:  # type: ignore[override]
+    def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
         """Whether ``base`` is: the network has its place in ``embed``."""
         return self.base.pure
 
