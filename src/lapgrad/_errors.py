@@ -167,7 +167,7 @@ class FitError(LapgradError, RuntimeError):
 
 
 class FileFormatError(LapgradError, ValueError):
-    """A file does not hold the model that was asked for."""
+    """A file does not hold what was asked for: a model, results of a benchmark."""
 
 
 class MissingDependencyError(LapgradError, ImportError):

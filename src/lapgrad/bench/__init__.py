@@ -8,5 +8,7 @@ coexist.py    lapgrad and torch calls in turns: do their threads get in each oth
 memory.py     peak memory of one call
 sparse_gp.py  the criterion of a sparse Gaussian process against torch, GPyTorch and GPy
 report.py     tables, Markdown, JSON
+results.py    results files: one JSON format for everything that is measured
+machine.py    the machine and the moment, stored in these files
 command.py    the command `lapgrad bench`
 """

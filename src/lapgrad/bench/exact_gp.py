@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lapgrad.bench import report
 from lapgrad.bench.bars import Bar, Bench, judge
+from lapgrad.bench.machine import metadata
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.timing import Thunk, interleaved
 from lapgrad.models import GPRegression, kernels
@@ -190,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         report.show(table, "exact GP, value and gradient")
     if arguments.output:
-        content = {"machine": report.metadata(), "bars": [verdict.as_dict() for verdict in verdicts]}
+        content = {"machine": metadata(), "bars": [verdict.as_dict() for verdict in verdicts]}
         arguments.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return 0
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
 import json
-import os
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from lapgrad import info
 from lapgrad.bench.bars import Verdict
 from lapgrad.bench.cases import dtype_name
+from lapgrad.bench.machine import metadata
 from lapgrad.bench.runner import Measurement
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
-
-_PREFIXES = ("OMP_", "MKL_", "LAPGRAD_")
-"""Environment variables that can change a time."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -151,16 +146,6 @@ def plain(table: Table) -> str:
     for row in [headings, *rows]:
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return "\n".join(lines)
-
-
-def metadata() -> dict[str, Any]:
-    """The machine and the moment, to be stored beside the figures."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "load_average": list(os.getloadavg()),
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)},
-        **info.collect(),
-    }
 
 
 def write_json(path: Path, measurements: Sequence[Measurement], verdicts: Sequence[Verdict] = ()) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 import lapgrad as lg
 from lapgrad.bench import report
 from lapgrad.bench.bars import Bar, Bench, Verdict, judge
+from lapgrad.bench.machine import metadata
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.timing import Thunk, interleaved
 from lapgrad.demo import power
@@ -279,7 +280,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         report.show(table, title)
     if arguments.output:
-        content = {"machine": report.metadata(), "bars": [verdict.as_dict() for verdict in verdicts]}
+        content = {"machine": metadata(), "bars": [verdict.as_dict() for verdict in verdicts]}
         arguments.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return 0
 
