@@ -28,6 +28,10 @@ OF_JITTER = 1e11
 #: Gradients of the bound for float32 data: all arithmetic is in float64, data and results are rounded.
 INDUCING_FLOAT32 = 100.0
 
+#: Gradients of a layer of float32: K_uf is rounded to float32, and K_uu has a condition number of 1e7. 950
+#: units are seen; 5500 if K_uu were float32, too.
+FLOAT32_LAYER = 3000.0
+
 #: Data around 1000 in units of 10: a hundred times the rounding errors of data around 0.
 OF_SHIFTED_DATA = 20000.0
 

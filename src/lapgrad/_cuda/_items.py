@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapgrad import _waiting
 from lapgrad._cuda import _stream
 
 #: What the number is as long as nothing failed.
@@ -47,8 +48,11 @@ def fits(needed: int, like: Tensor) -> bool:
 
 
 def first_failure_cell(like: Tensor) -> Tensor | None:
-    """The number that kernels lower, on the current device. None while a graph is captured."""
-    if _stream.being_captured():
+    """The number that kernels lower, on the current device.
+
+    None while a graph is captured, and where nobody waits for it.
+    """
+    if not _waiting.waits() or _stream.being_captured():
         return None
     by_stream: dict[tuple[int, int], Tensor] | None = getattr(_kept, "by_stream", None)
     if by_stream is None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapgrad import _waiting
 from lapgrad._torch_private import skips_dispatcher
 
 #: Exponents are rounded to eps of the largest squared norm: with float64, and points not farther from their
@@ -28,7 +29,7 @@ def suits(F: Tensor, G: Tensor, variance: Tensor) -> bool:
     """Whether products of the points are precise enough, and the call is a plain eager one."""
     if F.dtype is not torch.float64 or not skips_dispatcher((F, G, variance)):
         return False
-    if not (F.numel() and G.numel()):
+    if not (F.numel() and G.numel()) or not (F.is_cpu or _waiting.waits()):
         return False
     with torch.no_grad():
         centre = _centre(G)

@@ -1,0 +1,37 @@
+"""Whether the host waits for a GPU to say that a computation has failed.
+
+An operator that raises must read a number back from the device, and the host stands still until all that
+was launched before has run. A training step of many small operators would spend most of its time so. Inside
+of ``without_waiting`` operators read nothing back: who uses it knows that they cannot fail, or keeps their
+status (``potrf_ex``) and looks at it once in a while. Nothing changes for CPU tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+_lock = threading.Lock()
+_without = 0
+
+
+@contextlib.contextmanager
+def without_waiting() -> Iterator[None]:
+    """Operators on CUDA tensors do not check what would take a look at the device.
+
+    For all threads: a backward pass runs in threads of autograd's own.
+    """
+    global _without
+    with _lock:
+        _without += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _without -= 1
+
+
+def waits() -> bool:
+    """Whether operators may read from the device."""
+    return not _without
