@@ -17,6 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from lapgrad import _kernels
+from lapgrad._torch_private import skips_dispatcher
 
 Function = Callable[..., Any]
 
@@ -67,6 +68,18 @@ def test_only_wanted_gradients(case: OperatorCase) -> None:
         (gradient,) = torch.autograd.grad(result.sum(), args[position])
         args[position].requires_grad_(False)
         assert_all_close(gradient, expected[position])
+
+
+def test_default_device(case: OperatorCase) -> None:
+    """It is where new tensors go that say nothing else: results and work space follow the operands."""
+    for sample in case.samples(requires_grad=True):
+        with torch.device("meta"):
+            assert skips_dispatcher(sample.args)
+            result = first_result(case, case.fn, sample)(*sample.args)
+            gradients = torch.autograd.grad(result, sample.args, torch.ones_like(result))
+        again = first_result(case, case.fn, sample)(*sample.args)
+        assert_all_close(result, again, 0)
+        assert_all_close(gradients, torch.autograd.grad(again, sample.args, torch.ones_like(again)), 0)
 
 
 #: For each operator and each operand that alone needs a gradient, the number of tensors saved.

@@ -24,10 +24,12 @@ from torch.compiler import is_compiling
 try:
     from torch._functorch.utils import enable_single_level_autograd_function as _single_level
     from torch.autograd.function import _SingleLevelFunction
+    from torch.utils._device import DeviceContext
 
     _functorch_active = _C._are_functorch_transforms_active
     _dispatch_modes = _C._len_torch_dispatch_stack
     _function_modes = _C._len_torch_function_stack
+    _function_mode = _C._get_function_stack_at
     _is_wrapper_or_sparse = _C._dispatch_isTensorSubclassLike
     _below_autograd_keys = _C._after_autograd_keyset
     _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -86,6 +88,10 @@ def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 if AVAILABLE:
     _plain_types = frozenset((Tensor, torch.nn.Parameter))
 
+    def _function_mode_matters() -> bool:
+        """Whether a mode wants to see calls. A default device is one too, and only meets new tensors."""
+        return not all(type(_function_mode(i)) is DeviceContext for i in range(_function_modes()))
+
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
         """Whether a call on ``tensors`` is plain eager: no tracing, transform, mode, subclass or tangent.
 
@@ -96,7 +102,7 @@ if AVAILABLE:
             is_compiling()
             or _functorch_active()
             or _dispatch_modes()
-            or _function_modes()
+            or (_function_modes() and _function_mode_matters())
             or forward_ad._current_level >= 0
         ):
             return False

@@ -72,7 +72,8 @@ def test_entries_of_which_the_squares_are_no_numbers(
     assert failure is None
     # Below the smallest normal number digits are lost before anything is computed.
     units = HOUSEHOLDER * shape[0] if scale > 1e-300 else 1e13
-    is_a_factorisation(L / scale, Q, A, units)
+    # (By a division: on CUDA torch multiplies by the inverse of a number, which overflows.)
+    is_a_factorisation(L / torch.full_like(L, scale), Q, A, units)
     assert Q is not None
     assert_close(Q @ Q.mT, torch.eye(shape[0]).to(Q).expand_as(Q @ Q.mT), HOUSEHOLDER * shape[0])
 

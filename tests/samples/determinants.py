@@ -19,10 +19,11 @@ def _sign_and_diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
     """A = Q R: det Q, and the diagonal of R.
 
     torch.linalg.det and slogdet do not serve as references: derivatives of their forward mode derivatives
-    leave out those of the factors.
+    leave out those of the factors. LAPACK computes them for every device: cuSOLVER's are less exact.
     """
-    Q, R = torch.linalg.qr(A)
-    return torch.linalg.det(Q.detach()).sign(), R.diagonal(dim1=-2, dim2=-1)
+    Q, R = torch.linalg.qr(A.cpu())
+    sign, diagonal = torch.linalg.det(Q.detach()).sign(), R.diagonal(dim1=-2, dim2=-1)
+    return sign.to(A.device), diagonal.to(A.device)
 
 
 def slogdet(A: Tensor) -> _LogDeterminant:

@@ -7,9 +7,12 @@ from torch import Tensor
 
 
 def status_of(LU: Tensor) -> Tensor:
-    """Per item: 0; +k: pivot k (from 1) is zero; -k: it is NaN or infinite, which counts more."""
+    """Per item: 0; +k: pivot k (from 1) is zero; -k: row k is not finite, which counts more.
+
+    All of a row, since a routine that leaves out products with zeros lets no NaN reach the pivots.
+    """
     pivots = LU.diagonal(dim1=-2, dim2=-1)
-    zero, bad = _first(pivots == 0), _first(~pivots.isfinite())
+    zero, bad = _first(pivots == 0), _first(~LU.isfinite().all(-1))
     return torch.where(bad != 0, -bad, zero)
 
 

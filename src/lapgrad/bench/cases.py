@@ -73,7 +73,7 @@ class Operator:
         unit: what the work is counted in: flops, or elements moved for operators without arithmetic.
         lower: positions of lower triangular inputs: only that triangle of their gradient is compared.
         symmetric: positions of symmetric inputs: the symmetric part of their gradient is compared.
-        signs: whether rows of the results may differ in sign, as eigenvectors may.
+        signs: whether rows of the results may differ in sign, as eigenvectors may, and rows of Q on CUDA.
     """
 
     name: str
@@ -514,7 +514,7 @@ _ROWS = (
     # Orthogonal factorisations.
     Operator(
         "gelqf", lg.gelqf, _lq_by_qr, "torch.linalg.qr(A.mT)", _full_rank,
-        lambda n, m: 4 * n * n * m, lambda n, m: 4 * n * n * m + n**3 / 3,
+        lambda n, m: 4 * n * n * m, lambda n, m: 4 * n * n * m + n**3 / 3, signs=True,
     ),
     Operator(
         "linalg.lstsq", lg.linalg.lstsq, lambda A, B: torch.linalg.lstsq(A, B).solution,
@@ -558,6 +558,7 @@ L_OF_GELQF = Operator(
     _full_rank,
     lambda n, m: 2 * n * n * m - 2 * n**3 / 3,
     lambda n, m: 2 * n * n * m + 2 * n**3 / 3,
+    signs=True,
 )
 """L alone, for the bars. torch.linalg.qr(mode="r") has no gradient: the peer computes Q as well."""
 

@@ -149,11 +149,7 @@ def _flattened(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
     leading, rest = tensor.shape[: tensor.dim() - own], tensor.shape[tensor.dim() - own :]
     if all(size == 1 for size in leading):
         return tensor.reshape(1, *rest)
-    return (
-        tensor.expand(*batch, *rest).reshape(-1, *rest)
-        if tensor.numel()
-        else tensor.new_empty(torch.Size(batch).numel(), *rest)
-    )
+    return tensor.expand(*batch, *rest).reshape(torch.Size(batch).numel(), *rest)
 
 
 def count(operand: Tensor, mapped: int | None) -> int:
