@@ -1,4 +1,4 @@
-"""The command `lapgrad`: info, demo, bench."""
+"""The command `lapgrad`: info, demo, bench, reproduce."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lapgrad import __version__, info
 from lapgrad.bench import command as bench
 from lapgrad.bench import exact_gp, sparse_gp
 from lapgrad.demo import command as demo
+from lapgrad.experiments import command as reproduce
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     sparse = topics.add_parser("sgp", help="the criterion of a sparse Gaussian process")
     sparse_gp.add_arguments(sparse)
     sparse.set_defaults(run=sparse_gp.run)
+
+    repeated = commands.add_parser("reproduce", help="repeat an experiment of the paper, from its data")
+    reproduce.add_arguments(repeated)
     return parser
 
 

@@ -1,0 +1,8 @@
+"""Experiments of the paper, repeated from their data: `lapgrad reproduce`.
+
+datasets.py   tables of measurements, read from a folder
+paper.py      the figures of the paper
+command.py    the command, and the list of experiments
+table1.py     sparse Gaussian processes on four tables: errors and densities of test data
+folds.py      one fold of it: split, model, learning with checkpoints, test
+"""

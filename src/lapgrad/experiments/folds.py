@@ -1,0 +1,272 @@
+"""One fold of a sparse Gaussian process regression: split, model, learning with checkpoints, test.
+
+A fold that was interrupted goes on from its checkpoint and ends at the same figures, to the last bit: the
+checkpoint holds the parameters and the state of the optimiser, and the rest follows from the seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models import SparseGPRegression
+
+PARTS = 10
+"""A tenth of the data is kept for the test: there are ten different folds."""
+
+SHOWN_EVERY = {"cpu": 1, "cuda": 50}
+"""Steps between two looks at the loss: on a GPU a look waits for all that was asked of it."""
+
+KEPT_EVERY = 250
+"""Steps between two checkpoints. L-BFGS starts with an empty memory after each."""
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+#: Called with the number of steps made and the loss.
+Report = Callable[[int, float], None]
+#: Asked after each step; True: stop here.
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How folds are learned: what has to be the same for figures of one table.
+
+    Attributes:
+        optimizer: "adam", or "lbfgs".
+        steps: Evaluations of the criterion and its gradient; fewer if L-BFGS has converged.
+        lr: Step rate of Adam; the length of the first step of L-BFGS.
+        seed: Of the order of the data, and of the choice of inducing inputs.
+        dtype: A key of ``DTYPES``.
+        jitter: Added to the diagonal of the kernel matrix of inducing inputs, in units of its mean.
+    """
+
+    optimizer: str = "adam"
+    steps: int = 3000
+    lr: float = 1e-2
+    seed: int = 0
+    dtype: str = "float64"
+    jitter: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A task, the number of inducing inputs, and which tenth of the data is kept for the test."""
+
+    dataset: str
+    inducing: int
+    fold: int
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, U = {self.inducing}, fold {self.fold + 1}"
+
+    @property
+    def file(self) -> str:
+        """The name of its checkpoint."""
+        return f"{self.dataset}-{self.inducing}-{self.fold}.pt"
+
+
+class Interrupted(Exception):  # noqa: N818  (no error: a wish)
+    """Somebody asked to stop; the checkpoint is written."""
+
+
+def split(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to learn from and rows to test with, from an order that depends on the seed alone.
+
+    Example:
+        >>> train, test = split(20, fold=3, seed=0)
+        >>> len(train), len(test), len(set(train.tolist()) & set(test.tolist()))
+        (18, 2, 0)
+    """
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    parts = list(order.tensor_split(PARTS))
+    test = parts.pop(fold)
+    return torch.cat(parts), test
+
+
+def learned(
+    which: Fold,
+    how: Learning,
+    data: tuple[Tensor, Tensor],
+    device: str,
+    checkpoints: Path,
+    report: Report,
+    stop: Stop,
+) -> dict[str, Any]:
+    """Learns one fold and tests it; returns the row of the results.
+
+    Args:
+        which: The fold.
+        how: How to learn.
+        data: All inputs (n, d) and targets (n,).
+        device: Where to compute.
+        checkpoints: The folder of checkpoints. If there is one of this fold, it goes on from there.
+        report: Called every few steps.
+        stop: Asked after each step.
+
+    Raises:
+        Interrupted: ``stop`` asked for it.
+        FitError: The criterion cannot be evaluated.
+        FileFormatError: The checkpoint does not belong to this fold.
+    """
+    X, y = (values.to(DTYPES[how.dtype]) for values in data)
+    train, test = split(len(X), which.fold, how.seed)
+    model = start(X[train], y[train], which, how).to(device)
+    run = _Run(which, how, model, checkpoints / which.file, report, stop)
+    with warnings.catch_warnings():
+        # Matrices on the way that needed more jitter do not matter; the last one is in the row.
+        warnings.simplefilter("ignore", _errors.JitterWarning)
+        run.to_the_end()
+        figures = tested(run.model, X[test].to(device), y[test].to(device))
+    run.checkpoint.unlink(missing_ok=True)
+    return {
+        **dataclasses.asdict(which),
+        **dataclasses.asdict(how),
+        **figures,
+        "seconds": run.seconds,
+        "seconds_per_step": run.seconds / run.done,
+        "steps_made": run.done,
+        "rows": len(train),
+        "device": device,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def start(X: Tensor, y: Tensor, which: Fold, how: Learning) -> SparseGPRegression:
+    """The model before learning, on the CPU: the same on every device.
+
+    Columns have mean 0 and variance 1 (of the training data). Inducing inputs are rows of the data that are
+    far from each other; lengthscales are √d, the distance of neighbours in d dimensions; noise is a tenth of
+    the variance. All but the inducing inputs and the mean are learned as logarithms.
+    """
+    return SparseGPRegression(
+        X, y, inducing=which.inducing, normalise=True, jitter=how.jitter, generator=how.seed + which.fold
+    )
+
+
+@torch.no_grad()
+def tested(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
+    """Root mean squared error and mean log density of test targets, in their own units, and the fit."""
+    loss = model.loss().item()
+    mean, _ = model.predict(X)
+    return {
+        "rmse": (mean - y).double().square().mean().sqrt().item(),
+        "tll": model.log_prob(X, y).double().mean().item(),
+        "noise": model.noise_var.item(),
+        "loss": loss,
+        "added_jitter": model.jitter,
+    }
+
+
+class _Run:
+    """Learning that can be left and taken up again."""
+
+    def __init__(
+        self,
+        which: Fold,
+        how: Learning,
+        model: SparseGPRegression,
+        checkpoint: Path,
+        report: Report,
+        stop: Stop,
+    ) -> None:
+        self.which, self.how, self.model, self.checkpoint = which, how, model, checkpoint
+        self.report, self.stop = report, stop
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=how.lr)
+        self.done, self.seconds, self.finished = 0, 0.0, False
+        if checkpoint.exists():
+            self._load()
+
+    def to_the_end(self) -> None:
+        """Learns until all steps are made, or L-BFGS has converged."""
+        advance = self._adam if self.how.optimizer == "adam" else self._lbfgs
+        while self.done < self.how.steps and not self.finished:
+            began = time.perf_counter() - self.seconds
+            interrupted = advance(min(self.how.steps, (self.done // KEPT_EVERY + 1) * KEPT_EVERY))
+            self.seconds = time.perf_counter() - began
+            self._save()
+            if interrupted:
+                raise Interrupted
+
+    def _adam(self, until: int) -> bool:
+        """Nothing in here waits for the device, but for what the criterion itself has to know."""
+        shown_every = SHOWN_EVERY.get(self.model.X.device.type, 1)
+        while self.done < until:
+            self.optimizer.zero_grad()
+            loss = self.model.loss()
+            loss.backward()
+            self.optimizer.step()
+            self.done += 1
+            if self.done % shown_every == 0 or self.done == until:
+                self.report(self.done, loss.item())
+            if self.stop():
+                return True
+        return False
+
+    def _lbfgs(self, until: int) -> bool:
+        """A piece with a memory of its own. An interruption goes back to its start, and so loses nothing."""
+        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        stopped = False
+
+        def after_a_move(step: int, value: float) -> bool:
+            nonlocal stopped
+            self.report(self.done + step, value)
+            stopped = self.stop()
+            return stopped
+
+        result = self.model.fit(
+            "lbfgs", steps=until - self.done, lr=self.how.lr, tolerance=0.0, callback=after_a_move
+        )
+        if stopped:
+            self.model.load_state_dict(before, strict=False)
+            return True
+        self.done, self.finished = self.done + result.steps, result.converged
+        return False
+
+    def _save(self) -> None:
+        """Whole or not at all: a process may end at any time."""
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        part = self.checkpoint.with_suffix(f".{os.getpid()}.part")
+        torch.save(
+            {
+                "of": self._of(),
+                "parameters": dict(self.model.named_parameters()),
+                "optimizer": self.optimizer.state_dict(),
+                "done": self.done,
+                "seconds": self.seconds,
+                "finished": self.finished,
+            },
+            part,
+        )
+        os.replace(part, self.checkpoint)
+
+    def _load(self) -> None:
+        try:
+            known = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            of = known["of"]
+        except Exception as error:
+            raise _errors.FileFormatError(
+                f"{self.checkpoint} is no checkpoint of this experiment ({error}). Remove it to start anew."
+            ) from error
+        if of != self._of():
+            others = {key: value for key, value in of.items() if self._of().get(key) != value}
+            raise _errors.FileFormatError(
+                f"{self.checkpoint} was written with other options: "
+                f"{', '.join(f'{key} {value}' for key, value in others.items())}. Use the same, or remove it."
+            )
+        self.model.load_state_dict(known["parameters"], strict=False)
+        self.optimizer.load_state_dict(known["optimizer"])
+        self.done, self.seconds, self.finished = known["done"], known["seconds"], known["finished"]
+
+    def _of(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how), "rows": len(self.model.X)}

@@ -1,0 +1,70 @@
+"""Figures of the paper that experiments are compared with.
+
+M. Seeger, A. Hetzel, Z. Dai, E. Meissner, N. D. Lawrence, *Auto-Differentiating Linear Algebra*,
+arXiv:1710.08717, section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CITATION = "Seeger et al., Auto-Differentiating Linear Algebra, arXiv:1710.08717"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over folds and its standard deviation, and whether more of it is better."""
+
+    mean: float
+    deviation: float
+    sense: Literal["≤", "≥"]
+
+    @property
+    def worst(self) -> float:
+        """As good as the paper: its mean, or worse by up to one standard deviation."""
+        return self.mean + self.deviation if self.sense == "≤" else self.mean - self.deviation
+
+    def reached(self, figure: float) -> bool:
+        """Whether ``figure`` is as good."""
+        return figure <= self.worst if self.sense == "≤" else figure >= self.worst
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well one task was learned: root mean squared error and mean log density of test targets."""
+
+    rmse: Figure
+    tll: Figure
+
+
+def _row(*figures: tuple[float, float, float, float]) -> dict[str, Quality]:
+    """RMSE, its deviation, TLL, its deviation, for each of the tasks."""
+    tasks = ("naval1", "naval2", "kin8nm", "power")
+    return {
+        task: Quality(Figure(rmse, of_rmse, "≤"), Figure(tll, of_tll, "≥"))
+        for task, (rmse, of_rmse, tll, of_tll) in zip(tasks, figures, strict=True)
+    }
+
+
+#: Table 1: sparse Gaussian processes, by library and number of inducing inputs; means over 10 folds.
+TABLE1: dict[tuple[str, int], dict[str, Quality]] = {
+    ("GPy", 50): _row(
+        (3.5e-5, 1.0e-5, 8.58, 0.22),
+        (3.1e-4, 9.0e-6, 6.66, 0.03),
+        (8.7e-2, 3.1e-3, 0.98, 0.02),
+        (3.98, 0.186, -2.80, 0.05),
+    ),
+    ("MXNet", 50): _row(
+        (3.7e-5, 1.1e-5, 8.69, 0.19),
+        (3.1e-4, 8.0e-6, 6.67, 0.02),
+        (8.85e-2, 2.96e-3, 0.98, 0.02),
+        (3.98, 0.186, -2.80, 0.05),
+    ),
+    ("MXNet", 3200): _row(
+        (0.6e-5, 0.6e-5, 10.70, 0.51),
+        (2.97e-4, 5.0e-6, 6.70, 0.02),
+        (6.79e-2, 2.48e-3, 1.28, 0.04),
+        (3.08, 0.280, -2.53, 0.10),
+    ),
+}
