@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot as plt
 
-from lapgrad.demo import power
+from lapgrad.experiments import datasets
 from lapgrad.models import GPRegression, SparseGPRegression
 from lapgrad.models.kernels import RBF
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="made-up data, few of them: seconds")
-parser.add_argument("--data-dir", type=Path, help=f"folder with {power.FILE} [LAPGRAD_DATA]")
+parser.add_argument("--data-dir", type=Path, help=f"folder with {datasets.POWER.file} [LAPGRAD_DATA]")
 parser.add_argument("--inducing", type=int, help="largest number of inducing inputs [200]")
 parser.add_argument("--output", type=Path, default=Path(), help="folder for the figures [.]")
 options = parser.parse_args()
@@ -57,10 +57,10 @@ axes[0].set(title="12 inducing inputs, learned", xlabel="x")
 
 # %%
 try:
-    X, y = power.stand_in(600) if options.quick else power.load(options.data_dir)
+    X, y = datasets.stand_in(600) if options.quick else datasets.load("power", options.data_dir)
 except FileNotFoundError as missing:
     print(f"{missing}\nMade-up data take their place.")
-    X, y = power.stand_in()
+    X, y = datasets.stand_in()
 order = torch.randperm(len(X), generator=generator)
 test, train = order[: len(X) // 10], order[len(X) // 10 :]
 largest = options.inducing or (20 if options.quick else 200)

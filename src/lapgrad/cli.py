@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from lapgrad import __version__, info
 from lapgrad.bench import command as bench
 from lapgrad.bench import exact_gp, sparse_gp
+from lapgrad.bench.results import typed
 from lapgrad.demo import command as demo
 from lapgrad.experiments import command as reproduce
 
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
+    chosen.command_line = typed(list(sys.argv[1:] if arguments is None else arguments))
     run: Callable[[argparse.Namespace], int] | None = getattr(chosen, "run", None)
     if run is None:
         parser.print_help()

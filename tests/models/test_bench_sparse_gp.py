@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from pathlib import Path
 
@@ -12,11 +11,11 @@ import torch
 from tolerances import HIGHER_ORDER, assert_all_close
 
 from lapgrad.bench import sparse_gp
-from lapgrad.demo import power
+from lapgrad.experiments import datasets
 
 
 def test_peers_compute_the_same() -> None:
-    problem = sparse_gp.Problem.of(power.stand_in(60), 7)
+    problem = sparse_gp.Problem.of(datasets.stand_in(60), 7)
     ours, theirs = sparse_gp.ours(problem)(), sparse_gp.written_out(problem)()
     assert_all_close(ours, theirs, HIGHER_ORDER)
 
@@ -24,13 +23,13 @@ def test_peers_compute_the_same() -> None:
 @pytest.mark.parametrize("name", ["gpytorch", "GPy"])
 def test_other_libraries_compute_the_same(name: str) -> None:
     pytest.importorskip(name)
-    problem = sparse_gp.Problem.of(power.stand_in(60), 7)
+    problem = sparse_gp.Problem.of(datasets.stand_in(60), 7)
     peer = {"gpytorch": sparse_gp.gpytorch, "GPy": sparse_gp.gpy}[name]
     assert float(peer(problem)()[0]) == pytest.approx(float(sparse_gp.ours(problem)()[0]), rel=1e-3)
 
 
 def test_inducing_inputs_are_the_same_every_time() -> None:
-    data = power.stand_in(100)
+    data = datasets.stand_in(100)
     one, other = (sparse_gp.Problem.of(data, 50) for _ in range(2))
     assert torch.equal(one.Z, other.Z)
     assert not torch.equal(one.Z, sparse_gp.Problem.of(data, 51).Z[:50])
@@ -53,18 +52,3 @@ def test_figures_are_written(
     assert {figure["what"].split(",")[0] for figure in found} == {"U = 5"}
     with pytest.raises(SystemExit):
         parser.parse_args(["--inducing", "many"])
-
-
-def test_data_of_the_power_plant(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="C5002N"):
-        power.load(tmp_path)
-    with gzip.open(tmp_path / power.FILE, "wt") as file:
-        file.write("AT,V,AP,RH,PE\n1,2,3,4,5\n6,7,8,9,10.5\n")
-    X, y = power.load(tmp_path)
-    assert X.tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]
-    assert y.tolist() == [5, 10.5]
-    assert power.standardised(X).tolist() == [[-1] * 4, [1] * 4]
-    with gzip.open(tmp_path / power.FILE, "wt") as file:
-        file.write("AT,V\n1,2\n")
-    with pytest.raises(ValueError, match="5 numbers per line"):
-        power.load(tmp_path)

@@ -30,7 +30,7 @@ from lapgrad.bench.bars import Bar, Bench, Verdict, judge
 from lapgrad.bench.machine import metadata
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.timing import Thunk, interleaved
-from lapgrad.demo import power
+from lapgrad.experiments import datasets
 from lapgrad.models.kernels import RBF
 
 INDUCING = (50, 200, 800, 3200)
@@ -55,7 +55,7 @@ class Problem:
     @classmethod
     def of(cls, data: tuple[Tensor, Tensor], inducing: int) -> Problem:
         """Inducing inputs are rows from a permutation: for sizes in the table the first, second, ..."""
-        X, Y = power.standardised(data[0]), power.standardised(data[1])[:, None]
+        X, Y = datasets.standardised(data[0]), datasets.standardised(data[1])[:, None]
         known = inducing in INDUCING
         source = numpy.random.default_rng(0 if known else inducing)
         permutations = [
@@ -226,7 +226,7 @@ def _difference(data: tuple[Tensor, Tensor], size: int) -> Callable[[Bench], flo
 
 
 def _million(n: int = 1_000_000) -> Problem:
-    return Problem.of(power.stand_in(n, 8), 500)
+    return Problem.of(datasets.stand_in(n, 8), 500)
 
 
 def _memory_of_a_million(bench: Bench) -> float:
@@ -247,7 +247,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     sizes = ",".join(map(str, INDUCING))
     parser.add_argument(
-        "--data-dir", type=Path, help=f"where {power.FILE} is [LAPGRAD_DATA]; missing: made-up data"
+        "--data-dir", type=Path, help=f"where {datasets.POWER.file} is [LAPGRAD_DATA]; missing: made-up data"
     )
     parser.add_argument(
         "--inducing", type=_sizes, default=list(INDUCING), help=f"numbers of inducing inputs [{sizes}]"
@@ -265,10 +265,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
     try:
-        data = power.load(arguments.data_dir)
+        data = datasets.load("power", arguments.data_dir)
     except FileNotFoundError as missing:
         print(f"{missing}\nMade-up data of the same size are used.", file=sys.stderr)
-        data = power.stand_in()
+        data = datasets.stand_in()
     data = (data[0][: arguments.rows], data[1][: arguments.rows])
     bench = Bench(arguments.threads, arguments.seconds)
     figures = _figures(data, arguments.inducing, arguments.million)

@@ -62,7 +62,10 @@ POWER = Table(
 )
 NAVAL = Table(
     file="naval.csv.gz",
-    inputs=tuple("lp v GTT GTn GGn Ts Tp T48 T1 T2 P48 P1 P2 Pexh TIC mf".split()),
+    inputs=(
+        *("lp", "v", "GTT", "GTn", "GGn", "Ts", "Tp", "T48"),
+        *("T1", "T2", "P48", "P1", "P2", "Pexh", "TIC", "mf"),
+    ),
     targets=("kMc", "kMt"),
     rows=11934,
     sha256="3db793ff53306a0b7ad22b7a1d04ad142b5179b7b187b4aec4bf9be2d45b0afa",
