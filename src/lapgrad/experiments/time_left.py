@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> duration(7.4), duration(75), duration(4000), duration(math.inf)
-        ('7 s', '1 min 15 s', '1 h 7 min', '?')
+        ('7 s', '1 min 15 s', '1 h 6 min', '?')
     """
     if not math.isfinite(seconds):
         return "?"
