@@ -19,6 +19,7 @@ from lapgrad._cuda import (
     _gelqf_batch,
     _gesvd_batch,
     _items,
+    _kalman_batch,
     _launch,
     _potrf_batch,
     _syevd_batch,
@@ -96,7 +97,17 @@ def gesvd(n: int, dtype: torch.dtype) -> None:
         _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
-BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (potrf, triangular, gelqf, syevd, gesvd)
+def kalman(n: int, dtype: torch.dtype) -> None:
+    """Some observations for each number of states: factors in registers, and by lanes."""
+    for p in {4: (1, 16), 8: (2,), 16: (4,), 32: (8,)}.get(n, ()):
+        y, A, B, R = (torch.zeros(2, 3, *shape, dtype=dtype) for shape in ((p,), (n, n), (p, n), (p, p)))
+        model = [y, A, B, A, R, A[:, 0, 0], A[:, 0], A[:, :, 0]]
+        s = y[:, 0, 0]
+        _launch.launch(*_kalman_batch.filtering(s, model, None))
+        _kalman_batch.pull_back(_launch.launch, s, [operand.clone() for operand in model], model)
+
+
+BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (potrf, triangular, gelqf, syevd, gesvd, kalman)
 
 #: Kernels for large matrices, beside those that _device loads together: their launches need libraries.
 OF_LARGE_MATRICES = (

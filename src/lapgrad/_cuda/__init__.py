@@ -14,6 +14,7 @@ from lapgrad._cuda.copyltu import copyltu
 from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
 from lapgrad._cuda.gesvd import gesvd, gesvd_vjp
+from lapgrad._cuda.kalman_nll import kalman_nll, kalman_nll_vjp
 from lapgrad._cuda.potrf import potrf, potrf_vjp
 from lapgrad._cuda.potri import potri, potri_update, potri_vjp
 from lapgrad._cuda.syevd import syevd, syevd_vjp
@@ -31,6 +32,8 @@ __all__ = [
     "gemmt",
     "gesvd",
     "gesvd_vjp",
+    "kalman_nll",
+    "kalman_nll_vjp",
     "missing_packages",
     "potrf",
     "potrf_vjp",

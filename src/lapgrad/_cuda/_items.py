@@ -73,13 +73,19 @@ def new_cell(like: Tensor) -> Tensor:
 
 def first_failure(cell: Tensor | None) -> tuple[int, int] | None:
     """(item, code) of the first failure in all that was launched; the number starts anew."""
+    found = lowered(cell)
+    return None if found is None else (found >> 32, (found & 0xFFFFFFFF) - (1 << 31))
+
+
+def lowered(cell: Tensor | None) -> int | None:
+    """What kernels lowered the number to, None where nothing failed; the number starts anew."""
     if cell is None:
         return None
     found = int(cell.item())
     if found == NOTHING:
         return None
     cell.fill_(NOTHING)
-    return found >> 32, (found & 0xFFFFFFFF) - (1 << 31)
+    return found
 
 
 def address(tensor: Tensor | None) -> int:

@@ -1,0 +1,307 @@
+"""kalman_nll: the CUDA kernels against the CPU's, which are tested against the joint density."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from machines import MACHINES, Machine
+from tolerances import HIGHER_ORDER, SUMS_OVER_STEPS, assert_close
+from torch import Tensor
+
+from lapgrad import _fallback
+from lapgrad._cuda import _items, _stream
+from lapgrad._cuda import _kalman_batch as kernels
+from lapgrad._kernels import lookup
+
+machines = pytest.mark.parametrize("machine", MACHINES)
+NAMES = ("y", "A", "B", "Q", "R", "m", "P", "c")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of a model. shared, varying: the operands that series share, and those that vary with time."""
+
+    n: int
+    p: int
+    series: int = 3
+    times: int = 7
+    dtype: torch.dtype = torch.float64
+    shared: str = ""
+    varying: str = ""
+
+    def __str__(self) -> str:
+        single = "-float32" if self.dtype is torch.float32 else ""
+        return f"{self.n}-{self.p}{single}-shared_{self.shared}-varying_{self.varying}"
+
+
+#: One for each kind of code: a warp, a block, factors in registers and by lanes; sizes below a power of two.
+CASES = [
+    Sizes(3, 2),
+    Sizes(4, 2, shared="ABQRmPc"),
+    Sizes(3, 2, shared="AQc", varying="ABQRc"),
+    Sizes(5, 6, varying="BR", shared="Rm"),
+    Sizes(9, 2, series=2, times=5, varying="AQc", shared="ABP"),
+    Sizes(4, 2, dtype=torch.float32, shared="ABQRP"),
+]
+cases = pytest.mark.parametrize("sizes", CASES, ids=str)
+
+
+def model(sizes: Sizes, gaps: bool = True) -> list[Tensor]:
+    """On the CPU. The series have different length; single observations and whole steps are missing."""
+    generator = torch.Generator().manual_seed(sizes.n)
+    series, times, n, p = sizes.series, sizes.times, sizes.n, sizes.p
+
+    def random(name: str, *shape: int) -> Tensor:
+        count = 1 if name in sizes.shared else series
+        leading = (count,) if name in "mP" else (count, times if name in "y" + sizes.varying else 1)
+        return torch.randn(*leading, *shape, generator=generator, dtype=torch.float64)
+
+    def spd(name: str, order: int) -> Tensor:
+        X = random(name, order, order)
+        return X @ X.mT / order + 0.3 * torch.eye(order, dtype=torch.float64)
+
+    y = random("y", p)
+    if gaps:
+        for i in range(series):
+            y[i, times - i % 3 :] = torch.nan
+            y[i, (i + 1) % times, i % p] = torch.nan
+            y[i, 2 % times] = torch.nan
+    A = 0.6 / n**0.5 * random("A", n, n)
+    operands = [
+        y,
+        A,
+        random("B", p, n),
+        spd("Q", n),
+        spd("R", p),
+        random("m", n),
+        spd("P", n),
+        random("c", n),
+    ]
+    return [operand.to(sizes.dtype) for operand in operands]
+
+
+def value(machine: Machine, operands: list[Tensor]) -> tuple[Tensor, tuple[int, int, int] | None]:
+    there = kernels.dense([operand.to(machine.device) for operand in operands])
+    s = torch.full_like(there[0][:, 0, 0], 7.0)
+    cell = _items.new_cell(s)
+    machine.launch(kernels.filtering(s, there, cell))
+    return s.cpu(), kernels.first_failure(cell)
+
+
+def gradients(
+    machine: Machine, operands: list[Tensor], gs: Tensor, wanted: str = "yABQRmPc", workspace: int = 1 << 20
+) -> list[Tensor | None]:
+    there = [operand.to(machine.device) for operand in operands]
+    results = [
+        torch.full(operand.shape, 7.0, dtype=operand.dtype, device=operand.device) if name in wanted else None
+        for operand, name in zip(there, NAMES, strict=True)
+    ]
+
+    def launch(*plan: Any) -> None:
+        machine.launch(plan)
+
+    kernels.pull_back(launch, gs.to(machine.device), results, kernels.dense(there), workspace)
+    return [None if result is None else result.cpu() for result in results]
+
+
+def expected(operands: list[Tensor], gs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    s, results = torch.empty_like(gs), [torch.empty(operand.shape).to(operand) for operand in operands]
+    assert lookup("kalman_nll", s)(s, *operands) is None
+    lookup("kalman_nll_vjp", s)(gs, results, *operands)
+    return s, results
+
+
+@machines
+@cases
+def test_value_and_gradient(machine: Machine, sizes: Sizes) -> None:
+    operands, gs = model(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
+    s, found = expected(operands, gs)
+    values, failure = value(machine, operands)
+    assert failure is None
+    assert_close(values, s)
+    for actual, wanted in zip(gradients(machine, operands, gs), found, strict=True):
+        assert actual is not None
+        assert_close(actual, wanted)
+
+
+@machines
+def test_gradients_are_the_same_to_the_last_bit(machine: Machine) -> None:
+    """Whatever the order of threads, and of what is asked for."""
+    operands, gs = model(CASES[1]), torch.ones(CASES[1].series, dtype=torch.float64)
+    reference = gradients(dataclasses.replace(machine, reverse_order=False), operands, gs)
+    for wanted in ("yABQRmPc", "A", "B", "QR", "m", "yc"):
+        for name, actual, same in zip(
+            NAMES, gradients(machine, operands, gs, wanted), reference, strict=True
+        ):
+            assert (actual is None) == (name not in wanted)
+            assert actual is None or (same is not None and torch.equal(actual, same))
+    for actual in (gradients(machine, operands, gs)[i] for i in (3, 4, 6)):
+        assert actual is not None
+        assert torch.equal(actual, actual.mT)
+
+
+@machines
+@pytest.mark.parametrize("varying", ["", "ABQRc"])
+def test_segments_and_chunks(machine: Machine, varying: str) -> None:
+    """With hardly any work space: moments of 4 steps at a time, one series after the other."""
+    sizes = Sizes(3, 2, series=4, times=11, shared="ABQRmPc", varying=varying)
+    operands, gs = model(sizes), torch.ones(1, dtype=torch.float64).expand(4)
+    assert kernels._division([None] * 8, operands, 1000) == (4, 1)
+    assert kernels._division([None] * 8, operands, 1 << 20) == (11, 4)
+    _, found = expected(operands, gs)
+    for actual, wanted in zip(gradients(machine, operands, gs, workspace=1000), found, strict=True):
+        assert actual is not None
+        assert_close(actual, wanted)
+
+
+@machines
+def test_any_strides(machine: Machine) -> None:
+    operands = model(CASES[0])
+    s, _ = expected(operands, torch.ones(3, dtype=torch.float64))
+    turned = [operand.transpose(-1, 1).contiguous().transpose(-1, 1) for operand in operands]
+    apart = [torch.stack((operand, operand), -1)[..., 0] for operand in operands]
+    spread = [torch.cat((operand, operand), 1)[:, : operand.shape[1]] for operand in operands[:5]] + operands[
+        5:
+    ]
+    for strange in (turned, apart, spread):
+        values, failure = value(machine, strange)
+        assert failure is None
+        assert_close(values, s)
+    assert kernels.dense(spread)[0].data_ptr() == spread[0].data_ptr()
+    times = operands[0].shape[1]
+    expanded = [operands[0][:1].expand(3, -1, -1)]
+    expanded += [X.expand(3, times, *X.shape[2:]) for X in operands[1:5]] + operands[5:]
+    values, found = expected(expanded, s)
+    assert_close(value(machine, expanded)[0], values)
+    for actual, wanted in zip(gradients(machine, expanded, s), found, strict=True):
+        assert actual is not None
+        assert_close(actual, wanted)
+
+
+@machines
+def test_one_step_and_nothing_observed(machine: Machine) -> None:
+    operands = model(Sizes(3, 2, times=1), gaps=False)
+    operands[0][1] = torch.nan
+    operands[1][:] = torch.nan  # no step follows: not used
+    s, found = expected(operands, torch.ones(3, dtype=torch.float64))
+    values, failure = value(machine, operands)
+    assert failure is None
+    assert values[1] == 0.0
+    assert_close(values, s)
+    for actual, wanted in zip(gradients(machine, operands, torch.ones_like(s)), found, strict=True):
+        assert actual is not None
+        assert_close(actual, wanted)
+
+
+@machines
+def test_first_failure_is_reported(machine: Machine) -> None:
+    """By series, then by step, with the code of the CPU's kernel; other series have their values."""
+    sizes = Sizes(3, 2, series=5, times=5, varying="R")
+    operands = model(sizes, gaps=False)
+    s, _ = expected(operands, torch.ones(5, dtype=torch.float64))
+    y, R = operands[0], operands[4]
+    y[4, 0, 0] = torch.inf
+    R[3, 2, 1, 1] = -50.0
+    R[3, 3, 0, 0] = -50.0
+    R[2, 1, 1, 0] = torch.nan
+    R[1, 4, 0, 0] = -50.0
+    for series, code in ((1, (1, 4, 1)), (2, (2, 1, -2)), (3, (3, 2, 2)), (4, (4, 0, -3))):
+        values, failure = value(machine, operands)
+        assert failure == lookup("kalman_nll", y)(torch.empty(5, dtype=torch.float64), *operands) == code
+        assert values[series:].isnan().all()
+        assert_close(values[:series], s[:series])
+        operands[4][series] = R[0]
+        y[series] = y[0] if series == 4 else y[series]
+        s[series] = value(machine, operands)[0][series]
+    assert value(machine, operands)[1] is None
+
+
+@machines
+def test_failure_by_lanes(machine: Machine) -> None:
+    operands = model(Sizes(5, 6, times=2), gaps=False)
+    operands[4][1, 0, 4, 4] = -90.0
+    assert value(machine, operands)[1] == (1, 0, 5)
+    operands[4][1, 0, 4, 4] = torch.inf
+    assert value(machine, operands)[1] == (1, 0, -5)
+
+
+@machines
+def test_pivots_of_any_size(machine: Machine) -> None:
+    """Their product leaves the range of numbers; the logarithm of it does not."""
+    one = torch.ones(2, 1, 1, 1, dtype=torch.float64)
+    scale = torch.tensor([1e-60, 1e60], dtype=torch.float64)[:, None, None, None]
+    y = torch.zeros(2, 20, 1, dtype=torch.float64)
+    operands = [y, 0 * one, one, scale, scale, one[:, 0, 0], scale[:, 0], 0 * one[:, :, 0]]
+    values, failure = value(machine, operands)
+    assert failure is None
+    assert_close(values, expected(operands, values)[0])
+
+
+@machines
+def test_unstable_series_that_ended_long_ago(machine: Machine) -> None:
+    y = torch.full((2, 1200, 1), torch.nan, dtype=torch.float64)
+    y[:, :3] = 1.0
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    operands = [y, 3.0 * one, one, one, one, one[0, 0], one[0], one[:, :, 0]]
+    s, found = expected(operands, torch.ones(2, dtype=torch.float64))
+    assert_close(value(machine, operands)[0], s)
+    for actual, wanted in zip(gradients(machine, operands, torch.ones_like(s)), found, strict=True):
+        assert actual is not None
+        assert_close(actual, wanted)
+
+
+def test_what_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+
+    def served(n: int, p: int, series: int = 2, times: int = 3, dtype: torch.dtype = torch.float64) -> bool:
+        return kernels.serves(
+            torch.empty(series, times, p, dtype=dtype), torch.empty(1, 1, n, n, dtype=dtype)
+        )
+
+    assert served(1, 1)
+    assert served(32, 16)
+    assert served(32, 16, dtype=torch.float32)
+    assert not served(33, 1)
+    assert not served(1, 17)
+    assert not served(0, 1)
+    assert not served(1, 0)
+    assert not served(2, 1, times=0)
+    assert not served(2, 1, series=0)
+    monkeypatch.setattr(_stream, "block_memory", lambda device: 48 * 1024)
+    assert served(16, 2)
+    assert not served(32, 2)
+
+
+DEVICE_ONLY = pytest.mark.parametrize("machine", MACHINES[-1:])
+
+
+@DEVICE_ONLY
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("p", [1, 2, 3, 8, 9, 16])
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 9, 16, 17, 32])
+def test_all_sizes_on_a_device(machine: Machine, n: int, p: int, dtype: torch.dtype) -> None:
+    """Against the CPU, through the operators' table: what is launched there is what runs here."""
+    sizes = Sizes(n, p, series=300, times=20, dtype=dtype, shared="ABQRmP", varying="BR")
+    operands, gs = model(sizes), torch.linspace(-1.0, 1.0, 300, dtype=dtype)
+    s, found = expected(operands, gs)
+    there = [operand.to(machine.device) for operand in operands]
+    values, results = torch.empty_like(there[0][:, 0, 0]), [torch.empty_like(operand) for operand in there]
+    assert kernels.serves(there[0], there[1])
+    assert lookup("kalman_nll", values)(values, *there) is None
+    lookup("kalman_nll_vjp", values)(gs.to(machine.device), results, *there)
+    assert_close(values.cpu(), s, SUMS_OVER_STEPS)
+    for actual, wanted in zip(results, found, strict=True):
+        assert_close(actual.cpu(), wanted, HIGHER_ORDER)
+
+
+@DEVICE_ONLY
+def test_beyond_the_limits_plain_pytorch_serves_a_device(machine: Machine) -> None:
+    operands = model(Sizes(33, 2, times=3))
+    there = [operand.to(machine.device) for operand in operands]
+    s, expected_s = torch.empty_like(there[0][:, 0, 0]), torch.empty(3, dtype=torch.float64)
+    assert lookup("kalman_nll", s)(s, *there) is None
+    _fallback.kalman_nll(expected_s, *operands)
+    assert_close(s.cpu(), expected_s)
