@@ -5,7 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad import _errors
+from lapgrad.models import _checks
+
 INITIALISATIONS = ("kmeans++", "random")
+
+
+def given_or_chosen(
+    who: str, inducing: int | Tensor, X: Tensor, init: str, generator: torch.Generator | None
+) -> Tensor:
+    """What the option ``inducing`` of a model asks for: places (U, d) or (U,), or a number of rows of X.
+
+    Args:
+        who: Name of the model, for messages.
+        inducing: Places, or how many.
+        X: (n, d).
+        init: How rows are chosen, see ``chosen``.
+        generator: Source of random numbers.
+    """
+    if isinstance(inducing, Tensor):
+        Z = _checks.inputs(who, inducing.detach(), "inducing", columns=X.shape[1])
+        _checks.same_kind(who, X=X, inducing=Z)
+        return Z.clone()
+    if isinstance(inducing, bool) or not isinstance(inducing, int) or inducing < 1:
+        raise _errors.OptionError(f"{who}: inducing must be a positive number or a tensor, got {inducing!r}.")
+    return chosen(X, inducing, init, generator)
 
 
 def chosen(X: Tensor, count: int, init: str, generator: torch.Generator | None) -> Tensor:

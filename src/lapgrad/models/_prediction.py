@@ -15,7 +15,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         mean: (n,), or (n, k) for k targets.
-        variance: (n,), shared by the targets; with ``full_cov`` the covariance (n, n).
+        variance: (n,), shared by the targets; with ``full_cov`` the covariance (n, n). (n, k) of models
+            whose targets differ in it (``DeepGPRegression``).
     """
 
     mean: Tensor
@@ -30,3 +31,8 @@ class Prediction(NamedTuple):
 def log_density(residuals: Tensor, variance: Tensor) -> Tensor:
     """Of each residual on its own: log N(residual | 0, variance)."""
     return -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
+
+
+def expected_log_density(residuals: Tensor, variance: Tensor, noise_var: Tensor) -> Tensor:
+    """E log N(y | f, noise_var) over f ~ N(mean, variance), of each residual y - mean on its own."""
+    return -0.5 * ((residuals.square() + variance) / noise_var + noise_var.log() + _LOG_2_PI)

@@ -13,6 +13,8 @@ from lapgrad.ops.syevd import syevd
 def normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """Draws (count, m, k) of k independent columns with mean (m, k), all of one covariance (m, m).
 
+    A covariance (k, m, m) is one for each column.
+
     Functions at many places are almost determined by those at a few: their covariance is singular up to
     rounding, and has no Cholesky factor. Then a root comes from the eigenvalues, those below 0 taken as 0.
     Nothing is added to the diagonal.
@@ -21,14 +23,26 @@ def normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Genera
         raise _errors.OptionError(f"sample: count must not be negative, got {count}.")
     m, k = mean.shape
     noise = torch.randn(m, count * k, dtype=mean.dtype, device=mean.device, generator=generator)
+    if covariance.dim() > 2:
+        columns = noise.view(m, count, k).permute(2, 0, 1)
+        return mean + (_root(covariance) @ columns).permute(2, 1, 0)
     drawn = _root(covariance) @ noise
     return mean + drawn.view(m, count, k).transpose(0, 1)
 
 
+def normal_each(mean: Tensor, covariance: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One draw for each mean (*batch, m, k) and covariance (*batch, m, m) or (*batch, k, m, m)."""
+    noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+    root = _root(covariance)
+    if covariance.dim() == mean.dim():
+        return mean + root @ noise
+    return mean + (root @ noise.mT[..., None])[..., 0].mT
+
+
 def _root(covariance: Tensor) -> Tensor:
-    """R with R Rᵀ = covariance."""
+    """R with R Rᵀ = covariance (*batch, m, m)."""
     try:
         return potrf(covariance)
     except _errors.NotPositiveDefiniteError:
         U, eigenvalues = syevd(covariance)
-        return U.mT * eigenvalues.clamp_min(0.0).sqrt()
+        return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]

@@ -115,7 +115,7 @@ class SparseGPRegression(Model):
             self.register_buffer(f"{name}_shift", shift)
             self.register_buffer(f"{name}_scale", pooled)
         source = _checks.generator(who, generator, X.device)
-        self.inducing = self._scaled(_initial_inducing(who, inducing, self.X, init, source))
+        self.inducing = self._scaled(_inducing_inputs.given_or_chosen(who, inducing, self.X, init, source))
         self._initialise(kernel, noise_var, noise_floor)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():  # a kernel that does not fit the data says so here, not in the first step
@@ -384,15 +384,3 @@ def _check_options(
         raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
     if chunk is not None and chunk < 1:
         raise _errors.OptionError(f"{who}: chunk must be positive, got {chunk}.")
-
-
-def _initial_inducing(
-    who: str, given: int | Tensor, X: Tensor, init: str, generator: torch.Generator | None
-) -> Tensor:
-    if isinstance(given, Tensor):
-        Z = _checks.inputs(who, given.detach(), "inducing", columns=X.shape[1])
-        _checks.same_kind(who, X=X, inducing=Z)
-        return Z.clone()
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise _errors.OptionError(f"{who}: inducing must be a positive number or a tensor, got {given!r}.")
-    return _inducing_inputs.chosen(X, given, init, generator)
