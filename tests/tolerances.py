@@ -32,6 +32,10 @@ INDUCING_FLOAT32 = 100.0
 #: units are seen; 5500 if K_uu were float32, too.
 FLOAT32_LAYER = 3000.0
 
+#: Weights of importance sampling that are all the same but for a variance of functions of exp(-40), and
+#: jitter of 1e-12: 1e5 units are seen.
+OF_EXACT_WEIGHTS = 1e7
+
 #: Data around 1000 in units of 10: a hundred times the rounding errors of data around 0.
 OF_SHIFTED_DATA = 20000.0
 

@@ -13,7 +13,7 @@ from tolerances import HIGHER_ORDER, OF_JITTER, assert_all_close, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad.models import DeepGPRegression, SparseGPRegression, _minibatches, _sampling
+from lapgrad.models import DeepGPRegression, SparseGPRegression, _batches_of_rows, _sampling
 from lapgrad.models.kernels import RBF, Matern52
 
 DOUBLE = torch.float64
@@ -91,9 +91,7 @@ def dense_loss(model: DeepGPRegression, seed: int) -> Tensor:
         Z, U = layer.inducing, len(layer.inducing)
         Kuu = layer.kernel(Z) + layer.jitter * layer.kernel.diag(Z).mean() * torch.eye(U, dtype=DOUBLE)
         L = torch.linalg.cholesky(Kuu)
-        root = layer.q_log_deviations.exp().diag_embed()
-        rows, columns = torch.tril_indices(U, U, -1)
-        root = root.index_put((rows, columns), layer.q_below)
+        root = layer.q_log_deviations.exp().diag() + layer.q_below.tril(-1)
         S, m = L @ root @ root.mT @ L.mT, L @ layer.q_mean
         prior = torch.distributions.MultivariateNormal(torch.zeros(U, dtype=DOUBLE), Kuu)
         for column in m.mT:
@@ -145,12 +143,12 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(loss, [value.detach().clone().requires_grad_() for value in values])
 
 
-def test_minibatches_are_not_biased() -> None:
+def test_batches_of_rows_are_not_biased() -> None:
     """The batches of one pass over the data, which share nothing, average to the loss of all data."""
     X, y = data(40, 2)
     model = DeepGPRegression(X, y, widths=(), inducing=5, batch=8, generator=0)
     source = torch.Generator().manual_seed(2)
-    batches = list(itertools.islice(_minibatches.rows(40, 8, X.device, source), 5))
+    batches = list(itertools.islice(_batches_of_rows.rows(40, 8, X.device, source), 5))
     assert sorted(torch.cat(batches).tolist()) == list(range(40))
     losses = [model._estimated(rows, 1, None) for rows in batches]
     assert len({loss.item() for loss in losses}) == 5
@@ -159,11 +157,11 @@ def test_minibatches_are_not_biased() -> None:
 
 def test_batches_go_on_where_a_pass_ends() -> None:
     source = torch.Generator().manual_seed(0)
-    batches = list(itertools.islice(_minibatches.rows(10, 4, torch.device("cpu"), source), 5))
+    batches = list(itertools.islice(_batches_of_rows.rows(10, 4, torch.device("cpu"), source), 5))
     assert [len(rows) for rows in batches] == [4] * 5
     assert sorted(torch.cat(batches)[:10].tolist()) == list(range(10))
     assert sorted(torch.cat(batches)[10:].tolist()) == list(range(10))
-    assert next(_minibatches.rows(10, 10, torch.device("cpu"), source)) == slice(None)
+    assert next(_batches_of_rows.rows(10, 10, torch.device("cpu"), source)) == slice(None)
 
 
 def test_samples_are_not_biased() -> None:

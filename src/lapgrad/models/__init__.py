@@ -2,6 +2,7 @@
 
 from lapgrad.models import components, kernels
 from lapgrad.models._fitting import FitResult
+from lapgrad.models._importance import LogLikelihood
 from lapgrad.models._model import Model
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._weights import WeightPosterior
@@ -15,6 +16,7 @@ from lapgrad.models.criteria import (
     kalman_smoother,
     sgp_nll,
 )
+from lapgrad.models.deep_gp import DeepGP
 from lapgrad.models.deep_gp_regression import DeepGPRegression
 from lapgrad.models.features import Features, PolynomialFeatures, RandomFourierFeatures
 from lapgrad.models.gp_regression import GPRegression
@@ -24,12 +26,14 @@ from lapgrad.models.sparse_gp_regression import SparseGPRegression
 
 __all__ = [
     "BayesianLinearRegression",
+    "DeepGP",
     "DeepGPRegression",
     "Features",
     "Filtered",
     "FitResult",
     "GPRegression",
     "LinearGaussianSSM",
+    "LogLikelihood",
     "Model",
     "MultiTaskBLR",
     "PolynomialFeatures",

@@ -1,27 +1,236 @@
-"""Minibatches: rows of the data, of which each is equally likely in every step."""
+"""Learning from minibatches: Adam on an estimate of the loss, and no look at the device but once in a while.
+
+A step launches its work and goes on; every ``every`` steps the mean loss is read, and with it whether
+anything has failed since. Then also callbacks and progress bars hear of it, and the parameters are kept as
+the last good ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad._waiting import without_waiting
+from lapgrad.models import _progress
+from lapgrad.models._fitting import Callback, FitResult
+from lapgrad.models._sparse_layer import SparseLayer
+
+#: loss(rows, step): of a minibatch, the rows (b,) of the data; a scalar.
+Loss = Callable[[Tensor, int], Tensor]
 
 
-def rows(
-    n: int, size: int, device: torch.device, generator: torch.Generator | None
-) -> Iterator[Tensor | slice]:
-    """Without end: ``size`` numbers of rows at a time, in a new random order in each pass over the data.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How long and how fast to learn.
 
-    A batch may begin in one pass and end in the next. If the data fit into one batch, all of them are taken,
-    as they lie.
+    Attributes:
+        batch: Rows per step.
+        steps: How many steps, at most; None: no limit.
+        seconds: How long, at most; None: no limit.
+        lr: Learning rate of Adam at the start.
+        final_lr: At the end, relative to the start; it comes down along half a cosine.
+        every: Steps between two looks at the loss.
     """
-    if size >= n:
-        while True:
-            yield slice(None)
-    left = torch.empty(0, dtype=torch.int64, device=device)
-    while True:
-        while len(left) < size:
-            left = torch.cat([left, torch.randperm(n, generator=generator, device=device)])
-        yield left[:size]
-        left = left[size:]
+
+    batch: int
+    steps: int | None
+    seconds: float | None
+    lr: float
+    final_lr: float
+    every: int
+
+    def rate(self, step: int, seconds: float) -> float:
+        """The learning rate after so many steps and seconds."""
+        done = 0.0
+        if self.steps is not None:
+            done = step / self.steps
+        if self.seconds is not None:
+            done = max(done, seconds / self.seconds)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return self.lr * (self.final_lr + (1.0 - self.final_lr) * cosine)
+
+    def reached(self, step: int, seconds: float) -> str | None:
+        """Why to stop, if so."""
+        if self.steps is not None and step >= self.steps:
+            return f"{self.steps} steps were made"
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"{self.seconds:g} seconds have passed"
+        return None
+
+
+def checked_plan(
+    who: str,
+    count: int,
+    batch: int,
+    steps: int | None,
+    epochs: float | None,
+    seconds: float | None,
+    lr: float,
+    final_lr: float,
+    every: int,
+) -> Plan:
+    """The plan of these arguments, for ``count`` rows of data; ``epochs`` are turned into steps."""
+    if steps is not None and epochs is not None:
+        raise _errors.OptionError(f"{who}: steps and epochs are two names of one limit: pass one of them.")
+    if steps is None and epochs is None and seconds is None:
+        raise _errors.OptionError(f"{who}: pass steps, epochs or seconds: how long to learn.")
+    named = {"batch": batch, "steps": steps, "epochs": epochs, "seconds": seconds, "lr": lr, "every": every}
+    for name, value in named.items():
+        if value is not None and not value > 0:
+            raise _errors.OptionError(f"{who}: {name} must be positive, got {value}.")
+    if not 0.0 < final_lr <= 1.0:
+        raise _errors.OptionError(f"{who}: final_lr must be in (0, 1], got {final_lr}.")
+    batch = min(batch, count)
+    if epochs is not None:
+        steps = max(1, round(epochs * math.ceil(count / batch)))
+    return Plan(batch, steps, seconds, lr, final_lr, every)
+
+
+class Training:
+    """One run of Adam over minibatches, which can be interrupted and taken up again.
+
+    Args:
+        who: Name of the model, for messages.
+        module: Owns the parameters; its sparse layers are asked whether their factorisations failed.
+        count: Rows of the data.
+        plan: How long and how fast.
+        generator: Source of the order of the rows (the loss may draw from it, too).
+        state: What ``state`` of an earlier run has returned, to go on from there; None: start.
+
+    Raises:
+        OptionError: No parameter requires a gradient.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        module: nn.Module,
+        count: int,
+        plan: Plan,
+        generator: torch.Generator,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.who, self.module, self.count, self.plan, self.generator = who, module, count, plan, generator
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
+        self.layers = [part for part in module.modules() if isinstance(part, SparseLayer)]
+        device = self.parameters[0].device
+        self.optimizer = torch.optim.Adam(self.parameters, plan.lr, fused=device.type == "cuda" or None)
+        self.step, self.seconds, self.position = 0, 0.0, count
+        self.order = torch.zeros(0, dtype=torch.int64, device=device)
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        if state is not None:
+            self._take_up(state)
+        self.good = [parameter.detach().clone() for parameter in self.parameters]
+
+    def state(self) -> dict[str, Any]:
+        """Everything the rest of the run depends on besides the parameters: tensors and numbers."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "order": self.order,
+            "position": self.position,
+            "generator": self.generator.get_state(),
+        }
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        if len(state["order"]) not in (0, self.count):
+            raise _errors.OptionError(
+                f"{self.who}: resume is of a run on {len(state['order'])} rows, Y has {self.count}."
+            )
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds, self.position = state["step"], state["seconds"], state["position"]
+        self.order = state["order"].to(self.order.device)
+        self.generator.set_state(state["generator"].cpu())
+
+    def run(self, loss: Loss, *, progress: bool = False, callback: Callback | None = None) -> FitResult:
+        """Learn until the plan says to stop, or ``callback`` does.
+
+        Raises:
+            FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
+                last look at the loss.
+        """
+        started, before, history = time.perf_counter(), self.seconds, list[float]()
+        reason = self.plan.reached(self.step, self.seconds)
+        with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
+            taken = 0
+            while reason is None:
+                self._move(loss)
+                taken += 1
+                reason = self.plan.reached(self.step, self.seconds)
+                if self.step % self.plan.every and reason is None:
+                    continue
+                history.append(self._look(taken))
+                taken = 0
+                self.seconds = before + time.perf_counter() - started
+                reason = reason or self.plan.reached(self.step, self.seconds)
+                show(self.step, history[-1])
+                if callback is not None and callback(self.step, history[-1]):
+                    reason = reason or "the callback asked to stop"
+        self.optimizer.zero_grad(set_to_none=True)
+        last = history[-1] if history else math.nan
+        return FitResult(last, history, self.step, False, reason, self.seconds - before)
+
+    def _move(self, loss: Loss) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.rate(self.step, self.seconds)
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            value = loss(self._rows(), self.step)
+            value.backward()
+        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
+            raise self._failed(str(error)) from error
+        self.optimizer.step()
+        self.total += value.detach()
+        self.step += 1
+
+    def _look(self, taken: int) -> float:
+        """The mean loss of the steps since the last look; the one place that waits for the device."""
+        mean = float(self.total) / taken
+        self.total.zero_()
+        try:
+            for layer in self.layers:
+                layer.check()
+        except _errors.LapgradError as error:
+            raise self._failed(str(error)) from error
+        if not math.isfinite(mean):
+            raise self._failed(f"the loss is not finite ({mean})")
+        with torch.no_grad():
+            for kept, parameter in zip(self.good, self.parameters, strict=True):
+                kept.copy_(parameter)
+        return mean
+
+    def _rows(self) -> Tensor:
+        """The next rows in an order that is drawn anew for each pass over the data."""
+        if self.position >= self.count:
+            self.order = torch.randperm(self.count, generator=self.generator, device=self.order.device)
+            self.position = 0
+        rows = self.order[self.position : self.position + self.plan.batch]
+        self.position += len(rows)
+        return rows
+
+    def _failed(self, what: str) -> _errors.FitError:
+        with torch.no_grad():
+            for kept, parameter in zip(self.good, self.parameters, strict=True):
+                parameter.copy_(kept)
+        return _errors.FitError(
+            f"{self.who}: up to step {self.step + 1}: {what} The parameters are those of the last "
+            f"look at the loss, every {self.plan.every} steps. A smaller lr may help.",
+            self.step + 1,
+        )
+
+
+def own_generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """``given``, or one with a seed from torch's own: its state can be kept with a run."""
+    if given is not None:
+        return given
+    return torch.Generator(device).manual_seed(int(torch.randint(1 << 62, ())))

@@ -1,4 +1,4 @@
-"""What all models share: a loss over the data they hold, fitting, and files."""
+"""What all models share: files, and for most a loss over the data they hold, and fitting."""
 
 from __future__ import annotations
 
@@ -16,31 +16,14 @@ from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._parameters import Parametrised
 
 
-class Model(Parametrised, abc.ABC):
-    """A model of data that it holds, learned by gradients of ``loss()``.
+class StoredModel(Parametrised, abc.ABC):
+    """A module that goes into one file, and comes back from it: ``config`` and ``from_config`` say how."""
 
-    Subclasses keep data as buffers (they are part of ``state_dict()``, and so of files), and give ``loss``,
-    ``config`` and ``from_config``.
-
-    Attributes:
-        jitter: What the last evaluation had to add to the diagonal of a covariance matrix to factorise it,
-            relative to the mean of that diagonal. 0 is the rule; anything else came with a
-            ``JitterWarning``.
-    """
-
-    _kinds: ClassVar[dict[str, type[Model]]] = {}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.jitter = 0.0
+    _kinds: ClassVar[dict[str, type[StoredModel]]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         cls._kinds[cls.__name__] = cls
-
-    @abc.abstractmethod
-    def loss(self) -> Tensor:
-        """The negative log likelihood of the training data, or a bound of it: a scalar, a sum and no mean."""
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
@@ -58,6 +41,68 @@ class Model(Parametrised, abc.ABC):
             tensors: The ``state_dict`` of the model that was saved.
             modules: Networks that the user has passed to ``load``, by name.
         """
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write data (if the model holds any), parameters and description into one file, without code."""
+        fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
+        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), self.state_dict(), fixed))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        modules: Mapping[str, nn.Module] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Read a model that ``save`` has written; its predictions are those of the one that was saved.
+
+        Args:
+            path: The file.
+            modules: The networks that the user had passed in, by their names: their weights are in the file,
+                their code is not. Their weights are overwritten.
+            device: Where the model goes; None: to the device it was saved from.
+
+        Raises:
+            FileFormatError: It is no file of a model, of another class, or of a newer format.
+            OptionError: A network is missing.
+        """
+        saved = _saving.read(path, device)
+        kind = cls._kinds.get(saved.kind)
+        if kind is None or not issubclass(kind, cls):
+            hint = "" if kind is not None else " Import the module that defines it first."
+            raise _errors.FileFormatError(
+                f"{cls.__name__}.load: {path} holds a model of class {saved.kind}.{hint}"
+            )
+        model = kind.from_config(saved.config, saved.tensors, modules or {})
+        try:
+            model.load_state_dict(saved.tensors)
+        except RuntimeError as error:
+            raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {error}") from error
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in saved.fixed)
+        return model
+
+
+class Model(StoredModel):
+    """A model of data that it holds, learned by gradients of ``loss()``.
+
+    Subclasses keep data as buffers (they are part of ``state_dict()``, and so of files), and give ``loss``,
+    ``config`` and ``from_config``.
+
+    Attributes:
+        jitter: What the last evaluation had to add to the diagonal of a covariance matrix to factorise it,
+            relative to the mean of that diagonal. 0 is the rule; anything else came with a
+            ``JitterWarning``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jitter = 0.0
+
+    @abc.abstractmethod
+    def loss(self) -> Tensor:
+        """The negative log likelihood of the training data, or a bound of it: a scalar, a sum and no mean."""
 
     def forward(self) -> Tensor:
         """The same as ``loss()``."""
@@ -103,44 +148,3 @@ class Model(Parametrised, abc.ABC):
             callback=callback,
             who=type(self).__name__,
         )
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write data, parameters and description into one file, without code."""
-        fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), self.state_dict(), fixed))
-
-    @classmethod
-    def load(
-        cls,
-        path: str | PathLike[str],
-        *,
-        modules: Mapping[str, nn.Module] | None = None,
-        device: torch.device | str | None = None,
-    ) -> Self:
-        """Read a model that ``save`` has written; its predictions are those of the one that was saved.
-
-        Args:
-            path: The file.
-            modules: The networks that the user had passed in, by their names: their weights are in the file,
-                their code is not. Their weights are overwritten.
-            device: Where the model goes; None: to the device it was saved from.
-
-        Raises:
-            FileFormatError: It is no file of a model, of another class, or of a newer format.
-            OptionError: A network is missing.
-        """
-        saved = _saving.read(path, device)
-        kind = cls._kinds.get(saved.kind)
-        if kind is None or not issubclass(kind, cls):
-            hint = "" if kind is not None else " Import the module that defines it first."
-            raise _errors.FileFormatError(
-                f"{cls.__name__}.load: {path} holds a model of class {saved.kind}.{hint}"
-            )
-        model = kind.from_config(saved.config, saved.tensors, modules or {})
-        try:
-            model.load_state_dict(saved.tensors)
-        except RuntimeError as error:
-            raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {error}") from error
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in saved.fixed)
-        return model

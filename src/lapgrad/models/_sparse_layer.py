@@ -28,7 +28,6 @@ from lapgrad.models import _checks, _layer_algebra
 from lapgrad.models._jitter import added
 from lapgrad.models._parameters import Parametrised, unbounded
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
-from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.syrk import syrk
 
 COVARIANCES = ("shared", "separate")
@@ -79,7 +78,8 @@ class SparseLayer(Parametrised):
         inducing: (U, d).
         q_mean: (U, k), the means of q.
         q_log_deviations: (U,) or (k, U), logarithms of the diagonal of the factor of S.
-        q_below: (U (U - 1) / 2,) or (k, ...), what is below the diagonal, row by row.
+        q_below: (U, U) or (k, U, U), of which what is below the diagonal counts, the rest of that factor.
+            (Not packed: a GPU would need a launch per row to unpack it.)
 
     Raises:
         DTypeError, ShapeError, NonFiniteError: ``inducing`` is not (U, d), float32 or float64, and finite.
@@ -120,7 +120,7 @@ class SparseLayer(Parametrised):
         batch = (outputs,) if covariance == "separate" else ()
         self.q_mean = nn.Parameter(torch.zeros(U, outputs))
         self.q_log_deviations = nn.Parameter(torch.zeros(*batch, U))
-        self.q_below = nn.Parameter(torch.zeros(*batch, U * (U - 1) // 2))
+        self.q_below = nn.Parameter(torch.zeros(*batch, U, U))
         self.register_buffer("status", torch.zeros((), dtype=torch.int32), persistent=False)
         self.to(dtype=inducing.dtype, device=inducing.device)
         if not whiten:  # q(u) starts as the prior, as it does when whitened
@@ -139,10 +139,8 @@ class SparseLayer(Parametrised):
         if mean is not None:
             self.q_mean.copy_(mean)
         if root is not None:
-            U = root.shape[-1]
-            rows, columns = torch.tril_indices(U, U, -1, device=root.device)
             self.q_log_deviations.copy_(root.diagonal(dim1=-2, dim2=-1).log())
-            self.q_below.copy_(root[..., rows, columns])
+            self.q_below.copy_(root.tril(-1))
 
     def prepare(self) -> Prepared:
         """The factor of K_uu, and q of the whitened inducing variables: for all that one step asks."""
@@ -210,7 +208,7 @@ class SparseLayer(Parametrised):
         """
         U, k = self.q_mean.shape
         if self.whiten:
-            squares = (2.0 * self.q_log_deviations).exp().sum() + self.q_below.square().sum()
+            squares = (2.0 * self.q_log_deviations).exp().sum() + self.q_below.tril(-1).square().sum()
             logarithms, squared_mean = self.q_log_deviations.sum(), self.q_mean.square().sum()
         else:
             _, mean, root = self.prepare() if prepared is None else prepared
@@ -277,8 +275,7 @@ class SparseLayer(Parametrised):
 
     def _root(self) -> Tensor:
         """Ls, (U, U) or (k, U, U)."""
-        diagonal = torch.diag_embed(self.q_log_deviations.exp())
-        return diagonal + maketrian(self.q_below, offset=-1) if diagonal.shape[-1] > 1 else diagonal
+        return self.q_below.tril(-1) + torch.diag_embed(self.q_log_deviations.exp())
 
     def _factor(self) -> Tensor:
         K = self.kernel(self.inducing.to(ARITHMETIC))

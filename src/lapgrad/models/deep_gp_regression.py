@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import (
+    _batches_of_rows,
     _checks,
     _deep_start,
     _fitting,
     _inducing_inputs,
-    _minibatches,
     _plots,
     _propagation,
     _sampling,
@@ -197,7 +197,7 @@ class DeepGPRegression(Model):
         samples, batch = samples or self.samples, batch or self.batch
         _deep_start.positive(who, samples=samples, batch=batch)
         source = _checks.generator(who, generator, self.X.device)
-        rows = next(_minibatches.rows(len(self.X), batch, self.X.device, source))
+        rows = next(_batches_of_rows.rows(len(self.X), batch, self.X.device, source))
         return self._estimated(rows, samples, source)
 
     def fit(
@@ -237,7 +237,7 @@ class DeepGPRegression(Model):
         if optimizer != "adam":
             raise _errors.unknown_option(f"{who}.fit", "optimizer", optimizer, ("adam",))
         source = _checks.generator(f"{who}.fit", generator, self.X.device)
-        batches = _minibatches.rows(len(self.X), self.batch, self.X.device, source)
+        batches = _batches_of_rows.rows(len(self.X), self.batch, self.X.device, source)
         return _fitting.fit(
             self,
             lambda: self._estimated(next(batches), self.samples, source),

@@ -1,0 +1,455 @@
+"""Deep Gaussian processes without inputs: layers of functions from noise to data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad._waiting import without_waiting
+from lapgrad.models import _checks, _importance, _minibatches
+from lapgrad.models._deep_layer import DeepLayer, Shift, initial_layer
+from lapgrad.models._fitting import Callback, FitResult
+from lapgrad.models._importance import LogLikelihood
+from lapgrad.models._model import StoredModel
+from lapgrad.models._sparse_layer import COVARIANCES, Prepared
+from lapgrad.models.kernels.base import Kernel, part_of_state
+
+_LOG_2_PI = math.log(2.0 * math.pi)
+#: Rows of data that the start is computed from.
+_ROWS_AT_THE_START = 10_000
+#: Entries of the largest matrix of a chunk, if ``chunk`` is not given: 0.5 GB of float32 on a GPU.
+_ENTRIES = {"cpu": 1 << 22}
+_ENTRIES_ELSEWHERE = 1 << 27
+
+
+class DeepGP(StoredModel):
+    """Data as a deep Gaussian process: h_L ~ N(0, I), h_(l-1) = f_l(h_l) + noise, and data y = h_0.
+
+    Each f_l has independent outputs with a Gaussian process prior, one kernel, and a Gaussian q(u) of its
+    values at inducing inputs. A recognition network per layer gives q(h_1 | y), q(h_2 | h_1), ..., so that
+    latent variables of one datum depend on each other. All of it is learned together by stochastic
+    gradients of the lower bound
+
+        log p(Y) >= Σ_n E_q [Σ_l E_q(f_l) log N(h_(l-1) | f_l(h_l), noise_l) + log p(h_L) - log q(h | y_n)]
+                    - Σ_l KL(q(u_l) || p(u_l))
+
+    (M. Seeger et al., 2017, section 5.3: SV-DGP). The model does not hold its data: pass them to ``fit``.
+
+    Args:
+        Y: (n, D), the data, or enough of them to start from: principal components, means, inducing inputs.
+            The model lives on their device and in their dtype, float32 or float64.
+        widths: Latent variables per layer, the top layer first: [5, 20, 50] has 50 next to the data.
+        inducing: How many inducing inputs each layer has, at most.
+        kernels: One per layer, the top layer first; None: ``RBF`` with one lengthscale per input. They become
+            parts of the model.
+        hidden: Widths of the hidden layers of each recognition network.
+        noise_var: Variance of the noise of the data at the start; None: from the data.
+        whiten: Parametrise q(u) by whitened variables.
+        covariance: "shared": one covariance of q(u) for all outputs of a layer, or "separate".
+        jitter: Added to the diagonal of kernel matrices of inducing inputs, in units of its mean.
+        generator: Source of random numbers for the start, or a seed; None: torch's own.
+
+    Attributes:
+        layers: The layers, that of the data first: ``layers[0].functions``, ``.recognition``, ``.noise_var``.
+        widths: As given.
+
+    Raises:
+        DTypeError, ShapeError, NonFiniteError: Y is not (n, D), float32 or float64, and finite.
+        OptionError: An option is not one of those above.
+
+    Example:
+        >>> from lapgrad.models import DeepGP
+        >>> source = torch.Generator().manual_seed(0)
+        >>> angles = 6.3 * torch.rand(500, dtype=torch.float64, generator=source)
+        >>> circle = torch.stack([angles.cos(), angles.sin(), 0 * angles], 1)
+        >>> model = DeepGP(circle, [1, 2], inducing=20, hidden=[20], generator=0)
+        >>> result = model.fit(circle, steps=200, batch=100, generator=0)
+        >>> model.sample(3, generator=0).shape
+        torch.Size([3, 3])
+    """
+
+    _training: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        Y: Tensor,
+        widths: Sequence[int],
+        *,
+        inducing: int = 100,
+        kernels: Sequence[Kernel] | None = None,
+        hidden: Sequence[int] = (500, 300),
+        noise_var: float | None = None,
+        whiten: bool = True,
+        covariance: str = "shared",
+        jitter: float = 1e-6,
+        generator: torch.Generator | int | None = None,
+    ) -> None:
+        super().__init__()
+        who = type(self).__name__
+        Y = _checks.inputs(who, Y, "Y").detach()
+        widths, hidden = list(widths), list(hidden)
+        _check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
+        source = _checks.generator(who, generator, Y.device)
+        self.widths, self.outputs = widths, Y.shape[1]
+        total = len(Y)
+        order = torch.randperm(total, generator=source, device=Y.device)
+        lower = Y[order[:_ROWS_AT_THE_START]]
+        options = {"whiten": whiten, "covariance": covariance, "jitter": jitter}
+        given: list[Kernel | None] = [None] * len(widths) if kernels is None else list(kernels)
+        bottom_up = list(zip(reversed(widths), reversed(given), strict=True))
+        layers: list[DeepLayer] = []
+        seed = int(torch.randint(1 << 62, (), generator=source, device=Y.device))
+        with torch.random.fork_rng(devices=[]):  # nn.Linear draws from torch's own source
+            torch.manual_seed(seed)
+            for level, (width, kernel) in enumerate(bottom_up):
+                layers.append(
+                    initial_layer(
+                        lower,
+                        width,
+                        total=total,
+                        of_data=level == 0,
+                        inducing=inducing,
+                        kernel=kernel,
+                        hidden=hidden,
+                        noise_var=noise_var if level == 0 else None,
+                        options=options,
+                        generator=source,
+                    )
+                )
+                with torch.no_grad():
+                    lower = layers[-1].recognition(lower)[0]
+        self.layers = nn.ModuleList(layers)
+
+    # Learning.
+
+    def bound(
+        self,
+        Y: Tensor,
+        *,
+        total: int | None = None,
+        samples: int = 1,
+        noise: Sequence[Tensor] | None = None,
+        latent_weight: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """An unbiased estimate of the lower bound of the log density of all data, from some of them.
+
+        Args:
+            Y: (b, D), a minibatch.
+            total: How many data there are; None: those of Y alone.
+            samples: Of the latent variables, per datum.
+            noise: (samples, b, w) standard normal numbers for each layer, that of the data first; None:
+                drawn.
+            latent_weight: Of the terms of latent variables: all but the fit to the data and the KL
+                divergences of q(u). Less than 1: no bound, but a way to start.
+            generator: Source of the noise.
+
+        Returns:
+            A scalar, in float64: a sum over ``total`` data and no mean.
+        """
+        prepared = self._prepared()
+        lower, terms = Y, Y.new_zeros(())
+        mean = log_variance = Y
+        for level, layer in enumerate(self._layers()):
+            mean, log_variance = layer.recognition(lower)
+            drawn = (
+                self._normal((samples, len(Y), mean.shape[-1]), generator) if noise is None else noise[level]
+            )
+            H = mean + (0.5 * log_variance).exp() * drawn
+            fit = layer.expected_log_density(lower, H, prepared[level])
+            # The entropy of q(h_l | h_(l-1)), given h_(l-1).
+            entropy = 0.5 * (log_variance.sum(-1) + mean.shape[-1] * (1.0 + _LOG_2_PI))
+            terms = terms + (fit if level == 0 else latent_weight * fit) + latent_weight * entropy
+            lower = H
+        squares = (mean.square() + log_variance.exp()).sum(-1)  # of h_L, over q(h_L | h_(L-1))
+        terms = terms - 0.5 * latent_weight * (squares + mean.shape[-1] * _LOG_2_PI)
+        of_data = terms.to(torch.float64).mean(0).sum() * ((len(Y) if total is None else total) / len(Y))
+        pairs = zip(self._layers(), prepared, strict=True)
+        return of_data - sum(layer.functions.kl(known).to(torch.float64) for layer, known in pairs)
+
+    def fit(
+        self,
+        Y: Tensor,
+        *,
+        steps: int | None = None,
+        epochs: float | None = None,
+        seconds: float | None = None,
+        batch: int = 1000,
+        lr: float = 3e-3,
+        final_lr: float = 0.02,
+        samples: int = 1,
+        annealing: int = 0,
+        generator: torch.Generator | int | None = None,
+        progress: bool = False,
+        callback: Callback | None = None,
+        every: int = 50,
+        resume: dict[str, Any] | None = None,
+    ) -> FitResult:
+        """Learn by Adam on minibatches: kernels, noises, inducing inputs, q(u) and recognition networks.
+
+        On a GPU the data should be there, too; between two looks at the loss nothing waits for the device.
+
+        Args:
+            Y: (n, D), the data.
+            steps: How many minibatches.
+            epochs: How many passes over the data, in place of ``steps``.
+            seconds: How long. One of the three must be given; of two, what comes first counts.
+            batch: Rows per minibatch.
+            lr: Learning rate at the start.
+            final_lr: At the end, relative to the start; it comes down along half a cosine.
+            samples: Of latent variables per datum and step.
+            annealing: Steps in which the weight of the terms of latent variables rises from 0 to 1. They
+                keep latent variables from being switched off before there is a use for them.
+            generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
+            progress: Show a progress bar with the loss (needs rich).
+            callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
+                stops the fit.
+            every: Steps between two looks at the loss.
+            resume: What ``training_state`` has returned: the fit goes on from there, up to these limits.
+
+        Returns:
+            Losses are estimates of minus the bound, per datum, each the mean over ``every`` steps.
+
+        Raises:
+            FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
+                last look at the loss.
+            DTypeError, DeviceError, ShapeError, NonFiniteError: Y does not fit, or has a NaN.
+            OptionError: An argument is not one of those above.
+        """
+        who = f"{type(self).__name__}.fit"
+        Y = self._observations("fit", Y)
+        plan = _minibatches.checked_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
+        if samples < 1 or annealing < 0:
+            raise _errors.OptionError(
+                f"{who}: samples must be positive and annealing not negative, got {samples}, {annealing}."
+            )
+        source = _minibatches.own_generator(_checks.generator(who, generator, Y.device), Y.device)
+        training = _minibatches.Training(who, self, len(Y), plan, source, resume)
+
+        def loss(rows: Tensor, step: int) -> Tensor:
+            weight = min(1.0, (step + 1) / annealing) if annealing else 1.0
+            found = self.bound(Y[rows], total=len(Y), samples=samples, latent_weight=weight, generator=source)
+            return -found / len(Y)
+
+        def told(step: int, value: float) -> bool | None:
+            self._training = training.state()
+            return None if callback is None else callback(step, value)
+
+        result = training.run(loss, progress=progress, callback=told)
+        self._training = training.state()
+        return result
+
+    def training_state(self) -> dict[str, Any]:
+        """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
+
+        Of the last look at the loss; tensors, numbers and text, which ``torch.save`` takes.
+
+        Raises:
+            OptionError: The model has not been fitted.
+        """
+        if self._training is None:
+            raise _errors.OptionError(f"{type(self).__name__}.training_state: fit has not been called.")
+        return self._training
+
+    # What it has learned.
+
+    @torch.no_grad()
+    def embed(self, Y: Tensor, *, layer: int = 0) -> Tensor:
+        """Where data are in latent space: means of q(h | y), layer upon layer.
+
+        Args:
+            Y: (n, D).
+            layer: Index into ``widths``: 0 for the top layer, -1 for the one next to the data.
+
+        Returns:
+            (n, widths[layer]).
+        """
+        H = self._observations("embed", Y)
+        for part in self._layers()[: self._levels("embed", layer)]:
+            H = part.recognition(H)[0]
+        return H
+
+    @torch.no_grad()
+    def reconstruct(self, Y: Tensor, *, layer: int = -1) -> Tensor:
+        """Data as the model sees them: the mean of y at their place in latent space, (n, D).
+
+        Args:
+            Y: (n, D).
+            layer: How far up the data go before they come back, an index into ``widths``: -1 for the layer
+                next to the data, 0 for the top.
+        """
+        H = self.embed(Y, layer=layer)
+        with without_waiting():
+            for part in reversed(self._layers()[: self._levels("reconstruct", layer)]):
+                H = part.functions(H)[0]
+        return H
+
+    @torch.no_grad()
+    def sample(
+        self, count: int = 1, *, noise: bool = False, generator: torch.Generator | int | None = None
+    ) -> Tensor:
+        """New data, (count, D), each drawn by itself from the top down.
+
+        Args:
+            count: How many.
+            noise: With the noise of observations; else the mean of y given h_1.
+            generator: Source of randomness, or a seed; None: torch's own.
+        """
+        who = f"{type(self).__name__}.sample"
+        if count < 0:
+            raise _errors.OptionError(f"{who}: count must not be negative, got {count}.")
+        source = _checks.generator(who, generator, self._like().device)
+        H = self._normal((count, self.widths[0]), source)
+        for level in reversed(range(len(self.widths))):
+            layer = self._layers()[level]
+            mean, variance = layer.functions(H)
+            if level == 0 and not noise:
+                return mean
+            H = mean + (variance + layer.noise_var).sqrt() * self._normal(tuple(mean.shape), source)
+        return H
+
+    @torch.no_grad()
+    def log_likelihood(
+        self,
+        Y: Tensor,
+        *,
+        samples: int = 1000,
+        chunk: int | None = None,
+        generator: torch.Generator | int | None = None,
+    ) -> LogLikelihood:
+        """log p(y) of each observation, by importance sampling from q(h | y).
+
+        Each layer's density is its predictive one: N(h_(l-1) | E f_l, Var f_l + noise_l) at h_l.
+
+        Args:
+            Y: (n, D).
+            samples: Of the latent variables, per observation.
+            chunk: How many pairs of observation and sample are worked on at a time; None: by size.
+            generator: Source of randomness, or a seed; None: torch's own.
+
+        Returns:
+            Mean, errors, and one value per observation. The expectation of an estimate is not above log p(y).
+        """
+        who = f"{type(self).__name__}.log_likelihood"
+        Y = self._observations("log_likelihood", Y)
+        if samples < 1 or (chunk is not None and chunk < 1):
+            raise _errors.OptionError(f"{who}: samples and chunk must be positive, got {samples}, {chunk}.")
+        source = _checks.generator(who, generator, Y.device)
+        if chunk is None:
+            U = max(len(layer.functions.inducing) for layer in self._layers())
+            entries = _ENTRIES.get(Y.device.type, _ENTRIES_ELSEWHERE)
+            chunk = max(1, entries // max(U, self.outputs, *self.widths))
+        drawn = min(samples, chunk)
+        width = max(1, chunk // drawn)
+        weights = _importance.Weights(len(Y), Y.device)
+        prepared = self._prepared()
+        with without_waiting():
+            for begin in range(0, len(Y), width):
+                rows = slice(begin, min(begin + width, len(Y)))
+                for first in range(0, samples, drawn):
+                    count = min(drawn, samples - first)
+                    weights.add(rows, self._log_weights(Y[rows], count, prepared, source))
+        return weights.result(samples)
+
+    # Files.
+
+    def config(self) -> dict[str, Any]:
+        """Widths, and the descriptions of the layers."""
+        return {
+            "widths": self.widths,
+            "outputs": self.outputs,
+            "layers": [layer.config() for layer in self._layers()],
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+    ) -> Self:
+        """A model of this description, which starts from no data."""
+        model = cls.__new__(cls)
+        super().__init__(model)
+        model.widths, model.outputs = config["widths"], config["outputs"]
+        layers = []
+        for level, described in enumerate(config["layers"]):
+            own = part_of_state(tensors, f"layers.{level}.")
+            mean = Shift(own["functions.mean.constant"]) if level == 0 else None
+            layers.append(DeepLayer.from_config(described, own, modules, mean))
+        model.layers = nn.ModuleList(layers)
+        return model
+
+    def extra_repr(self) -> str:
+        """The architecture."""
+        return f"widths={self.widths}, outputs={self.outputs}"
+
+    def _layers(self) -> list[DeepLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DeepLayer)]
+
+    def _prepared(self) -> list[Prepared]:
+        return [layer.functions.prepare() for layer in self._layers()]
+
+    def _log_weights(
+        self, Y: Tensor, samples: int, prepared: Sequence[Prepared], generator: torch.Generator | None
+    ) -> Tensor:
+        """log p(y | h_1) + log p(h_1 | h_2) + ... + log p(h_L) - log q(h | y), (samples, b)."""
+        lower, total, H = Y, Y.new_zeros(()), Y
+        for layer, known in zip(self._layers(), prepared, strict=True):
+            mean, log_variance = layer.recognition(lower)
+            drawn = self._normal((samples, len(Y), mean.shape[-1]), generator)
+            H = mean + (0.5 * log_variance).exp() * drawn
+            of_q = -0.5 * (drawn.square() + log_variance + _LOG_2_PI).sum(-1)
+            total = total + layer.log_density(lower, H, known) - of_q
+            lower = H
+        return total - 0.5 * (H.square() + _LOG_2_PI).sum(-1)
+
+    def _normal(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        like = self._like()
+        return torch.randn(*shape, dtype=like.dtype, device=like.device, generator=generator)
+
+    def _like(self) -> Tensor:
+        return self._layers()[0].functions.q_mean
+
+    def _levels(self, function: str, layer: int) -> int:
+        """How many layers are between the data and ``widths[layer]``."""
+        if isinstance(layer, bool) or not -len(self.widths) <= layer < len(self.widths):
+            raise _errors.OptionError(
+                f"{type(self).__name__}.{function}: layer must be an index into the widths {self.widths}, "
+                f"got {layer!r}."
+            )
+        return len(self.widths) - layer % len(self.widths)
+
+    def _observations(self, function: str, Y: Tensor) -> Tensor:
+        who = f"{type(self).__name__}.{function}"
+        Y = _checks.inputs(who, Y, "Y", columns=self.outputs)
+        _checks.same_kind(who, Y=Y, model=self._like())
+        return Y
+
+
+def _check_options(
+    who: str,
+    widths: Sequence[int],
+    hidden: Sequence[int],
+    inducing: int,
+    kernels: Sequence[Kernel] | None,
+    noise_var: float | None,
+    covariance: str,
+) -> None:
+    def positive(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+    if not widths or not all(map(positive, widths)):
+        raise _errors.OptionError(f"{who}: widths must be positive numbers, one per layer, got {widths}.")
+    if not all(map(positive, hidden)):
+        raise _errors.OptionError(f"{who}: hidden must be positive numbers, got {hidden}.")
+    if not positive(inducing):
+        raise _errors.OptionError(f"{who}: inducing must be a positive number, got {inducing!r}.")
+    if kernels is not None and len(kernels) != len(widths):
+        raise _errors.OptionError(f"{who}: {len(kernels)} kernels for {len(widths)} layers.")
+    if noise_var is not None and not 0.0 < noise_var < math.inf:
+        raise _errors.OptionError(f"{who}: noise_var must be positive and finite, got {noise_var}.")
+    if covariance not in COVARIANCES:
+        raise _errors.unknown_option(who, "covariance", covariance, COVARIANCES)
