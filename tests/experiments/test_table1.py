@@ -118,6 +118,12 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
         learned(Learning(steps=12), tmp_path)
 
 
+def test_jitter_is_that_of_the_data(tmp_path: Path) -> None:
+    assert learned(Learning(steps=1), tmp_path)["jitter"] == 1e-8
+    assert learned(Learning(steps=1, jitter=1e-5), tmp_path)["jitter"] == 1e-5
+    assert Learning().for_task("power").jitter == 1e-6
+
+
 def test_the_command_is_interrupted_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

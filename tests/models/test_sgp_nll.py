@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tolerances import HIGHER_ORDER, INDUCING, INDUCING_FLOAT32, OF_JITTER, assert_all_close, assert_close
+from tolerances import (
+    HIGHER_ORDER,
+    INDUCING,
+    INDUCING_FLOAT32,
+    LITTLE_NOISE,
+    OF_JITTER,
+    assert_all_close,
+    assert_close,
+)
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import lapgrad
-from lapgrad.fused import KernelFunction
+from lapgrad.fused import KernelFunction, _sparse_gradient
 from lapgrad.models import sgp_nll
 
 DOUBLE = torch.float64
@@ -295,3 +304,27 @@ def test_errors_of_the_function_of_matrices() -> None:
         sgp_nll(Kuu, Kuf, diagonal, Y, 0.0)
     with pytest.raises(lapgrad.DTypeError, match="same dtype"):
         sgp_nll(Kuu, Kuf, diagonal.float(), Y, noise_var)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K_uu is nearly singular and noise small: products with G would lose what solves keep."""
+    X = torch.linspace(-3, 3, 150, dtype=DOUBLE)[:, None]
+    Y = torch.sin(X + torch.arange(k)) + 1e-3 * torch.cos(40.0 * X)
+    values = (X[::10] + 0.01, X, Y, torch.tensor(1e-5), torch.tensor([1.0]), torch.tensor(2.0))
+    tensors = tuple(value.to(DOUBLE).requires_grad_() for value in values)
+    Z, X, Y, noise_var, *parameters = tensors
+
+    def streamed(chunk: int | None = None) -> Tensors:
+        kernel = KernelFunction(rbf, rbf_diagonal, tuple(parameters))
+        s = lapgrad.fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=1e-8, chunk=chunk)
+        return torch.autograd.grad(s, tensors)
+
+    Kuu = rbf(Z, Z, *parameters) + 1e-8 * parameters[1] * torch.eye(len(Z), dtype=DOUBLE)
+    of_matrices = sgp_nll(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
+    wanted = torch.autograd.grad(of_matrices, tensors)
+    for chunk in (None, 40):
+        assert_all_close(streamed(chunk), wanted, LITTLE_NOISE)
+    monkeypatch.setattr(_sparse_gradient, "_IMPRECISE", math.inf)
+    with pytest.raises(AssertionError):
+        assert_all_close(streamed(), wanted, LITTLE_NOISE)

@@ -30,6 +30,12 @@ SHOWN_EVERY = {"cpu": 1, "cuda": 50}
 KEPT_EVERY = 250
 """Steps between two checkpoints. L-BFGS starts with an empty memory after each."""
 
+_JITTER = 1e-6
+_LITTLE_JITTER = 1e-8
+_NO_NOISE = ("naval1", "naval2")
+"""A simulation: the noise that is learned falls to 1e-6 of the variance and below. Jitter is noise of the
+inducing variables, and must not be more."""
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 #: Called with the number of steps made and the loss.
@@ -48,7 +54,8 @@ class Learning:
         lr: Step rate of Adam; the length of the first step of L-BFGS.
         seed: Of the order of the data, and of the choice of inducing inputs.
         dtype: A key of ``DTYPES``.
-        jitter: Added to the diagonal of the kernel matrix of inducing inputs, in units of its mean.
+        jitter: Added to the diagonal of the kernel matrix of inducing inputs, in units of its mean; None: as
+            the data want it.
     """
 
     optimizer: str = "adam"
@@ -56,7 +63,13 @@ class Learning:
     lr: float = 1e-2
     seed: int = 0
     dtype: str = "float64"
-    jitter: float = 1e-6
+    jitter: float | None = None
+
+    def for_task(self, dataset: str) -> Learning:
+        """With the jitter of these data."""
+        if self.jitter is not None:
+            return self
+        return dataclasses.replace(self, jitter=_LITTLE_JITTER if dataset in _NO_NOISE else _JITTER)
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ def learned(
         FitError: The criterion cannot be evaluated.
         FileFormatError: The checkpoint does not belong to this fold.
     """
+    how = how.for_task(which.dataset)
     X, y = (values.to(DTYPES[how.dtype]) for values in data)
     train, test = split(len(X), which.fold, how.seed)
     model = start(X[train], y[train], which, how).to(device)
@@ -149,8 +163,9 @@ def start(X: Tensor, y: Tensor, which: Fold, how: Learning) -> SparseGPRegressio
     far from each other; lengthscales are √d, the distance of neighbours in d dimensions; noise is a tenth of
     the variance. All but the inducing inputs and the mean are learned as logarithms.
     """
+    jitter = how.for_task(which.dataset).jitter or 0.0
     return SparseGPRegression(
-        X, y, inducing=which.inducing, normalise=True, jitter=how.jitter, generator=how.seed + which.fold
+        X, y, inducing=which.inducing, normalise=True, jitter=jitter, generator=how.seed + which.fold
     )
 
 

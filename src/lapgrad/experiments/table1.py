@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--lr", type=_positive, help="step rate of Adam [1e-2], first step of L-BFGS [1]")
     how.add_argument("--seed", type=int, default=0, help="of the folds and of the inducing inputs [0]")
     how.add_argument("--dtype", choices=list(folds.DTYPES), default="float64", help="of the data [float64]")
-    how.add_argument("--jitter", type=_positive, default=Learning.jitter, help=f"[{Learning.jitter:g}]")
+    how.add_argument("--jitter", type=_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     where.add_argument("--threads", type=_number, help="of all folds together [torch's]")
@@ -172,7 +172,7 @@ def _results(output: Path, resume: bool, how: Learning) -> Results:
         )
     results = Results.load(output, "table1")
     for row in results.rows:
-        for option, value in vars(how).items():
+        for option, value in vars(how.for_task(row["dataset"])).items():
             if row.get(option) != value:
                 raise _errors.OptionError(
                     f"{output} holds folds with {option} {row.get(option)}, and this run has {option} "

@@ -14,6 +14,14 @@ give
 (the gradient of Lu is -Lu^-T times the symmetric matrix in the last line, so that the reverse of the Cholesky
 factorisation is a solve). What reaches the kernel's parameters goes through the kernel's own autograd, per
 chunk.
+
+With little noise and a K_uu that is nearly singular, entries of G are as large as 1 / (jitter v), and
+rounding errors of G K_c larger than what is left of it in the gradient of the parameters. If so
+(``_imprecision``), each chunk is solved for instead,
+
+    gK_c = Lu^-T (S B_c - a Y_c^T) / v,   B_c = Lu^-1 K_c,   S = k M^-1 + a a^T - k I
+
+for 4 n U^2 flops in place of 2 n U^2: errors of B_c are those of a K_c changed in its last digits.
 """
 
 from __future__ import annotations
@@ -29,6 +37,9 @@ from lapgrad._kernels import lookup
 from lapgrad.fused import _inducing
 from lapgrad.fused._inducing import ARITHMETIC, KernelFunction, Statistics
 from lapgrad.fused._sparse_bound import LOG_2_PI
+
+#: Of ``_imprecision``, in units of the criterion: beyond it chunks are solved for.
+_IMPRECISE = 1e-6
 
 
 class Inputs(NamedTuple):
@@ -84,18 +95,52 @@ class _Core(NamedTuple):
     """What the U x U matrices give; see the formulas above.
 
     Attributes:
-        value: (), the criterion.
-        noise_var: (), its derivative by the noise variance.
+        noise_var: (), the derivative by the noise variance.
         Kuu: (U, U), the gradient of K_uu.
-        G: (U, U).
-        g: (U, k).
+        chunks: The gradient of K_c and Y_c.
     """
 
-    value: Tensor
     noise_var: Tensor
     Kuu: Tensor
+    chunks: _Product | _Solved
+
+
+class _Product(NamedTuple):
+    """gK_c = G K_c + g Y_c^T."""
+
     G: Tensor
     g: Tensor
+
+    def of_matrix(self, K: Tensor, Y: Tensor, room: Tensor) -> Tensor:
+        """gK_c, in the memory of ``room``."""
+        return torch.mm(self.G, K, out=room).addmm_(self.g, Y.mT)
+
+    def of_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
+        """gY_c."""
+        return torch.addmm(Y / v, K.mT, self.g)
+
+
+class _Solved(NamedTuple):
+    """gK_c = Lu^-T (S B_c + s Y_c^T), B_c = Lu^-1 K_c, with S as above over v, and s = -a / v."""
+
+    Lu: Tensor
+    S: Tensor
+    s: Tensor
+
+    def of_matrix(self, K: Tensor, Y: Tensor, room: Tensor) -> Tensor:
+        """gK_c, in the memory of ``room``; B_c takes as much again."""
+        gB = torch.mm(self.S, self._solved(K), out=room).addmm_(self.s, Y.mT)
+        lookup("trsm", gB)(gB, self.Lu, gB, True, True, False)
+        return gB
+
+    def of_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
+        """gY_c."""
+        return torch.addmm(Y / v, self._solved(K).mT, self.s)
+
+    def _solved(self, K: Tensor) -> Tensor:
+        B = torch.empty_like(K)
+        lookup("trsm", K)(B, self.Lu, K, True, False, False)
+        return B
 
 
 class _Leaves:
@@ -147,7 +192,7 @@ def evaluate(
     Lm, a, value = _factor_and_value(operator, statistics, v, *Y.shape)
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
-    core = _core(statistics, Lm, a, value, v, jitter, *Y.shape)
+    core = _core(statistics, Lm, a, v, jitter, Y)
     last, room = statistics.last, statistics.room
     del statistics, Lm  # of three U x U matrices one is not needed any more
     gX = torch.empty_like(X) if needs.X else None
@@ -201,12 +246,10 @@ def _not_factorised(operator: str, code: int) -> _errors.LapgradError:
     )
 
 
-def _core(
-    statistics: Statistics, Lm: Tensor, a: Tensor, value: Tensor, v: Tensor, jitter: float, n: int, k: int
-) -> _Core:
+def _core(statistics: Statistics, Lm: Tensor, a: Tensor, v: Tensor, jitter: float, Y: Tensor) -> _Core:
     """Takes the memory of Lm for G, and that of W for gK_uu. 8/3 U^3 flops."""
     Lu, W, b, squares, variances, *_ = statistics
-    U = len(W)
+    U, (n, k) = len(W), Y.shape
     unexplained = variances - W.diagonal().sum()
     inverse = Lm
     lookup("potri", Lm)(inverse, Lm, True)
@@ -216,16 +259,37 @@ def _core(
     by_squares = ((a * b).sum() - squares) / v + a.square().sum()
     gv = 0.5 / v * (by_squares + k * (n - determined - unexplained / v))
 
-    inverse.diagonal().sub_(1.0)
-    G = inverse.mul_(k).addmm_(a, a.mT)
-    _inducing.sandwich(G, Lu)
-    lookup("copyltu", W)(W, W, True)
-    gKuu = _inducing.sandwich(W, Lu).mul_(k / v).add_(G).mul_(0.5)
-    if U:  # the jitter is a multiple of the mean diagonal
-        gKuu.diagonal().add_(jitter * gKuu.diagonal().mean())
     g = torch.empty_like(a)
     lookup("trsm", a)(g, Lu, a, True, True, False)
-    return _Core(value, gv, gKuu, G.div_(v), g.div_(-v))
+    g.div_(-v)
+    inverse.diagonal().sub_(1.0)
+    S = inverse.mul_(k).addmm_(a, a.mT)
+    lookup("copyltu", W)(W, W, True)
+    W.mul_(k / v)
+    chunks: _Product | _Solved
+    if _imprecision(Lu, g, v, statistics.last.detach(), k) > _IMPRECISE:
+        gKuu = _inducing.sandwich(W.add_(S), Lu)
+        chunks = _Solved(Lu, S.div_(v), -a / v)
+    else:
+        gKuu = _inducing.sandwich(W, Lu).add_(_inducing.sandwich(S, Lu))
+        chunks = _Product(S.div_(v), g)
+    gKuu.mul_(0.5)
+    if U:  # the jitter is a multiple of the mean diagonal
+        gKuu.diagonal().add_(jitter * gKuu.diagonal().mean())
+    return _Core(gv, gKuu, chunks)
+
+
+def _imprecision(Lu: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> float:
+    """A bound of the rounding errors of k_i^T G k_i, for columns k_i of K: of the derivative of one datum's
+    part of the criterion by the logarithm of the kernel's variance.
+
+    G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T, where M^-1 - I has eigenvalues between -1 and 0, and the
+    least pivot stands for the least eigenvalue of K_uu. It is ten to a hundred times what is measured.
+    """
+    if not K.numel():
+        return 0.0
+    size = k / (v * Lu.diagonal().min().square()) + v * g.square().sum()
+    return float(torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size)
 
 
 def _stream_back(
@@ -237,7 +301,7 @@ def _stream_back(
     width: int,
     at_hand: tuple[Tensor, Tensor],
 ) -> None:
-    """The second pass, from the last chunk, whose K_c is at hand, to the first. 2 n U^2 flops."""
+    """The second pass, from the last chunk, whose K_c is at hand, to the first."""
     (X, Y, v), (gX, gY) = data, gradients
     Z, *parameters = leaves.tensors
     last, room = at_hand
@@ -252,11 +316,10 @@ def _stream_back(
             variances = kernel.diagonal(inputs, *parameters)
         values = K.detach()
         if gY is not None:
-            gY[rows] = torch.addmm(targets / v, values.mT, core.g)
+            gY[rows] = core.chunks.of_targets(values, targets, v)
         if not leaves.wanted and gX is None:
             continue
-        gK = torch.mm(core.G, values, out=room[: values.numel()].view(values.shape))
-        gK.addmm_(core.g, targets.mT)
+        gK = core.chunks.of_matrix(values, targets, room[: values.numel()].view(values.shape))
         further = [] if gX is None else [inputs]
         found = leaves.add([K, variances], [gK, weight.expand_as(variances)], further)
         if gX is not None:

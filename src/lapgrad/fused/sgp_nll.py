@@ -60,18 +60,20 @@ def sgp_nll(
         For Z, X, Y, noise_var and the parameters of the kernel, in closed form up to the kernel matrices:
         gK_c = G K_c + g Y_c^T for each chunk, from where the kernel's own autograd goes on. It is computed
         along with the value, if anything asks for it: under ``torch.no_grad()`` the value alone takes less
-            than half
-        of the time. Saves the gradient (which is no larger than the inputs) and the inputs. Second
-        derivatives (``create_graph=True``), forward mode and torch.func run through the whole matrices, as
-        does ``torch.compile``.
+        than half of the time. Where noise is so small, and K_uu so close to singular, that rounding errors of
+        G would show, chunks are solved for instead. Saves the gradient (which is no larger than the inputs)
+        and the inputs. Second derivatives (``create_graph=True``), forward mode and torch.func run through
+        the whole matrices, as does ``torch.compile``.
 
     Memory:
-        3 U^2 + 2 U chunk, and what the kernel's autograd needs for one chunk, in float64.
+        3 U^2 + 2 U chunk (3 U chunk where chunks are solved for), and what the kernel's autograd needs for
+        one chunk, in float64.
 
     Cost:
-        4 n U^2 + 10/3 U^3 flops; 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in float64: in
-        float32 K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs on. float32
-        data give float32 results, right to the last digits but one or two.
+        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for); 2 n U^2 + 2/3 U^3 for the
+        value alone. All arithmetic is in float64: in float32 K_uu of a smooth kernel has no Cholesky factor
+        from a few hundred inducing inputs on. float32 data give float32 results, right to the last digits but
+        one or two.
 
     Example:
         >>> import torch, lapgrad
