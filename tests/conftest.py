@@ -7,6 +7,9 @@ import torch
 from device import DEVICE
 from paths import PATHS
 
+#: Stand-ins for other libraries, which only the processes of test_peers.py are to find.
+collect_ignore = ["fake_peers"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if DEVICE.type not in ("cpu", "cuda"):

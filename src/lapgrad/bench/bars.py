@@ -14,8 +14,10 @@ from typing import Any, Literal
 import torch
 
 import lapgrad as lg
-from lapgrad.bench.cases import L_OF_GELQF, OPERATORS, Case, Operator, Shape, dtype_name, logdet_by_cholesky
+from lapgrad.bench.cases import L_OF_GELQF, OPERATORS, Case, Operator, dtype_name
 from lapgrad.bench.coexist import alternate
+from lapgrad.bench.in_torch import logdet_by_cholesky
+from lapgrad.bench.inputs import Shape
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.runner import Measurement, Phase, measure, measure_alone, thread_count
 from lapgrad.bench.timing import CPU
@@ -78,12 +80,14 @@ class Verdict:
         return self.bar.holds(self.figure)
 
     def as_dict(self) -> dict[str, Any]:
-        """As stored in JSON."""
+        """As stored in results files."""
         bar = self.bar
         return {
             "what": bar.what,
-            "wanted": f"{bar.sense} {bar.bound:g}{bar.unit}",
-            "measured": self.figure,
+            "wanted": bar.bound,
+            "sense": bar.sense,
+            "figure": self.figure,
+            "unit": bar.unit,
             "passed": self.passed,
         }
 

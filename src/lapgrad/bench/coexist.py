@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 import lapgrad as lg
-from lapgrad.bench.cases import OPERATORS, Shape
+from lapgrad.bench.cases import OPERATORS
+from lapgrad.bench.inputs import Shape
 from lapgrad.bench.timing import interleaved
 
 _CALL_SECONDS = 4e-3

@@ -3,119 +3,260 @@
 from __future__ import annotations
 
 import argparse
-import itertools
+import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
-from lapgrad.bench import report
+from lapgrad._errors import FileFormatError
+from lapgrad.bench import comparison, plan, report, tables_ops
 from lapgrad.bench.bars import MANY_CORES, Bench, Machine, Verdict, bars, judge
-from lapgrad.bench.cases import OPERATORS, Case, Shape, dtype_name
-from lapgrad.bench.runner import PHASES, Measurement, Phase, measure
+from lapgrad.bench.options import add_arguments
+from lapgrad.bench.peers import Peers
+from lapgrad.bench.progress import Progress
+from lapgrad.bench.results import Results
+from lapgrad.bench.runner import DisagreementError, measure
 
-_DTYPES = {"float64": torch.float64, "float32": torch.float32}
-_SIZES = "64,256,1024,2048"
-_BATCHES = "1000x8x8,10000x4x4,200x64x64"
-_QUICK_SIZES = "64,256"
-_QUICK_BATCHES = "1000x8x8"
-_QUICK_SECONDS = 0.05
+__all__ = ["add_arguments", "run"]
 
-_Item = TypeVar("_Item")
+_REPEATS = 2
+"""How often a case that looks worse than before is measured again before it is said to be."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad bench ops`."""
-    what = parser.add_argument_group("what is measured")
-    what.add_argument(
-        "--ops", type=_names, default=list(OPERATORS), help="operators, separated by commas [all]"
-    )
-    what.add_argument("--sizes", type=_shapes, help=f"single matrices: 512 or 512x64 [{_SIZES}]")
-    what.add_argument("--batches", type=_shapes, help=f"batches: 1000x8x8; none: '' [{_BATCHES}]")
-    what.add_argument("--dtypes", type=_dtypes, default=list(_DTYPES.values()), help="[float64,float32]")
-    what.add_argument(
-        "--phases",
-        type=_phases,
-        default=["forward", "backward"],
-        help="forward (no gradient asked for), backward, step (both, with a new graph) [forward,backward]",
-    )
-    what.add_argument(
-        "--threads",
-        type=_threads,
-        default=[torch.get_num_threads()],
-        help="numbers of threads; 'all': 1, 2, 4, ...; several also give a scaling table [torch's]",
-    )
-    what.add_argument(
-        "--bars",
-        nargs="?",
-        const="auto",
-        choices=["auto", "few-cores", "many-cores", "cuda"],
-        help="measure the figures the operators have to reach instead, and compare",
-    )
-    what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    what.add_argument("--seconds", type=float, help="per case and phase [1]")
-    what.add_argument(
-        "--quick", action="store_true", help="few sizes, little time: to see that all of it runs"
-    )
-    output = parser.add_argument_group("what becomes of it")
-    output.add_argument("--output", type=Path, help="write figures and machine to this JSON file")
-    output.add_argument("--markdown", action="store_true", help="print a shorter table, in Markdown")
-    output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
+class _UsageError(Exception):
+    """The options do not fit together, or a file does not fit them."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
-    seconds = arguments.seconds or (_QUICK_SECONDS if arguments.quick else 1.0)
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        print(f"lapgrad bench: --device cuda: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
+    try:
+        _check(arguments)
+        earlier = Results.load(arguments.compare, "ops") if arguments.compare else None
+        if earlier is not None and arguments.with_file:
+            return _compare_files(arguments, earlier)
+        _warn_when_busy()
+        if arguments.bars:
+            return _run_bars(arguments)
+        return _run_cases(arguments, earlier)
+    except (_UsageError, FileFormatError, FileNotFoundError) as error:
+        print(f"lapgrad bench: {error}", file=sys.stderr)
         return 2
-    _warn_when_busy()
-    if arguments.bars:
-        return _run_bars(arguments, seconds)
-    sizes, batches = arguments.sizes, arguments.batches
-    if sizes is None:
-        sizes = _shapes(_QUICK_SIZES if arguments.quick else _SIZES)
-    if batches is None:
-        batches = _shapes(_QUICK_BATCHES if arguments.quick else _BATCHES)
-    cases = [
-        Case(OPERATORS[name], shape, dtype, torch.device(arguments.device))
-        for name, shape, dtype in itertools.product(arguments.ops, [*sizes, *batches], arguments.dtypes)
-    ]
-    measurements: list[Measurement] = []
-    for case, threads in _announced(list(itertools.product(cases, arguments.threads))):
-        measurements += measure(case, arguments.phases, threads, seconds)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise _UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
+    if arguments.resume and not arguments.output:
+        raise _UsageError("--resume: say with --output which file is gone on with")
+    if arguments.with_file and not arguments.compare:
+        raise _UsageError("--with: say with --compare which file it is compared with")
+    if arguments.bars and (arguments.compare or arguments.plots or arguments.peer):
+        raise _UsageError("--bars goes with none of --peer, --compare and --plots")
+    if arguments.plots and importlib.util.find_spec("matplotlib") is None:
+        raise _UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
+    names = [spec.library for spec in arguments.peer]
+    if len(set(names)) < len(names):
+        raise _UsageError(f"--peer: {', '.join(names)}: each library can be named once")
+
+
+def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
+    chosen = plan.made_of(arguments, earlier)
+    results = _begun(arguments, chosen.options)
+    done = {tables_ops.case_key(row) for row in results.rows}
+    to_do = [item for item in chosen.items if item.key not in done]
+    disagreements: list[str] = []
+    with Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers) as peers:
+        try:
+            with Progress(len(chosen.items), len(chosen.items) - len(to_do)) as progress:
+                for item in to_do:
+                    progress.now(str(item.case))
+                    try:
+                        found = measure(
+                            item.case,
+                            item.phases,
+                            item.threads,
+                            chosen.seconds,
+                            peers=peers,
+                            against_gemm=True,
+                            memory=True,
+                        )
+                    except DisagreementError as error:
+                        disagreements.append(f"not timed: {error}")
+                        continue
+                    results.rows += [row for measurement in found for row in measurement.rows()]
+                    _write(results, arguments.output)
+            if earlier is not None:
+                _measure_worse_again(chosen, earlier, results)
+        except KeyboardInterrupt:
+            _write(results, arguments.output)
+            _say_interrupted(arguments, len(results.rows))
+            return 130
+    results.complete = True
+    _write(results, arguments.output)
+    _print_cases(arguments, results)
+    for line in disagreements:
+        print(f"lapgrad bench: {line}", file=sys.stderr)
+    if arguments.plots:
+        _plot(results, arguments.plots)
+    code = 1 if disagreements else 0
+    if earlier is not None:
+        new = arguments.output or "this run"
+        code = max(code, _print_comparison(arguments, earlier, results, str(new), repeated=True))
+    return code
+
+
+def _begun(arguments: argparse.Namespace, options: dict[str, object]) -> Results:
+    """New results, or those of an interrupted run that asked for the same on the same machine."""
+    new = Results("ops", arguments.command_line, options=options)
+    if not arguments.resume or not Path(arguments.output).exists():
+        return new
+    old = Results.load(arguments.output, "ops")
+    for what, there, here in (
+        *((name, old.options.get(name), value) for name, value in options.items()),
+        ("processor", old.machine.get("cpu", {}).get("model"), new.machine["cpu"]["model"]),
+        ("torch", old.machine.get("torch", {}).get("version"), new.machine["torch"]["version"]),
+    ):
+        if there != here:
+            raise _UsageError(
+                f"--resume: {arguments.output} was begun with other {what}: {there} there, {here} here. "
+                "Use the same options on the same machine, or another --output"
+            )
+    if old.machine.get("commit") != new.machine["commit"]:
+        print(
+            f"{arguments.output} was begun with lapgrad {old.machine.get('commit')}, this is "
+            f"{new.machine['commit']}",
+            file=sys.stderr,
+        )
+    old.complete = False
+    for facts in old.peers.values():  # what was missing may be there by now
+        facts.pop("missing", None)
+    return old
+
+
+def _measure_worse_again(chosen: plan.Plan, earlier: Results, results: Results) -> None:
+    """Replaces rows of what looks worse than before by better ones, if noise was the reason."""
+    items = {item.key: item for item in chosen.items}
+    for _ in range(_REPEATS):
+        worse = comparison.compare(earlier, results).worse
+        with Progress(len(worse)) as progress:
+            for change in worse:
+                case, phase = change.key
+                progress.now(f"again: {items[case].case} {phase}")
+                (again,) = measure(
+                    items[case].case,
+                    [p for p in items[case].phases if p == phase],
+                    items[case].threads,
+                    3.0 * chosen.seconds,
+                    against_gemm=True,
+                )
+                for row in again.rows():
+                    _replace_if_better(results, row)
+
+
+def _replace_if_better(results: Results, row: dict[str, object]) -> None:
+    same = ("operator", "shape", "dtype", "device", "threads", "phase", "library")
+    for i, present in enumerate(results.rows):
+        if all(present[name] == row[name] for name in same):
+            if comparison.cost(row) < comparison.cost(present):
+                results.rows[i] = {**row, "extra_bytes": present["extra_bytes"]}
+            return
+
+
+def _compare_files(arguments: argparse.Namespace, earlier: Results) -> int:
+    later = Results.load(arguments.with_file, "ops")
+    return _print_comparison(arguments, earlier, later, str(arguments.with_file), repeated=False)
+
+
+def _print_comparison(
+    arguments: argparse.Namespace, old: Results, new: Results, name: str, repeated: bool
+) -> int:
+    found = comparison.compare(old, new)
+    if found.worse or found.better:
+        _print(comparison.table(found), f"{arguments.compare} and {name}", arguments.markdown)
+    for line in comparison.notes(found, (str(arguments.compare), name), repeated):
+        print(line)
+    if not found.changes:
+        print(f"lapgrad bench: {arguments.compare} and {name} have no case in common", file=sys.stderr)
+        return 2
+    return 1 if found.worse else 0
+
+
+def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
+    others = ["torch", *(spec.library for spec in arguments.peer)]
+    threads = sorted({row["threads"] for row in results.rows})
     if arguments.markdown:
-        print(report.markdown(report.short_table(measurements)))
-        print(f"\n{report.circumstances(arguments.threads, arguments.device)}")
+        print(report.markdown(tables_ops.short_table(results.rows, others)))
+        print(f"\n{report.circumstances(threads, arguments.device)}")
     else:
-        report.show(report.timing_table(measurements), "lapgrad against torch")
-    if len(arguments.threads) > 1:
-        _print(report.scaling_table(measurements), "scaling of lapgrad with threads", arguments.markdown)
-    if arguments.output:
-        report.write_json(arguments.output, measurements)
-    return 0
+        title = f"lapgrad against {', '.join(others)}"
+        report.show(tables_ops.timing_table(results.rows, others), title)
+    for line in tables_ops.notes_on_peers(results.peers):
+        print(line)
+    if len(threads) > 1:
+        _print(tables_ops.scaling_table(results.rows), "scaling of lapgrad with threads", arguments.markdown)
 
 
-def _run_bars(arguments: argparse.Namespace, seconds: float) -> int:
-    threads = arguments.threads[-1]
+def _plot(results: Results, folder: Path) -> None:
+    from lapgrad.bench import plots_ops
+
+    written = plots_ops.write(results.rows, folder)
+    for path in written:
+        print(f"written: {path}")
+    if not written:
+        print("nothing to plot: no operator was timed at two sizes or more")
+
+
+def _run_bars(arguments: argparse.Namespace) -> int:
+    threads = arguments.threads[-1] if arguments.threads else torch.get_num_threads()
     machine: Machine = "many-cores" if threads >= MANY_CORES else "few-cores"
     if arguments.device == "cuda":
         machine = "cuda"
     if arguments.bars != "auto":
         machine = arguments.bars
+    seconds = arguments.seconds or plan.seconds(arguments.quick)
     bench = Bench(threads, seconds, torch.device(arguments.device))
-    wanted = [bar for bar in bars(machine) if bar.what.split()[0] in arguments.ops]
-    verdicts: list[Verdict] = [judge(bar, bench) for bar in _announced(wanted)]
+    wanted = [bar for bar in bars(machine) if arguments.ops is None or bar.what.split()[0] in arguments.ops]
+    options = {"bars": machine, "threads": [threads], "device": arguments.device, "seconds": seconds}
+    results = _begun(arguments, {**options, "operators": arguments.ops})
+    known = {bar["what"]: bar["figure"] for bar in results.bars}
+    before = list(results.rows)
+    verdicts = [Verdict(bar, _figure(known[bar.what])) for bar in wanted if bar.what in known]
+    try:
+        with Progress(len(wanted), len(verdicts)) as progress:
+            for bar in wanted:
+                if bar.what not in known:
+                    progress.now(bar.what)
+                    verdicts.append(judge(bar, bench))
+                    results.bars = [verdict.as_dict() for verdict in verdicts]
+                    results.rows = before + [row for m in bench.measured.values() for row in m.rows()]
+                    _write(results, arguments.output)
+    except KeyboardInterrupt:
+        _write(results, arguments.output)
+        _say_interrupted(arguments, len(results.bars))
+        return 130
+    results.complete = True
+    _write(results, arguments.output)
     passed = sum(verdict.passed for verdict in verdicts)
     where = machine if machine == "cuda" else f"{machine}, {threads} threads"
     title = f"{where}: {passed} of {len(verdicts)} bars reached"
     _print(report.bars_table(verdicts), title, arguments.markdown)
-    if arguments.output:
-        report.write_json(arguments.output, list(bench.measured.values()), verdicts)
     return 1 if arguments.strict and passed < len(verdicts) else 0
+
+
+def _figure(stored: float | None) -> float:
+    return float("nan") if stored is None else stored
+
+
+def _write(results: Results, output: Path | None) -> None:
+    if output:
+        results.write(output)
+
+
+def _say_interrupted(arguments: argparse.Namespace, figures: int) -> None:
+    kept = f"{figures} figures are in {arguments.output}, --resume goes on" if arguments.output else ""
+    print(f"lapgrad bench: interrupted{'; ' if kept else ''}{kept}", file=sys.stderr)
 
 
 def _warn_when_busy() -> None:
@@ -130,59 +271,3 @@ def _print(table: report.Table, title: str, markdown: bool) -> None:
         print(report.markdown(table))
     else:
         report.show(table, title)
-
-
-def _announced(items: list[_Item]) -> Iterator[_Item]:
-    """Says on stderr, where that is a terminal, what is being measured."""
-    show = sys.stderr.isatty()
-    for i, item in enumerate(items, 1):
-        if show:
-            what = getattr(item, "what", None) or str(item[0] if isinstance(item, tuple) else item)
-            print(f"\r\033[K{i}/{len(items)} {what}", end="", file=sys.stderr, flush=True)
-        yield item
-    if show:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-# Option values. argparse turns an ArgumentTypeError into a usage message.
-
-
-def _names(text: str) -> list[str]:
-    return _known(text, OPERATORS)
-
-
-def _phases(text: str) -> list[Phase]:
-    return [phase for phase in PHASES if phase in _known(text, PHASES)]
-
-
-def _dtypes(text: str) -> list[torch.dtype]:
-    return [_DTYPES[name] for name in _known(text, map(dtype_name, _DTYPES.values()))]
-
-
-def _known(text: str, names: Iterable[str]) -> list[str]:
-    known = list(names)
-    chosen = [part.strip() for part in text.split(",") if part.strip()]
-    for name in chosen:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-    return chosen
-
-
-def _shapes(text: str) -> list[Shape]:
-    try:
-        return [Shape.parse(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _threads(text: str) -> list[int]:
-    if text == "all":
-        most = torch.get_num_threads()
-        return sorted({min(2**k, most) for k in range(most.bit_length() + 1)})
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of thread counts: 1,2,4 or all was wanted")
-    return counts

@@ -42,6 +42,7 @@ class Results:
         peers: other libraries by name: {"version": ..., "python": ...} or {"missing": why}.
         rows: one flat dict per measured figure.
         bars: one dict per figure that was to be reached: what, wanted, sense, figure, unit, passed.
+        options: what was asked for, so that an interrupted run can be gone on with.
 
     Example:
         >>> results = Results("ops", command="lapgrad bench ops")
@@ -57,6 +58,7 @@ class Results:
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     bars: list[dict[str, Any]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The envelope, as it is stored."""
@@ -112,7 +114,7 @@ class Results:
         if kind is not None and found != kind:
             raise _errors.FileFormatError(f"{source} holds results of kind {found!r}; {kind!r} was wanted")
         _check_types(source, content)
-        names = ("kind", "command", "complete", "machine", "peers", "rows", "bars")
+        names = ("kind", "command", "complete", "machine", "peers", "rows", "bars", "options")
         return cls(**{name: content[name] for name in names if name in content})
 
 
@@ -127,7 +129,8 @@ def typed(arguments: list[str]) -> str:
 
 
 def _check_types(source: Path, content: dict[str, Any]) -> None:
-    wanted = {"command": str, "complete": bool, "machine": dict, "peers": dict, "rows": list, "bars": list}
+    wanted = {"command": str, "complete": bool, "rows": list, "bars": list}
+    wanted |= dict.fromkeys(("machine", "peers", "options"), dict)
     for name, kind in wanted.items():
         if name in content and not isinstance(content[name], kind):
             seen = type(content[name]).__name__

@@ -1,17 +1,23 @@
-"""Times forward and backward of cases, lapgrad and torch in turns."""
+"""Times forward and backward of cases, lapgrad, torch and other libraries in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from lapgrad.bench import gemm, peer_cases
+from lapgrad.bench.agreement import DisagreementError, Values, compare
 from lapgrad.bench.cases import Case, dtype_name
-from lapgrad.bench.timing import Thunk, Timing, interleaved
+from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.peers import PeerError, Peers
+from lapgrad.bench.timing import Sampler, Thunk, Timing, interleaved, sampler, take_turns
+
+__all__ = ["PHASES", "DisagreementError", "Measurement", "Phase", "Side", "measure", "measure_alone"]
 
 Phase = Literal["forward", "backward", "step"]
 """forward: no gradient is asked for. backward: all gradients, on a graph that is kept. step: both, with a new
@@ -19,23 +25,32 @@ graph each time."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-_TOLERANCE = 50.0
-"""Units of n·eps by which lapgrad and torch may differ, relative to the largest entry: both round."""
-
-
-class DisagreementError(AssertionError):
-    """lapgrad and torch gave different results: their times cannot be compared."""
+_LEAST_BYTES_OF_OPERANDS = 2**21
+"""Peak memory is exact to some 100 kB: it is measured for operands of 2 MB and more."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One phase of one case at one number of threads."""
+    """One phase of one case at one number of threads.
+
+    Attributes:
+        case, phase, threads: what was timed.
+        ours, peer: lapgrad and torch.
+        others: further libraries by name.
+        gemm_rate: flop/s of torch.mm in between; None where it was not measured.
+        moved: bytes that have to be read or written once: inputs, results, cotangents, gradients.
+        extra_bytes: peak memory of a call by library, where it was measured.
+    """
 
     case: Case
     phase: Phase
     threads: int
     ours: Timing
     peer: Timing
+    others: dict[str, Timing] = field(default_factory=dict)
+    gemm_rate: float | None = None
+    moved: float | None = None
+    extra_bytes: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -49,42 +64,156 @@ class Measurement:
             amount *= self.case.dtype.itemsize
         return amount / timing.median / 1e9
 
-    def as_dict(self) -> dict[str, Any]:
-        """As stored in JSON: times in seconds."""
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per library, as stored in results files: times in seconds."""
+        return [self._row(name, timing) for name, timing in self._timings().items()]
+
+    def _timings(self) -> dict[str, Timing]:
+        return {"lapgrad": self.ours, "torch": self.peer, **self.others}
+
+    def _row(self, library: str, timing: Timing) -> dict[str, Any]:
+        work = self.case.work(self.phase)
+        flops = work if self.case.operator.unit == "flop" else None
+        fraction = None if flops is None or not self.gemm_rate else flops / timing.median / self.gemm_rate
         return {
             "operator": self.case.operator.name,
-            "peer": self.case.operator.peer_text,
             "shape": [*self.case.shape.batch, self.case.shape.n, self.case.shape.m],
             "dtype": dtype_name(self.case.dtype),
             "device": self.case.device.type,
-            "phase": self.phase,
             "threads": self.threads,
-            "lapgrad": vars(self.ours),
-            "torch": vars(self.peer),
-            "ratio": self.ratio,
-            "work": self.case.work(self.phase),
-            "unit": self.case.operator.unit,
+            "phase": self.phase,
+            "library": library,
+            "median_s": timing.median,
+            "low_s": timing.low,
+            "high_s": timing.high,
+            "samples": timing.samples,
+            "flops": flops,
+            "bytes": self.moved if flops is not None else work * self.case.dtype.itemsize,
+            "gemm_fraction": fraction,
+            "gemm_rate": self.gemm_rate,
+            "extra_bytes": self.extra_bytes.get(library),
         }
 
 
-def measure(case: Case, phases: Sequence[Phase], threads: int, seconds: float) -> list[Measurement]:
-    """Checks that lapgrad and torch agree on the case, then times each phase for about `seconds`."""
+def measure(
+    case: Case,
+    phases: Sequence[Phase],
+    threads: int,
+    seconds: float,
+    *,
+    peers: Peers | None = None,
+    against_gemm: bool = False,
+    memory: bool = False,
+) -> list[Measurement]:
+    """Checks that all agree with torch on the case, then times each phase.
+
+    Args:
+        case: what is timed.
+        phases: forward, backward, step.
+        threads: of lapgrad and torch, and of every peer.
+        seconds: about how long to go on with each phase, for two libraries; more for more.
+        peers: other libraries, in processes of their own.
+        against_gemm: time torch.mm in between.
+        memory: measure peak memory as well, where operands are large enough.
+
+    Raises:
+        DisagreementError: lapgrad and torch do not agree.
+    """
     with thread_count(threads):
-        ours, peer = _prepare(case)
-        _compare(case, ours, peer)
+        pair = _Pair(case)
+        guests = pair.invite(phases, peers, threads) if peers else []
         found = []
         for phase in phases:
-            timings = interleaved(
-                [ours.thunk(phase), peer.thunk(phase)], seconds, least_rounds=3, device=case.device
-            )
-            found.append(Measurement(case, phase, threads, *timings))
+            while True:
+                taking_part = [guest for guest in guests if phase in guest.phases]
+                try:
+                    found.append(pair.measure(phase, taking_part, threads, seconds, against_gemm, memory))
+                    break
+                except PeerError as error:  # the phase is measured again without it
+                    assert peers is not None
+                    peers.drop(error.library, str(error))
+                    guests = [guest for guest in guests if guest.peer.library != error.library]
+        for guest in guests:
+            guest.release()
         return found
+
+
+class _Pair:
+    """lapgrad and torch on one case, in agreement."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ours, self.torch, self.weights = _prepare(case)
+        compare(case, self.ours.values(), self.torch.values())
+
+    def invite(self, phases: Sequence[Phase], peers: Peers, threads: int) -> list[peer_cases.PeerCase]:
+        """The peers that have prepared the case, and agree with torch."""
+        reference = self.torch.values().on_cpu()
+        return peer_cases.prepare(
+            self.case, phases, peers, threads, self.torch.plain, self.weights, reference
+        )
+
+    def measure(
+        self,
+        phase: Phase,
+        guests: Sequence[peer_cases.PeerCase],
+        threads: int,
+        seconds: float,
+        against_gemm: bool,
+        memory: bool,
+    ) -> Measurement:
+        """One phase, all in turns."""
+        case = self.case
+        thunks = {"lapgrad": self.ours.thunk(phase), "torch": self.torch.thunk(phase)}
+        warm = bool(guests)
+        samplers: dict[str, Sampler] = {
+            name: sampler(thunk, case.device, warm=warm) for name, thunk in thunks.items()
+        }
+        for guest in guests:
+            samplers[guest.peer.library] = _sampler_of(guest, phase)
+        budget = seconds * len(samplers) / 2.0
+        rare = 0
+        if against_gemm:
+            samplers["gemm"] = sampler(gemm.product(case.dtype, case.device, threads), case.device)
+            rare = 1
+        timings = dict(
+            zip(samplers, take_turns(list(samplers.values()), budget, least_rounds=3, rare=rare), strict=True)
+        )
+        yardstick = timings.pop("gemm", None)
+        extra: dict[str, int | None] = {}
+        if memory and self._operand_bytes() >= _LEAST_BYTES_OF_OPERANDS:
+            if measurable(case.device):
+                extra = {name: peak_extra_bytes(thunk, case.device) for name, thunk in thunks.items()}
+            extra |= {guest.peer.library: guest.extra_bytes(phase) for guest in guests}
+        return Measurement(
+            case,
+            phase,
+            threads,
+            timings.pop("lapgrad"),
+            timings.pop("torch"),
+            timings,
+            gemm.flops(case.device, threads) / yardstick.median if yardstick else None,
+            self._moved_bytes(phase),
+            extra,
+        )
+
+    def _operand_bytes(self) -> int:
+        return sum(x.nbytes for x in self.ours.plain)
+
+    def _moved_bytes(self, phase: Phase) -> float:
+        """Forward reads inputs and writes results; backward reads both and cotangents, writes gradients."""
+        once = float(self._operand_bytes() + sum(result.nbytes for result in self.ours.results))
+        return once * {"forward": 1.0, "backward": 2.0, "step": 3.0}[phase]
+
+
+def _sampler_of(guest: peer_cases.PeerCase, phase: Phase) -> Sampler:
+    return lambda calls: guest.sample(phase, calls)
 
 
 def measure_alone(case: Case, phase: Phase, threads: int, seconds: float) -> Timing:
     """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
     with thread_count(threads):
-        ours, _ = _prepare(case)
+        ours, _, _ = _prepare(case)
         (timing,) = interleaved([ours.thunk(phase)], seconds, device=case.device)
         return timing
 
@@ -120,10 +249,9 @@ class Side:
         """The function to be timed."""
         return {"forward": self._forward, "backward": self._backward, "step": self._step}[phase]()
 
-    def gradients(self) -> tuple[Tensor, ...]:
-        """Gradients of all inputs."""
-        gradients: tuple[Tensor, ...] = self._backward()()
-        return gradients
+    def values(self) -> Values:
+        """Results, and gradients of all inputs."""
+        return Values([result.detach() for result in self.results], self._backward()())
 
     def _forward(self) -> Thunk:
         function, inputs = self.function, self.plain
@@ -138,7 +266,7 @@ class Side:
         return lambda: grad(function(*inputs), inputs, cotangents)
 
 
-def _prepare(case: Case) -> tuple[Side, Side]:
+def _prepare(case: Case) -> tuple[Side, Side, list[Tensor]]:
     generator = torch.Generator(case.device).manual_seed(0)
     inputs = case.operator.inputs(case.shape, case.dtype, generator)
     operator = case.operator
@@ -151,30 +279,10 @@ def _prepare(case: Case) -> tuple[Side, Side]:
     return (
         Side(operator.ours, inputs, weights, operator.signs),
         Side(operator.peer, inputs, weights, operator.signs),
+        weights,
     )
 
 
 def as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The results of an operator, one or several."""
     return (results,) if isinstance(results, Tensor) else tuple(results)
-
-
-def _compare(case: Case, ours: Side, peer: Side) -> None:
-    pairs = {}
-    for i, (mine, theirs) in enumerate(zip(ours.results, peer.results, strict=True)):
-        mine, theirs = mine.detach(), theirs.detach()
-        pairs[f"result {i}"] = (mine.abs(), theirs.abs()) if case.operator.signs else (mine, theirs)
-    for i, (mine, theirs) in enumerate(zip(ours.gradients(), peer.gradients(), strict=True)):
-        if i in case.operator.lower:
-            mine, theirs = mine.tril(), theirs.tril()
-        if i in case.operator.symmetric:
-            mine, theirs = (0.5 * (gradient + gradient.mT) for gradient in (mine, theirs))
-        pairs[f"gradient {i}"] = (mine, theirs)
-    allowed = _TOLERANCE * case.shape.n * torch.finfo(case.dtype).eps
-    for what, (mine, theirs) in pairs.items():
-        difference = float((mine - theirs).abs().max() / theirs.abs().max())
-        if not difference <= allowed:
-            raise DisagreementError(
-                f"{case}: {what} differs from torch by {difference:.1e} (relative to its largest entry), "
-                f"allowed {allowed:.1e}"
-            )

@@ -15,6 +15,8 @@ import torch
 CPU = torch.device("cpu")
 
 Thunk = Callable[[], Any]
+Sampler = Callable[[int], float]
+"""Makes this many calls and returns seconds per call."""
 
 _SHORTEST_SAMPLE = 2e-3
 """Seconds. A faster function is called several times per sample: the clock's own cost vanishes, and what the
@@ -66,27 +68,77 @@ def interleaved(
     Returns:
         One Timing per function.
     """
-    sample = _sample_on_gpu if device.type == "cuda" else _sample
-    calls = [_calls_per_sample(function, sample) for function in functions]
-    samples: list[list[float]] = [[] for _ in functions]
-    order = list(range(len(functions)))
+    samplers = [sampler(function, device) for function in functions]
+    return take_turns(samplers, seconds, least_rounds=least_rounds, most_rounds=most_rounds)
+
+
+def take_turns(
+    samplers: Sequence[Sampler],
+    seconds: float,
+    *,
+    least_rounds: int = 5,
+    most_rounds: int = 2000,
+    rare: int = 0,
+) -> list[Timing]:
+    """The same for anything that takes samples, such as a library in another process.
+
+    Args:
+        samplers: what to time: each takes a number of calls and returns seconds per call.
+        seconds: how long to go on, all together.
+        least_rounds: rounds that are run even when `seconds` is over.
+        most_rounds: rounds after which `seconds` does not matter.
+        rare: of this many samplers at the end a sample is taken in `least_rounds` rounds, and after that only
+            while they have taken less than a tenth of the time: what the others are compared with.
+
+    Returns:
+        One Timing per sampler.
+    """
+    calls = [_calls_per_sample(sampler) for sampler in samplers]
+    samples: list[list[float]] = [[] for _ in samplers]
+    spent = [0.0] * len(samplers)
+    order, first_rare = list(range(len(samplers))), len(samplers) - rare
     with _no_garbage_collection():
-        end = time.perf_counter() + seconds
+        start = time.perf_counter()
         for turn in range(most_rounds):
-            if turn >= least_rounds and time.perf_counter() >= end:
+            now = time.perf_counter()
+            if turn >= least_rounds and now - start >= seconds:
                 break
             for i in order:
-                samples[i].append(sample(functions[i], calls[i]))
+                if i >= first_rare and turn >= least_rounds and spent[i] > 0.1 * (now - start):
+                    continue
+                samples[i].append(samplers[i](calls[i]))
+                spent[i] += samples[i][-1] * calls[i]
             order.reverse()
     return [Timing.of(one) for one in samples]
 
 
-def _calls_per_sample(function: Thunk, sample: Callable[[Thunk, int], float]) -> int:
+def sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = False) -> Sampler:
+    """Samples of a function in this process.
+
+    Args:
+        function: what to time, without arguments.
+        device: where it computes.
+        warm: call it once before each sample of several calls, without counting. For turns with other
+            processes, during which the threads of this one fell asleep.
+    """
+    sample = _sample_on_gpu if device.type == "cuda" else _sample
+    if not warm:
+        return lambda calls: sample(function, calls)
+
+    def after_one_call(calls: int) -> float:
+        if calls > 1:
+            function()
+        return sample(function, calls)
+
+    return after_one_call
+
+
+def _calls_per_sample(sample: Sampler) -> int:
     """Warms the function up and finds how many calls make a sample long enough to be measured."""
-    function()
-    once = sample(function, 1)
+    sample(1)
+    once = sample(1)
     if once < _SHORTEST_SAMPLE:
-        once = min(sample(function, 1) for _ in range(3))
+        once = min(sample(1) for _ in range(3))
     return max(1, round(_SHORTEST_SAMPLE / max(once, 1e-7)))
 
 

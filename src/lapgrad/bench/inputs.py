@@ -1,0 +1,203 @@
+"""Inputs of the benchmarks, made of a shape, a dtype and a source of random numbers.
+
+Triangles have a diagonal of 1 to 2 and row sums of about 1 beside it, so that L⁻¹ is of the order of 1 at
+every size; symmetric matrices have eigenvalues of 1 to about 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`batch` matrices of n × m. Operators on square matrices take n × n; n is then what counts.
+
+    Example:
+        >>> Shape.parse("1000x8x8"), str(Shape.parse("64"))
+        (Shape(n=8, m=8, batch=(1000,)), '64')
+    """
+
+    n: int
+    m: int
+    batch: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """`64` is one 64 × 64 matrix, `1000x8x8` a batch of 1000 of 8 × 8."""
+        try:
+            sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
+        except ValueError:
+            sizes = ()
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"{text!r} is no shape: 64, 64x32 or 1000x8x8 was wanted")
+        if len(sizes) == 1:
+            return cls(sizes[0], sizes[0])
+        return cls(sizes[-2], sizes[-1], sizes[:-2])
+
+    @classmethod
+    def parse_list(cls, text: str) -> list[Shape]:
+        """Several, separated by commas; none for an empty text."""
+        return [cls.parse(part) for part in text.split(",") if part.strip()]
+
+    def __str__(self) -> str:
+        if not self.batch and self.n == self.m:
+            return str(self.n)
+        return "×".join(map(str, (*self.batch, self.n, self.m)))
+
+    @property
+    def items(self) -> int:
+        """Number of matrices."""
+        return math.prod(self.batch)
+
+
+Inputs = tuple[Tensor, ...]
+Generate = Callable[[Shape, torch.dtype, torch.Generator], Inputs]
+
+
+def _normal(*sizes: int, shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape.batch, *sizes, dtype=dtype, generator=generator, device=generator.device)
+
+
+def symmetric(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    X = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    A = (X @ X.mT).div_(shape.n)
+    A.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return (A,)
+
+
+def _triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    L = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator).div_(shape.n).tril_(-1)
+    L.diagonal(dim1=-2, dim2=-1).uniform_(1.0, 2.0, generator=generator)
+    return L
+
+
+def triangle_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return _triangle(shape, dtype, generator), A
+
+
+def symmetric_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    B = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return (*symmetric(shape, dtype, generator), B)
+
+
+def symmetric_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    y = _normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
+    return (*symmetric(shape, dtype, generator), y)
+
+
+def one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_triangle(shape, dtype, generator),)
+
+
+def one_regular(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Well conditioned, also the worst of a batch, with determinants of the order of 1 at every size."""
+    X = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    X.mul_(0.25 / math.sqrt(shape.n)).diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return (X.roll(1, -2),)
+
+
+def one_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator),)
+
+
+def one_square(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator),)
+
+
+def separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Singular values one apart: the gradient divides by their differences."""
+    k = min(shape.n, shape.m)
+    left, right = (
+        torch.linalg.qr(_normal(side, k, shape=shape, dtype=torch.float64, generator=generator))[0]
+        for side in (shape.n, shape.m)
+    )
+    return ((left * torch.arange(k, 0, -1, dtype=torch.float64, device=left.device) @ right.mT).to(dtype),)
+
+
+def observations(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """n rows and m columns, or 2 m + 8 rows if these are more."""
+    rows = max(shape.n, 2 * shape.m + 8)
+    return (_normal(rows, shape.m, shape=shape, dtype=dtype, generator=generator),)
+
+
+def observations_of_two(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return *observations(shape, dtype, generator), *observations(shape, dtype, generator)
+
+
+def two_factors(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return A, _normal(shape.m, shape.n, shape=shape, dtype=dtype, generator=generator)
+
+
+def two_factors_and_sum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    C = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    return (*two_factors(shape, dtype, generator), C)
+
+
+def diagonal(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n, shape=shape, dtype=dtype, generator=generator),)
+
+
+def packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_normal(shape.n * (shape.n + 1) // 2, shape=shape, dtype=dtype, generator=generator),)
+
+
+def full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    A.div_(2.0 * math.sqrt(max(shape.n, shape.m)))
+    A.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return (A,)
+
+
+def full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    b = _normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
+    return (*full_rank(shape, dtype, generator), b)
+
+
+def spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Eigenvalues at equal distances between 1 and 2: eigenvectors are well conditioned."""
+    Q = torch.linalg.qr(_normal(shape.n, shape.n, shape=shape, dtype=torch.float64, generator=generator)).Q
+    spectrum = torch.linspace(1.0, 2.0, shape.n, dtype=torch.float64, device=Q.device)
+    A = Q @ (spectrum.unsqueeze(-1) * Q.mT)
+    return ((0.5 * (A + A.mT)).to(dtype),)
+
+
+def spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """The same for data: centred, their singular values have equal distances."""
+    k = min(shape.n - 1, shape.m)
+    left, right = (
+        _normal(size, k, shape=shape, dtype=torch.float64, generator=generator) for size in (shape.n, shape.m)
+    )
+    left, right = torch.linalg.qr(left - left.mean(-2, keepdim=True)).Q, torch.linalg.qr(right).Q
+    spectrum = torch.linspace(1.0, 2.0, k, dtype=torch.float64, device=left.device)
+    return ((left * spectrum @ right.mT).to(dtype),)
+
+
+def series(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    # `batch` series of n steps, of one model with 4 states and 2 observations.
+    states, observations = 4, 2
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64, device=generator.device)
+
+    def covariance(order: int) -> Tensor:
+        X = random(order, order)
+        return X @ X.mT / order + 0.5 * torch.eye(order, dtype=torch.float64, device=X.device)
+
+    operands = (
+        random(*shape.batch, shape.n, observations),
+        0.95 * torch.linalg.qr(random(states, states)).Q,
+        random(observations, states),
+        covariance(states),
+        covariance(observations),
+        random(states),
+        covariance(states),
+    )
+    return tuple(operand.to(dtype) for operand in operands)

@@ -1,0 +1,265 @@
+"""Other libraries, each in a process of its own, with a Python of its own.
+
+A peer runs `peer_worker/` and answers one request at a time. Between its turns it is stopped, so that threads
+that spin while they wait do not take the time of the others. What goes wrong (no such Python, a library that
+does not load, a process that dies or does not answer) is kept as the reason why the peer is missing, and the
+others go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_WORKER = Path(__file__).with_name("peer_worker")
+
+LIBRARIES = ("jax", "tensorflow", "mxnet")
+
+TIMEOUT = 180.0
+"""Seconds within which every request has to be answered: compiling a large case takes some."""
+
+
+class PeerError(Exception):
+    """A peer cannot go on, and why.
+
+    Attributes:
+        library: whose process it is.
+    """
+
+    def __init__(self, library: str, why: str) -> None:
+        super().__init__(why)
+        self.library = library
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """A library and the Python that has it; None: this one."""
+
+    library: str
+    python: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> PeerSpec:
+        """`jax`, or `jax=/path/to/python`.
+
+        Example:
+            >>> PeerSpec.parse("jax=/opt/jax/bin/python")
+            PeerSpec(library='jax', python='/opt/jax/bin/python')
+        """
+        library, separator, python = text.partition("=")
+        if library not in LIBRARIES or (separator and not python):
+            wanted = f"one of {', '.join(LIBRARIES)}, alone or as jax=/path/to/python, was wanted"
+            raise ValueError(f"{text!r} is no peer: {wanted}")
+        return cls(library, python or None)
+
+    def __str__(self) -> str:
+        return f"{self.library}={self.python}" if self.python else self.library
+
+
+class Peer:
+    """One library in a process, at one number of threads."""
+
+    def __init__(self, spec: PeerSpec, threads: int, device: str, timeout: float = TIMEOUT) -> None:
+        self.library, self._timeout = spec.library, timeout
+        self._received = b""
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        try:
+            self._process = self._start(spec, threads, device)
+        except BaseException:
+            self._complaints.close()
+            raise
+        try:
+            self.facts = self._answer("while it was loaded")
+            if "missing" in self.facts:
+                raise self._error(self.facts["missing"])
+            if self.facts["device"] != device:
+                raise self._error(f"{self.library} {self.facts['version']} sees no {device} device")
+            self._pause()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, spec: PeerSpec, threads: int, device: str) -> subprocess.Popen[bytes]:
+        if spec.python is None and importlib.util.find_spec(spec.library) is None:
+            raise self._error(
+                f"not installed in this Python; --peer {spec.library}=/path/to/python names one that has it"
+            )
+        python = spec.python or sys.executable
+        if not Path(python).exists():
+            raise self._error(f"there is no {python}")
+        command = [python, str(_WORKER), spec.library, device, str(threads)]
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                env=_environment(threads, device),
+                start_new_session=True,  # Ctrl-C is for this process, which ends the others itself
+            )
+        except OSError as error:
+            raise self._error(f"{python} cannot be run: {error.strerror}") from error
+
+    def ask(self, what: str, **request: Any) -> dict[str, Any]:
+        """One request and its answer.
+
+        Args:
+            what: said in the message when there is none.
+            request: as `peer_worker/__init__.py` has them.
+
+        Raises:
+            PeerError: The process died, did not answer in time, or could not do it.
+        """
+        self._signal(signal.SIGCONT)
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._error(self._end(what)) from error
+        answer = self._answer(what)
+        if "error" in answer:
+            raise self._error(f"failed {what}: {answer['error']}")
+        self._pause()
+        return answer
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._complaints):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not sent when the process died
+                    pipe.close()
+
+    def _answer(self, what: str) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        end = time.monotonic() + self._timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise self._error(f"no answer within {self._timeout:g} s {what}")
+                chunk = os.read(self._process.stdout.fileno(), 65536)
+                if not chunk:
+                    raise self._error(self._end(what))
+                self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise self._error(f"answered {line[:80]!r} {what}") from error
+        return answer
+
+    def _end(self, what: str) -> str:
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return f"its process ended {what} ({how}{': ' + lines[-1][:200] if lines else ''})"
+
+    def _error(self, why: str) -> PeerError:
+        return PeerError(self.library, why)
+
+    def _pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+@dataclass
+class Peers:
+    """The peers of a run, started when they are first asked, and what became of them.
+
+    Attributes:
+        specs: who takes part.
+        device: where they compute.
+        timeout: seconds within which a request has to be answered.
+        facts: per library {"version", "python", ...}, or {"missing": why}; for the results file.
+    """
+
+    specs: Sequence[PeerSpec] = ()
+    device: str = "cpu"
+    timeout: float = TIMEOUT
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _running: dict[tuple[str, int], Peer] = field(default_factory=dict)
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for peer in self._running.values():
+            peer.close()
+        self._running.clear()
+
+    def present(self, threads: int) -> list[Peer]:
+        """Those that can take part at a number of threads."""
+        found = []
+        for spec in self.specs:
+            if "missing" in self.facts.get(spec.library, {}):
+                continue
+            key = spec.library, threads
+            if key not in self._running:
+                try:
+                    self._running[key] = Peer(spec, threads, self.device, self.timeout)
+                except PeerError as error:
+                    self.drop(spec.library, str(error))
+                    continue
+                facts = self._running[key].facts
+                self.facts[spec.library] = {
+                    "version": facts["version"],
+                    "python": facts["python"],
+                    "executable": spec.python or sys.executable,
+                    "lacks": self.facts.get(spec.library, {}).get("lacks", {}),
+                }
+            found.append(self._running[key])
+        return found
+
+    def lacks(self, library: str, what: str, why: str) -> None:
+        """Keeps why a peer is not timed on a case."""
+        self.facts[library].setdefault("lacks", {})[what] = why
+
+    def drop(self, library: str, why: str) -> None:
+        """Ends a peer's part in the run."""
+        self.facts[library] = {**self.facts.get(library, {}), "missing": why}
+        for key in [key for key in self._running if key[0] == library]:
+            self._running.pop(key).close()
+
+
+def _environment(threads: int, device: str) -> dict[str, str]:
+    """As many threads as lapgrad has, on the same kind of device."""
+    count = str(threads)
+    names = (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NPROC",  # the thread pool of XLA
+        "TF_NUM_INTRAOP_THREADS",
+        "MXNET_CPU_WORKER_NTHREADS",
+    )
+    changed = dict.fromkeys(names, count)
+    changed["TF_NUM_INTEROP_THREADS"] = "1"
+    changed["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    if device == "cpu":
+        changed["JAX_PLATFORMS"] = "cpu"
+        changed["CUDA_VISIBLE_DEVICES"] = ""
+        if threads == 1:
+            changed["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    else:  # the GPU is shared with torch
+        changed["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        changed["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    return {**os.environ, **changed}

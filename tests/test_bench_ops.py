@@ -1,0 +1,343 @@
+"""`lapgrad bench ops` as a whole: what is planned, what is kept of an interrupted run, what is plotted."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lapgrad import cli
+from lapgrad.bench import command, plan, plots_ops, runner, tables_ops
+from lapgrad.bench.bars import Bar
+from lapgrad.bench.cases import OPERATORS, Case
+from lapgrad.bench.inputs import Shape
+from lapgrad.bench.memory import measurable
+from lapgrad.bench.options import add_arguments
+from lapgrad.bench.progress import Progress
+from lapgrad.bench.results import Results
+from lapgrad.bench.timing import Timing, take_turns
+
+SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
+
+
+@pytest.fixture(autouse=True)
+def small_yardstick(monkeypatch):
+    """A product that takes no time."""
+    monkeypatch.setattr("lapgrad.bench.gemm.order", lambda device, threads: 32)
+
+
+def bench(*options):
+    return cli.main(["bench", "ops", *map(str, options)])
+
+
+def planned(*options, earlier=None):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return plan.made_of(parser.parse_args(list(options)), earlier)
+
+
+def test_rows_say_what_was_measured(tmp_path):
+    file = tmp_path / "ops.json"
+    assert bench(*SMALL, "--output", file) == 0
+    rows = Results.load(file, "ops").rows
+    row = next(row for row in rows if row["operator"] == "trmm" and row["phase"] == "backward")
+    assert row["shape"] == [4, 4]
+    assert row["dtype"] == "float64"
+    assert row["device"] == "cpu"
+    assert row["threads"] == torch.get_num_threads()
+    assert row["library"] == "lapgrad"
+    assert 0 < row["low_s"] <= row["median_s"] <= row["high_s"]
+    assert row["samples"] >= 3
+    assert row["flops"] == 2 * 4**3
+    # L, A and the product, each 4 × 4; then cotangent, gradients, and the same again to be read
+    assert row["bytes"] == 2 * 3 * 16 * 8
+    assert row["gemm_fraction"] == pytest.approx(row["flops"] / row["median_s"] / row["gemm_rate"])
+    assert row["extra_bytes"] is None  # too small to be seen
+
+
+def test_operators_without_arithmetic_have_bytes_and_no_flops():
+    case = Case(OPERATORS["copyltu"], Shape(4, 4), torch.float32)
+    timing = Timing(1.0, 1.0, 1.0, 3)
+    row = runner.Measurement(case, "forward", 1, timing, timing, gemm_rate=1e9, moved=1.0).rows()[0]
+    assert row["flops"] is None
+    assert row["gemm_fraction"] is None
+    assert row["bytes"] == 1.5 * 16 * 4
+
+
+@pytest.mark.skipif(not measurable(), reason="the peak memory of a process cannot be reset here")
+def test_peak_memory_of_large_operands():
+    case = Case(OPERATORS["copyltu"], Shape(800, 800), torch.float64)
+    (m,) = runner.measure(case, ["forward"], 1, seconds=0, memory=True)
+    assert m.extra_bytes["lapgrad"] == pytest.approx(800 * 800 * 8, rel=0.2)
+    assert m.extra_bytes["torch"] > 1.5 * m.extra_bytes["lapgrad"]
+
+
+def test_the_yardstick_takes_turns_but_not_more_than_a_tenth_of_the_time():
+    taken = []
+
+    def fast(calls):
+        taken.append("fast")
+        time.sleep(2e-3)
+        return 2e-3
+
+    def yardstick(calls):
+        taken.append("yardstick")
+        return 10.0
+
+    fast_timing, rare = take_turns([fast, yardstick], 0.1, least_rounds=3, rare=1)
+    assert rare.samples == 3
+    assert fast_timing.samples > 10
+
+
+def test_quick_has_sizes_for_plots_and_every_operator():
+    items = planned("--quick").items
+    sizes = {name: set() for name in OPERATORS}
+    for item in items:
+        sizes[item.case.operator.name].add(str(item.case.shape))
+    for name in ("potrf", "gelqf", "syevd", "gesvd", "trsm", "syrk"):
+        assert len(sizes[name]) >= 6
+    assert all(sizes.values())
+    assert {item.case.dtype for item in items} == {torch.float64, torch.float32}
+
+
+def test_options_count_more_than_quick():
+    items = planned("--quick", "--ops", "potrf", "--sizes", "5", "--batches", "", "--dtypes", "float32").items
+    assert [str(item.case) for item in items] == ["potrf 5 float32"]
+    assert items[0].phases == ("forward", "backward")
+
+
+def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "ops.json"
+    real, cases = command.measure, []
+
+    def interrupted(case, *rest, **options):
+        cases.append(str(case))
+        if len(cases) == 3:
+            raise KeyboardInterrupt
+        return real(case, *rest, **options)
+
+    monkeypatch.setattr(command, "measure", interrupted)
+    assert bench(*SMALL, "--output", file) == 130
+    assert f"8 figures are in {file}, --resume goes on" in capsys.readouterr().err
+    kept = Results.load(file, "ops")
+    assert not kept.complete
+    assert len(kept.rows) == 2 * 2 * 2
+
+    assert bench(*SMALL, "--output", file, "--resume") == 0
+    assert cases == ["syrk 4 float64", "syrk 6 float64", "trmm 4 float64", "trmm 4 float64", "trmm 6 float64"]
+    whole = Results.load(file, "ops")
+    assert whole.complete
+    assert whole.rows[: len(kept.rows)] == kept.rows
+    assert len(whole.rows) == 4 * 2 * 2
+    assert "trmm" in capsys.readouterr().out
+
+    assert bench(*SMALL, "--output", file, "--resume") == 0  # nothing is left to do
+    assert len(cases) == 5
+    assert Results.load(file).rows == whole.rows
+
+
+def test_ctrl_c_leaves_a_whole_file(tmp_path):
+    """A real signal in a real process."""
+    file = tmp_path / "ops.json"
+    source = Path(cli.__file__).parents[1]
+    command_line = [sys.executable, "-m", "lapgrad.cli", "bench", "ops", "--output", str(file)]
+    options = ["--ops", "syrk", "--sizes", "4,6,8,10,12,14", "--batches", "", "--seconds", "0.5"]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    process = subprocess.Popen([*command_line, *options], env=environment, stdout=-1, stderr=-1)
+    deadline = time.monotonic() + 60.0
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60.0)
+    assert process.returncode == 130
+    assert b"Traceback" not in complaints
+    found = Results.load(file, "ops")
+    assert found.rows
+    assert not found.complete
+    assert os.listdir(tmp_path) == ["ops.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtypes", "float32"], "was begun with other dtypes: ['float64'] there, ['float32'] here"),
+        (["--seconds", "2"], "was begun with other seconds: 0.001 there, 2.0 here"),
+        (["--peer", "jax"], "was begun with other peers: [] there, ['jax'] here"),
+    ],
+)
+def test_other_options_are_no_resumption(options, message, tmp_path, capsys):
+    file = tmp_path / "ops.json"
+    Results("ops", options=planned(*SMALL).options).write(file)
+    assert bench(*SMALL, "--output", file, "--resume", *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_machine_is_no_resumption(tmp_path, capsys):
+    file = tmp_path / "ops.json"
+    results = Results("ops", options=planned(*SMALL).options)
+    results.machine["cpu"]["model"] = "abacus"
+    results.write(file)
+    assert bench(*SMALL, "--output", file, "--resume") == 2
+    assert "other processor: abacus there" in capsys.readouterr().err
+
+
+def test_resuming_nothing_begins(tmp_path):
+    file = tmp_path / "ops.json"
+    assert bench("--ops", "syrk", *SMALL[2:], "--output", file, "--resume") == 0
+    assert Results.load(file).complete
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resume"], "--resume: say with --output which file"),
+        (["--with", "new.json"], "--with: say with --compare which file"),
+        (["--bars", "--peer", "jax"], "--bars goes with none of --peer"),
+        (["--compare", "none.json"], "none.json: there is no such file"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options, message, capsys):
+    assert bench(*options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
+    measured = []
+
+    def figure(bench):
+        measured.append(1)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return 2.5
+
+    table = [Bar(f"potrf {n} forward", "≥", 2.0, figure) for n in (1, 2, 3)]
+    monkeypatch.setattr("lapgrad.bench.command.bars", lambda machine: table)
+    file = tmp_path / "bars.json"
+    assert bench("--bars", "--output", file) == 130
+    assert [bar["what"] for bar in Results.load(file).bars] == ["potrf 1 forward"]
+    assert bench("--bars", "--output", file, "--resume") == 0
+    assert len(measured) == 4
+    stored = Results.load(file)
+    assert [bar["figure"] for bar in stored.bars] == [2.5] * 3
+    assert stored.bars[0].keys() == {"what", "wanted", "sense", "figure", "unit", "passed"}
+    assert "3 of 3 bars reached" in capsys.readouterr().out
+
+
+def test_results_that_differ_end_in_an_error_after_the_others(monkeypatch, capsys):
+    real = command.measure
+
+    def differs(case, *rest, **options):
+        if case.operator.name == "syrk":
+            raise runner.DisagreementError(f"{case}: result 0 differs")
+        return real(case, *rest, **options)
+
+    monkeypatch.setattr(command, "measure", differs)
+    assert bench(*SMALL) == 1
+    shown = capsys.readouterr()
+    assert "not timed: syrk 4 float64: result 0 differs" in shown.err
+    assert "trmm" in shown.out
+
+
+def row(operator="potrf", n=8, **changes):
+    times = {"median_s": 1e-6 * n, "low_s": 0.9e-6 * n, "high_s": 1.1e-6 * n, "samples": 5}
+    known = {"operator": operator, "shape": [n, n], "dtype": "float64", "device": "cpu", "threads": 2}
+    known |= {"phase": "forward", "library": "lapgrad", "flops": n**3, "bytes": 8.0 * n * n}
+    return {**known, **times, "gemm_fraction": 0.5, "gemm_rate": 1e9, "extra_bytes": None, **changes}
+
+
+def test_figures_have_a_panel_per_operator_and_a_line_per_library_and_phase():
+    pytest.importorskip("matplotlib")
+    rows = [
+        row(name, n, library=library, phase=phase)
+        for name in ("potrf", "gelqf")
+        for n in (8, 16)
+        for library in ("lapgrad", "torch", "jax")
+        for phase in ("forward", "backward")
+    ]
+    rows += [row("syrk", 8), row("trsm", shape=[10, 8, 8])]  # one size alone, and a batch
+    rows += [row("copyltu", n, flops=None, dtype="float32") for n in (8, 16)]
+    found = plots_ops.figures(rows)
+    assert list(found) == ["ops-cpu-float64-2-threads", "ops-cpu-float32-2-threads"]
+    potrf, gelqf, *rest = found["ops-cpu-float64-2-threads"].axes
+    assert (potrf.get_title(), gelqf.get_title()) == ("potrf", "gelqf")
+    assert not rest
+    assert len(potrf.get_lines()) == 3 * 2
+    assert len(potrf.collections) == 3 * 2  # bands
+    line = potrf.get_lines()[0]
+    assert list(line.get_xdata()) == [8, 16]
+    assert line.get_ydata() == pytest.approx([1e12 * 8e-6 / 8**3, 1e12 * 16e-6 / 16**3])
+    assert potrf.get_xscale() == potrf.get_yscale() == "log"
+    (copy,) = found["ops-cpu-float32-2-threads"].axes
+    assert "n²" in copy.get_ylabel()
+
+
+def test_plots_are_written_twice(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert bench(*SMALL, "--ops", "syrk", "--plots", tmp_path / "plots") == 0
+    threads = torch.get_num_threads()
+    names = [f"ops-cpu-float64-{threads}-threads.{suffix}" for suffix in ("png", "svg")]
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == names
+    assert "written: " in capsys.readouterr().out
+    assert (tmp_path / "plots" / names[0]).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_tables_show_what_is_missing():
+    rows = [row(), row(library="torch", median_s=16e-6), row(n=16), row(n=16, library="jax")]
+    headings, lines = tables_ops.timing_table(rows, ["torch", "jax"])
+    assert headings[3:] == ["phase", "lapgrad ms", "torch ms (faster)", "jax ms (faster)", "rate", "of gemm"]
+    assert lines[0][4:7] == ["0.008", "0.016 (2.0×)", "-"]
+    assert lines[1][5:7] == ["-", "0.016 (1.0×)"]
+    headings, lines = tables_ops.short_table(rows, ["torch"])
+    assert lines[1] == ["`potrf`", "16", "float64", "0.016", "-", "-"]
+
+
+class Terminal:
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_progress_on_a_terminal(rich, monkeypatch):
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress(3, done=1) as progress:
+        progress.now("potrf 64")
+        progress.now("potrf 128")
+    assert "potrf 128" in terminal.text
+    if not rich:
+        assert terminal.text == "2/3 potrf 64\n3/3 potrf 128\n"
+
+
+def test_progress_is_quiet_off_a_terminal(capsys):
+    with Progress(1) as progress:
+        progress.now("potrf 64")
+    assert capsys.readouterr().err == ""
+
+
+def test_json_is_what_the_format_says(tmp_path):
+    file = tmp_path / "ops.json"
+    bench("--ops", "syrk", *SMALL[2:], "--output", file)
+    written = json.loads(file.read_text())
+    assert written["kind"] == "ops"
+    assert written["peers"] == {}
+    assert written["bars"] == []
+    assert written["machine"]["threads"]
