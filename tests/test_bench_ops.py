@@ -78,21 +78,20 @@ def test_peak_memory_of_large_operands():
     assert m.extra_bytes["torch"] > 1.5 * m.extra_bytes["lapgrad"]
 
 
-def test_the_yardstick_takes_turns_but_not_more_than_a_tenth_of_the_time():
-    taken = []
+def test_the_yardstick_takes_turns_but_not_more_than_a_tenth_of_the_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
-    def fast(calls):
-        taken.append("fast")
-        time.sleep(2e-3)
-        return 2e-3
+    def taking(seconds):
+        def sample(calls):
+            clock[0] += calls * seconds
+            return seconds
 
-    def yardstick(calls):
-        taken.append("yardstick")
-        return 10.0
+        return sample
 
-    fast_timing, rare = take_turns([fast, yardstick], 0.1, least_rounds=3, rare=1)
-    assert rare.samples == 3
-    assert fast_timing.samples > 10
+    timed, yardstick = take_turns([taking(1.0), taking(5.0)], 200.0, least_rounds=3, rare=1)
+    assert yardstick.samples == 4  # 20 s of 200
+    assert timed.samples == 180
 
 
 def test_quick_has_sizes_for_plots_and_every_operator():
