@@ -51,6 +51,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["results.json"]
 
 
+def test_an_interruption_just_after_the_write_is_no_other_error(tmp_path, monkeypatch):
+    path, replace = tmp_path / "results.json", os.replace
+
+    def interrupted(source, target):
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Results("ops", rows=[{"a": 1}]).write(path)
+    assert Results.load(path).rows == [{"a": 1}]
+
+
 def test_permissions_are_those_of_other_files(tmp_path):
     path, other = tmp_path / "results.json", tmp_path / "other"
     other.touch()

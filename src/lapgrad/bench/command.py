@@ -33,16 +33,23 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
     try:
         _check(arguments)
-        earlier = Results.load(arguments.compare, "ops") if arguments.compare else None
+        earlier = _load(arguments.compare) if arguments.compare else None
         if earlier is not None and arguments.with_file:
             return _compare_files(arguments, earlier)
         _warn_when_busy()
         if arguments.bars:
             return _run_bars(arguments)
         return _run_cases(arguments, earlier)
-    except (_UsageError, FileFormatError, FileNotFoundError) as error:
+    except _UsageError as error:
         print(f"lapgrad bench: {error}", file=sys.stderr)
         return 2
+
+
+def _load(path: Path) -> Results:
+    try:
+        return Results.load(path, "ops")
+    except (FileFormatError, FileNotFoundError) as error:
+        raise _UsageError(str(error)) from error
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -112,7 +119,7 @@ def _begun(arguments: argparse.Namespace, options: dict[str, object]) -> Results
     new = Results("ops", arguments.command_line, options=options)
     if not arguments.resume or not Path(arguments.output).exists():
         return new
-    old = Results.load(arguments.output, "ops")
+    old = _load(arguments.output)
     for what, there, here in (
         *((name, old.options.get(name), value) for name, value in options.items()),
         ("processor", old.machine.get("cpu", {}).get("model"), new.machine["cpu"]["model"]),
@@ -165,7 +172,7 @@ def _replace_if_better(results: Results, row: dict[str, object]) -> None:
 
 
 def _compare_files(arguments: argparse.Namespace, earlier: Results) -> int:
-    later = Results.load(arguments.with_file, "ops")
+    later = _load(arguments.with_file)
     return _print_comparison(arguments, earlier, later, str(arguments.with_file), repeated=False)
 
 

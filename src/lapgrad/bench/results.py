@@ -6,6 +6,7 @@ flat rows, one per figure; `kind` says what the rows are about.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -80,7 +81,8 @@ class Results:
             os.chmod(name, _permissions(target))
             os.replace(name, target)
         except BaseException:
-            os.unlink(name)
+            with contextlib.suppress(FileNotFoundError):  # Ctrl-C just after it took the other's name
+                os.unlink(name)
             raise
 
     @classmethod
