@@ -149,11 +149,10 @@ def initial_layer(
     shift = Y.mean(0)
     variance = (Y - shift).square().mean()
     variance = torch.where(variance > 0.0, variance, 1.0)
-    recognition = Recognition(D, width, hidden, shift, variance.sqrt())
+    recognition = Recognition(D, width, hidden, shift, variance.sqrt(), generator)
     projection = _principal(Y, width) if of_data else torch.eye(width, D, dtype=Y.dtype, device=Y.device)
     missing = min(width, D) if not of_data else len(projection)
     with torch.no_grad():
-        recognition.linear.weight.div_(D**0.5)  # of rows that the projection does not fill
         recognition.linear.weight[:missing].copy_(projection[:missing] * variance.sqrt())
         H = recognition(Y)[0]
         Z = _inducing_inputs.chosen(H, inducing, "kmeans++", generator)

@@ -160,6 +160,7 @@ class Training:
                 last look at the loss.
         """
         started, before, history = time.perf_counter(), self.seconds, list[float]()
+        elsewhere = 0.0  # in callbacks, which may save, test, draw: no time of learning
         reason = self.plan.reached(self.step, self.seconds)
         with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
             taken = 0
@@ -171,11 +172,13 @@ class Training:
                     continue
                 history.append(self._look(taken))
                 taken = 0
-                self.seconds = before + time.perf_counter() - started
+                self.seconds = before + time.perf_counter() - started - elsewhere
                 reason = reason or self.plan.reached(self.step, self.seconds)
                 show(self.step, history[-1])
+                called = time.perf_counter()
                 if callback is not None and callback(self.step, history[-1]):
                     reason = reason or "the callback asked to stop"
+                elsewhere += time.perf_counter() - called
         self.optimizer.zero_grad(set_to_none=True)
         last = history[-1] if history else math.nan
         return FitResult(last, history, self.step, False, reason, self.seconds - before)

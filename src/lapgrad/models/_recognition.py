@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 #: Log variances outside of this range are no help, and overflow in the end.
 _LOG_VARIANCES = (-16.0, 8.0)
-#: Of the last layer of the network at the start, relative to torch's own.
+#: Size of the weights of the last layer of the network at the start, relative to the others.
 _SMALL = 0.1
 
 
@@ -28,6 +28,7 @@ class Recognition(nn.Module):
         hidden: Widths of the hidden layers of the network, from y to h; none: linear.
         shift: (D,), subtracted from y before anything else.
         scale: By which y is divided then.
+        generator: Source of the weights at the start; None: torch's own.
         log_variance: Where log variances start.
     """
 
@@ -41,23 +42,31 @@ class Recognition(nn.Module):
         hidden: Sequence[int],
         shift: Tensor,
         scale: Tensor,
+        generator: torch.Generator | None = None,
         log_variance: float = -4.0,
     ) -> None:
         super().__init__()
         self.register_buffer("shift", shift.detach().clone())
         self.register_buffer("scale", scale.detach().clone())
-        self.linear = nn.Linear(outputs, inputs)
+
+        def linear(before: int, after: int, size: float = 1.0) -> nn.Linear:
+            """No bias at the start, and weights that keep the spread of what goes through, times size."""
+            part = nn.utils.skip_init(nn.Linear, before, after, dtype=shift.dtype, device=shift.device)
+            assert isinstance(part, nn.Linear)
+            with torch.no_grad():
+                limit = size / before**0.5
+                part.weight.uniform_(-limit, limit, generator=generator)
+                part.bias.zero_()
+            return part
+
+        self.linear = linear(outputs, inputs)
         parts: list[nn.Module] = []
         for before, after in zip((outputs, *hidden), hidden, strict=False):
-            parts += [nn.Linear(before, after), nn.ReLU()]
-        last = nn.Linear(hidden[-1] if hidden else outputs, 2 * inputs)
+            parts += [linear(before, after), nn.ReLU()]
+        last = linear(hidden[-1] if hidden else outputs, 2 * inputs, _SMALL)
         with torch.no_grad():
-            last.weight.mul_(_SMALL)
-            last.bias.zero_()
             last.bias[inputs:].fill_(log_variance)
-            self.linear.bias.zero_()
         self.network = nn.Sequential(*parts, last)
-        self.to(shift)
 
     def forward(self, Y: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance, each (..., w), for Y (..., D)."""

@@ -103,26 +103,23 @@ class DeepGP(StoredModel):
         given: list[Kernel | None] = [None] * len(widths) if kernels is None else list(kernels)
         bottom_up = list(zip(reversed(widths), reversed(given), strict=True))
         layers: list[DeepLayer] = []
-        seed = int(torch.randint(1 << 62, (), generator=source, device=Y.device))
-        with torch.random.fork_rng(devices=[]):  # nn.Linear draws from torch's own source
-            torch.manual_seed(seed)
-            for level, (width, kernel) in enumerate(bottom_up):
-                layers.append(
-                    initial_layer(
-                        lower,
-                        width,
-                        total=total,
-                        of_data=level == 0,
-                        inducing=inducing,
-                        kernel=kernel,
-                        hidden=hidden,
-                        noise_var=noise_var if level == 0 else None,
-                        options=options,
-                        generator=source,
-                    )
+        for level, (width, kernel) in enumerate(bottom_up):
+            layers.append(
+                initial_layer(
+                    lower,
+                    width,
+                    total=total,
+                    of_data=level == 0,
+                    inducing=inducing,
+                    kernel=kernel,
+                    hidden=hidden,
+                    noise_var=noise_var if level == 0 else None,
+                    options=options,
+                    generator=source,
                 )
-                with torch.no_grad():
-                    lower = layers[-1].recognition(lower)[0]
+            )
+            with torch.no_grad():
+                lower = layers[-1].recognition(lower)[0]
         self.layers = nn.ModuleList(layers)
 
     # Learning.
@@ -287,6 +284,7 @@ class DeepGP(StoredModel):
         with without_waiting():
             for part in reversed(self._layers()[: self._levels("reconstruct", layer)]):
                 H = part.functions(H)[0]
+        self._check()
         return H
 
     @torch.no_grad()
@@ -309,8 +307,10 @@ class DeepGP(StoredModel):
             layer = self._layers()[level]
             mean, variance = layer.functions(H)
             if level == 0 and not noise:
-                return mean
+                H = mean
+                break
             H = mean + (variance + layer.noise_var).sqrt() * self._normal(tuple(mean.shape), source)
+        self._check()
         return H
 
     @torch.no_grad()
@@ -348,6 +348,7 @@ class DeepGP(StoredModel):
         width = max(1, chunk // drawn)
         weights = _importance.Weights(len(Y), Y.device)
         prepared = self._prepared()
+        self._check()
         with without_waiting():
             for begin in range(0, len(Y), width):
                 rows = slice(begin, min(begin + width, len(Y)))
@@ -391,6 +392,11 @@ class DeepGP(StoredModel):
 
     def _prepared(self) -> list[Prepared]:
         return [layer.functions.prepare() for layer in self._layers()]
+
+    def _check(self) -> None:
+        """Raise if a kernel matrix could not be factorised (on a GPU; on a CPU that is known at once)."""
+        for layer in self._layers():
+            layer.functions.check()
 
     def _log_weights(
         self, Y: Tensor, samples: int, prepared: Sequence[Prepared], generator: torch.Generator | None

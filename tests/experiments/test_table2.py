@@ -1,0 +1,189 @@
+"""`lapgrad reproduce table2`: digits from files, runs that are left and taken up, files of results."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lapgrad import FileFormatError, cli
+from lapgrad.bench import plots_table2
+from lapgrad.experiments import deep_run, mnist
+from lapgrad.experiments.interruption import Wish
+from lapgrad.experiments.mnist import Scaling
+from lapgrad.models import DeepGP
+
+
+ENDINGS = {".json", ".png", ".svg", "-2-3.png", "-2-3.pt", "-2-3.checkpoint.pt"}
+
+
+def idx3(count: int, seed: int = 0) -> bytes:
+    """Images of a bright spot, somewhere in the middle."""
+    source = torch.Generator().manual_seed(seed)
+    centres = 10.0 + 8.0 * torch.rand(count, 2, generator=source)
+    x = torch.arange(28.0)
+    far = (x[:, None] - centres[:, None, None, 0]) ** 2 + (x - centres[:, None, None, 1]) ** 2
+    pixels = (255.0 * torch.exp(-far / 20.0)).to(torch.uint8)
+    header = b"\x00\x00\x08\x03" + b"".join(number.to_bytes(4, "big") for number in (count, 28, 28))
+    return header + bytes(pixels.flatten().tolist())
+
+
+@pytest.fixture(autouse=True)
+def _few_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mnist_train_images.idx3.gz").write_bytes(gzip.compress(idx3(60)))
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx3(20, 1)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAPGRAD_DATA", str(tmp_path))
+    monkeypatch.setattr(deep_run, "LOOK_EVERY", 2)
+    return
+
+
+def command(*options: str) -> int:
+    sizes = ["--inducing", "5", "--hidden", "8", "--batch", "20", "--samples", "10", "--tests", "10"]
+    return cli.main(["reproduce", "table2", "--arch", "2-3", *sizes, *options])
+
+
+def contents(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(folder) / "table2.json").read_text())
+    return found
+
+
+def test_all_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--steps", "6", "--output", "out") == 0
+    found = contents("out")
+    assert found["kind"] == "table2"
+    assert found["complete"]
+    assert found["command"].startswith("lapgrad reproduce table2 --arch 2-3")
+    bounds = [row for row in found["rows"] if "elbo" in row]
+    assert [row["step"] for row in bounds] == [2, 4, 6]
+    assert bounds[-1]["epoch"] == 2.0
+    (test,) = [row for row in found["rows"] if "test_ll" in row]
+    assert test["samples"] == 10
+    assert test["test_images"] == 10
+    assert math.isfinite(test["test_ll"] + test["test_ll_standard_error"] + test["test_ll_sampling_error"])
+    names = {path.name for path in Path("out").iterdir()}
+    assert {name.removeprefix("table2") for name in names} == ENDINGS
+    model = DeepGP.load("out/table2-2-3.pt")
+    assert model.widths == [2, 3]
+    assert f"{test['test_ll']:.2f}" in capsys.readouterr().out
+
+
+def test_a_run_that_was_interrupted_goes_on_to_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("--steps", "8", "--output", "whole") == 0
+    looks = iter([False, False, True])
+
+    class Impatient(Wish):
+        def __bool__(self) -> bool:
+            if self.signal == 0 and next(looks, False):
+                self.signal = 2
+            return self.signal != 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lapgrad.experiments.interruption.Wish", Impatient)
+        assert command("--steps", "8", "--output", "parts") == 130
+    assert not contents("parts")["complete"]
+    assert max(row["step"] for row in contents("parts")["rows"]) == 4
+    assert command("--steps", "8", "--output", "parts", "--resume") == 0
+    one, other = (
+        [{key: value for key, value in row.items() if key != "seconds"} for row in contents(folder)["rows"]]
+        for folder in ("whole", "parts")
+    )
+    assert one == other
+    # Finished: nothing is left to do, and further steps go on from there.
+    assert command("--steps", "8", "--output", "parts", "--resume") == 0
+    assert command("--steps", "10", "--output", "parts", "--resume") == 0
+    assert contents("parts")["rows"][-1]["step"] == 10
+
+
+def test_minutes_and_annealing() -> None:
+    assert command("--minutes", "0.001", "--annealing", "2", "--test-every", "1e-9", "--output", "out") == 0
+    rows = contents("out")["rows"]
+    assert all(row["step"] > 2 for row in rows if "elbo" in row)
+    assert any(row.get("samples") == 50 for row in rows)  # tests on the way
+
+
+def test_other_units_are_a_constant() -> None:
+    train = mnist.images("train")
+    scaling = Scaling.of("standardised", train)
+    values = scaling.applied(train, torch.float64, 0)
+    assert abs(values.mean().item()) < 1e-12
+    assert values.std(correction=0).item() == pytest.approx(1.0)
+    assert torch.allclose(scaling.undone(values), train.double() / 255.0)
+    # A density of y = (x - shift) / scale, as one of x.
+    assert scaling.nats == pytest.approx(-784 * math.log((train / 255.0).std(correction=0).item()), rel=1e-5)
+    noisy = Scaling.of("dequantised", train).applied(train, torch.float64, 0)
+    assert ((noisy * 256.0).floor() == train).all()
+    assert (noisy * 256.0 != train).any()
+
+
+@pytest.mark.parametrize("preprocessing", mnist.PREPROCESSINGS)
+def test_preprocessing(preprocessing: str) -> None:
+    assert command("--steps", "2", "--preprocessing", preprocessing, "--output", "out") == 0
+    assert {row["preprocessing"] for row in contents("out")["rows"]} == {preprocessing}
+
+
+def test_what_is_there_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--steps", "2", "--output", "out") == 0
+    assert command("--steps", "2", "--output", "out") == 1
+    assert "--resume" in capsys.readouterr().err
+    assert command("--steps", "4", "--output", "out", "--resume", "--lr", "0.1") == 1
+    assert "was learned with lr 0.003" in capsys.readouterr().err
+    Path("out/table2-2-3.checkpoint.pt").write_bytes(b"nothing")
+    assert command("--steps", "4", "--output", "out", "--resume") == 1
+    assert "is not a checkpoint" in capsys.readouterr().err
+
+
+def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    assert command("--data-dir", "elsewhere") == 1
+    message = capsys.readouterr().err
+    assert "train-images-idx3-ubyte.gz or mnist_train_images.idx3.gz" in message
+    assert "http" in message
+
+
+def test_no_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command("--device", "cuda") == 1
+    assert "finds no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no gzip", "cannot be unpacked"),
+        (gzip.compress(b"something else altogether"), "does not begin like"),
+        (gzip.compress(idx3(3)[:-1]), "cut short"),
+        (gzip.compress(idx3(3).replace(b"\x00\x00\x00\x1c", b"\x00\x00\x00\x10", 1)), "16 x 28"),
+        (gzip.compress(idx3(3))[:-20], "cannot be unpacked"),
+    ],
+)
+def test_corrupt_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "mnist_train_images.idx3.gz").write_bytes(content)
+    with pytest.raises(FileFormatError, match=message):
+        mnist.images("train")
+
+
+def test_names_of_files(tmp_path: Path) -> None:
+    (tmp_path / "unpacked").mkdir()
+    (tmp_path / "unpacked" / "train-images-idx3-ubyte").write_bytes(idx3(60))
+    assert torch.equal(mnist.images("train", tmp_path / "unpacked"), mnist.images("train"))
+
+
+@pytest.mark.parametrize("options", [["--arch", "5-"], ["--minutes", "0"], ["--samples", "x"]])
+def test_bad_options(options: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "table2", *options])
+
+
+def test_curves() -> None:
+    rows = [{"arch": "5", "step": step, "seconds": 0.1 * step, "elbo": float(step)} for step in range(30)]
+    rows.append({"arch": "5", "step": 30, "seconds": 3.0, "test_ll": 31.0, "test_ll_standard_error": None})
+    figure = plots_table2.curves(rows)
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_ylim()[0] == 1.0
