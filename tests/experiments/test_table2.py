@@ -19,7 +19,6 @@ from lapgrad.experiments.interruption import Wish
 from lapgrad.experiments.mnist import Scaling
 from lapgrad.models import DeepGP
 
-
 ENDINGS = {".json", ".png", ".svg", "-2-3.png", "-2-3.pt", "-2-3.checkpoint.pt"}
 
 
