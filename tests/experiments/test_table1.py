@@ -269,6 +269,12 @@ def test_which_target_of_naval_fits(rmse: tuple[float, float], names: tuple[str,
     assert not list(quality.remarks(rows[:2]))
 
 
+def test_a_target_that_does_not_fit_is_told() -> None:
+    rows = [*rows_of("naval1", 2.3e-5, 8.0), *rows_of("naval2", 2.6e-5, 7.0)]
+    *_, remark = quality.remarks(rows)
+    assert remark == "Neither explains the paper's RMSE of naval2, 0.00031: kMt has 2.6e-05."
+
+
 def test_figures_of_the_paper() -> None:
     """All three rows have all four columns; more inducing inputs are better in each."""
     for name in datasets.TASKS:
