@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("linalg", "fused"),
     ("lapgrad",),
     ("models",),
-    ("sklearn", "info", "bench", "demo", "experiments"),
+    ("sklearn", "info", "bench", "demo", "experiments", "report"),
     ("cli",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

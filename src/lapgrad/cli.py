@@ -1,4 +1,4 @@
-"""The command `lapgrad`: info, demo, bench, reproduce."""
+"""The command `lapgrad`: info, demo, bench, reproduce, report."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lapgrad.bench import exact_gp, sparse_gp
 from lapgrad.bench.results import typed
 from lapgrad.demo import command as demo
 from lapgrad.experiments import command as reproduce
+from lapgrad.report import command as report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
 
     repeated = commands.add_parser("reproduce", help="repeat an experiment of the paper, from its data")
     reproduce.add_arguments(repeated)
+
+    written = commands.add_parser("report", help="one HTML page from the results of benchmarks")
+    report.add_arguments(written)
+    written.set_defaults(run=report.run)
     return parser
 
 

@@ -1,0 +1,172 @@
+"""Comparisons of lapgrad with others, and what they come to: counts, medians, who is behind where."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lapgrad.report.rows import OURS, Case, Timed, Timing
+
+EVEN = 0.05
+"""Times that differ by less than this part count as equal: machines are not steadier."""
+
+Verdict = Literal["faster", "even", "slower"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """lapgrad and one other library on one case, measured in one run."""
+
+    case: Case
+    peer: str
+    ours: Timing
+    theirs: Timing
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster lapgrad is; below 1: slower."""
+        return self.theirs.median / self.ours.median
+
+    @property
+    def verdict(self) -> Verdict:
+        """Who is ahead."""
+        if self.ratio > 1 + EVEN:
+            return "faster"
+        return "slower" if self.ratio < 1 / (1 + EVEN) else "even"
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the spreads of both overlap though one counts as faster."""
+        return self.verdict != "even" and self.ours.overlaps(self.theirs)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """All comparisons with one peer on one device with one number of threads.
+
+    Example:
+        >>> fast, slow = Timing(1.0, 0.9, 1.1, 5), Timing(2.0, 1.9, 2.2, 5)
+        >>> case = Case("potrf", (("", 64.0), ("", 64.0)), "float64", "cpu", 2, "forward")
+        >>> tally = Tally("torch", "cpu", 2, (Comparison(case, "torch", fast, slow),))
+        >>> tally.count("faster"), tally.median
+        (1, 2.0)
+    """
+
+    peer: str
+    device: str
+    threads: int
+    comparisons: tuple[Comparison, ...]
+
+    def of(self, verdict: Verdict) -> list[Comparison]:
+        """Those of one verdict, the slowest first."""
+        return sorted((c for c in self.comparisons if c.verdict == verdict), key=lambda c: c.ratio)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many there are."""
+        return len(self.of(verdict))
+
+    @property
+    def median(self) -> float:
+        """Of the speed-ups."""
+        return statistics.median(c.ratio for c in self.comparisons)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest speed-up."""
+        ratios = [c.ratio for c in self.comparisons]
+        return min(ratios), max(ratios)
+
+    def medians(self) -> dict[str, float]:
+        """The median speed-up of each operator or model."""
+        ratios: dict[str, list[float]] = {}
+        for comparison in self.comparisons:
+            ratios.setdefault(comparison.case.subject, []).append(comparison.ratio)
+        return {name: statistics.median(found) for name, found in ratios.items()}
+
+    def among(self, wanted: Callable[[Case], bool]) -> float | None:
+        """The median speed-up of some of the cases; None where there are none."""
+        ratios = [c.ratio for c in self.comparisons if wanted(c.case)]
+        return statistics.median(ratios) if ratios else None
+
+    @property
+    def doubtful(self) -> int:
+        """Speed-ups that the spread could explain."""
+        return sum(c.doubtful for c in self.comparisons)
+
+
+def where(device: str, threads: int) -> str:
+    """In words.
+
+    Example:
+        >>> where("cpu", 2), where("cuda", 8)
+        ('CPU, 2 threads', 'CUDA')
+    """
+    if device != "cpu":
+        return device.upper()
+    return f"CPU, {threads} thread" + ("" if threads == 1 else "s")
+
+
+def comparisons(rows: Iterable[Timed]) -> list[Comparison]:
+    """lapgrad against each other library, on the cases that both have a time of."""
+    by_case: dict[Case, dict[str, Timing]] = {}
+    for row in rows:
+        if row.timing is not None:
+            by_case.setdefault(row.case, {})[row.library] = row.timing
+    return [
+        Comparison(case, library, timings[OURS], timing)
+        for case, timings in by_case.items()
+        if OURS in timings
+        for library, timing in timings.items()
+        if library != OURS
+    ]
+
+
+def tallies(found: Iterable[Comparison]) -> list[Tally]:
+    """By device, threads and peer, in the order in which they came."""
+    grouped: dict[tuple[str, int, str], list[Comparison]] = {}
+    for comparison in found:
+        case = comparison.case
+        grouped.setdefault((case.device, case.threads, comparison.peer), []).append(comparison)
+    return [
+        Tally(peer, device, threads, tuple(members)) for (device, threads, peer), members in grouped.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The value of a peer beside lapgrad's; `relative` is their distance over the larger of the two."""
+
+    case: Case
+    peer: str
+    relative: float
+
+
+def disagreements(rows: Iterable[Timed]) -> list[Disagreement]:
+    """Of the values of all peers, the largest first."""
+    by_case: dict[Case, dict[str, float]] = {}
+    for row in rows:
+        if row.value is not None:
+            by_case.setdefault(row.case, {})[row.library] = row.value
+    found = [
+        Disagreement(case, library, abs(value - values[OURS]) / (max(abs(value), abs(values[OURS])) or 1.0))
+        for case, values in by_case.items()
+        if OURS in values
+        for library, value in values.items()
+        if library != OURS
+    ]
+    return sorted(found, key=lambda d: -d.relative)
+
+
+def typical_spread(rows: Sequence[Timed]) -> float | None:
+    """The median of what quartiles lie beside the median, as a part of it."""
+    spreads = [row.timing.spread for row in rows if row.timing is not None]
+    return statistics.median(spreads) if spreads else None
+
+
+def libraries(rows: Iterable[Timed]) -> list[str]:
+    """lapgrad first, torch second, then others as they came."""
+    names = list(dict.fromkeys(row.library for row in rows))
+    first = [name for name in (OURS, "torch") if name in names]
+    return first + [name for name in names if name not in first]

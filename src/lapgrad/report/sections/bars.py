@@ -1,0 +1,103 @@
+"""Bars: figures that lapgrad holds itself to, reached or missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lapgrad.report import quantities
+from lapgrad.report.cards import card, named
+from lapgrad.report.markup import Markup, tag
+from lapgrad.report.sources import Run
+from lapgrad.report.tables import Cell, Column, table
+
+TITLE = "Bars"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure that was wanted, and the one that was measured; None: it could not be measured."""
+
+    what: str
+    wanted: str
+    figure: float | None
+    unit: str
+    passed: bool | None
+    file: str
+
+    @property
+    def measured(self) -> str:
+        """With its unit."""
+        return "not measured" if self.figure is None else f"{quantities.number(self.figure, 3)}{self.unit}"
+
+
+def bars_of(runs: Sequence[Run]) -> list[Bar]:
+    """All bars of all files."""
+    return [
+        _bar(entry, run.path.name) for run in runs for entry in run.results.bars if isinstance(entry, dict)
+    ]
+
+
+def _bar(entry: dict[str, Any], file: str) -> Bar:
+    figure, unit, wanted = entry.get("figure"), str(entry.get("unit") or ""), entry.get("wanted")
+    known = isinstance(figure, (int, float)) and not isinstance(figure, bool)
+    text = f"{wanted:g}{unit}" if isinstance(wanted, (int, float)) else str(wanted or "")
+    sense = str(entry.get("sense") or "")
+    return Bar(
+        what=str(entry.get("what") or "?"),
+        # Some writers have the sense and the unit in the text of what is wanted.
+        wanted=text if not sense or text.startswith(sense) else f"{sense} {text}",
+        figure=float(figure) if known else None,  # type: ignore[arg-type]
+        unit=unit,
+        passed=bool(entry["passed"]) if known and entry.get("passed") is not None else None,
+        file=file,
+    )
+
+
+def cards(runs: Sequence[Run]) -> list[Markup]:
+    """How many were reached; those missed are named."""
+    found = bars_of(runs)
+    if not found:
+        return []
+    judged = [bar for bar in found if bar.passed is not None]
+    missed = [bar for bar in judged if not bar.passed]
+    lead = tag(
+        "p",
+        tag("strong", f"{len(judged) - len(missed):,} of {quantities.counted(len(judged), 'bar')} reached"),
+        f"; {quantities.counted(len(missed), 'is', 'are')} missed:" if missed else ".",
+        class_="lead",
+    )
+    unknown = len(found) - len(judged)
+    note = tag("p", f"{unknown:,} could not be measured here.", class_="soft") if unknown else None
+    return [card("Bars", lead, named([f"{b.what}: {b.measured}, wanted {b.wanted}" for b in missed]), note)]
+
+
+def body(runs: Sequence[Run]) -> Markup:
+    """Missed ones first."""
+    order = {False: 0, None: 1, True: 2}
+    found = sorted(bars_of(runs), key=lambda bar: order[bar.passed])
+    several = len({bar.file for bar in found}) > 1
+    words = {
+        True: Cell("reached", 2, "good"),
+        False: Cell("missed", 0, "bad"),
+        None: Cell("not measured", 1, "soft"),
+    }
+    columns = [
+        Column("what"),
+        Column("wanted", figures=True),
+        Column("measured", figures=True),
+        Column("verdict"),
+    ]
+    columns += [Column("file")] if several else []
+    rows = [
+        [
+            Cell(bar.what),
+            Cell(bar.wanted),
+            Cell(bar.measured, bar.figure),
+            words[bar.passed],
+            *([Cell(bar.file, style="soft")] if several else []),
+        ]
+        for bar in found
+    ]
+    return table("bars-table", "Figures that were to be reached.", columns, rows)
