@@ -105,7 +105,7 @@ def strips(
         "svg",
         (
             tag("text", text(v), x=_across(axis, v), y=13, text_anchor="middle", class_="tick")
-            for v in axis.ticks()
+            for v in axis.ticks(_TICKS)
         ),
         width="100%",
         height=18,

@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis with its title (of a vertical one: its unit), its ticks (None: round values), and their text."""
+    """An axis: its title (a unit where it is vertical), its ticks (None: round values) and their text."""
 
     title: str
     axis: Axis

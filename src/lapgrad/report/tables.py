@@ -52,7 +52,7 @@ def table(
     Example:
         >>> print(table("t", "Times", [Column("what")], [[Cell("<potrf>")]], sortable=False))
         <div class="scroll" id="t" role="region" aria-labelledby="t-caption" tabindex="0"><table><caption
-        id="t-caption">Times</caption><thead><tr><th scope="col">what</th></tr></thead><tbody><tr><th
+        id="t-caption"><span>Times</span></caption><thead><tr><th scope="col">what</th></tr></thead><tbody><tr><th
         scope="row">&lt;potrf&gt;</th></tr></tbody></table></div>
     """
     head = tag(
@@ -68,7 +68,7 @@ def table(
         "div",
         tag(
             "table",
-            tag("caption", caption, id=name),
+            tag("caption", tag("span", caption), id=name),
             tag("thead", head),
             tag("tbody", body),
             class_="sortable" if sortable and len(rows) > 1 else None,

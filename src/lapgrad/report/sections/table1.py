@@ -192,7 +192,7 @@ def _folds(found: dict[Setting, list[Fold]]) -> Markup | None:
             across = sorted({x for x, _ in (*points, *theirs)})
             x = panels.Scale("U", around(across, logarithmic=True, margin=0.15), lambda v: f"{v:g}", across)
             y = panels.Scale(
-                title, around([v for _, v in (*points, *theirs)]), lambda v: quantities.number(v, 3)
+                "", around([v for _, v in (*points, *theirs)]), lambda v: quantities.number(v, 3)
             )
             drawn.append(panels.panel(f"{dataset}: {title}", series, x, y))
     if not drawn:
@@ -237,4 +237,4 @@ def _paper(setting: Setting, method: str) -> paper.Quality | None:
 
 
 def _printed(figure: paper.Figure) -> str:
-    return f"{figure.mean:g} ± {figure.deviation:g}"
+    return f"{quantities.number(figure.mean)} ± {figure.deviation:g}"
