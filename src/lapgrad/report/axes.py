@@ -13,8 +13,8 @@ class Axis:
 
     Example:
         >>> axis = Axis(1.0, 100.0, logarithmic=True)
-        >>> axis.place(10.0), axis.ticks()
-        (0.5, [1.0, 10.0, 100.0])
+        >>> axis.place(10.0), axis.ticks(most=5)
+        (0.5, [1.0, 3.0, 10.0, 30.0, 100.0])
     """
 
     low: float

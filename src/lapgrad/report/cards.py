@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lapgrad.report import quantities
+from lapgrad.report import findings, quantities
 from lapgrad.report.findings import EVEN, Comparison, Tally
 from lapgrad.report.markup import Content, Markup, joined, tag
+from lapgrad.report.rows import Timed
+
+_EQUAL_MEMORY = 2e5
+"""Bytes."""
 
 _LISTED = 6
 """Cases that are named at once; the others can be unfolded."""
@@ -82,6 +86,27 @@ def case_text(comparison: Comparison) -> Markup:
         'potrf 64 float64 forward <b>0.50×</b>'
     """
     return joined(str(comparison.case), " ", tag("b", quantities.ratio(comparison.ratio)))
+
+
+def memory_sentence(rows: Sequence[Timed]) -> Markup | None:
+    """Where lapgrad takes less memory than others, and where more; None where nobody's was measured."""
+    found = findings.footprints(rows)
+    if not found:
+        return None
+    # The peak is known to some 100 kB: differences below that say nothing.
+    less = [f for f in found if f.theirs - f.ours > _EQUAL_MEMORY]
+    more = sorted((f for f in found if f.ours - f.theirs > _EQUAL_MEMORY), key=lambda f: f.theirs / f.ours)
+    lead = tag(
+        "p",
+        "Peak of extra memory: ",
+        tag("strong", f"less than others in {len(less):,} of {quantities.counted(len(found), 'comparison')}"),
+        f", equal in {len(found) - len(less) - len(more):,}, ",
+        tag("strong", f"more in {len(more):,}") if more else "more in none",
+        ":" if more else ".",
+        class_="lead",
+    )
+    items = [f"{f.case}: {quantities.memory(f.ours)}, {f.peer} {quantities.memory(f.theirs)}" for f in more]
+    return joined(lead, named(items))
 
 
 def _bar(faster: int, even: int, slower: int) -> Markup:

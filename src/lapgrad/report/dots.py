@@ -110,6 +110,7 @@ def strips(
         width="100%",
         height=18,
         aria_hidden="true",
+        class_="ticks",
     )
     scale = tag(
         "div", tag("span", class_="strip-name"), ticks, tag("span", class_="strip-figure"), class_="strip"

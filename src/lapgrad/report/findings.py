@@ -159,6 +159,31 @@ def disagreements(rows: Iterable[Timed]) -> list[Disagreement]:
     return sorted(found, key=lambda d: -d.relative)
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """Peak memory of lapgrad and of a peer on one case, in bytes."""
+
+    case: Case
+    peer: str
+    ours: float
+    theirs: float
+
+
+def footprints(rows: Iterable[Timed]) -> list[Footprint]:
+    """Of all cases of which both are known."""
+    by_case: dict[Case, dict[str, float]] = {}
+    for row in rows:
+        if row.extra_bytes is not None:
+            by_case.setdefault(row.case, {})[row.library] = row.extra_bytes
+    return [
+        Footprint(case, library, found[OURS], other)
+        for case, found in by_case.items()
+        if OURS in found
+        for library, other in found.items()
+        if library != OURS
+    ]
+
+
 def typical_spread(rows: Sequence[Timed]) -> float | None:
     """The median of what quartiles lie beside the median, as a part of it."""
     spreads = [row.timing.spread for row in rows if row.timing is not None]

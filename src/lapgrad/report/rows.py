@@ -91,7 +91,7 @@ class Timed:
 
     Attributes:
         timing: None where the library failed; `failure` says why.
-        flops: of the whole call, for rates.
+        flops, moved: of the whole call, for rates: operations, and bytes that are read or written.
         gemm_fraction: of the rate of a matrix product in the same run.
         extra_bytes: peak memory beyond what was there before.
         value: the criterion, of a model.
@@ -102,6 +102,7 @@ class Timed:
     timing: Timing | None
     failure: str = ""
     flops: float | None = None
+    moved: float | None = None
     gemm_fraction: float | None = None
     extra_bytes: float | None = None
     value: float | None = None
@@ -279,6 +280,7 @@ def _timed(fields: _Fields, case: Case) -> Timed:
         fields.timing(),
         fields.failure(),
         fields.maybe("flops"),
+        fields.maybe("bytes"),
         fields.maybe("gemm_fraction"),
         fields.maybe("extra_bytes"),
         fields.maybe("value"),

@@ -51,9 +51,7 @@ def table(
 
     Example:
         >>> print(table("t", "Times", [Column("what")], [[Cell("<potrf>")]], sortable=False))
-        <div class="scroll" id="t" role="region" aria-labelledby="t-caption" tabindex="0"><table><caption
-        id="t-caption"><span>Times</span></caption><thead><tr><th scope="col">what</th></tr></thead><tbody><tr><th
-        scope="row">&lt;potrf&gt;</th></tr></tbody></table></div>
+        <div class="scroll" ...<th scope="col">what</th>...<th scope="row">&lt;potrf&gt;</th>...</div>
     """
     head = tag(
         "tr",

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 from lapgrad.report import findings, panels, paper, quantities
 from lapgrad.report.axes import around, thinned
-from lapgrad.report.cards import card, named, tally_card
+from lapgrad.report.cards import card, memory_sentence, named, tally_card
+from lapgrad.report.case_tables import (
+    case_table,
+    difference_entry,
+    memory_entry,
+    name_entry,
+    speedup_entry,
+    spread_entry,
+    time_entry,
+)
 from lapgrad.report.markup import Markup, joined, tag
 from lapgrad.report.rows import OURS, Case, Timed
-from lapgrad.report.sections.operator_table import speedup_cell, time_cell
 from lapgrad.report.sources import Group, merged
-from lapgrad.report.tables import Cell, Column, table
 from lapgrad.report.versions import versioned
 
 TITLE = "Models"
@@ -37,7 +44,9 @@ def cards(group: Group) -> list[Markup]:
         )
         for tally in findings.tallies(findings.comparisons(rows))
     ]
-    sentences = [sentence for sentence in (_memory(rows), _agreement(rows), _failures(rows)) if sentence]
+    sentences = [
+        sentence for sentence in (memory_sentence(rows), _agreement(rows), _failures(rows)) if sentence
+    ]
     if sentences:
         found.append(card(f"{prefix}memory and values", sentences))
     return found
@@ -53,36 +62,6 @@ def body(group: Group, level: int) -> Markup:
     return joined(*parts)
 
 
-def _memory(rows: Sequence[Timed]) -> Markup | None:
-    by_case: dict[Case, dict[str, float]] = {}
-    for row in rows:
-        if row.extra_bytes is not None:
-            by_case.setdefault(row.case, {})[row.library] = row.extra_bytes
-    pairs = [
-        (case, library, found[OURS], other)
-        for case, found in by_case.items()
-        if OURS in found
-        for library, other in found.items()
-        if library != OURS
-    ]
-    if not pairs:
-        return None
-    more = [pair for pair in pairs if pair[2] > pair[3]]
-    compared = quantities.counted(len(pairs), "comparison")
-    lead = tag(
-        "p",
-        "Peak memory: ",
-        tag("strong", f"less than the other library in {len(pairs) - len(more):,} of {compared}"),
-        "; more in:" if more else ".",
-        class_="lead",
-    )
-    items = [
-        f"{case}: {quantities.memory(own)}, {library} {quantities.memory(other)}"
-        for case, library, own, other in more
-    ]
-    return joined(lead, named(items))
-
-
 def _agreement(rows: Sequence[Timed]) -> Markup | None:
     found = findings.disagreements(rows)
     if not found:
@@ -93,10 +72,10 @@ def _agreement(rows: Sequence[Timed]) -> Markup | None:
         return tag(
             "p",
             tag("strong", f"Values agree in all {total}"),
-            f", to {found[0].relative:.0e} at worst.",
+            f", to {quantities.number(found[0].relative, 1)} at worst.",
             class_="lead",
         )
-    items = [f"{d.case}, {d.peer}: by {d.relative:.1e}" for d in apart]
+    items = [f"{d.case}, {d.peer}: by {quantities.number(d.relative, 2)}" for d in apart]
     lead = tag("p", tag("strong", f"Values differ in {len(apart):,} of {total}"), ":", class_="lead")
     return joined(lead, named(items))
 
@@ -185,54 +164,16 @@ def _variant(case: Case, swept: str) -> str:
 
 
 def _table(identity: str, rows: Sequence[Timed]) -> Markup:
-    libraries = findings.libraries(rows)
-    others = [name for name in libraries if name != OURS]
-    by_case: dict[Case, dict[str, Timed]] = {}
-    for row in rows:
-        by_case.setdefault(row.case, {})[row.library] = row
-    differences = {(d.case, d.peer): d.relative for d in findings.disagreements(rows)}
-    columns = [
-        Column("case"),
-        Column("dtype"),
-        Column("where"),
-        Column(OURS, figures=True),
-        Column("memory", figures=True),
+    entries = [
+        name_entry("case", lambda case: " ".join(filter(None, (case.extent, case.variant))), sizes=True),
+        name_entry("dtype", lambda case: case.dtype),
+        name_entry("where", lambda case: findings.where(case.device, case.threads)),
     ]
-    for name in others:
-        columns += [
-            Column(name, figures=True),
-            Column("faster", figures=True, hint=f"{name} / lapgrad"),
-            Column("memory", figures=True, hint=f"peak of {name}"),
-            Column("value differs", figures=True, hint=f"{name} and lapgrad, relative"),
-        ]
-    body = []
-    for case, found in by_case.items():
-        ours = found.get(OURS)
-        extent = " ".join(part for part in (case.extent, case.variant) if part)
-        cells = [Cell(extent, case.sizes[0][1] if case.sizes else None), Cell(case.dtype, style="soft")]
-        cells += [
-            Cell(findings.where(case.device, case.threads), style="soft"),
-            time_cell(ours),
-            _memory_cell(ours),
-        ]
-        for name in others:
-            theirs = found.get(name)
-            both = ours is not None and theirs is not None and ours.timing and theirs.timing
-            quotient = theirs.timing.median / ours.timing.median if both else None  # type: ignore[union-attr]
-            difference = differences.get((case, name))
-            shown = "–" if difference is None else f"{difference:.0e}"
-            cells += [
-                time_cell(theirs),
-                speedup_cell(quotient),
-                _memory_cell(theirs),
-                Cell(shown, difference, "soft"),
-            ]
-        body.append(cells)
-    return table(
-        identity, "Value and gradient: medians per call, and the peak of extra memory.", columns, body
-    )
-
-
-def _memory_cell(row: Timed | None) -> Cell:
-    extra = row.extra_bytes if row else None
-    return Cell(quantities.memory(extra), extra, "soft")
+    for name in findings.libraries(rows):
+        entries.append(time_entry(name))
+        if name == OURS:
+            entries += [spread_entry(), memory_entry(name)]
+        else:
+            entries += [speedup_entry(name), memory_entry(name), difference_entry(name, rows)]
+    caption = "Value and gradient: medians per call, and the peak of extra memory."
+    return case_table(identity, caption, rows, entries)

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lapgrad.report import findings, quantities
-from lapgrad.report.cards import tally_card
+from lapgrad.report.cards import card, memory_sentence, tally_card
+from lapgrad.report.case_tables import (
+    Entry,
+    case_table,
+    gemm_entry,
+    memory_entry,
+    name_entry,
+    rate_entry,
+    speedup_cell,
+    speedup_entry,
+    spread_entry,
+    time_entry,
+)
 from lapgrad.report.findings import Tally
 from lapgrad.report.markup import Markup, joined, tag
-from lapgrad.report.rows import Timed
+from lapgrad.report.rows import OURS, Timed
 from lapgrad.report.sections import operator_plots
-from lapgrad.report.sections.operator_table import every_case, speedup_cell
 from lapgrad.report.sources import Group, merged
 from lapgrad.report.tables import Cell, Column, table
 from lapgrad.report.versions import versioned
@@ -24,9 +35,10 @@ def rows_of(group: Group) -> tuple[Timed, ...]:
 
 
 def cards(group: Group) -> list[Markup]:
-    """One per device, number of threads and peer."""
-    found = findings.tallies(findings.comparisons(rows_of(group)))
-    return [
+    """One per device, number of threads and peer; one on memory."""
+    rows = rows_of(group)
+    found = findings.tallies(findings.comparisons(rows))
+    speed = [
         tally_card(
             f"{_prefix(group)}{findings.where(tally.device, tally.threads)}, against {tally.peer}",
             versioned(group, tally.peer),
@@ -35,6 +47,8 @@ def cards(group: Group) -> list[Markup]:
         )
         for tally in found
     ]
+    memory = memory_sentence(rows)
+    return speed + ([card(f"{_prefix(group)}memory", memory)] if memory else [])
 
 
 def _medians(tally: Tally) -> str:
@@ -73,7 +87,7 @@ def body(group: Group, level: int) -> Markup:
     fractions = operator_plots.fractions(rows)
     if fractions:
         parts += [tag(heading, "Fraction of a matrix product"), fractions]
-    parts += [tag(heading, "Every case"), every_case(identity, rows)]
+    parts += [tag(heading, "Every case"), _every_case(identity, rows)]
     return joined(*parts)
 
 
@@ -105,6 +119,28 @@ def _described(rows: Sequence[Timed]) -> Markup:
         f"{', '.join(dict.fromkeys(case.phase for case in cases))}; "
         f"shapes {', '.join(dict.fromkeys(case.extent for case in cases))}. "
     )
+    text += "Results and gradients of all libraries were compared before anything was timed. "
     if spread is not None:
         text += f"Quartiles lie {quantities.percent(spread)} beside the median (median of all cases)."
     return tag("p", text)
+
+
+def _every_case(identity: str, rows: Sequence[Timed]) -> Markup:
+    entries: list[Entry] = [
+        name_entry("operator", lambda case: case.subject),
+        name_entry("shape", lambda case: case.extent, sizes=True),
+        name_entry("dtype", lambda case: case.dtype),
+        name_entry("phase", lambda case: case.phase),
+    ]
+    if len({(row.case.device, row.case.threads) for row in rows}) > 1:
+        entries.append(name_entry("where", lambda case: findings.where(case.device, case.threads)))
+    with_memory = {row.library for row in rows if row.extra_bytes is not None}
+    for name in findings.libraries(rows):
+        entries.append(time_entry(name))
+        entries.append(spread_entry() if name == OURS else speedup_entry(name))
+    entries.append(rate_entry())
+    if any(row.gemm_fraction is not None for row in rows):
+        entries.append(gemm_entry())
+    entries += [memory_entry(name) for name in findings.libraries(rows) if name in with_memory]
+    caption = "Medians per call. Faster: how many times; within one run."
+    return case_table(f"{identity}-cases", caption, rows, entries)

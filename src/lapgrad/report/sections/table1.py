@@ -118,7 +118,10 @@ def body(group: Group, level: int) -> Markup:
     found = settings_of(group)
     identity = f"table1{group.letter}"
     return joined(
-        _table(identity, found), tag(f"h{level}", "Folds"), _folds(found), _every_fold(identity, found)
+        _table(f"{identity}-means", found),
+        tag(f"h{level}", "Folds"),
+        _folds(found),
+        _every_fold(identity, found),
     )
 
 

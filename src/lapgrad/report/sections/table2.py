@@ -60,7 +60,7 @@ def body(group: Group, level: int) -> Markup:
     """The table, and the bound over steps and over time."""
     curves = curves_of(group)
     return joined(
-        _table(f"table2{group.letter}", curves), tag(f"h{level}", "Learning curves"), _curves(curves)
+        _table(f"table2{group.letter}-tests", curves), tag(f"h{level}", "Learning curves"), _curves(curves)
     )
 
 
