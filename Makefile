@@ -67,7 +67,7 @@ endif
 	$(MAKE) pytest VENV=.venv-torch-$(TORCH) CONSTRAINTS=.venv-torch-$(TORCH)/constraints.txt
 
 clean: ## remove environments, build outputs and caches
-	rm -rf .venv .venv-torch-* build dist demo.png bench.json
+	rm -rf .venv .venv-torch-* build dist demo.png bench.json report.html
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

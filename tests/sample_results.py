@@ -130,7 +130,7 @@ def models() -> Results:
 def table1() -> Results:
     """Two data sets at two sizes, three folds each."""
     source = random.Random(0)
-    results = Results("table1", command="lapgrad bench table1", complete=True, machine=machine())
+    results = Results("table1", command="lapgrad reproduce table1", complete=True, machine=machine())
     means = {("power", 50): (3.9, -2.78), ("power", 3200): (3.5, -2.7), ("kin8nm", 50): (0.088, 0.98)}
     for (dataset, inducing), (rmse, tll) in means.items():
         for fold in range(3):
@@ -157,7 +157,7 @@ def table1() -> Results:
 
 def table2() -> Results:
     """Learning curves of two architectures, tested at the end."""
-    results = Results("table2", command="lapgrad bench table2", complete=True, machine=machine())
+    results = Results("table2", command="lapgrad reproduce table2", complete=True, machine=machine())
     for arch, best in (("5", 315.0), ("10-50", 690.0)):
         common = {"arch": arch, "device": "cpu", "dtype": "float32"}
         for i in range(30):

@@ -39,6 +39,15 @@ def test_data_are_shipped_with_their_provenance():
         assert "Source:" in (data / name.replace(".csv", ".md")).read_text()
 
 
+def test_the_report_is_shipped_with_its_style_and_script():
+    folder = resources.files("lapgrad") / "report"
+    for name in ("style.css", "page.js"):
+        assert (folder / name).read_text(encoding="utf-8")
+    # Wheels carry what git does not ignore.
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert not {"*.css", "*.js", "report", "report/", "src/lapgrad/report/"} & set(ignored)
+
+
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_readme_code_runs(code, capsys):
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})

@@ -173,7 +173,7 @@ def test_machine_and_command_are_said(whole: Page) -> None:
 def test_figures_of_the_paper_stand_beside_ours(whole: Page) -> None:
     assert "power, U = 3,200, RMSE: 3.5" in whole.text
     assert "the paper's 3.08 ± 0.28" in whole.text
-    for name, values in paper.TABLE_2.items():
+    for name, values in paper.TABLE2.items():
         assert (f"SV-DGP of the paper {values['SV-DGP']:g}" in whole.text) == (name in ("5", "10-50"))
     assert "Architecture 5: test log likelihood 315 ± 1.5" in whole.text
 

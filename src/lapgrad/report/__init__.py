@@ -4,11 +4,13 @@ sources.py    files: read, or found in a folder; those of one machine come toget
 rows.py       rows of the files as typed records, checked
 findings.py   comparisons with peers, and what they come to
 sections/     one file per part of the page
-tables.py     tables that scroll in their own box and can be sorted
+cards.py      what is said at the top
+tables.py     tables that scroll in their own box and can be sorted; case_tables.py: one line per case
+axes.py       scales of plots
 panels.py     line plots; dots.py: plots of one dot per case
 markup.py     HTML in which all text is escaped
 quantities.py seconds, bytes and ratios as text
-paper.py      the figures of the paper
+paper.py      figures of the paper
 page.py       the whole page, with style.css and page.js in it
 command.py    the command `lapgrad report`
 """

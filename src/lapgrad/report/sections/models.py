@@ -142,7 +142,7 @@ def _line(rows: Sequence[Timed], library: str, colour: int, swept: str, what: st
 
 def _of_the_paper() -> list[panels.Series]:
     return [
-        panels.Series(f"paper, {name}", points, None, joined=False) for name, points in paper.FIGURE_2.items()
+        panels.Series(f"paper, {name}", points, None, joined=False) for name, points in paper.FIGURE2.items()
     ]
 
 

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from lapgrad.report import panels, paper, quantities
+from lapgrad.experiments.paper import TABLE1, Figure, Quality
+from lapgrad.report import panels, quantities
 from lapgrad.report.axes import around
 from lapgrad.report.cards import card, named
 from lapgrad.report.markup import Markup, joined, tag
@@ -101,15 +102,14 @@ def _judged(setting: Setting, folds: Sequence[Fold]) -> list[tuple[str, str]]:
     if theirs is None:
         return []
     judged = []
-    for name, ours, wanted, sign in (
-        ("RMSE", Mean.of([f.rmse for f in folds]), theirs.rmse, 1),
-        ("log likelihood", Mean.of([f.tll for f in folds]), theirs.tll, -1),
+    for name, ours, wanted in (
+        ("RMSE", Mean.of([f.rmse for f in folds]), theirs.rmse),
+        ("log likelihood", Mean.of([f.tll for f in folds]), theirs.tll),
     ):
         if ours is not None:
-            excess = sign * (ours.mean - wanted.mean)
-            verdict = "equal" if abs(excess) <= wanted.deviation else "worse" if excess > 0 else "better"
-            text = f"{setting}, {name}: {ours}; the paper's {_printed(wanted)}"
-            judged.append((verdict, text))
+            verdict = "equal" if abs(ours.mean - wanted.mean) <= wanted.deviation else "better"
+            verdict = verdict if wanted.reached(ours.mean) else "worse"
+            judged.append((verdict, f"{setting}, {name}: {ours}; the paper's {_printed(wanted)}"))
     return judged
 
 
@@ -186,9 +186,9 @@ def _folds(found: dict[Setting, list[Fold]]) -> Markup | None:
             if not points:
                 continue
             theirs = [
-                (float(q.inducing), getattr(q, name).mean)
-                for q in paper.TABLE_1.get(dataset.lower(), ())
-                if q.method == "MXNet"
+                (float(inducing), getattr(tasks[dataset], name).mean)
+                for (library, inducing), tasks in TABLE1.items()
+                if library == "MXNet" and dataset in tasks
             ]
             series = [panels.Series("folds", points, 0, joined=False)]
             series += [panels.Series("the paper's MXNet", theirs, None, dashed=True)] if theirs else []
@@ -234,10 +234,9 @@ def _learned(setting: Setting) -> str:
     return ", ".join(part for part in (setting.optimizer, steps, setting.dtype, setting.device) if part)
 
 
-def _paper(setting: Setting, method: str) -> paper.Quality | None:
-    rows = paper.TABLE_1.get(setting.dataset.lower(), ())
-    return next((q for q in rows if (q.method, q.inducing) == (method, setting.inducing)), None)
+def _paper(setting: Setting, library: str) -> Quality | None:
+    return TABLE1.get((library, setting.inducing), {}).get(setting.dataset)
 
 
-def _printed(figure: paper.Figure) -> str:
+def _printed(figure: Figure) -> str:
     return f"{quantities.number(figure.mean)} ± {figure.deviation:g}"

@@ -32,7 +32,7 @@ def cards(group: Group) -> list[Markup]:
     sentences = []
     for arch, rows in curves_of(group).items():
         final = _final(rows)
-        theirs = paper.TABLE_2.get(arch, {})
+        theirs = paper.TABLE2.get(arch, {})
         words = ", ".join(f"{model} of the paper {value:g}" for model, value in theirs.items())
         shown = "not evaluated" if final is None else _with_error(final)
         better = (
@@ -73,7 +73,7 @@ def _table(identity: str, curves: dict[str, list[Learned]]) -> Markup:
     columns += [Column(name, figures=True) for name in ("last bound", "steps", "epochs", "time")]
     rows = []
     for arch, learned in curves.items():
-        final, theirs = _final(learned), paper.TABLE_2.get(arch, {})
+        final, theirs = _final(learned), paper.TABLE2.get(arch, {})
         bound = next((row.elbo for row in reversed(learned) if row.elbo is not None), None)
         last = learned[-1]
         duration = max((row.seconds for row in learned if row.seconds is not None), default=None)
