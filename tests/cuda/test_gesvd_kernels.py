@@ -9,10 +9,10 @@ import places
 import pytest
 import tolerances
 import torch
+from singular_values import check, hard_cases, normal
 from torch import Tensor
 
 from lapgrad._cuda import _gesvd_batch, _items
-from lapgrad._fallback.syevd import fix_signs
 
 Result = tuple[Tensor, Tensor | None, Tensor | None, tuple[int, int] | None]
 Run = Callable[..., Result]
@@ -50,31 +50,6 @@ def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
-def normal(items: int, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(
-        items, m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(m + 100 * n)
-    ).to(dtype)
-
-
-def check(A: Tensor, S: Tensor, U: Tensor | None, V: Tensor | None) -> None:
-    """Orthonormal rows, descending values that are right, A from its parts, and the signs of the rule."""
-    assert U is not None
-    assert V is not None
-    side, eps = max(A.shape[-2:]), torch.finfo(A.dtype).eps
-    size = A.double().abs().amax((-2, -1), keepdim=True).clamp_min(1e-320)
-    exact, values, allowed = A.double() / size, S.double() / size[..., 0], tolerances.SPECTRAL * side * eps
-    for rows in (U.double(), V.double()):
-        identity = torch.eye(rows.shape[-2], dtype=torch.float64)
-        assert float((rows @ rows.mT - identity).abs().max()) <= allowed
-    assert float((U.double().mT @ (values[..., None] * V.double()) - exact).abs().max()) <= allowed
-    assert (S.diff(dim=-1) <= 0).all()
-    assert (S >= 0).all()
-    assert float((torch.linalg.svdvals(exact) - values).abs().max()) <= allowed
-    signed = U.clone()
-    fix_signs(signed)
-    assert torch.equal(signed, U)
-
-
 @pytest.mark.parametrize(("m", "n", "items"), SHAPES)
 def test_random_matrices(run: Run, m: int, n: int, items: int) -> None:
     A = normal(items, m, n)
@@ -96,33 +71,6 @@ def test_order_of_threads_does_not_matter(m: int, n: int) -> None:
     A[0, 1] = A[0, 0]  # a zero, for which a row is made up
     for one, other in zip(on_cpu(A)[:3], on_cpu(A, reverse_order=True)[:3], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def hard_cases(m: int, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Matrices of one shape on which something may go wrong."""
-    k = min(m, n)
-    A, deep = normal(1, m, n)[0], -30 if dtype == torch.float64 else -12
-    U, _, V = torch.linalg.svd(A, full_matrices=False)
-    huge, tiny = (1e300, 1e-300) if dtype == torch.float64 else (1e37, 1e-36)
-    grade = torch.logspace(0, deep, k, dtype=torch.float64)
-    rank_two = A[:, :2] @ A[:2]
-    cases = {
-        "zero": torch.zeros(m, n),
-        "identity": torch.eye(m, n),
-        "ones": torch.ones(m, n),
-        "one entry": torch.zeros(m, n).index_put((torch.tensor(m - 1), torch.tensor(0)), torch.tensor(-3.0)),
-        "rank two": rank_two,
-        "equal values": U @ V,
-        "graded values": U @ torch.diag(grade) @ V,
-        "graded rows": torch.logspace(0, deep, m, dtype=torch.float64)[:, None] * A,
-        "graded columns": A * torch.logspace(deep, 0, n, dtype=torch.float64),
-        "zero row": A.index_fill(0, torch.tensor(1), 0.0),
-        "zero column": A.index_fill(1, torch.tensor(n - 1), 0.0),
-        "huge": A * huge / 4,
-        "tiny": A * tiny,
-        "least": A * torch.finfo(dtype).smallest_normal * 4,
-    }
-    return {name: case.to(dtype) for name, case in cases.items()}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from lapgrad._cuda import (
     _device,
     _gelqf_batch,
     _gesvd_batch,
+    _gesvd_medium,
     _items,
     _kalman_batch,
     _launch,
@@ -84,8 +85,8 @@ def syevd(n: int, dtype: torch.dtype) -> None:
 
 
 def gesvd(n: int, dtype: torch.dtype) -> None:
-    for m in (m for m in ORDERS if max(m, n) <= _gesvd_batch.LARGEST):
-        k = min(m, n)
+    for m in ORDERS:
+        k, small = min(m, n), max(m, n) <= _gesvd_batch.LARGEST
         A, S, U, V = (
             square(m, dtype, n),
             torch.zeros(2, k, dtype=dtype),
@@ -93,8 +94,9 @@ def gesvd(n: int, dtype: torch.dtype) -> None:
             square(k, dtype, n),
         )
         for vectors in ((U, V), (None, None)):
-            _gesvd_batch.gesvd(S, *vectors, A)
-        _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
+            (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
+        if small:
+            _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
 def kalman(n: int, dtype: torch.dtype) -> None:

@@ -46,7 +46,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     if U is None or V is None:
         U = V = None
     results = [result for result in (S, U, V) if result is not None]
-    written = [_contiguous(result) for result in results]
+    written = [contiguous(result) for result in results]
     values, left, right = written if len(written) == 3 else (written[0], None, None)
     cell = _items.first_failure_cell(A)
     _launch.launch(*geometry(values, left, right, readable(A), cell))
@@ -105,7 +105,7 @@ def gesvd_vjp(
 ) -> Tensor | None:
     """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
     cell = _items.first_failure_cell(U)
-    written = _contiguous(gA)
+    written = contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
     gU, gV = (None if given is None else readable(given) for given in (gU, gV))
     plan = gradient_geometry(
@@ -168,7 +168,7 @@ def _operand(A: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
 
 
-def _contiguous(result: Tensor) -> Tensor:
+def contiguous(result: Tensor) -> Tensor:
     """``result`` itself if the kernel can write into it, else memory to be copied from."""
     if result.is_contiguous():
         return result

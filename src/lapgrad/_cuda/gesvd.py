@@ -1,7 +1,8 @@
 """gesvd: singular value decomposition, on CUDA.
 
-Batches of small matrices have a kernel of their own. For one large matrix cuSOLVER's drivers take ten times
-as long as eigenvalues of a symmetric matrix, which are used instead. The long side goes first: A = L Q.
+Batches of matrices with sides up to 128 have kernels of their own. For one large matrix cuSOLVER's drivers
+take ten times as long as eigenvalues of a symmetric matrix, which are used instead. The long side goes first:
+A = L Q.
 
 float32, in float64: L Lᵀ = Uᵀ Λ U, and U L = D V by a second LQ, in which D is diagonal up to eps64 |A|² / σ,
 which is below eps32 |A| for every σ that float32 can tell from zero.
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _cholesky, _device, _gesvd_batch, _sizes, _stream
+from lapgrad._cuda import _cholesky, _device, _gesvd_batch, _gesvd_medium, _sizes, _stream
 from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._fallback import _gaps
@@ -39,8 +40,9 @@ _BEYOND_TWO_ROUNDS = 1e14  # the square of the condition
 
 @on_its_device
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    if _gesvd_batch.serves(A):
-        failure = _gesvd_batch.gesvd(S, U, V, A)
+    kernels = _gesvd_batch if _gesvd_batch.serves(A) else _gesvd_medium if _gesvd_medium.serves(A) else None
+    if kernels is not None:
+        failure = kernels.gesvd(S, U, V, A)
         # Rare, and torch's driver may still find an answer; what has none gets the same message from it.
         return None if failure is None else _fallback.gesvd(S, U, V, A)
     m, n = A.shape[-2:]

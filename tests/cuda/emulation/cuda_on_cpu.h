@@ -8,6 +8,7 @@
 // Forced in front of a .cu file (g++ -include). Shared memory is what `shared_memory` in block.cuh returns.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -54,14 +55,19 @@ struct Barrier {
 struct Warp {
   Barrier barrier;
   int live = 0;
-  std::uint64_t slots[kWarp];
+  std::uint64_t slots[2][kWarp];  // taken in turns: who is late still finds what was put
 };
 
+// Contexts start a fiber. From then on jumps are enough, which do not ask the kernel to save a mask of signals.
 struct Fiber {
   ucontext_t context;
+  jmp_buf place;
   dim3 index;
   unsigned number = 0;
-  bool done = false;
+  bool started = false, done = false;
+  const Barrier* waits_at = nullptr;
+  unsigned generation = 0;  // of the barrier, when it came there
+  const int* live = nullptr;
 };
 
 struct Block {
@@ -69,7 +75,7 @@ struct Block {
   std::vector<Warp> warps;
   Barrier barrier;
   int live = 0;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   Fiber* running = nullptr;
   bool progress = false;
   std::function<void()> body;
@@ -84,7 +90,9 @@ inline std::vector<std::unique_ptr<char[]>> stacks;  // kept from block to block
   std::abort();
 }
 
-inline void yield() { swapcontext(&block->running->context, &block->scheduler); }
+inline void yield() {
+  if (!_setjmp(block->running->place)) _longjmp(block->scheduler, 1);
+}
 
 inline void wait(Barrier& barrier, const int& live) {
   const unsigned mine = barrier.generation;
@@ -95,16 +103,22 @@ inline void wait(Barrier& barrier, const int& live) {
     ++barrier.generation;
     return;
   }
-  while (barrier.generation == mine) {
-    // A thread that left since may have been the last that was missing.
-    if (barrier.waiting == live) {
-      barrier.waiting = 0;
-      ++barrier.generation;
-      block->progress = true;
-      return;
-    }
-    yield();
-  }
+  Fiber& self = *block->running;
+  self.waits_at = &barrier;
+  self.generation = mine;
+  self.live = &live;
+  yield();
+  self.waits_at = nullptr;
+  if (barrier.generation != mine) return;
+  // A thread that left since was the last that was missing.
+  barrier.waiting = 0;
+  ++barrier.generation;
+  block->progress = true;
+}
+
+inline bool has_to_wait(const Fiber& fiber) {
+  const Barrier* const barrier = fiber.waits_at;
+  return barrier && barrier->generation == fiber.generation && barrier->waiting != *fiber.live;
 }
 
 inline void fiber_main() {
@@ -114,7 +128,14 @@ inline void fiber_main() {
   --block->live;
   --block->warps[self.number / kWarp].live;
   block->progress = true;
-  swapcontext(&self.context, &block->scheduler);
+  _longjmp(block->scheduler, 1);
+}
+
+inline void resume(Block& it, Fiber& fiber) {
+  if (_setjmp(it.scheduler)) return;
+  if (fiber.started) _longjmp(fiber.place, 1);
+  fiber.started = true;
+  setcontext(&fiber.context);
 }
 
 inline void run_block(Block& it, bool reversed) {
@@ -140,9 +161,9 @@ inline void run_block(Block& it, bool reversed) {
     it.progress = false;
     for (unsigned step = 0; step < count; ++step) {
       Fiber& fiber = it.fibers[reversed ? count - 1 - step : step];
-      if (fiber.done) continue;
+      if (fiber.done || has_to_wait(fiber)) continue;
       it.running = &fiber;
-      swapcontext(&it.scheduler, &fiber.context);
+      resume(it, fiber);
     }
     if (!it.progress && it.live > 0) fail("deadlock: threads wait at different barriers");
   }
@@ -184,11 +205,11 @@ T exchange(T value, int source_lane) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
   Fiber& self = *block->running;
   Warp& warp = block->warps[self.number / kWarp];
-  std::memcpy(&warp.slots[self.number % kWarp], &value, sizeof(T));
+  std::uint64_t* const slots = warp.slots[warp.barrier.generation % 2];
+  std::memcpy(&slots[self.number % kWarp], &value, sizeof(T));
   wait(warp.barrier, warp.live);
   T result = value;
-  if (source_lane >= 0 && source_lane < kWarp) std::memcpy(&result, &warp.slots[source_lane], sizeof(T));
-  wait(warp.barrier, warp.live);
+  if (source_lane >= 0 && source_lane < kWarp) std::memcpy(&result, &slots[source_lane], sizeof(T));
   return result;
 }
 
@@ -236,12 +257,13 @@ T __shfl_up_sync(unsigned, T value, int delta, int width = 32) {
 inline unsigned __ballot_sync(unsigned, int predicate) {
   auto& self = *emulation::block->running;
   auto& warp = emulation::block->warps[self.number / emulation::kWarp];
-  warp.slots[self.number % emulation::kWarp] = predicate != 0;
+  std::uint64_t* const slots = warp.slots[warp.barrier.generation % 2];
+  slots[self.number % emulation::kWarp] = predicate != 0;
   emulation::wait(warp.barrier, warp.live);
   unsigned result = 0;
   const unsigned first = self.number / emulation::kWarp * emulation::kWarp;
   for (unsigned bit = 0; bit < emulation::kWarp && first + bit < emulation::block->fibers.size(); ++bit)
-    if (!emulation::block->fibers[first + bit].done && warp.slots[bit]) result |= 1u << bit;
+    if (!emulation::block->fibers[first + bit].done && slots[bit]) result |= 1u << bit;
   emulation::wait(warp.barrier, warp.live);
   return result;
 }

@@ -18,13 +18,13 @@ __device__ bool is_ordinary(T alpha, T square) {
 // numbers below the normal ones.
 template <typename T>
 __device__ __noinline__ T unit_for(T largest) {
-  constexpr int kUp = sizeof(T) == 8 ? 250 : 30, kDown = sizeof(T) == 8 ? 255 : 31;  // to normal numbers
+  constexpr int kMost = sizeof(T) == 8 ? 255 : 31;  // powers of 16 that are normal numbers
   T unit = 1;
   if (!(largest > T(0))) return unit;
 #pragma unroll 1
-  for (int step = 0; step < kUp && largest * unit < T(0x1p-2); ++step) unit *= T(0x1p4);
+  for (int step = 0; step < kMost && largest * unit < T(0x1p-2); ++step) unit *= T(0x1p4);
 #pragma unroll 1
-  for (int step = 0; step < kDown && largest * unit > T(0x1p2); ++step) unit *= T(0x1p-4);
+  for (int step = 0; step < kMost && largest * unit > T(0x1p2); ++step) unit *= T(0x1p-4);
   return unit;
 }
 

@@ -10,38 +10,7 @@
 // rounds as there are rows each row meets every other one once, and their order is reversed. Which of the two results takes
 // which place is free: rows are sorted by length on the way, to one side in one sweep and back in the next, which speeds
 // convergence up.
-#include "spectral.cuh"
-
-constexpr int kMostSweeps = 40;  // 6 to 10 are usual
-
-// The largest entry is scaled to 2^top: sums of squares of squares do not overflow. Rows whose square is below
-// `least` count as zero. Where the squares of a pair are small, they are lifted before they are squared again.
-template <typename T>
-struct Range;
-
-template <>
-struct Range<double> {
-  static constexpr int top = 245, limit = 1000;
-  static constexpr double least = 0x1p-960;
-  static constexpr double low = 0x1p-150, lift = 0x1p350, lower = 0x1p-500, lift_more = 0x1p750;
-};
-
-template <>
-struct Range<float> {
-  static constexpr int top = 25, limit = 120;
-  static constexpr float least = 0x1p-100f;
-  static constexpr float low = 0x1p-10f, lift = 0x1p40f, lower = 0x1p-60f, lift_more = 0x1p90f;
-};
-
-template <int per_pair>
-__device__ int least_of_lanes(int value) {
-#pragma unroll
-  for (int distance = per_pair / 2; distance > 0; distance /= 2) {
-    const int other = __shfl_xor_sync(kAllLanes, value, distance);
-    value = other < value ? other : value;
-  }
-  return value;
-}
+#include "jacobi.cuh"
 
 // What a thread has of a pair of rows: columns rank % per_pair + c per_pair.
 template <typename T, int count>
@@ -86,20 +55,8 @@ __device__ void receive(Pair<T, count>& pair, int source, const T* buffer) {
   }
 }
 
-__device__ inline bool is_oblique(double xx, double yy, double xy, double allowed, double lift) {
-  xy *= lift;
-  return xy * xy > allowed * allowed * (xx * lift) * (yy * lift);
-}
-__device__ inline bool is_oblique(float xx, float yy, float xy, float allowed, float) {
-  // In double the products of four entries keep their digits.
-  return double(xy) * xy > double(allowed) * allowed * (double(xx) * yy);
-}
-
 // Makes the two rows of a pair orthogonal and exchanges them, so that the longer one is on the wanted side. Returns whether
 // they were not orthogonal before.
-//
-// With d = |x|^2 - |y|^2, o = 2 x.y, h = sqrt(d^2 + o^2) the angle has cos^2 = (1 + |d| / h) / 2, sin = o / (2 h cos), with the
-// sign of d: at most 45 degrees, so that the longer row stays the longer one.
 template <int per_pair, bool vectors, typename T, int mine, int turned>
 __device__ bool rotate(Pair<T, mine>& W, Pair<T, turned>& J, bool takes_part, bool longer_left, T allowed) {
   T xx = 0, yy = 0, xy = 0;
@@ -113,23 +70,14 @@ __device__ bool rotate(Pair<T, mine>& W, Pair<T, turned>& J, bool takes_part, bo
   xx = sum_of_lanes(xx, per_pair);
   yy = sum_of_lanes(yy, per_pair);
   xy = sum_of_lanes(xy, per_pair);
-  const T size = xx + yy;
-  const T lift = size < Range<T>::lower ? Range<T>::lift_more : size < Range<T>::low ? Range<T>::lift : T(1);
-  const bool zero = !(xx >= Range<T>::least && yy >= Range<T>::least);
-  const bool oblique = takes_part && !zero && is_oblique(xx, yy, xy, allowed, lift);
-  const T d = (xx - yy) * lift, o = T(2) * xy * lift;
-  const T inverse_h = inverse_root(oblique ? d * d + o * o : T(1));
-  const T cosine_squared = T(0.5) + T(0.5) * absolute(d) * inverse_h;
-  const T inverse = inverse_root(oblique ? cosine_squared : T(1));
-  const T cosine = oblique ? cosine_squared * inverse : T(1);
-  T sine = oblique ? T(0.5) * o * inverse_h * inverse : T(0);
-  sine = d < T(0) ? -sine : sine;
+  const Rotation<T> turn = rotation(xx, yy, xy, takes_part, allowed);
+  const T cosine = turn.cosine, sine = turn.sine;
   // The left place takes cosine x + sine y, or -sine x + cosine y; without a part in it, x.
-  const bool keeps = !takes_part || (d >= T(0)) == longer_left;
+  const bool keeps = !takes_part || turn.first_is_longer == longer_left;
   const T a = keeps ? cosine : -sine, b = keeps ? sine : cosine;
   W.combine(a, b, keeps ? -sine : cosine, keeps ? cosine : sine);
   if constexpr (vectors) J.combine(a, b, keeps ? -sine : cosine, keeps ? cosine : sine);
-  return oblique;
+  return turn.oblique;
 }
 
 // +1 or -1, so that the first entry within 1e-6 of the largest becomes positive. The row is spread over the lanes of a pair.
@@ -144,53 +92,6 @@ __device__ T sign_of(const T (&row)[count], int lane) {
   for (int i = count - 1; i >= 0; --i)
     if (absolute(row[i]) >= most) decisive = 2 * (lane + i * per_pair) + (row[i] < T(0));
   return least_of_lanes<per_pair>(decisive) % 2 ? T(-1) : T(1);
-}
-
-// Rows [filled, k) of V, in global memory, := orthonormal to all rows before: unit vectors that stick out most,
-// orthogonalised three times. `along` has room for two numbers per thread or column. With `fix_sign` by the rule.
-template <typename T, int threads>
-__device__ void complete_rows(T* V, int filled, int k, int n, bool fix_sign, T* along, const Team<threads>& team) {
-  for (int i = 0; i < k; ++i) {
-    const bool open = i >= filled;
-    if (!team.any_around(open)) continue;
-    T* const row = V + static_cast<Index>(i) * n;
-    for (int c = team.rank; c < n; c += threads) {
-      T inside = 0;
-      for (int j = 0; j < i; ++j) inside += V[static_cast<Index>(j) * n + c] * V[static_cast<Index>(j) * n + c];
-      along[c] = inside;
-    }
-    team.wait();
-    int best = 0;
-    for (int c = 1; c < n; ++c) best = along[c] < along[best] ? c : best;
-    for (int c = team.rank; c < n; c += threads)
-      if (open) row[c] = T(c == best);
-    team.wait();
-    for (int pass = 0; pass < 3; ++pass) {
-      for (int j = team.rank; j < i; j += threads) {
-        T sum = 0;
-        for (int c = 0; c < n; ++c) sum += V[static_cast<Index>(j) * n + c] * row[c];
-        along[j] = sum;
-      }
-      team.wait();
-      for (int c = team.rank; c < n; c += threads) {
-        T rest = row[c];
-        for (int j = 0; j < i; ++j) rest -= along[j] * V[static_cast<Index>(j) * n + c];
-        if (open) row[c] = rest;
-      }
-      team.wait();
-      T square = 0, most = 0, decisive = 0;
-      for (int c = 0; c < n; ++c) {
-        square += row[c] * row[c];
-        most = absolute(row[c]) > most ? absolute(row[c]) : most;
-      }
-      for (int c = n - 1; c >= 0; --c) decisive = absolute(row[c]) >= most * T(kSameSize) ? row[c] : decisive;
-      const T inverse = (fix_sign && decisive < T(0) ? T(-1) : T(1)) / sqrt(square);
-      team.wait();
-      for (int c = team.rank; c < n; c += threads)
-        if (open) row[c] *= inverse;
-      team.wait();
-    }
-  }
 }
 
 // The decomposition of items with k rows and n >= k columns (tall ones with exchanged strides), k <= rows, n <= columns:
@@ -345,6 +246,6 @@ __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pai
   if (working && !spoilt && present && team.rank == 0) report_failure(failure, item, 2);
   if constexpr (vectors) {
     team.wait();
-    complete_rows<T, threads>(unit_rows + item * k * n, present ? filled : k, k, n, tall != 0, along, team);
+    complete_rows(unit_rows + item * k * n, present ? filled : k, k, n, tall != 0, along, team, threads);
   }
 }
