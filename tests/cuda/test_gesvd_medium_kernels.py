@@ -155,9 +155,10 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any leading dimensions, any memory for results; the driver has the last word on what fails."""
     monkeypatch.setattr(_items._stream, "block_memory", lambda _: 227 * 1024)
+    monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
     A = normal(6, 9, 66).view(2, 3, 9, 66)
     S, U, V = results(A)
-    apart = torch.empty(3, 2, 9, 66, dtype=A.dtype).transpose(0, 1)  # leading dimensions that are no single one
+    apart = torch.empty(3, 2, 9, 66, dtype=A.dtype).transpose(0, 1)  # no single leading dimension
     with in_place_of_the_gpu():
         assert _cuda.gesvd(S, U, apart, A) is None
         check(A, S, U, apart)
