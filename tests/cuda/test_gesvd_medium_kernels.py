@@ -57,7 +57,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     ("m", "n", "dtype"),
     [
         (65, 65, torch.float64), (70, 66, torch.float32), (20, 75, torch.float64), (66, 1, torch.float64),
-        (128, 128, torch.float64),
+        (128, 128, torch.float64), (14, 260, torch.float64), (129, 3, torch.float32),
     ],
 )  # fmt: skip
 def test_random_matrices(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
@@ -115,7 +115,7 @@ def test_strides(run: Run) -> None:
     check(part.mT, S, U, V)
 
 
-@pytest.mark.parametrize(("m", "n"), [(17, 80), (66, 9)])
+@pytest.mark.parametrize(("m", "n"), [(17, 80), (66, 9), (5, 150)])
 def test_values_alone(run: Run, monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
     A = normal(3, m, n)
     for work_space in (_gesvd_medium._WORK_SPACE, 2 * m * n * 8):  # the batch as a whole, and in two parts
@@ -146,7 +146,8 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serves(2, 128, 128)
     assert serves(3, 1, 100, 70)
     assert not serves(2, 128, 128, memory=163 * 1024)
-    assert not serves(2, 129, 70)
+    assert serves(2, 70, 1000)
+    assert not serves(2, 129, 130)
     assert not serves(1, 100, 100)
     assert not serves(2, 0, 70)
 

@@ -17,6 +17,7 @@ from lapgrad._cuda import (
     _compile,
     _device,
     _gelqf_batch,
+    _gelqf_wide,
     _gesvd_batch,
     _gesvd_medium,
     _items,
@@ -71,8 +72,9 @@ def gelqf(n: int, dtype: torch.dtype) -> None:
         A, L, Q = square(m, dtype, n), square(m, dtype, k), square(k, dtype, n)
         _gelqf_batch.gelqf(L, Q, A, False)
         _gelqf_batch.dependent_row(L, 1e-6, True)
-    A = square(n, dtype)
+    A, wide = square(n, dtype), square(n, dtype, 200)
     _gelqf_batch.gelqf_vjp(A.clone(), A, A, A, A)
+    _gelqf_wide.gelqf(A, wide.clone(), wide)
 
 
 def syevd(n: int, dtype: torch.dtype) -> None:

@@ -1,7 +1,8 @@
-"""Singular value decompositions of batches of matrices with sides up to 128: LQ, then one-sided Jacobi.
+"""Singular value decompositions of batches of matrices with a side up to 128: LQ, then one-sided Jacobi.
 
 See ``kernels/gesvd_medium.cu``. The results are the work space: L lies where the vectors of the short side
-go, and Q where those of the long side go. Beside them a matrix takes one number for each row.
+go, and Q where those of the long side go. Beside them a matrix takes one number for each row, and a second
+one for each 128 columns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lapgrad._cuda import _gelqf_batch, _items, _launch
+from lapgrad._cuda import _gelqf_batch, _gelqf_wide, _items, _launch
 from lapgrad._cuda._gesvd_batch import contiguous
 from lapgrad._cuda._items import Launch, address, readable
 
@@ -39,9 +40,12 @@ _THREADS = 256
 
 def serves(A: Tensor) -> bool:
     """Whether this takes a batch of this shape and type; its strides do not matter."""
-    if A.shape[:-2].numel() < _FEWEST or not _gelqf_batch.serves(A):
+    k, needed = min(A.shape[-2:]), 0
+    if A.shape[:-2].numel() < _FEWEST or not 0 < k <= _gelqf_batch.LARGEST or A.dtype not in _TOGETHER:
         return False
-    return _items.fits(_memory(min(A.shape[-2:]), True, A), A)
+    if max(A.shape[-2:]) > _gelqf_batch.LARGEST:
+        needed = _gelqf_wide.memory(k, A)
+    return _items.fits(max(needed, _memory(k, True, A)), A)
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
@@ -68,7 +72,7 @@ def decomposing(S: Tensor, U: Tensor, V: Tensor, A: Tensor, cell: Tensor | None)
     tall = m > n
     short, long = (V, U) if tall else (U, V)
     order = _sort_rows(long, A.mT if tall else A)
-    yield _gelqf_batch.factoring(short, long, long, True, None)
+    yield from _factoring(short, long, True)
     yield _rotating(S, short, order, short, long, cell, tall)
     if tall:
         rows = items * n
@@ -87,7 +91,7 @@ def finding_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch
         part = source[begin : begin + together]
         rows = work[: len(part)]
         order, L = _sort_rows(rows, part), rows[..., :k]
-        yield _gelqf_batch.factoring(L, None, rows, True, None)
+        yield from _factoring(L, rows, False)
         yield _rotating(S[begin:], L, order, None, None, cell, False)
 
 
@@ -96,6 +100,14 @@ def _sort_rows(target: Tensor, A: Tensor) -> Tensor:
     order = torch.linalg.vector_norm(A, float("inf"), dim=-1).argsort(-1, descending=True)
     torch.gather(A, 1, order[..., None].expand(A.shape), out=target)
     return order
+
+
+def _factoring(L: Tensor, rows: Tensor, with_q: bool) -> Iterator[Launch]:
+    """The launches after which L, and ``rows`` if wanted, hold the factors of ``rows``."""
+    if rows.shape[-1] > _gelqf_batch.LARGEST:
+        yield from _gelqf_wide.factoring(L, rows, None, with_q)
+    else:
+        yield _gelqf_batch.factoring(L, rows if with_q else None, rows, True, None)
 
 
 def _rotating(

@@ -1,4 +1,4 @@
-"""gelqf: LQ factorisation, on CUDA: small ones by Householder in one kernel, large ones as in ``_lq.py``."""
+"""gelqf: LQ factorisation, on CUDA: batches by Householder in own kernels, large ones as in ``_lq.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _device, _gelqf_batch, _sizes, _stream
+from lapgrad._cuda import _device, _gelqf_batch, _gelqf_wide, _sizes, _stream
 from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
 
@@ -16,6 +16,8 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     """As ``_fallback.gelqf``. The diagonal of L is positive with either flag, as Cholesky's way leaves it."""
     if _gelqf_batch.serves(A):
         return _gelqf_batch.gelqf(L, Q, A, True)
+    if _gelqf_wide.serves(A):
+        return _gelqf_wide.gelqf(L, Q, A)
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
     serves = rank >= _sizes.LARGE and _sizes.one_by_one(items, rank) and not _stream.being_captured()

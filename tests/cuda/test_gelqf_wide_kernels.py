@@ -1,0 +1,117 @@
+"""gelqf on CUDA for wide matrices: the kernels that take chunks of columns, on the CPU, and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import emulated
+import places
+import pytest
+import tolerances
+import torch
+from singular_values import normal
+from stand_ins import in_place_of_the_gpu
+from torch import Tensor
+
+from lapgrad import _cuda
+from lapgrad._cuda import _gelqf_wide, _items
+
+Run = Callable[..., tuple[Tensor, Tensor, tuple[int, int] | None]]
+
+
+def on_cpu(A: Tensor, reverse_order: bool = False) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
+    """What ``_gelqf_wide.gelqf`` launches, emulated."""
+    L, Q, cell = A.new_full((len(A), A.shape[1], A.shape[1]), 7.0), A.clone(), _items.new_cell(A)
+    for plan in _gelqf_wide.factoring(L, Q, cell):
+        emulated.launch(*plan, reverse_order=reverse_order)
+    return L, Q, _items.first_failure(cell)
+
+
+def on_device(A: Tensor) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
+    moved = A.cuda()
+    L, Q = moved.new_full((len(A), A.shape[1], A.shape[1]), 7.0), torch.empty_like(moved)
+    failure = _gelqf_wide.gelqf(L, Q, moved)
+    return L.cpu(), Q.cpu(), failure
+
+
+@pytest.fixture(params=places.both(on_cpu, on_device))
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
+
+
+def check(A: Tensor, L: Tensor, Q: Tensor) -> None:
+    eps, m = torch.finfo(A.dtype).eps, A.shape[-2]
+    size = A.double().abs().amax((-2, -1), keepdim=True).clamp_min(1e-320)
+    exact, rows, allowed = A.double() / size, Q.double(), tolerances.SPECTRAL * m * eps
+    assert float((rows @ rows.mT - torch.eye(m)).abs().max()) <= allowed
+    assert float(((L.double() / size) @ rows - exact).abs().max()) <= allowed
+    assert (L.triu(1) == 0).all()
+    assert (L.diagonal(dim1=-2, dim2=-1) >= 0).all()
+
+
+#: One row in the last chunk, and a whole one; a group of rows that is not full.
+@pytest.mark.parametrize(
+    ("m", "n", "dtype"),
+    [
+        (1, 129, torch.float64), (7, 256, torch.float32), (18, 300, torch.float64), (70, 150, torch.float64),
+        (128, 140, torch.float32),
+    ],
+)  # fmt: skip
+def test_factors(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
+    A = normal(2, m, n, dtype)
+    L, Q, failure = run(A)
+    assert failure is None
+    check(A, L, Q)
+
+
+def test_rows_that_depend_on_others(run: Run) -> None:
+    """Also where only a later chunk tells rows apart."""
+    A = normal(5, 9, 290)
+    A[0] = 0.0
+    A[1, 3] = 2.0 * A[1, 2]
+    A[2, :, :280] = 0.0
+    A[3, :, :140] = A[3, :1, :140]
+    A[4, :, 130:] = 0.0
+    L, Q, failure = run(A)
+    assert failure is None
+    check(A, L, Q)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "huge", "tiny"), [(torch.float64, 1e300, 1e-300), (torch.float32, 1e36, 1e-36)]
+)
+def test_range(run: Run, dtype: torch.dtype, huge: float, tiny: float) -> None:
+    A = normal(2, 6, 200) * torch.tensor([huge, tiny], dtype=torch.float64)[:, None, None]
+    L, Q, failure = run(A.to(dtype))
+    assert failure is None
+    check(A.to(dtype), L, Q)
+
+
+def test_order_of_threads_does_not_matter() -> None:
+    A = normal(2, 13, 270)
+    for one, other in zip(on_cpu(A)[:2], on_cpu(A, reverse_order=True)[:2], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_first_row_that_is_not_finite(run: Run) -> None:
+    A = normal(3, 5, 180)
+    A[1, 3, 150] = torch.nan
+    A[2, 0, 0] = torch.inf
+    _, _, failure = run(A)
+    assert failure == (1, 4)
+
+
+@pytest.mark.skipif(emulated.COMPILER is None, reason="no g++")
+def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_items._stream, "block_memory", lambda _: 227 * 1024)
+    monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
+    A = normal(6, 5, 140).view(2, 3, 5, 140)
+    Q, L = (torch.empty(3, 2, 5, side, dtype=A.dtype).transpose(0, 1) for side in (140, 5))
+    with in_place_of_the_gpu():
+        assert _cuda.gelqf(L, Q, A, False) is None
+        check(A, L, Q)
+        alone = A.new_empty(2, 3, 5, 5)
+        assert _cuda.gelqf(alone, None, A.mT.contiguous().mT, False) is None
+    torch.testing.assert_close(alone, L, rtol=0, atol=1e-13)
+    assert not _gelqf_wide.serves(A[0])
+    assert not _gelqf_wide.serves(A[..., :128])
