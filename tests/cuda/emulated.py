@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -60,33 +61,45 @@ def _library(stem: str, expression: str) -> ctypes.CDLL:
         f'extern "C" void run(const int* geometry, void** arguments) {{\n'
         f"  emulation::run({expression}, geometry, arguments);\n}}\n"
     )
-    digest = hashlib.sha256(
-        source.encode() + b"".join(p.read_bytes() for p in [EMULATION, *SOURCES.iterdir()])
-    )
-    folder = Path(tempfile.gettempdir()) / f"lapgrad-emulation-{np.__version__}"
-    folder.mkdir(exist_ok=True)
-    library = folder / f"{stem}-{digest.hexdigest()[:20]}.so"
+    digest = _digest(source.encode(), *(path.read_bytes() for path in [EMULATION, *SOURCES.iterdir()]))
+    library = _folder() / f"{stem}-{digest}.so"
     if not library.exists():
-        assert COMPILER is not None
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             driver, built = Path(scratch) / "driver.cpp", Path(scratch) / library.name
             driver.write_text(source)
-            options = [
-                "-std=c++17",
-                "-O1",
-                "-fPIC",
-                "-shared",
-                "-w",
-                "-include",
-                str(EMULATION),
-                f"-I{SOURCES}",
-            ]
-            done = subprocess.run(
-                [COMPILER, *options, "-o", str(built), str(driver)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
+            _compile("-shared", "-include", str(_header()), f"-I{SOURCES}", "-o", str(built), str(driver))
             built.replace(library)
     return ctypes.CDLL(str(library))
+
+
+@functools.cache
+def _header() -> Path:
+    """A copy of the emulation beside its precompiled form: to read it again is half of the work on a kernel."""
+    place = _folder() / f"header-{_digest(EMULATION.read_bytes())}"
+    header = place / EMULATION.name
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            complete = Path(scratch) / "complete"
+            complete.mkdir()
+            copy = shutil.copy(EMULATION, complete)
+            _compile("-x", "c++-header", "-o", f"{copy}.gch", copy)
+            with contextlib.suppress(OSError):  # another process was first
+                complete.rename(place)
+    return header
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"lapgrad-emulation-{np.__version__}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _digest(*contents: bytes) -> str:
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:20]
+
+
+def _compile(*arguments: str) -> None:
+    assert COMPILER is not None
+    command = [COMPILER, "-std=c++17", "-O1", "-fPIC", "-w", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -144,9 +144,18 @@ def expressions() -> dict[str, list[str]]:
 
 
 def to_compile(stem: str) -> list[str]:
-    """All in double precision, and the first of each kernel in single: a minute instead of two for all."""
+    """All in double precision, and the first of each kernel in single: they share all but a few lines."""
     singles = {one.partition("<")[0]: one for one in reversed(expressions()[stem]) if "<float" in one}
     return [one for one in expressions()[stem] if "<double" in one] + list(singles.values())
+
+
+def compile_quickly(stem: str, wanted: tuple[str, ...], architecture: str) -> tuple[bytes, dict[str, str]]:
+    """As a launch does, but for the optimiser: it finds no mistakes, and takes nine tenths of the time."""
+    from cuda import core
+
+    quick = functools.partial(core.ProgramOptions, ofast_compile="max")
+    with mock.patch.object(core, "ProgramOptions", quick):
+        return _compile.compile_together(stem, wanted, architecture)
 
 
 def kernels_of(stem: str) -> Iterator[str]:
@@ -166,7 +175,7 @@ def test_every_kernel_can_be_launched(stem: str) -> None:
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_launch_compiles(stem: str) -> None:
     wanted = tuple(to_compile(stem))
-    code, symbols = _compile.compile_together(stem, wanted, NEWEST)
+    code, symbols = compile_quickly(stem, wanted, NEWEST)
     assert code[:4] == b"\x7fELF"
     assert set(symbols) == set(wanted)
     assert len(set(symbols.values())) == len(wanted)
@@ -175,7 +184,9 @@ def test_every_launch_compiles(stem: str) -> None:
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
 @pytest.mark.parametrize("stem", STEMS)
-def test_older_devices_are_served(stem: str) -> None:
-    code, symbol = _compile.compile_source(stem, expressions()[stem][0], OLDEST)
+def test_devices_are_served(stem: str, architecture: str) -> None:
+    """With the optimiser, as a launch compiles it."""
+    code, symbol = _compile.compile_source(stem, expressions()[stem][0], architecture)
     assert symbol.encode() in code

@@ -19,9 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -70,6 +68,12 @@ struct Fiber {
   const int* live = nullptr;
 };
 
+// What a thread runs: a std::function without its header, which takes longer to compile than most kernels.
+struct Body {
+  void (*call)(const void* object);
+  const void* object;
+};
+
 struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
@@ -78,12 +82,12 @@ struct Block {
   jmp_buf scheduler;
   Fiber* running = nullptr;
   bool progress = false;
-  std::function<void()> body;
+  Body body;
   dim3 index, block_size, grid_size;
 };
 
 inline Block* block = nullptr;
-inline std::vector<std::unique_ptr<char[]>> stacks;  // kept from block to block
+inline std::vector<char*> stacks;  // kept from block to block
 
 [[noreturn]] inline void fail(const char* message) {
   std::fprintf(stderr, "emulation: %s\n", message);
@@ -122,7 +126,7 @@ inline bool has_to_wait(const Fiber& fiber) {
 }
 
 inline void fiber_main() {
-  block->body();
+  block->body.call(block->body.object);
   Fiber& self = *block->running;
   self.done = true;
   --block->live;
@@ -149,9 +153,9 @@ inline void run_block(Block& it, bool reversed) {
     fiber.number = number;
     fiber.index = {number % it.block_size.x, number / it.block_size.x % it.block_size.y,
                    number / (it.block_size.x * it.block_size.y)};
-    if (stacks.size() <= number) stacks.emplace_back(new char[kStackBytes]);
+    if (stacks.size() <= number) stacks.push_back(new char[kStackBytes]);
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks[number].get();
+    fiber.context.uc_stack.ss_sp = stacks[number];
     fiber.context.uc_stack.ss_size = kStackBytes;
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, fiber_main, 0);
@@ -169,7 +173,7 @@ inline void run_block(Block& it, bool reversed) {
   }
 }
 
-inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool reversed, std::function<void()> body) {
+inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool reversed, Body body) {
   if (dynamic_shared > kSharedBytes) fail("more shared memory than a block may have");
   if (size.x * size.y * size.z > 1024) fail("more than 1024 threads in a block");
   for (unsigned z = 0; z < grid.z; ++z)
@@ -196,8 +200,9 @@ void invoke(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {
 template <typename... P>
 void run(void (*kernel)(P...), const int* geometry, void** arguments) {
   const auto at = [&](int i) { return static_cast<unsigned>(geometry[i]); };
-  launch({at(0), at(1), at(2)}, {at(3), at(4), at(5)}, at(6), geometry[7] != 0,
-         [&] { invoke(kernel, arguments, std::index_sequence_for<P...>{}); });
+  const auto body = [&] { invoke(kernel, arguments, std::index_sequence_for<P...>{}); };
+  const auto call = [](const void* object) { (*static_cast<const decltype(body)*>(object))(); };
+  launch({at(0), at(1), at(2)}, {at(3), at(4), at(5)}, at(6), geometry[7] != 0, {call, &body});
 }
 
 template <typename T>
