@@ -74,7 +74,7 @@ def _library(stem: str, expression: str) -> ctypes.CDLL:
 
 @functools.cache
 def _header() -> Path:
-    """A copy of the emulation beside its precompiled form: to read it again is half of the work on a kernel."""
+    """A copy of the emulation beside its precompiled form: reading it is half of the work on a kernel."""
     place = _folder() / f"header-{_digest(EMULATION.read_bytes())}"
     header = place / EMULATION.name
     if not place.exists():

@@ -8,6 +8,9 @@
 // Forced in front of a .cu file (g++ -include). Shared memory is what `shared_memory` in block.cuh returns.
 #pragma once
 
+// Checked, longjmp refuses to go to another stack.
+#undef _FORTIFY_SOURCE
+
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -60,9 +63,10 @@ struct Warp {
 struct Fiber {
   ucontext_t context;
   jmp_buf place;
+  bool started = false;
   dim3 index;
   unsigned number = 0;
-  bool started = false, done = false;
+  bool done = false;
   const Barrier* waits_at = nullptr;
   unsigned generation = 0;  // of the barrier, when it came there
   const int* live = nullptr;
@@ -75,7 +79,7 @@ struct Body {
 };
 
 struct Block {
-  std::vector<Fiber> fibers;
+  unsigned threads = 0;
   std::vector<Warp> warps;
   Barrier barrier;
   int live = 0;
@@ -87,7 +91,7 @@ struct Block {
 };
 
 inline Block* block = nullptr;
-inline std::vector<char*> stacks;  // kept from block to block
+inline std::vector<Fiber*> fibers;  // kept from block to block: a fiber goes on with the next body
 
 [[noreturn]] inline void fail(const char* message) {
   std::fprintf(stderr, "emulation: %s\n", message);
@@ -126,13 +130,25 @@ inline bool has_to_wait(const Fiber& fiber) {
 }
 
 inline void fiber_main() {
-  block->body.call(block->body.object);
-  Fiber& self = *block->running;
-  self.done = true;
-  --block->live;
-  --block->warps[self.number / kWarp].live;
-  block->progress = true;
-  _longjmp(block->scheduler, 1);
+  for (;;) {
+    block->body.call(block->body.object);
+    Fiber& self = *block->running;
+    self.done = true;
+    --block->live;
+    --block->warps[self.number / kWarp].live;
+    block->progress = true;
+    yield();
+  }
+}
+
+inline Fiber* new_fiber() {
+  Fiber* const fiber = new Fiber;
+  getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = new char[kStackBytes];
+  fiber->context.uc_stack.ss_size = kStackBytes;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, fiber_main, 0);
+  return fiber;
 }
 
 inline void resume(Block& it, Fiber& fiber) {
@@ -145,32 +161,33 @@ inline void resume(Block& it, Fiber& fiber) {
 inline void run_block(Block& it, bool reversed) {
   block = &it;
   const unsigned count = it.block_size.x * it.block_size.y * it.block_size.z;
-  it.fibers = std::vector<Fiber>(count);
+  it.threads = count;
+  while (fibers.size() < count) fibers.push_back(new_fiber());
   it.warps = std::vector<Warp>((count + kWarp - 1) / kWarp);
   it.live = static_cast<int>(count);
   for (unsigned number = 0; number < count; ++number) {
-    Fiber& fiber = it.fibers[number];
+    Fiber& fiber = *fibers[number];
+    fiber.done = false;
     fiber.number = number;
     fiber.index = {number % it.block_size.x, number / it.block_size.x % it.block_size.y,
                    number / (it.block_size.x * it.block_size.y)};
-    if (stacks.size() <= number) stacks.push_back(new char[kStackBytes]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks[number];
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, fiber_main, 0);
     ++it.warps[number / kWarp].live;
   }
   while (it.live > 0) {
     it.progress = false;
     for (unsigned step = 0; step < count; ++step) {
-      Fiber& fiber = it.fibers[reversed ? count - 1 - step : step];
+      Fiber& fiber = *fibers[reversed ? count - 1 - step : step];
       if (fiber.done || has_to_wait(fiber)) continue;
       it.running = &fiber;
       resume(it, fiber);
     }
     if (!it.progress && it.live > 0) fail("deadlock: threads wait at different barriers");
   }
+}
+
+// Whether all bytes are as `launch` has set them.
+inline bool untouched(const unsigned char* first, std::size_t count) {
+  return count == 0 || (*first == 0xff && std::memcmp(first, first + 1, count - 1) == 0);
 }
 
 inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool reversed, Body body) {
@@ -187,8 +204,8 @@ inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool revers
         it.block_size = size;
         it.grid_size = grid;
         run_block(it, reversed);
-        for (std::size_t byte = dynamic_shared; byte < sizeof lapgrad_shared_bytes; ++byte)
-          if (lapgrad_shared_bytes[byte] != 0xff) fail("a kernel wrote past its shared memory");
+        if (!untouched(lapgrad_shared_bytes + dynamic_shared, sizeof lapgrad_shared_bytes - dynamic_shared))
+          fail("a kernel wrote past its shared memory");
       }
 }
 
@@ -267,8 +284,8 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   emulation::wait(warp.barrier, warp.live);
   unsigned result = 0;
   const unsigned first = self.number / emulation::kWarp * emulation::kWarp;
-  for (unsigned bit = 0; bit < emulation::kWarp && first + bit < emulation::block->fibers.size(); ++bit)
-    if (!emulation::block->fibers[first + bit].done && slots[bit]) result |= 1u << bit;
+  for (unsigned bit = 0; bit < emulation::kWarp && first + bit < emulation::block->threads; ++bit)
+    if (!emulation::fibers[first + bit]->done && slots[bit]) result |= 1u << bit;
   emulation::wait(warp.barrier, warp.live);
   return result;
 }
