@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lapgrad import __version__, info
 from lapgrad.bench import command as bench
-from lapgrad.bench import exact_gp, sparse_gp
+from lapgrad.bench import exact_gp, models_command, sparse_gp
 from lapgrad.bench.results import typed
 from lapgrad.demo import command as demo
 from lapgrad.experiments import command as reproduce
@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     operators = topics.add_parser("ops", help="forward and backward of every operator")
     bench.add_arguments(operators)
     operators.set_defaults(run=bench.run)
+    models = topics.add_parser("models", help="criteria of models, against GPyTorch, GPy, GPflow and torch")
+    models_command.add_arguments(models)
+    models.set_defaults(run=models_command.run)
     exact = topics.add_parser("gp", help="the criterion of Gaussian process regression")
     exact_gp.add_arguments(exact)
     exact.set_defaults(run=exact_gp.run)

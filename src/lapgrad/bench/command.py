@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
 import torch
 
-from lapgrad._errors import FileFormatError
 from lapgrad.bench import comparison, plan, report, tables_ops
 from lapgrad.bench.bars import MANY_CORES, Bench, Machine, Verdict, bars, judge
 from lapgrad.bench.options import add_arguments
 from lapgrad.bench.peers import Peers
 from lapgrad.bench.progress import Progress
 from lapgrad.bench.results import Results
+from lapgrad.bench.resumption import UsageError, begun, load, say_interrupted, warn_when_busy, write
 from lapgrad.bench.runner import DisagreementError, measure
 
 __all__ = ["add_arguments", "run"]
@@ -25,52 +24,41 @@ _REPEATS = 2
 """How often a case that looks worse than before is measured again before it is said to be."""
 
 
-class _UsageError(Exception):
-    """The options do not fit together, or a file does not fit them."""
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
     try:
         _check(arguments)
-        earlier = _load(arguments.compare) if arguments.compare else None
+        earlier = load("ops", arguments.compare) if arguments.compare else None
         if earlier is not None and arguments.with_file:
             return _compare_files(arguments, earlier)
-        _warn_when_busy()
+        warn_when_busy()
         if arguments.bars:
             return _run_bars(arguments)
         return _run_cases(arguments, earlier)
-    except _UsageError as error:
+    except UsageError as error:
         print(f"lapgrad bench: {error}", file=sys.stderr)
         return 2
 
 
-def _load(path: Path) -> Results:
-    try:
-        return Results.load(path, "ops")
-    except (FileFormatError, FileNotFoundError) as error:
-        raise _UsageError(str(error)) from error
-
-
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise _UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
+        raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
     if arguments.resume and not arguments.output:
-        raise _UsageError("--resume: say with --output which file is gone on with")
+        raise UsageError("--resume: say with --output which file is gone on with")
     if arguments.with_file and not arguments.compare:
-        raise _UsageError("--with: say with --compare which file it is compared with")
+        raise UsageError("--with: say with --compare which file it is compared with")
     if arguments.bars and (arguments.compare or arguments.plots or arguments.peer):
-        raise _UsageError("--bars goes with none of --peer, --compare and --plots")
+        raise UsageError("--bars goes with none of --peer, --compare and --plots")
     if arguments.plots and importlib.util.find_spec("matplotlib") is None:
-        raise _UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
+        raise UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
     names = [spec.library for spec in arguments.peer]
     if len(set(names)) < len(names):
-        raise _UsageError(f"--peer: {', '.join(names)}: each library can be named once")
+        raise UsageError(f"--peer: {', '.join(names)}: each library can be named once")
 
 
 def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     chosen = plan.made_of(arguments, earlier)
-    results = _begun(arguments, chosen.options)
+    results = begun("ops", arguments, chosen.options)
     done = {tables_ops.case_key(row) for row in results.rows}
     to_do = [item for item in chosen.items if item.key not in done]
     disagreements: list[str] = []
@@ -93,15 +81,15 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
                         disagreements.append(f"not timed: {error}")
                         continue
                     results.rows += [row for measurement in found for row in measurement.rows()]
-                    _write(results, arguments.output)
+                    write(results, arguments.output)
             if earlier is not None:
                 _measure_worse_again(chosen, earlier, results)
         except KeyboardInterrupt:
-            _write(results, arguments.output)
-            _say_interrupted(arguments, len(results.rows))
+            write(results, arguments.output)
+            say_interrupted(arguments, len(results.rows))
             return 130
     results.complete = True
-    _write(results, arguments.output)
+    write(results, arguments.output)
     _print_cases(arguments, results)
     for line in disagreements:
         print(f"lapgrad bench: {line}", file=sys.stderr)
@@ -112,34 +100,6 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
         new = arguments.output or "this run"
         code = max(code, _print_comparison(arguments, earlier, results, str(new), repeated=True))
     return code
-
-
-def _begun(arguments: argparse.Namespace, options: dict[str, object]) -> Results:
-    """New results, or those of an interrupted run that asked for the same on the same machine."""
-    new = Results("ops", arguments.command_line, options=options)
-    if not arguments.resume or not Path(arguments.output).exists():
-        return new
-    old = _load(arguments.output)
-    for what, there, here in (
-        *((name, old.options.get(name), value) for name, value in options.items()),
-        ("processor", old.machine.get("cpu", {}).get("model"), new.machine["cpu"]["model"]),
-        ("torch", old.machine.get("torch", {}).get("version"), new.machine["torch"]["version"]),
-    ):
-        if there != here:
-            raise _UsageError(
-                f"--resume: {arguments.output} was begun with other {what}: {there} there, {here} here. "
-                "Use the same options on the same machine, or another --output"
-            )
-    if old.machine.get("commit") != new.machine["commit"]:
-        print(
-            f"{arguments.output} was begun with lapgrad {old.machine.get('commit')}, this is "
-            f"{new.machine['commit']}",
-            file=sys.stderr,
-        )
-    old.complete = False
-    for facts in old.peers.values():  # what was missing may be there by now
-        facts.pop("missing", None)
-    return old
 
 
 def _measure_worse_again(chosen: plan.Plan, earlier: Results, results: Results) -> None:
@@ -172,7 +132,7 @@ def _replace_if_better(results: Results, row: dict[str, object]) -> None:
 
 
 def _compare_files(arguments: argparse.Namespace, earlier: Results) -> int:
-    later = _load(arguments.with_file)
+    later = load("ops", arguments.with_file)
     return _print_comparison(arguments, earlier, later, str(arguments.with_file), repeated=False)
 
 
@@ -226,7 +186,7 @@ def _run_bars(arguments: argparse.Namespace) -> int:
     bench = Bench(threads, seconds, torch.device(arguments.device))
     wanted = [bar for bar in bars(machine) if arguments.ops is None or bar.what.split()[0] in arguments.ops]
     options = {"bars": machine, "threads": [threads], "device": arguments.device, "seconds": seconds}
-    results = _begun(arguments, {**options, "operators": arguments.ops})
+    results = begun("ops", arguments, {**options, "operators": arguments.ops})
     known = {bar["what"]: bar["figure"] for bar in results.bars}
     before = list(results.rows)
     verdicts = [Verdict(bar, _figure(known[bar.what])) for bar in wanted if bar.what in known]
@@ -238,13 +198,13 @@ def _run_bars(arguments: argparse.Namespace) -> int:
                     verdicts.append(judge(bar, bench))
                     results.bars = [verdict.as_dict() for verdict in verdicts]
                     results.rows = before + [row for m in bench.measured.values() for row in m.rows()]
-                    _write(results, arguments.output)
+                    write(results, arguments.output)
     except KeyboardInterrupt:
-        _write(results, arguments.output)
-        _say_interrupted(arguments, len(results.bars))
+        write(results, arguments.output)
+        say_interrupted(arguments, len(results.bars))
         return 130
     results.complete = True
-    _write(results, arguments.output)
+    write(results, arguments.output)
     passed = sum(verdict.passed for verdict in verdicts)
     where = machine if machine == "cuda" else f"{machine}, {threads} threads"
     title = f"{where}: {passed} of {len(verdicts)} bars reached"
@@ -254,23 +214,6 @@ def _run_bars(arguments: argparse.Namespace) -> int:
 
 def _figure(stored: float | None) -> float:
     return float("nan") if stored is None else stored
-
-
-def _write(results: Results, output: Path | None) -> None:
-    if output:
-        results.write(output)
-
-
-def _say_interrupted(arguments: argparse.Namespace, figures: int) -> None:
-    kept = f"{figures} figures are in {arguments.output}, --resume goes on" if arguments.output else ""
-    print(f"lapgrad bench: interrupted{'; ' if kept else ''}{kept}", file=sys.stderr)
-
-
-def _warn_when_busy() -> None:
-    """Threads that wait for a core spoil every figure: say so before an hour is spent on them."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > 0.5 * cores:
-        print(f"this machine is busy (load {load:.1f} on {cores} cores): expect odd figures", file=sys.stderr)
 
 
 def _print(table: report.Table, title: str, markdown: bool) -> None:

@@ -26,13 +26,14 @@ from lapgrad.bench import report
 from lapgrad.bench.bars import Bar, Bench, judge
 from lapgrad.bench.machine import metadata
 from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.peer_worker import in_gpytorch
 from lapgrad.bench.timing import Thunk, interleaved
 from lapgrad.models import GPRegression, kernels
 
 KERNELS = ("rbf", "matern52")
 _LENGTH, _NOISE = 0.3, 0.01
-_FASTER, _SMALLER = 2.5, 3.0
-_DIFFERENT = 1e-4
+FASTER, SMALLER = 2.5, 3.0
+DIFFERENT = 1e-4
 """Relative difference of two values of the criterion: GPyTorch has a rule of its own for small distances."""
 
 
@@ -52,6 +53,21 @@ class Problem:
         noise = torch.randn(n, generator=source, dtype=torch.float64)
         return cls(X, torch.sin(6.0 * X[:, 0]) + math.sqrt(_NOISE) * noise, kernel)
 
+    def to(self, device: torch.device) -> Problem:
+        """Elsewhere."""
+        return Problem(self.X.to(device), self.y.to(device), self.kernel)
+
+    def arguments(self) -> dict[str, Any]:
+        """For other libraries: arrays, and the hyper-parameters."""
+        return {
+            "X": self.X.cpu().numpy(),
+            "Y": self.y[:, None].cpu().numpy(),
+            "kernel": self.kernel,
+            "length": _LENGTH,
+            "variance": 1.0,
+            "noise": _NOISE,
+        }
+
 
 def ours(problem: Problem) -> Thunk:
     """lapgrad: ``GPRegression.loss``."""
@@ -68,7 +84,7 @@ def written_out(problem: Problem) -> Thunk:
         X.new_full(shape, math.log(value)).requires_grad_()
         for shape, value in (((X.shape[1],), _LENGTH), ((), 1.0), ((), _NOISE))
     )
-    identity = torch.eye(len(X), dtype=X.dtype)
+    identity = torch.eye(len(X), dtype=X.dtype, device=X.device)
 
     def loss() -> Tensor:
         A = X / log_lengths.exp()
@@ -85,38 +101,7 @@ def written_out(problem: Problem) -> Thunk:
 
 def gpytorch(problem: Problem) -> Thunk:
     """GPyTorch's ``ExactGP`` with Cholesky factorisations in place of conjugate gradients."""
-    import gpytorch as library
-
-    X, y, d = problem.X, problem.y, problem.X.shape[1]
-    rbf = problem.kernel == "rbf"
-    base = (
-        library.kernels.RBFKernel(ard_num_dims=d)
-        if rbf
-        else library.kernels.MaternKernel(2.5, ard_num_dims=d)
-    )
-    likelihood = library.likelihoods.GaussianLikelihood()
-
-    class Exact(library.models.ExactGP):
-        def __init__(self) -> None:
-            super().__init__(X, y, likelihood)
-            self.mean_module = library.means.ZeroMean()
-            self.covar_module = library.kernels.ScaleKernel(base)
-
-        def forward(self, x: Tensor) -> Any:
-            return library.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    model = Exact().to(X)
-    base.lengthscale, model.covar_module.outputscale, likelihood.noise = _LENGTH, 1.0, _NOISE
-    model.train()
-    likelihood.train()
-    criterion = library.mlls.ExactMarginalLogLikelihood(likelihood, model)
-
-    def loss() -> Tensor:
-        with library.settings.fast_computations(False, False, False):
-            value: Tensor = -len(X) * criterion(model(X), y)
-        return value
-
-    return _evaluation(loss, tuple(model.parameters()))
+    return in_gpytorch.Library("cpu", torch.get_num_threads()).exact_gp(**problem.arguments())
 
 
 def _evaluation(loss: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Thunk:
@@ -135,8 +120,8 @@ def _figures(sizes: Sequence[int], d: int, names: Sequence[str]) -> Iterator[Bar
             problem = Problem.of(n, d, kernel)
             for name, peer in peers:
                 what = f"{kernel}, n = {n}, {name} / lapgrad"
-                yield Bar(f"{what}, memory", "≥", _SMALLER, _memory(problem, peer))
-                yield Bar(f"{what}, time", "≥", _FASTER, _speedup(problem, peer))
+                yield Bar(f"{what}, memory", "≥", SMALLER, _memory(problem, peer))
+                yield Bar(f"{what}, time", "≥", FASTER, _speedup(problem, peer))
 
 
 def _memory(problem: Problem, peer: Callable[[Problem], Thunk]) -> Callable[[Bench], float]:
@@ -155,7 +140,7 @@ def _speedup(problem: Problem, peer: Callable[[Problem], Thunk]) -> Callable[[Be
     def value(bench: Bench) -> float:
         mine, theirs = ours(problem), peer(problem)
         difference = abs(float(theirs()[0]) / float(mine()[0]) - 1.0)
-        if not difference < _DIFFERENT:
+        if not difference < DIFFERENT:
             raise AssertionError(f"{peer.__name__}: the values differ by {difference:.1e}")
         own, other = interleaved([mine, theirs], bench.seconds, least_rounds=3)
         _note(problem, peer, f"{own.median:.3g} s", f"{other.median:.3g} s")

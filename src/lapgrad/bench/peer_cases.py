@@ -27,7 +27,7 @@ class PeerCase:
 
     def sample(self, phase: str, calls: int) -> float:
         """Seconds per call, measured in the peer's process while this one is idle."""
-        _come_to_rest()
+        come_to_rest()
         answer = self.peer.ask(f"in {self.case} {phase}", do="sample", phase=phase, calls=calls)
         return float(answer["seconds"])
 
@@ -118,7 +118,7 @@ def _prepare_one(
     return PeerCase(peer, case, tuple(answer["phases"]))
 
 
-def _come_to_rest() -> None:
+def come_to_rest() -> None:
     """Waits until the threads of this process, which spin for a while after their work, are asleep."""
     for _ in range(200):
         used, start = time.process_time(), time.perf_counter()

@@ -26,6 +26,11 @@ from typing import Any
 _WORKER = Path(__file__).with_name("peer_worker")
 
 LIBRARIES = ("jax", "tensorflow", "mxnet")
+"""Those that have the operators."""
+LIBRARIES_OF_MODELS = ("gpytorch", "gpy", "gpflow")
+"""Those that have models."""
+_MODULES = {"gpy": "GPy"}
+"""What is imported, where that has another name."""
 
 TIMEOUT = 180.0
 """Seconds within which every request has to be answered: compiling a large case takes some."""
@@ -51,18 +56,23 @@ class PeerSpec:
     python: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> PeerSpec:
-        """`jax`, or `jax=/path/to/python`.
+    def parse(cls, text: str, known: Sequence[str] = LIBRARIES) -> PeerSpec:
+        """`jax`, or `jax=/path/to/python`; `known` are the libraries that can take part.
 
         Example:
             >>> PeerSpec.parse("jax=/opt/jax/bin/python")
             PeerSpec(library='jax', python='/opt/jax/bin/python')
         """
         library, separator, python = text.partition("=")
-        if library not in LIBRARIES or (separator and not python):
-            wanted = f"one of {', '.join(LIBRARIES)}, alone or as jax=/path/to/python, was wanted"
+        if library not in known or (separator and not python):
+            wanted = f"one of {', '.join(known)}, alone or as {known[0]}=/path/to/python, was wanted"
             raise ValueError(f"{text!r} is no peer: {wanted}")
         return cls(library, python or None)
+
+    @property
+    def installed(self) -> bool:
+        """Whether this Python has the library."""
+        return importlib.util.find_spec(_MODULES.get(self.library, self.library)) is not None
 
     def __str__(self) -> str:
         return f"{self.library}={self.python}" if self.python else self.library
@@ -92,7 +102,7 @@ class Peer:
             raise
 
     def _start(self, spec: PeerSpec, threads: int, device: str) -> subprocess.Popen[bytes]:
-        if spec.python is None and importlib.util.find_spec(spec.library) is None:
+        if spec.python is None and not spec.installed:
             raise self._error(
                 f"not installed in this Python; --peer {spec.library}=/path/to/python names one that has it"
             )

@@ -29,6 +29,7 @@ from lapgrad.bench import report
 from lapgrad.bench.bars import Bar, Bench, Verdict, judge
 from lapgrad.bench.machine import metadata
 from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.peer_worker import in_gpy, in_gpytorch
 from lapgrad.bench.timing import Thunk, interleaved
 from lapgrad.experiments import datasets
 from lapgrad.models.kernels import RBF
@@ -37,10 +38,17 @@ INDUCING = (50, 200, 800, 3200)
 _NOISE, _JITTER = 0.1, 1e-6
 _MEGABYTE = 1e6
 
-_TORCH = dict(zip(INDUCING, (1.3, 1.7, 2.5, 3.0), strict=True))
-_GPYTORCH = dict(zip(INDUCING, (1.5, 2.0, 2.5, 3.3), strict=True))
-_GPY = dict(zip(INDUCING, (4.0, 4.0, 2.7, 2.0), strict=True))
-_MEMORY = {800: 60.0, 3200: 600.0}
+#: How many times faster than others, by library, to be with these numbers of inducing inputs.
+FASTER = {
+    "torch": dict(zip(INDUCING, (1.3, 1.7, 2.5, 3.0), strict=True)),
+    "gpytorch": dict(zip(INDUCING, (1.5, 2.0, 2.5, 3.3), strict=True)),
+    "gpy": dict(zip(INDUCING, (4.0, 4.0, 2.7, 2.0), strict=True)),
+}
+#: Megabytes of one evaluation, at most.
+MEMORY = {800: 60.0, 3200: 600.0}
+#: How far values may be apart, relative: others have a jitter of their own, which the value feels at many
+#: inducing inputs.
+DIFFERENT = {"torch": 1e-6, "gpytorch": 0.05, "gpy": 0.05, "gpflow": 0.05}
 _FLOAT32 = 100.0  # in units of the machine epsilon of float32
 
 
@@ -63,15 +71,20 @@ class Problem:
         ]
         return cls(X, Y, X[torch.from_numpy(permutations[-1][:inducing])].clone())
 
-    def to(self, dtype: torch.dtype) -> Problem:
-        """In another dtype."""
-        return Problem(self.X.to(dtype), self.Y.to(dtype), self.Z.to(dtype))
+    def to(self, kind: torch.dtype | torch.device) -> Problem:
+        """In another dtype, or elsewhere."""
+        return Problem(self.X.to(kind), self.Y.to(kind), self.Z.to(kind))
+
+    def arguments(self) -> dict[str, Any]:
+        """For other libraries: arrays, and the hyper-parameters."""
+        arrays = {name: value.cpu().numpy() for name, value in vars(self).items()}
+        return {**arrays, "length": 1.0, "variance": 1.0, "noise": _NOISE}
 
 
 def ours(problem: Problem) -> Thunk:
     """lapgrad: ``fused.sgp_nll`` with the kernel of the models."""
     X, Y, Z = problem.X, problem.Y, problem.Z.clone().requires_grad_()
-    kernel = RBF(torch.ones(X.shape[1], dtype=X.dtype), torch.ones((), dtype=X.dtype))
+    kernel = RBF(X.new_ones(X.shape[1]), X.new_ones(())).to(X)
     log_noise = X.new_tensor(math.log(_NOISE)).requires_grad_()
     leaves = (Z, log_noise, *kernel.parameters())
 
@@ -90,7 +103,7 @@ def written_out(problem: Problem) -> Thunk:
         for shape, value in (((X.shape[1],), 0.0), ((), 0.0), ((), math.log(_NOISE)))
     )
     leaves = (Z, log_noise, log_lengths, log_variance)
-    identity = torch.eye(len(Z), dtype=X.dtype)
+    identity = torch.eye(len(Z), dtype=X.dtype, device=X.device)
 
     def kernel(A: Tensor, B: Tensor) -> Tensor:
         A, B = A / log_lengths.exp(), B / log_lengths.exp()
@@ -112,64 +125,23 @@ def written_out(problem: Problem) -> Thunk:
 
 
 def gpytorch(problem: Problem) -> Thunk:
-    """GPyTorch's ``InducingPointKernel`` in an exact GP: the same bound, divided by n."""
-    import gpytorch as library
-
-    X, y = problem.X, problem.Y[:, 0]
-    likelihood = library.likelihoods.GaussianLikelihood().to(X)
-    likelihood.noise = _NOISE
-    base = library.kernels.ScaleKernel(library.kernels.RBFKernel(ard_num_dims=X.shape[1])).to(X)
-    base.outputscale, base.base_kernel.lengthscale = 1.0, 1.0
-
-    class Sparse(library.models.ExactGP):
-        def __init__(self) -> None:
-            super().__init__(X, y, likelihood)
-            self.mean_module = library.means.ZeroMean()
-            self.covar_module = library.kernels.InducingPointKernel(base, problem.Z.clone(), likelihood)
-
-        def forward(self, x: Tensor) -> Any:
-            return library.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    model = Sparse().to(X)
-    model.train()
-    likelihood.train()
-    criterion = library.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    leaves = tuple(model.parameters())
-
-    def evaluate() -> tuple[Tensor, ...]:
-        value = -len(X) * criterion(model(X), y)
-        return value.detach(), *torch.autograd.grad(value, leaves)
-
-    return evaluate
+    """GPyTorch's ``InducingPointKernel`` in an exact GP."""
+    return in_gpytorch.Library("cpu", torch.get_num_threads()).sparse_gp(**problem.arguments())
 
 
 def gpy(problem: Problem) -> Thunk:
     """GPy's ``SparseGPRegression``; NumPy has its own threads."""
-    import GPy as library  # noqa: N813
-
-    X, Y, Z = (tensor.numpy() for tensor in (problem.X, problem.Y, problem.Z))
-    kernel = library.kern.RBF(X.shape[1], ARD=True)
-    model = library.models.SparseGPRegression(X, Y, kernel, Z=Z.copy())
-    model.likelihood.variance = _NOISE
-
-    def evaluate() -> tuple[Tensor, ...]:
-        model.parameters_changed()
-        return (
-            torch.tensor(float(model.objective_function())),
-            torch.tensor(model.objective_function_gradients()),
-        )
-
-    return evaluate
+    return in_gpy.Library("cpu", torch.get_num_threads()).sparse_gp(**problem.arguments())
 
 
 def _figures(data: tuple[Tensor, Tensor], sizes: Sequence[int], million: bool) -> Iterator[Bar]:
     # Memory first: in a heap with holes left by others a peak is larger than what is asked for.
     for size in sizes:
-        limit = _MEMORY.get(size, math.inf)
+        limit = MEMORY.get(size, math.inf)
         yield Bar(f"U = {size}, extra memory", "≤", limit, _extra_memory(data, size), " MB")
-    peers = [("torch autograd", written_out, _TORCH)]
-    peers += [("GPyTorch", gpytorch, _GPYTORCH)] if _installed("gpytorch") else []
-    peers += [("GPy", gpy, _GPY)] if _installed("GPy") else []
+    peers = [("torch autograd", written_out, FASTER["torch"])]
+    peers += [("GPyTorch", gpytorch, FASTER["gpytorch"])] if _installed("gpytorch") else []
+    peers += [("GPy", gpy, FASTER["gpy"])] if _installed("GPy") else []
     for name, peer, bounds in peers:
         for size in sizes:
             bound = bounds.get(size, 1.0)
@@ -189,8 +161,7 @@ def _speedup(
         problem = Problem.of(data, size)
         mine, theirs = ours(problem), peer(problem)
         difference = abs(float(theirs()[0]) / float(mine()[0]) - 1.0)
-        # GPyTorch and GPy have a jitter of their own: the value feels it at many inducing inputs.
-        if not difference < (1e-6 if peer is written_out else 0.05):
+        if not difference < DIFFERENT.get(peer.__name__, DIFFERENT["torch"]):
             raise AssertionError(
                 f"{peer.__name__}: the values differ by {difference:.1e}: not the same criterion"
             )
@@ -243,6 +214,15 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def power_or_stand_in(folder: Path | None) -> tuple[tuple[Tensor, Tensor], str]:
+    """The data and their name; a message where they are made up."""
+    try:
+        return datasets.load("power", folder), "power"
+    except FileNotFoundError as missing:
+        print(f"{missing}\nMade-up data of the same size are used.", file=sys.stderr)
+        return datasets.stand_in(), "made up"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     sizes = ",".join(map(str, INDUCING))
@@ -264,11 +244,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
-    try:
-        data = datasets.load("power", arguments.data_dir)
-    except FileNotFoundError as missing:
-        print(f"{missing}\nMade-up data of the same size are used.", file=sys.stderr)
-        data = datasets.stand_in()
+    data, _ = power_or_stand_in(arguments.data_dir)
     data = (data[0][: arguments.rows], data[1][: arguments.rows])
     bench = Bench(arguments.threads, arguments.seconds)
     figures = _figures(data, arguments.inducing, arguments.million)

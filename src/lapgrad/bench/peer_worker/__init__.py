@@ -8,16 +8,21 @@ formulas.py        the operators, in terms of what a library offers
 in_jax.py          what JAX offers
 in_tensorflow.py   what TensorFlow offers
 in_mxnet.py        what MXNet offers
+in_gpytorch.py     criteria of models in GPyTorch
+in_gpy.py          in GPy
+in_gpflow.py       in GPflow
 
 One JSON object per line is read and answered with one. The first line the process writes says who answers:
 {"version", "python", "device"}, or {"missing": why}. Then:
 
     {"do": "prepare", "operator", "file", "inputs", "weights", "signs", "phases"}
                                         -> {"phases": those that can be timed, "lacks": why not all}
+    {"do": "model", "model", "file"}    -> {"phases": ["step"] or none, "lacks": why, "value": the criterion}
     {"do": "sample", "phase", "calls"}  -> {"seconds": of one call}
     {"do": "memory", "phase"}           -> {"bytes": at the peak of a call beyond those before it, or null}
     {"do": "release"}                   -> {}
 
-Arrays travel in files: "file" holds `inputs` inputs and `weights` factors of the cotangents; results and
-gradients are written beside it, under its name with `.out.npz`.
+Arrays travel in files: the "file" of a model holds its arguments by name; that of an operator holds `inputs`
+inputs and `weights` factors of the cotangents, and results and gradients are written beside it, under its
+name with `.out.npz`.
 """

@@ -71,6 +71,22 @@ class Worker:
         for i, result in enumerate(_flat(results)):
             stored[f"{name}{i}"] = _numpy(result)
 
+    def model(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Makes the function that evaluates a model's criterion and its gradient."""
+        self.thunks = {}
+        make = getattr(self.library, "models", {}).get(request["model"])
+        if make is None:
+            return {"phases": [], "lacks": "it has no such model"}
+        with np.load(request["file"]) as stored:
+            arguments = {name: stored[name] if stored[name].ndim else stored[name].item() for name in stored}
+        try:
+            thunk = make(**arguments)
+            value = float(_flat(thunk())[0])
+        except Exception as error:  # whatever a library raises, the next case may do
+            return {"phases": [], "lacks": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        self.thunks["step"] = thunk
+        return {"phases": ["step"], "lacks": None, "value": value}
+
     def sample(self, request: dict[str, Any]) -> dict[str, Any]:
         """Times calls; short ones after one that is not counted, as the caches were another's until now."""
         thunk, wait, calls = self.thunks[request["phase"]], self.library.wait, request["calls"]
@@ -160,6 +176,8 @@ def main() -> None:
     except Exception as error:
         say({"missing": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
         return
+    if hasattr(library, "start"):
+        library.start()
     formulas = importlib.import_module("formulas").FORMULAS
     worker = Worker(library, formulas)
     say({"version": library.version, "python": platform.python_version(), "device": library.device})

@@ -1,0 +1,207 @@
+"""`lapgrad bench models`: like is compared with like, in turns, and what was measured is written."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from lapgrad import cli
+from lapgrad.bench import model_cases, model_runner, plots_models
+from lapgrad.bench.agreement import DisagreementError
+from lapgrad.bench.model_cases import Contest, ModelCase
+from lapgrad.bench.peer_worker.__main__ import Worker
+from lapgrad.bench.peers import PeerError, Peers
+from lapgrad.bench.timing import Timing
+from lapgrad.experiments import datasets
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAPGRAD_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def command(*options: str) -> int:
+    few = ["--quick", "--rows", "80", "--inducing", "5,9", "--sizes", "40", "--seconds", "0"]
+    threads = ["--threads", str(torch.get_num_threads())]
+    return cli.main(["bench", "models", *few, *threads, *options])
+
+
+def contents(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_libraries_agree_on_all_cases() -> None:
+    data = datasets.stand_in(60)
+    for case in model_cases.cases(model_cases.MODELS, data, [7], [30], quick=True):
+        contest = case.make(CPU)
+        ours, theirs = (contest.thunks[name]() for name in ("lapgrad", "torch"))
+        assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=contest.different["torch"])
+        assert len(ours) > 1
+
+
+def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--output", "m.json", "--plots", "plots", "--peer", "gpy=/no/such/python"]
+    assert command(*options) == 0
+    printed = capsys.readouterr()
+    assert "Made-up data" in printed.err
+    assert "there is no /no/such/python" in printed.out
+    found = contents(tmp_path / "m.json")
+    assert (found["kind"], found["complete"]) == ("models", True)
+    assert found["peers"]["gpy"]["missing"]
+    keys = [(row["model"], *row["case"].values(), row["library"]) for row in found["rows"]]
+    assert len(keys) == len(set(keys)) == 10
+    assert {key[0] for key in keys} == set(model_cases.MODELS)
+    for ours, theirs in zip(found["rows"][::2], found["rows"][1::2], strict=True):
+        assert (ours["library"], theirs["library"]) == ("lapgrad", "torch")
+        assert ours["value"] == pytest.approx(theirs["value"], rel=1e-6)
+        assert ours["median_s"] > 0
+    names = {"sparse-gp-cpu", "models-cpu"}
+    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
+    count = torch.get_num_threads()
+    assert drawn == {f"{name}-{count}-threads.{kind}" for name in names for kind in ("png", "svg")}
+
+    found["rows"], found["complete"] = found["rows"][:4], False
+    (tmp_path / "m.json").write_text(json.dumps(found))
+    assert command("--output", "m.json", "--resume", "--markdown") == 0
+    resumed = contents(tmp_path / "m.json")
+    assert resumed["complete"]
+    assert resumed["rows"][:4] == found["rows"]
+    assert [(row["model"], *row["case"].values(), row["library"]) for row in resumed["rows"]] == keys
+    assert "| sparse_gp | U = 5, n = 80, d = 4 | lapgrad |" in capsys.readouterr().out
+    assert command("--output", "m.json", "--resume", "--models", "kalman") == 2
+    assert "begun with other models" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_a_valid_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = model_runner.measure
+
+    def measure(case: ModelCase, *further: Any) -> Any:
+        if case.model == "exact_gp":
+            signal.raise_signal(signal.SIGINT)
+        return of_all(case, *further)
+
+    monkeypatch.setattr(model_runner, "measure", measure)
+    assert command("--output", "m.json") == 130
+    assert "--resume goes on" in capsys.readouterr().err
+    found = contents(tmp_path / "m.json")
+    assert not found["complete"]
+    assert {row["model"] for row in found["rows"]} == {"sparse_gp"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inducing", "81"], "there are 80 rows of data, 81 were asked for"),
+        (["--resume"], "say with --output"),
+        (["--peer", "gpy", "--peer", "gpy=/bin/true"], "each library can be named once"),
+    ],
+)
+def test_options_that_do_not_fit(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*options) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models", "lda"], "'lda' is not one of sparse_gp"),
+        (["--peer", "jax"], "one of gpytorch, gpy, gpflow"),
+        (["--inducing", "0"], "'0' is no positive whole number"),
+    ],
+)
+def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command(*options)
+    assert message in capsys.readouterr().err
+
+
+def case_of(contest: Contest) -> ModelCase:
+    return ModelCase("exact_gp", {"n": 3}, 1.0, lambda device: contest)
+
+
+def number(value: float) -> Callable[[], tuple[torch.Tensor]]:
+    return lambda: (torch.tensor(value, dtype=torch.float64),)
+
+
+def test_what_differs_is_not_timed() -> None:
+    contest = Contest({"lapgrad": number(1.0), "torch": number(1.1)}, different={"torch": 1e-3})
+    with pytest.raises(DisagreementError, match=r"exact_gp, n = 3: .* differ by 1\.0e-01"):
+        model_runner.measure(case_of(contest), 1, 0.0, CPU, Peers())
+
+
+class FakePeer:
+    """Answers as a process would."""
+
+    def __init__(self, library: str, value: float, dies: bool = False) -> None:
+        self.library, self.value, self.dies = library, value, dies
+
+    def ask(self, what: str, do: str, **request: Any) -> dict[str, Any]:
+        if do == "model":
+            return {"phases": ["step"], "lacks": None, "value": self.value}
+        if do == "sample" and self.dies:
+            raise PeerError(self.library, "its process ended")
+        return {"sample": {"seconds": 0.5}, "memory": {"bytes": 10**8}, "release": {}}[do]
+
+
+def test_peers_take_part_if_they_agree_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    guests = [FakePeer("gpytorch", 1.0001), FakePeer("gpy", 1.5), FakePeer("gpflow", 1.0, dies=True)]
+    peers = Peers(facts={guest.library: {} for guest in guests})
+    monkeypatch.setattr(Peers, "present", lambda self, threads: guests)
+    contest = Contest(
+        {"lapgrad": number(1.0), "torch": number(1.0)},
+        {"X": numpy.zeros(2)},
+        different=dict.fromkeys(("torch", "gpytorch", "gpy", "gpflow"), 1e-3),
+        faster={"gpytorch": 2.0},
+    )
+    rows, bars = model_runner.measure(case_of(contest), 1, 0.0, CPU, peers)
+    assert [row["library"] for row in rows] == ["lapgrad", "torch", "gpytorch"]
+    assert (rows[2]["median_s"], rows[2]["extra_bytes"], rows[2]["value"]) == (0.5, 10**8, 1.0001)
+    assert "its value differs by 5.0e-01" in peers.facts["gpy"]["lacks"]["exact_gp, n = 3"]
+    assert peers.facts["gpflow"]["missing"] == "its process ended"
+    (bar,) = bars
+    assert bar["what"] == "exact_gp, n = 3: gpytorch / lapgrad, time"
+    assert bar["passed"]
+
+
+def test_a_worker_evaluates_models(tmp_path: Path) -> None:
+    class Library:
+        device = "cpu"
+
+        def __init__(self) -> None:
+            self.models = {"sum": lambda X, scale, name: lambda: (scale * X.sum(), X), "broken": self.broken}
+
+        def broken(self, **arguments: Any) -> Any:
+            raise RuntimeError("no memory\nat all")
+
+        def wait(self, results: Any) -> None:
+            pass
+
+    worker, file = Worker(Library(), {}), tmp_path / "case.npz"
+    numpy.savez(file, X=numpy.ones(4), scale=2.0, name="rbf")  # type: ignore[arg-type]
+    request = {"model": "sum", "file": str(file)}
+    assert worker.model(request) == {"phases": ["step"], "lacks": None, "value": 8.0}
+    assert worker.sample({"phase": "step", "calls": 2})["seconds"] > 0
+    assert worker.model({**request, "model": "broken"})["lacks"] == "RuntimeError: no memory"
+    assert worker.model({**request, "model": "other"})["lacks"] == "it has no such model"
+
+
+def test_a_figure_needs_two_sizes() -> None:
+    timing = Timing(1.0, 0.9, 1.1, 3)
+    row = {"model": "sparse_gp", "case": {"U": 50, "n": 9}, "device": "cuda", "threads": 1}
+    rows = [{**row, "library": "lapgrad", "median_s": timing.median, "extra_bytes": None}]
+    assert not plots_models.figures(rows)
