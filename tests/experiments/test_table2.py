@@ -132,7 +132,7 @@ def test_what_is_there_is_not_overwritten(capsys: pytest.CaptureFixture[str]) ->
     assert command("--steps", "2", "--output", "out") == 1
     assert "--resume" in capsys.readouterr().err
     assert command("--steps", "4", "--output", "out", "--resume", "--lr", "0.1") == 1
-    assert "was learned with lr 0.003" in capsys.readouterr().err
+    assert "was learned with lr 0.005" in capsys.readouterr().err
     Path("out/table2-2-3.checkpoint.pt").write_bytes(b"nothing")
     assert command("--steps", "4", "--output", "out", "--resume") == 1
     assert "is not a checkpoint" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from torch import Tensor, distributions, nn
 
 from lapgrad import DTypeError, FileFormatError, FitError, NonFiniteError, OptionError, ShapeError
 from lapgrad.models import DeepGP, GPRegression, _layer_algebra
+from lapgrad.models._deep_layer import fit_functions
 from lapgrad.models.kernels import RBF
 
 WIDTHS = [1, 2]
@@ -143,6 +144,27 @@ def test_q_starts_at_the_best_one():
     assert largest < tolerances.INDUCING * torch.finfo(torch.float64).eps * abs(bound.item())
 
 
+def test_natural_gradients_of_all_data_reach_the_best_q():
+    """One step of length 1 with all data is where many short steps with minibatches go, too."""
+    Y = ring()
+    model, other = small(Y, [2]), small(Y, [2])
+    for each in (model, other):
+        for name, value in each.named_parameters():
+            value.requires_grad_(".q_" in name or "linear.bias" in name)
+        each.layers[0].functions.set_posterior(torch.zeros(6, 3), torch.eye(6))
+    # Only q(u) moves: a learning rate of next to nothing for the one parameter that Adam has.
+    model.fit(Y, steps=400, batch=20, lr=1e-12, natural=0.3, final_lr=0.05, generator=0)
+    bound = model.bound(Y, noise=drawn(50, 60, [2]))
+    layer = other.layers[0]
+    mean, log_variance = layer.recognition(Y)
+    H = (mean + (0.5 * log_variance).exp() * drawn(50, 60, [2])[0]).flatten(0, 1).detach()
+    targets = (Y - layer.functions.mean.constant).expand(50, 60, 3).flatten(0, 1).detach()
+    fit_functions(layer.functions, H, targets, layer.noise_var.detach(), 1.0 / 50)
+    best = other.bound(Y, noise=drawn(50, 60, [2]))
+    assert best - 1.0 < bound < best
+    assert all(value.requires_grad for value in model.layers[0].functions.parameters_of_q())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_learning(dtype):
     """A bent circle in three dimensions: a latent variable, found without supervision."""
@@ -164,14 +186,16 @@ def test_learning(dtype):
     assert test.values.dtype == torch.float64
 
 
-def test_a_fit_that_is_taken_up_again_is_the_same_fit():
+@pytest.mark.parametrize("natural", [0.1, 0.0])
+def test_a_fit_that_is_taken_up_again_is_the_same_fit(natural):
     Y = ring()
     whole, halves = small(Y), small(Y)
-    whole.fit(Y, steps=20, batch=25, every=5, generator=3)
-    halves.fit(Y, steps=20, batch=25, every=5, generator=3, callback=lambda step, _: step == 10)
+    options = {"steps": 20, "batch": 25, "every": 5, "natural": natural}
+    whole.fit(Y, **options, generator=3)
+    halves.fit(Y, **options, generator=3, callback=lambda step, _: step == 10)
     again = small(Y)
     again.load_state_dict(halves.state_dict())
-    again.fit(Y, steps=20, batch=25, every=5, resume=halves.training_state())
+    again.fit(Y, **options, resume=halves.training_state())
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
 
@@ -266,6 +290,7 @@ def test_bad_options_are_named(options, message):
         ({"steps": 1, "final_lr": 2.0}, "final_lr"),
         ({"steps": 1, "samples": 0}, "samples"),
         ({"steps": 1, "annealing": -1}, "annealing"),
+        ({"steps": 1, "natural": 1.0}, "natural"),
     ],
 )
 def test_bad_options_of_fit_are_named(options, message):

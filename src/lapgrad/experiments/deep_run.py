@@ -38,6 +38,7 @@ class Settings:
         hidden: Widths of the hidden layers of recognition networks: "500-300".
         batch: Images per step.
         lr: Learning rate of Adam at the start.
+        natural: Length of natural gradient steps of q(u) at the start; 0: Adam moves q(u), too.
         annealing: Steps in which the weight of latent variables rises to 1.
         dtype: Of everything but kernel matrices of inducing inputs.
         images: Training images that are used.
@@ -46,10 +47,11 @@ class Settings:
 
     arch: str
     preprocessing: str = "unit"
-    inducing: int = 100
+    inducing: int = 200
     hidden: str = "500-300"
     batch: int = 1000
-    lr: float = 3e-3
+    lr: float = 5e-3
+    natural: float = 0.1
     annealing: int = 0
     dtype: str = "float32"
     images: int = 60_000
@@ -164,6 +166,7 @@ class Run:
             seconds=limits.seconds,
             batch=self.settings.batch,
             lr=self.settings.lr,
+            natural=self.settings.natural,
             annealing=self.settings.annealing,
             every=LOOK_EVERY,
             generator=self.settings.seed,

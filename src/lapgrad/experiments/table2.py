@@ -1,7 +1,8 @@
 """Table 2 of the paper: deep Gaussian processes of MNIST, without labels.
 
 Layers of sparse Gaussian processes with RBF kernels (one lengthscale per input) and recognition networks are
-learned together by Adam on minibatches. The figure is the mean log density of the 10,000 test images, 784
+learned together on minibatches, by Adam, and by natural gradients for q(u). The paper does not say how many
+inducing inputs its figures took: --inducing. The figure is the mean log density of the 10,000 test images, 784
 pixels in [0, 1] with Gaussian noise, in nats, by importance sampling with 1000 samples of the latent
 variables. With --preprocessing the model learns from pixels in other units; the figures stay in those of
 [0, 1]. Checkpoints are written on the way: a run that was interrupted goes on with --resume.
@@ -69,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr", type=_positive, default=Settings.lr, help=f"of Adam, at the start [{Settings.lr:g}]"
     )
     how.add_argument(
+        "--natural",
+        type=float,
+        default=Settings.natural,
+        help=f"length of natural gradient steps of q(u) at the start; 0: by Adam [{Settings.natural:g}]",
+    )
+    how.add_argument(
         "--annealing",
         type=int,
         default=Settings.annealing,
@@ -103,6 +110,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise _errors.DeviceError("--device cuda: torch finds no GPU.")
     if arguments.annealing < 0:
         raise _errors.OptionError(f"--annealing must not be negative, got {arguments.annealing}.")
+    if not 0.0 <= arguments.natural < 1.0:
+        raise _errors.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     for part in ("train", "test"):  # a missing file is no surprise for the second architecture

@@ -20,7 +20,7 @@ from lapgrad.models._recognition import Recognition
 from lapgrad.models._sparse_layer import ARITHMETIC, Prepared, SparseLayer
 from lapgrad.models.kernels.base import Kernel, part_of_state
 from lapgrad.models.kernels.stationary import RBF
-from lapgrad.ops.potrf import potrf
+from lapgrad.ops.potrf import potrf_ex
 from lapgrad.ops.potri import potri
 from lapgrad.ops.syevd import syevd
 from lapgrad.ops.syrk import syrk
@@ -171,19 +171,31 @@ def initial_layer(
 
 
 @torch.no_grad()
-def fit_functions(functions: SparseLayer, H: Tensor, Y: Tensor, noise_var: Tensor, weight: float) -> None:
-    """Set q(u) to the best one for inputs H (n, w) that are known, and outputs Y (n, D) less their mean.
+def fit_functions(
+    functions: SparseLayer, H: Tensor, Y: Tensor, noise_var: Tensor, weight: float, rate: float = 1.0
+) -> None:
+    """Move q(u) to the best one for inputs H (n, w) that are known, and outputs Y (n, D) less their mean.
 
-    With A = Lu⁻¹ K_uf and each point counted ``weight`` times, q(v) has the covariance Λ⁻¹ and the means
-    Λ⁻¹ A Y weight / noise, Λ = I + A Aᵀ weight / noise.
+    With A = Lu⁻¹ K_uf and each point counted ``weight`` times, the best q(v) has the covariance Λ⁻¹ and the
+    means Λ⁻¹ η,
+
+        Λ = I + A Aᵀ weight / noise,   η = A Y weight / noise
+
+    Those of minibatches are unbiased estimates of Λ and η. A step of length ``rate`` towards them, (1 - rate)
+    (Λ, η) + rate (Λ, η) of the minibatch, is one along the natural gradient of the bound.
     """
     Lu, v = functions.prepare().factor, noise_var.to(ARITHMETIC) / weight
     A = trsm(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
     precision = syrk(A) / v
     precision.diagonal().add_(1.0)
-    Lp = potrf(precision)
-    mean = trsm(Lp, trsm(Lp, A @ Y.to(ARITHMETIC) / v), transpose=True)
-    root = potrf(potri(Lp))
+    shift = (A.to(Y.dtype) @ Y).to(ARITHMETIC) / v
+    if rate < 1.0:
+        before = potri(functions.root().to(ARITHMETIC))
+        precision = torch.lerp(before, precision, rate)
+        shift = torch.lerp(before @ functions.q_mean.to(ARITHMETIC), shift, rate)
+    Lp = potrf_ex(precision).L
+    mean = trsm(Lp, trsm(Lp, shift), transpose=True)
+    root = potrf_ex(potri(Lp)).L
     if not functions.whiten:
         mean, root = trmm(Lu, mean), trmm(Lu, root)
     functions.set_posterior(mean, root)

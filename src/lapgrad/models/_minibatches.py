@@ -24,6 +24,8 @@ from lapgrad.models._sparse_layer import SparseLayer
 
 #: loss(rows, step): of a minibatch, the rows (b,) of the data; a scalar.
 Loss = Callable[[Tensor, int], Tensor]
+#: Called after each step with the learning rate, relative to that of the start.
+After = Callable[[float], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,9 @@ class Training:
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         if state is not None:
             self._take_up(state)
-        self.good = [parameter.detach().clone() for parameter in self.parameters]
+        # All parameters: some may be moved by other means than gradients.
+        self.moved = list(module.parameters())
+        self.good = [parameter.detach().clone() for parameter in self.moved]
 
     def state(self) -> dict[str, Any]:
         """Everything the rest of the run depends on besides the parameters: tensors and numbers."""
@@ -152,7 +156,14 @@ class Training:
         self.order = state["order"].to(self.order.device)
         self.generator.set_state(state["generator"].cpu())
 
-    def run(self, loss: Loss, *, progress: bool = False, callback: Callback | None = None) -> FitResult:
+    def run(
+        self,
+        loss: Loss,
+        *,
+        after: After | None = None,
+        progress: bool = False,
+        callback: Callback | None = None,
+    ) -> FitResult:
         """Learn until the plan says to stop, or ``callback`` does.
 
         Raises:
@@ -165,7 +176,7 @@ class Training:
         with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
             taken = 0
             while reason is None:
-                self._move(loss)
+                self._move(loss, after)
                 taken += 1
                 reason = self.plan.reached(self.step, self.seconds)
                 if self.step % self.plan.every and reason is None:
@@ -183,16 +194,19 @@ class Training:
         last = history[-1] if history else math.nan
         return FitResult(last, history, self.step, False, reason, self.seconds - before)
 
-    def _move(self, loss: Loss) -> None:
+    def _move(self, loss: Loss, after: After | None) -> None:
+        rate = self.plan.rate(self.step, self.seconds)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.rate(self.step, self.seconds)
+            group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         try:
             value = loss(self._rows(), self.step)
             value.backward()
+            self.optimizer.step()
+            if after is not None:
+                after(rate / self.plan.lr)
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self._failed(str(error)) from error
-        self.optimizer.step()
         self.total += value.detach()
         self.step += 1
 
@@ -208,7 +222,7 @@ class Training:
         if not math.isfinite(mean):
             raise self._failed(f"the loss is not finite ({mean})")
         with torch.no_grad():
-            for kept, parameter in zip(self.good, self.parameters, strict=True):
+            for kept, parameter in zip(self.good, self.moved, strict=True):
                 kept.copy_(parameter)
         return mean
 
@@ -223,7 +237,7 @@ class Training:
 
     def _failed(self, what: str) -> _errors.FitError:
         with torch.no_grad():
-            for kept, parameter in zip(self.good, self.parameters, strict=True):
+            for kept, parameter in zip(self.good, self.moved, strict=True):
                 parameter.copy_(kept)
         return _errors.FitError(
             f"{self.who}: up to step {self.step + 1}: {what} The parameters are those of the last "

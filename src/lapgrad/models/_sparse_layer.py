@@ -142,9 +142,13 @@ class SparseLayer(Parametrised):
             self.q_log_deviations.copy_(root.diagonal(dim1=-2, dim2=-1).log())
             self.q_below.copy_(root.tril(-1))
 
+    def parameters_of_q(self) -> tuple[nn.Parameter, ...]:
+        """``q_mean``, ``q_log_deviations`` and ``q_below``."""
+        return self.q_mean, self.q_log_deviations, self.q_below
+
     def prepare(self) -> Prepared:
         """The factor of K_uu, and q of the whitened inducing variables: for all that one step asks."""
-        Lu, mean, root = self._factor(), self.q_mean, self._root()
+        Lu, mean, root = self._factor(), self.q_mean, self.root()
         if self.whiten:
             return Prepared(Lu, mean, root)
         U, k = mean.shape
@@ -273,8 +277,8 @@ class SparseLayer(Parametrised):
         q = f"{'whitened' if self.whiten else 'unwhitened'}, {self.covariance} covariance"
         return f"inputs={d}, outputs={self.outputs}, inducing={U}, {q}"
 
-    def _root(self) -> Tensor:
-        """Ls, (U, U) or (k, U, U)."""
+    def root(self) -> Tensor:
+        """The factor of S, (U, U) or (k, U, U): lower triangular, with a positive diagonal."""
         return self.q_below.tril(-1) + torch.diag_embed(self.q_log_deviations.exp())
 
     def _factor(self) -> Tensor:
