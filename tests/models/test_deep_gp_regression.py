@@ -13,7 +13,7 @@ from tolerances import HIGHER_ORDER, OF_JITTER, assert_all_close, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad.models import DeepGPRegression, SparseGPRegression, _batches_of_rows, _sampling
+from lapgrad.models import DeepGPRegression, SparseGPRegression, _sampling
 from lapgrad.models.kernels import RBF, Matern52
 
 DOUBLE = torch.float64
@@ -52,9 +52,7 @@ def test_one_layer_starts_as_the_sparse_process(k: int | None, whiten: bool, cov
     X, y = data(60, 2, k)
     options: dict[str, Any] = {"inducing": 7, "generator": 3, "noise_var": 0.05, "normalise": True}
     sparse = SparseGPRegression(X, y, RBF(0.9, 1.2), mean="zero", **options)
-    model = DeepGPRegression(
-        X, y, RBF(0.9, 1.2), widths=(), whiten=whiten, covariance=covariance, batch=60, **options
-    )
+    model = DeepGPRegression(X, y, RBF(0.9, 1.2), widths=(), whiten=whiten, covariance=covariance, **options)
     assert_close(model.loss(), sparse.loss(), HIGHER_ORDER)
     mean, variance = sparse.predict(X[:9] + 0.3)
     found = model.predict(X[:9] + 0.3)
@@ -77,16 +75,16 @@ def test_a_worse_distribution_has_a_worse_bound() -> None:
         assert worse.loss().item() > best + 0.01
 
 
-def dense_loss(model: DeepGPRegression, seed: int) -> Tensor:
+def dense_loss(model: DeepGPRegression, samples: int, seed: int) -> Tensor:
     """The bound of a model with linear means written in full matrices, with the samples of ``loss``."""
     X = (model.X - model.x_shift) / model.x_scale
     y = (model.y - model.y_shift) / model.y_scale
     generator = torch.Generator().manual_seed(seed)
     draws = [
-        torch.randn(model.samples, len(X), width, dtype=DOUBLE, generator=generator)
+        torch.randn(samples, len(X), width, dtype=DOUBLE, generator=generator)
         for width in model.plan.widths[:-1]
     ]
-    divergence, H = torch.zeros((), dtype=DOUBLE), X.expand(model.samples, *X.shape)
+    divergence, H = torch.zeros((), dtype=DOUBLE), X.expand(samples, *X.shape)
     for number, layer in enumerate(model._layers()):
         Z, U = layer.inducing, len(layer.inducing)
         Kuu = layer.kernel(Z) + layer.jitter * layer.kernel.diag(Z).mean() * torch.eye(U, dtype=DOUBLE)
@@ -114,16 +112,14 @@ def dense_loss(model: DeepGPRegression, seed: int) -> Tensor:
 @pytest.mark.parametrize("widths", [(2,), (1, 3)], ids=str)
 def test_loss_and_gradient_are_those_of_the_definition(widths: tuple[int, ...]) -> None:
     X, y = data(12, 2, 2)
-    model = DeepGPRegression(
-        X, y, widths=widths, inducing=4, samples=3, noise_var=0.1, jitter=1e-4, generator=0
-    )
+    model = DeepGPRegression(X, y, widths=widths, inducing=4, noise_var=0.1, jitter=1e-4, generator=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for layer in model._layers():
             for values in (layer.q_mean, layer.q_below):
                 values += 0.3 * torch.randn(values.shape, dtype=DOUBLE, generator=generator)
             layer.q_log_deviations.fill_(-1.0)
-    found, expected = model.loss(generator=5), dense_loss(model, 5)
+    found, expected = model.loss(samples=3, generator=5), dense_loss(model, 3, 5)
     assert_close(found, expected, HIGHER_ORDER)
     parameters = list(model.parameters())
     assert_all_close(
@@ -133,35 +129,28 @@ def test_loss_and_gradient_are_those_of_the_definition(widths: tuple[int, ...]) 
 
 def test_gradcheck() -> None:
     """Of the loss with its random numbers fixed, with respect to every parameter."""
-    model = deep(8, 2, inducing=3, batch=5, covariance="separate")
+    model = deep(8, 2, inducing=3, covariance="separate")
     names, values = zip(*model.named_parameters(), strict=True)
 
     def loss(*tensors: Tensor) -> Tensor:
         with torch.nn.utils.stateless._reparametrize_module(model, dict(zip(names, tensors, strict=True))):
-            return model.loss(generator=0)
+            return model.loss(batch=5, generator=0)
 
     assert torch.autograd.gradcheck(loss, [value.detach().clone().requires_grad_() for value in values])
 
 
-def test_batches_of_rows_are_not_biased() -> None:
-    """The batches of one pass over the data, which share nothing, average to the loss of all data."""
+def test_minibatches_are_not_biased() -> None:
+    """Batches of any size average to the loss of all data: exactly where they share nothing."""
     X, y = data(40, 2)
-    model = DeepGPRegression(X, y, widths=(), inducing=5, batch=8, generator=0)
-    source = torch.Generator().manual_seed(2)
-    batches = list(itertools.islice(_batches_of_rows.rows(40, 8, X.device, source), 5))
-    assert sorted(torch.cat(batches).tolist()) == list(range(40))
-    losses = [model._estimated(rows, 1, None) for rows in batches]
-    assert len({loss.item() for loss in losses}) == 5
-    assert_close(torch.stack(losses).mean(), model.loss(batch=40))
-
-
-def test_batches_go_on_where_a_pass_ends() -> None:
-    source = torch.Generator().manual_seed(0)
-    batches = list(itertools.islice(_batches_of_rows.rows(10, 4, torch.device("cpu"), source), 5))
-    assert [len(rows) for rows in batches] == [4] * 5
-    assert sorted(torch.cat(batches)[:10].tolist()) == list(range(10))
-    assert sorted(torch.cat(batches)[10:].tolist()) == list(range(10))
-    assert next(_batches_of_rows.rows(10, 10, torch.device("cpu"), source)) == slice(None)
+    model = DeepGPRegression(X, y, widths=(), inducing=5, generator=0)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    losses = torch.stack([model._estimated(rows, 1, None) for rows in order.split(8)])
+    assert losses.std() > 0
+    assert_close(losses.mean(), model.loss())
+    assert_close(model.loss(batch=40), model.loss())
+    with torch.no_grad():
+        drawn = torch.stack([model.loss(batch=3, generator=seed) for seed in range(200)])
+    assert (drawn.mean() - model.loss()).abs() < 5.0 * drawn.std() / math.sqrt(200)
 
 
 def test_samples_are_not_biased() -> None:
@@ -280,27 +269,36 @@ def test_depth_learns_a_step() -> None:
 
 
 def test_fits_are_reproducible() -> None:
-    first, second = deep(batch=7), deep(batch=7)
+    """Also when they are left and taken up again."""
+    options: dict[str, Any] = {"batch": 7, "every": 2}
+    first, second, third = deep(), deep(), deep()
     torch.manual_seed(0)
-    one = first.fit(steps=4, generator=3)
+    one = first.fit(steps=8, generator=3, **options)
     torch.manual_seed(1)
-    assert one.history == second.fit(steps=4, generator=torch.Generator().manual_seed(3)).history
+    two = second.fit(steps=8, generator=torch.Generator().manual_seed(3), **options)
+    assert one.history == two.history
+    assert len(one.history) == 4
     assert_all_close(list(first.parameters()), list(second.parameters()), 0)
-    assert first.fit(steps=4, generator=4).history != second.fit(steps=4, generator=5).history
+    third.fit(steps=8, generator=3, callback=lambda step, loss: step == 4, **options)
+    rest = third.fit(steps=8, generator=9, resume=third.training_state(), **options)
+    assert rest.history == one.history[2:]
+    assert_all_close(list(third.parameters()), list(first.parameters()), 0)
+    assert deep().fit(steps=8, generator=4, **options).history != one.history
 
 
 def test_what_is_fixed_stays() -> None:
-    model = deep(batch=7)
+    model = deep()
     model.fix("layers.0.inducing", "noise_var")
     kept = model.layers[0].inducing.detach().clone(), model.noise_var.detach().clone()
     other = model.layers[1].inducing.detach().clone()
     seen: list[int] = []
-    result = model.fit(steps=4, generator=0, callback=lambda step, loss: bool(seen.append(step)))
-    assert seen == [1, 2, 3, 4]
-    assert len(result.history) == 4
+    model.fit(epochs=1, batch=7, every=1, generator=0, callback=lambda step, _: bool(seen.append(step)))
+    assert seen == [1, 2, 3, 4, 5]
     assert torch.equal(model.layers[0].inducing, kept[0])
     assert torch.equal(model.noise_var, kept[1])
     assert not torch.equal(model.layers[1].inducing, other)
+    with pytest.raises(lapgrad.OptionError, match="fit has not been called"):
+        deep().training_state()
 
 
 def test_float32() -> None:
@@ -326,9 +324,7 @@ def test_float32() -> None:
 def test_files(tmp_path: Path, whiten: bool, covariance: Any) -> None:
     X, Y = data(30, 3, 2)
     kernels = [RBF(torch.tensor([0.5, 0.9, 1.0])) + RBF(2.0), Matern52(1.5)]
-    model = DeepGPRegression(
-        X, Y, kernels, widths=(2,), inducing=6, whiten=whiten, covariance=covariance, samples=2, batch=11
-    )
+    model = DeepGPRegression(X, Y, kernels, widths=(2,), inducing=6, whiten=whiten, covariance=covariance)
     model.fix("layers.0.inducing")
     model.fit(steps=3)
     model.save(tmp_path / "model.pt")
@@ -426,8 +422,6 @@ X6, Y6 = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), 
         (lapgrad.OptionError, "mean must be one of", {"mean": "constant"}),
         (lapgrad.OptionError, "covariance must be one of", {"covariance": "diagonal"}),
         (lapgrad.OptionError, "start must be one of", {"start": "zero"}),
-        (lapgrad.OptionError, "samples must be a positive number", {"samples": 0}),
-        (lapgrad.OptionError, "batch must be a positive number", {"batch": 1.5}),
         (lapgrad.OptionError, r"widths\[1\] must be a positive number, got 0", {"widths": (2, 0)}),
         (lapgrad.OptionError, "wants layers of 2 outputs", {"mean": "identity", "widths": (3,)}),
         (lapgrad.OptionError, "inducing must be", {"inducing": 0}),
@@ -447,8 +441,12 @@ def test_mistakes_are_named(error: type[Exception], message: str, options: dict[
 
 def test_mistakes_of_calls_are_named() -> None:
     model = DeepGPRegression(X6, Y6)
-    with pytest.raises(lapgrad.OptionError, match="optimizer must be one of 'adam'"):
-        model.fit("lbfgs")
+    with pytest.raises(lapgrad.OptionError, match=r"fit: batch must be a positive number"):
+        model.fit(batch=0)
+    with pytest.raises(lapgrad.OptionError, match="lr must be positive"):
+        model.fit(lr=0.0)
+    with pytest.raises(lapgrad.OptionError, match=r"loss: samples must be a positive number"):
+        model.loss(samples=0)
     with pytest.raises(lapgrad.OptionError, match=r"predict: samples must be a positive number"):
         model.predict(X6, samples=0)
     with pytest.raises(lapgrad.OptionError, match=r"predict: chunk must be a positive number"):

@@ -21,15 +21,11 @@ _ADAM_LR = 0.05
 _PATIENCE = 50
 """Adam stops when this many steps have brought no improvement."""
 
-_LEVEL, _LEAST_LR = 0.5, 0.01
-
 _ROUNDINGS = 4.0
 """How many eps of the loss are no improvement."""
 
 #: Called after each step with its number and the loss; True stops the fit.
 Callback = Callable[[int, float], bool | None]
-#: The learning rate, as a part of the first one, when a part (0 to 1) of all steps has been made.
-Schedule = Callable[[float], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +61,6 @@ class FitResult:
         return _plots.learning_curve(self.history, axes)
 
 
-def level_then_down(done: float) -> float:
-    """A schedule: the same learning rate for half of the steps, then down to a hundredth along a cosine."""
-    if done < _LEVEL:
-        return 1.0
-    return _LEAST_LR + (1.0 - _LEAST_LR) * 0.5 * (1.0 + math.cos(math.pi * (done - _LEVEL) / (1.0 - _LEVEL)))
-
-
 class _Stop(Exception):  # noqa: N818  (no error: the reason to end)
     def __init__(self, reason: str, converged: bool = False) -> None:
         super().__init__(reason)
@@ -88,7 +77,6 @@ def fit(
     tolerance: float = 1e-6,
     progress: bool = False,
     callback: Callback | None = None,
-    schedule: Schedule | None = None,
     who: str = "fit",
 ) -> FitResult:
     """Minimise ``loss()`` over the parameters of ``module`` that require gradients.
@@ -103,7 +91,6 @@ def fit(
             move of L-BFGS, in 50 steps of Adam. 0: never.
         progress: Show a progress bar with the loss (needs rich).
         callback: Called after each step with its number and the loss; True stops the fit.
-        schedule: How the learning rate of Adam changes; None: not at all.
         who: Name of the model, for messages.
 
     Raises:
@@ -127,10 +114,7 @@ def fit(
         warnings.simplefilter("ignore", _errors.JitterWarning)
         run = _Run(who, module, learned, loss, limit, tolerance, callback, show)
         try:
-            if optimizer == "lbfgs":
-                run.lbfgs(1.0 if lr is None else lr)
-            else:
-                run.adam(lr or _ADAM_LR, schedule)
+            run.lbfgs(1.0 if lr is None else lr) if optimizer == "lbfgs" else run.adam(lr or _ADAM_LR)
         except _Stop as stop:
             reason, converged = stop.reason, stop.converged
         except BaseException:
@@ -180,7 +164,7 @@ class _Run:
         if hasattr(self.module, "jitter"):
             cast(Any, self.module).jitter = self.jitter  # of models; other modules have none
 
-    def adam(self, lr: float, schedule: Schedule | None) -> None:
+    def adam(self, lr: float) -> None:
         """Moves after every evaluation but the last, so that the loss is known where it ends."""
         optimizer = torch.optim.Adam(self.parameters, lr=lr)
         since_improvement, reference = 0, math.inf
@@ -197,8 +181,6 @@ class _Run:
             if self.tolerance and since_improvement >= _PATIENCE:
                 raise _Stop(f"the loss has not improved in {_PATIENCE} steps", converged=True)
             self.check_limit()
-            if schedule is not None:
-                optimizer.param_groups[0]["lr"] = lr * schedule(self.steps / self.limit)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import (
-    _batches_of_rows,
     _checks,
     _deep_start,
-    _fitting,
     _inducing_inputs,
+    _minibatches,
     _plots,
     _propagation,
     _sampling,
@@ -24,7 +23,7 @@ from lapgrad.models import (
 )
 from lapgrad.models._deep_start import Covariance
 from lapgrad.models._fitting import Callback, FitResult
-from lapgrad.models._model import Model
+from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import Value, above
 from lapgrad.models._prediction import Prediction, expected_log_density, log_density
 from lapgrad.models._sparse_layer import SparseLayer
@@ -32,13 +31,12 @@ from lapgrad.models.features import parameters_fixed
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
 _STEPS = 5000
-_LR = 0.01
 _WIDEST = 30
 _CHUNK_ENTRIES = 1 << 22
 """Of the kernel matrix of inducing inputs and all samples of a chunk, in predictions: 32 MB in float64."""
 
 
-class DeepGPRegression(Model):
+class DeepGPRegression(StoredModel):
     """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, seen through inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly
@@ -69,8 +67,6 @@ class DeepGPRegression(Model):
         whiten: Describe the inducing variables by their whitened form, which is easier to learn.
         covariance: Of the inducing variables: "shared" by the outputs of a layer, or "separate" for each,
             which takes as many times longer.
-        samples: How many go through the layers for each row of data, in the loss.
-        batch: Rows of data in each evaluation of the loss, chosen at random; all if there are no more.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters and
             inducing inputs are then in these units; predictions and the loss are in those of y.
         start: Where the last layer starts: "data", at the best distribution for the data, or "prior".
@@ -104,6 +100,7 @@ class DeepGPRegression(Model):
     y_scale: Tensor
     noise_floor: Tensor
     noise_var = above("noise_floor")
+    _training: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -119,8 +116,6 @@ class DeepGPRegression(Model):
         mean: str = "linear",
         whiten: bool = True,
         covariance: Covariance = "shared",
-        samples: int = 1,
-        batch: int = 1024,
         normalise: bool = True,
         start: str = "data",
         jitter: float = 1e-6,
@@ -129,13 +124,12 @@ class DeepGPRegression(Model):
         super().__init__()
         who = type(self).__name__
         _deep_start.one_of_the_known(who, init=init, mean=mean, covariance=covariance, start=start)
-        _deep_start.positive(who, samples=samples, batch=batch)
         if not 0 <= jitter < math.inf:
             raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
         X = _checks.inputs(who, X)
         y = _checks.targets(who, y, X)
-        self.samples, self.batch, self.normalise = samples, batch, normalise
+        self.normalise = normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
         for name, values in (("x", self.X), ("y", self.y)):
@@ -172,7 +166,7 @@ class DeepGPRegression(Model):
     def loss(
         self,
         *,
-        samples: int | None = None,
+        samples: int = 1,
         batch: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
@@ -184,8 +178,8 @@ class DeepGPRegression(Model):
         It is random, and neither it nor its gradient is biased.
 
         Args:
-            samples: How many go through the layers for each row; None: ``samples`` of the model.
-            batch: How many rows; None: ``batch`` of the model. From n on: all of them.
+            samples: How many go through the layers for each row.
+            batch: How many rows, chosen at random; None, or n and more: all of them.
             generator: Source of random numbers, or a seed; None: torch's own.
 
         Raises:
@@ -193,63 +187,93 @@ class DeepGPRegression(Model):
                 definite, by more than rounding.
             NonFiniteError: A kernel gives NaN or infinity.
         """
-        who = f"{type(self).__name__}.loss"
-        samples, batch = samples or self.samples, batch or self.batch
-        _deep_start.positive(who, samples=samples, batch=batch)
+        who, n = f"{type(self).__name__}.loss", len(self.X)
+        _deep_start.positive(who, samples=samples, batch=n if batch is None else batch)
         source = _checks.generator(who, generator, self.X.device)
-        rows = next(_batches_of_rows.rows(len(self.X), batch, self.X.device, source))
-        return self._estimated(rows, samples, source)
+        rows: Tensor | slice = slice(None)
+        if batch is not None and batch < n:
+            rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
+        value = self._estimated(rows, samples, source)
+        for layer in self._layers():
+            layer.check()
+        return value
+
+    def forward(self) -> Tensor:
+        """The same as ``loss()``."""
+        return self.loss()
 
     def fit(
         self,
-        optimizer: str = "adam",
         *,
         steps: int | None = None,
-        lr: float | None = None,
-        tolerance: float = 0.0,
+        epochs: float | None = None,
+        seconds: float | None = None,
+        batch: int = 1000,
+        samples: int = 1,
+        lr: float = 0.01,
+        final_lr: float = 0.01,
+        generator: torch.Generator | int | None = None,
         progress: bool = False,
         callback: Callback | None = None,
-        generator: torch.Generator | int | None = None,
+        every: int = 50,
+        resume: dict[str, Any] | None = None,
     ) -> FitResult:
-        """Learn the parameters by Adam: each step sees ``batch`` rows of the data, and new random numbers.
+        """Learn by Adam on minibatches: kernels, noise, inducing inputs, and the distributions of the layers.
 
-        The learning rate stays for half of the steps, and then goes down to a hundredth.
+        Between two looks at the loss nothing waits for a GPU.
 
         Args:
-            optimizer: "adam".
-            steps: How many; None: 5000.
-            lr: The first learning rate; None: 0.01.
-            tolerance: Stop when the loss, which is random, has not come down by this in 50 steps, relative to
-                its magnitude or to 1. 0: never.
+            steps: How many minibatches.
+            epochs: How many passes over the data, in place of ``steps``.
+            seconds: How long. None of the three: 5000 steps; of two, what comes first counts.
+            batch: Rows of data in each step; all of them if there are no more.
+            samples: How many go through the layers for each row.
+            lr: Learning rate at the start.
+            final_lr: At the end, relative to the start; it comes down along half a cosine.
+            generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
             progress: Show a progress bar with the loss (needs rich).
-            callback: Called after each step with its number and the loss; True stops the fit.
-            generator: Source of random numbers, or a seed; None: torch's own.
+            callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
+                stops the fit.
+            every: Steps between two looks at the loss.
+            resume: What ``training_state`` has returned: the fit goes on from there, up to these limits.
 
         Returns:
-            The last estimate of the loss, the history of estimates, and why the fit stopped.
+            Losses are estimates of the bound of all observations, each the mean over ``every`` steps.
 
         Raises:
-            FitError: The loss cannot be evaluated, or is not finite; the parameters are then those of the
-                last step that was good.
+            FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
+                last look at the loss.
             OptionError: An argument is not one of those above, or there is nothing to learn.
         """
-        who = type(self).__name__
-        if optimizer != "adam":
-            raise _errors.unknown_option(f"{who}.fit", "optimizer", optimizer, ("adam",))
-        source = _checks.generator(f"{who}.fit", generator, self.X.device)
-        batches = _batches_of_rows.rows(len(self.X), self.batch, self.X.device, source)
-        return _fitting.fit(
-            self,
-            lambda: self._estimated(next(batches), self.samples, source),
-            optimizer,
-            steps=_STEPS if steps is None else steps,
-            lr=_LR if lr is None else lr,
-            tolerance=tolerance,
-            progress=progress,
-            callback=callback,
-            schedule=_fitting.level_then_down,
-            who=who,
+        who, n = f"{type(self).__name__}.fit", len(self.X)
+        _deep_start.positive(who, samples=samples, batch=batch)
+        if steps is None and epochs is None and seconds is None:
+            steps = _STEPS
+        plan = _minibatches.checked_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
+        source = _minibatches.own_generator(_checks.generator(who, generator, self.X.device), self.X.device)
+        training = _minibatches.Training(who, self, n, plan, source, resume)
+
+        def told(step: int, value: float) -> bool | None:
+            self._training = training.state()
+            return None if callback is None else callback(step, value)
+
+        result = training.run(
+            lambda rows, step: self._estimated(rows, samples, source), progress=progress, callback=told
         )
+        self._training = training.state()
+        return result
+
+    def training_state(self) -> dict[str, Any]:
+        """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
+
+        Of the last look at the loss; tensors, numbers and text, which ``torch.save`` takes.
+
+        Raises:
+            OptionError: The model has not been fitted.
+        """
+        if self._training is None:
+            raise _errors.OptionError(f"{type(self).__name__}.training_state: fit has not been called.")
+        return self._training
 
     # Inference.
 
@@ -395,8 +419,6 @@ class DeepGPRegression(Model):
             **{name: getattr(self.plan, name) for name in ("mean", "whiten", "covariance", "jitter")},
             "widths": list(self.plan.widths[:-1]),
             "kernels": [layer.kernel.config() for layer in self._layers()],
-            "samples": self.samples,
-            "batch": self.batch,
             "normalise": self.normalise,
             "vector": self.vector,
         }
@@ -427,7 +449,7 @@ class DeepGPRegression(Model):
         return [cast(SparseLayer, layer) for layer in self.layers]
 
     def _estimated(self, rows: Tensor | slice, samples: int, source: torch.Generator | None) -> Tensor:
-        """The loss, by these rows of the data."""
+        """The loss, by these rows of the data; nothing waits for the device."""
         X, y = self._scaled(self.X[rows]), self._observed(self.y[rows])
         layers = self._layers()
         prepared = [layer.prepare() for layer in layers]
@@ -436,8 +458,6 @@ class DeepGPRegression(Model):
         of_data = expected_log_density(y - mean, variance, self.noise_var).mean(0).sum()
         divergence = torch.stack([layer.kl(part) for layer, part in zip(layers, prepared, strict=True)]).sum()
         value = divergence - of_data * (len(self.X) / len(X))
-        for layer in layers:
-            layer.check()
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     def _predicted(
