@@ -22,8 +22,9 @@ from lapgrad.bench.machine import metadata
 FORMAT = 1
 """Version of the format, stored under the key that tells these files from others."""
 
-Kind = Literal["ops", "models", "table1", "table2"]
-"""ops: times of operators. models: times of criteria of models. table1, table2: those of the paper."""
+Kind = Literal["ops", "models", "table1", "table2", "deep_gp_regression"]
+"""ops: times of operators. models: times of criteria of models. table1, table2: those of the paper.
+deep_gp_regression: deep and sparse processes on the same splits."""
 
 Row = dict[str, Any]
 

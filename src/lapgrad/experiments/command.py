@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from lapgrad.experiments import table1, table2
+from lapgrad.experiments import deep_gp_regression, table1, table2
 
-EXPERIMENTS: tuple[ModuleType, ...] = (table1, table2)
+EXPERIMENTS: tuple[ModuleType, ...] = (table1, table2, deep_gp_regression)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
