@@ -86,6 +86,17 @@ def test_a_fold_that_is_left_ends_at_the_same_figures(
     assert not list((tmp_path / "left").iterdir())
 
 
+def test_the_best_step_counts(tmp_path: Path) -> None:
+    """Steps that are far too long lead away again."""
+    losses = []
+    data = datasets.load(FOLD.dataset)
+    how = Learning(steps=12, lr=1.0)
+    row = folds.learned(
+        FOLD, how, data, "cpu", tmp_path, lambda step, loss: losses.append(loss), lambda: False
+    )
+    assert row["loss"] == min(losses) < losses[-1]
+
+
 def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

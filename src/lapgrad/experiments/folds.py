@@ -7,6 +7,7 @@ checkpoint holds the parameters and the state of the optimiser, and the rest fol
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 import warnings
@@ -118,6 +119,8 @@ def learned(
 ) -> dict[str, Any]:
     """Learns one fold and tests it; returns the row of the results.
 
+    Of Adam's steps the one with the least criterion counts.
+
     Args:
         which: The fold.
         how: How to learn.
@@ -183,6 +186,40 @@ def tested(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
     }
 
 
+class _Best:
+    """The parameters with the least loss so far. Steps of Adam that do not get shorter jump about the end.
+
+    All on the device of the model: nobody waits to know which they are.
+    """
+
+    def __init__(self, model: SparseGPRegression) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.loss = torch.full((), math.inf, dtype=model.X.dtype, device=model.X.device)
+        self.kept = {name: value.detach().clone() for name, value in self.parameters.items()}
+
+    def see(self, loss: Tensor) -> None:
+        """The loss of the present parameters."""
+        better = loss < self.loss
+        self.loss = torch.where(better, loss, self.loss)
+        for name, value in self.parameters.items():
+            self.kept[name] = torch.where(better, value.detach(), self.kept[name])
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """The model gets them back."""
+        for name, value in self.parameters.items():
+            value.copy_(self.kept[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {**self.kept, "": self.loss}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """From a checkpoint."""
+        self.loss = state.pop("").to(self.loss)
+        self.kept = {name: value.to(self.kept[name]) for name, value in state.items()}
+
+
 class _Run:
     """Learning that can be left and taken up again."""
 
@@ -199,6 +236,7 @@ class _Run:
         self.report, self.stop = report, stop
         self.optimizer = torch.optim.Adam(model.parameters(), lr=how.lr)
         self.done, self.seconds, self.finished = 0, 0.0, False
+        self.best = _Best(model)
         if checkpoint.exists():
             self._load()
 
@@ -212,6 +250,8 @@ class _Run:
             self._save()
             if interrupted:
                 raise Interrupted
+        if self.how.optimizer == "adam":
+            self.best.restore()
 
     def _adam(self, until: int) -> bool:
         """Nothing in here waits for the device, but for what the criterion itself has to know."""
@@ -220,6 +260,7 @@ class _Run:
             self.optimizer.zero_grad()
             loss = self.model.loss()
             loss.backward()
+            self.best.see(loss.detach())
             self.optimizer.step()
             self.done += 1
             if self.done % shown_every == 0 or self.done == until:
@@ -257,6 +298,7 @@ class _Run:
                 "of": self._of(),
                 "parameters": dict(self.model.named_parameters()),
                 "optimizer": self.optimizer.state_dict(),
+                "best": self.best.state(),
                 "done": self.done,
                 "seconds": self.seconds,
                 "finished": self.finished,
@@ -281,6 +323,7 @@ class _Run:
             )
         self.model.load_state_dict(known["parameters"], strict=False)
         self.optimizer.load_state_dict(known["optimizer"])
+        self.best.load(known["best"])
         self.done, self.seconds, self.finished = known["done"], known["seconds"], known["finished"]
 
     def _of(self) -> dict[str, Any]:
