@@ -37,6 +37,9 @@ _NO_NOISE = ("naval1", "naval2")
 """A simulation: the noise that is learned falls to 1e-6 of the variance and below. Jitter is noise of the
 inducing variables, and must not be more."""
 
+_CHECKPOINT = ("of", "parameters", "optimizer", "best", "done", "seconds", "finished")
+"""What is in a checkpoint."""
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 #: Called with the number of steps made and the loss.
@@ -293,27 +296,26 @@ class _Run:
         """Whole or not at all: a process may end at any time."""
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         part = self.checkpoint.with_suffix(f".{os.getpid()}.part")
-        torch.save(
-            {
-                "of": self._of(),
-                "parameters": dict(self.model.named_parameters()),
-                "optimizer": self.optimizer.state_dict(),
-                "best": self.best.state(),
-                "done": self.done,
-                "seconds": self.seconds,
-                "finished": self.finished,
-            },
-            part,
+        values = (
+            self._of(),
+            dict(self.model.named_parameters()),
+            self.optimizer.state_dict(),
+            self.best.state(),
+            self.done,
+            self.seconds,
+            self.finished,
         )
+        torch.save(dict(zip(_CHECKPOINT, values, strict=True)), part)
         os.replace(part, self.checkpoint)
 
     def _load(self) -> None:
         try:
             known = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            of = known["of"]
+            of, parameters, optimizer, best, done, seconds, finished = (known[name] for name in _CHECKPOINT)
         except Exception as error:
             raise _errors.FileFormatError(
-                f"{self.checkpoint} is no checkpoint of this experiment ({error}). Remove it to start anew."
+                f"{self.checkpoint} is no checkpoint of this experiment ({type(error).__name__}: {error}). "
+                f"Remove it to start anew."
             ) from error
         if of != self._of():
             others = {key: value for key, value in of.items() if self._of().get(key) != value}
@@ -321,10 +323,10 @@ class _Run:
                 f"{self.checkpoint} was written with other options: "
                 f"{', '.join(f'{key} {value}' for key, value in others.items())}. Use the same, or remove it."
             )
-        self.model.load_state_dict(known["parameters"], strict=False)
-        self.optimizer.load_state_dict(known["optimizer"])
-        self.best.load(known["best"])
-        self.done, self.seconds, self.finished = known["done"], known["seconds"], known["finished"]
+        self.model.load_state_dict(parameters, strict=False)
+        self.optimizer.load_state_dict(optimizer)
+        self.best.load(best)
+        self.done, self.seconds, self.finished = done, seconds, finished
 
     def _of(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how), "rows": len(self.model.X)}
