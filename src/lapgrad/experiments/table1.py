@@ -183,7 +183,8 @@ def _results(output: Path, resume: bool, how: Learning) -> Results:
 
 
 def _print(results: Results, output: Path) -> None:
-    report.show(quality.table(results.rows), "sparse Gaussian processes against the paper")
+    if results.rows:
+        report.show(quality.table(results.rows), "sparse Gaussian processes against the paper")
     for sentence in quality.remarks(results.rows):
         print(sentence)
     print(f"results: {output}")
