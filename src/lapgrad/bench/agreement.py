@@ -30,20 +30,31 @@ class Values:
         return Values([x.cpu() for x in self.results], [x.cpu() for x in self.gradients])
 
 
-def compare(case: Case, seen: Values, reference: Values, *, who: str = "") -> None:
+def compare(
+    case: Case, seen: Values, reference: Values, *, symmetric: Sequence[int] = (), who: str = ""
+) -> None:
     """Compares results, up to signs where these are free, and gradients with those of torch.
+
+    Args:
+        case: what was computed.
+        seen: by lapgrad, or another library.
+        reference: what torch computed.
+        symmetric: positions of inputs of which only the symmetric part of the gradient is compared, besides
+            those that the case names.
+        who: said in the message, with a space before it.
 
     Raises:
         DisagreementError: They differ by more than both round.
     """
     pairs = {}
     for i, (mine, theirs) in enumerate(zip(seen.results, reference.results, strict=True)):
+        mine = mine.reshape(theirs.shape) if mine.shape == (1,) and theirs.ndim == 0 else mine
         pairs[f"result {i}"] = (mine.abs(), theirs.abs()) if case.operator.signs else (mine, theirs)
     if seen.gradients:
         for i, (mine, theirs) in enumerate(zip(seen.gradients, reference.gradients, strict=True)):
             if i in case.operator.lower:
                 mine, theirs = mine.tril(), theirs.tril()
-            if i in case.operator.symmetric:
+            if i in case.operator.symmetric or i in symmetric:
                 mine, theirs = (0.5 * (gradient + gradient.mT) for gradient in (mine, theirs))
             pairs[f"gradient {i}"] = (mine, theirs)
     allowed = _TOLERANCE * case.shape.n * torch.finfo(case.dtype).eps

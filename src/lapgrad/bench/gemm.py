@@ -14,11 +14,11 @@ def order(device: torch.device, threads: int) -> int:
 
     Example:
         >>> order(torch.device("cpu"), 2)
-        1024
+        768
     """
     if device.type == "cuda":
         return 8192
-    return 1024 if threads <= 4 else 2048 if threads <= 32 else 4096
+    return 768 if threads <= 4 else 2048 if threads <= 32 else 4096
 
 
 def flops(device: torch.device, threads: int) -> float:

@@ -72,7 +72,7 @@ def prepare(
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy takes the names for its own keywords
         for peer in present:
             try:
-                prepared = _prepare_one(case, phases, peer, peers, file, len(inputs), len(weights), reference)
+                prepared = _prepare_one(case, phases, peer, peers, file, inputs, len(weights), reference)
             except PeerError as error:
                 peers.drop(error.library, str(error))
                 continue
@@ -87,7 +87,7 @@ def _prepare_one(
     peer: Peer,
     peers: Peers,
     file: Path,
-    inputs: int,
+    inputs: Sequence[Tensor],
     weights: int,
     reference: Values,
 ) -> PeerCase | None:
@@ -96,7 +96,7 @@ def _prepare_one(
         do="prepare",
         operator=case.operator.name,
         file=str(file),
-        inputs=inputs,
+        inputs=len(inputs),
         weights=weights,
         signs=case.operator.signs,
         phases=list(phases),
@@ -110,12 +110,18 @@ def _prepare_one(
             [torch.from_numpy(stored[name]) for name in sorted(stored.files) if name.startswith(kind)]
             for kind in ("result", "gradient")
         )
+    # Some libraries put all of the gradient of a symmetric matrix into one triangle.
+    symmetric = [i for i, x in enumerate(inputs) if _is_symmetric(x)]
     try:
-        compare(case, Values(results, gradients), reference, who=f" of {peer.library}")
+        compare(case, Values(results, gradients), reference, symmetric=symmetric, who=f" of {peer.library}")
     except DisagreementError as error:
         peers.lacks(peer.library, str(case), f"not timed: {str(error).partition(': ')[2]}")
         return None
     return PeerCase(peer, case, tuple(answer["phases"]))
+
+
+def _is_symmetric(x: Tensor) -> bool:
+    return x.ndim > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
 
 
 def come_to_rest() -> None:

@@ -21,8 +21,9 @@ BATCHES = "1000x8x8,10000x4x4,200x64x64"
 SECONDS = 1.0
 
 # The quick selection: enough sizes for a plot of what is worth one, and every other operator once.
-_QUICK_PLOTTED = ("potrf", "trsm", "syrk", "gelqf", "syevd", "gesvd")
-_QUICK_SIZES, _QUICK_BATCHES = "64,128,256,512,1024", "10000x4x4,1000x8x8,200x64x64"
+_QUICK_SIZES = dict.fromkeys(("potrf", "trsm", "syrk", "gelqf", "syevd"), "64,128,256,512,1024")
+_QUICK_SIZES["gesvd"] = "64,128,256,512"
+_QUICK_BATCHES = "10000x4x4,1000x8x8,200x64x64"
 _QUICK_OTHER_SIZES, _QUICK_OTHER_BATCHES = "256", "1000x8x8"
 _QUICK_SECONDS = 0.05
 
@@ -104,8 +105,8 @@ def _shapes(arguments: argparse.Namespace, name: str) -> Iterator[Shape]:
     sizes, batches = SIZES, BATCHES
     if arguments.quick:
         sizes, batches = _QUICK_OTHER_SIZES, _QUICK_OTHER_BATCHES
-        if name in _QUICK_PLOTTED:
-            sizes, batches = _QUICK_SIZES, _QUICK_BATCHES
+        if name in _QUICK_SIZES:
+            sizes, batches = _QUICK_SIZES[name], _QUICK_BATCHES
     yield from Shape.parse_list(sizes) if arguments.sizes is None else arguments.sizes
     yield from Shape.parse_list(batches) if arguments.batches is None else arguments.batches
 

@@ -87,16 +87,18 @@ def take_turns(
         seconds: how long to go on, all together.
         least_rounds: rounds that are run even when `seconds` is over.
         most_rounds: rounds after which `seconds` does not matter.
-        rare: of this many samplers at the end a sample is taken in `least_rounds` rounds, and after that only
-            while they have taken less than a tenth of the time: what the others are compared with.
+        rare: of this many samplers at the end a sample, of one call, is taken in `least_rounds` rounds, and
+            after that only while they have taken less than a tenth of the time: the yardstick of the others.
 
     Returns:
         One Timing per sampler.
     """
-    calls = [_calls_per_sample(sampler) for sampler in samplers]
+    order, first_rare = list(range(len(samplers))), len(samplers) - rare
+    calls = [_calls_per_sample(sampler) for sampler in samplers[:first_rare]] + [1] * rare
+    for sampler in samplers[first_rare:]:
+        sampler(1)  # not counted: the first call is no sample
     samples: list[list[float]] = [[] for _ in samplers]
     spent = [0.0] * len(samplers)
-    order, first_rare = list(range(len(samplers))), len(samplers) - rare
     with _no_garbage_collection():
         start = time.perf_counter()
         for turn in range(most_rounds):

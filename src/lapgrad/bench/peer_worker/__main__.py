@@ -46,7 +46,7 @@ class Worker:
             if phases != ["forward"]:
                 self._prepare_gradients(function, inputs, weights, request, stored_results)
         except Exception as error:  # whatever a library raises, the next case may do
-            lacks = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            lacks = _in_a_line(error)
         np.savez(request["file"] + ".out.npz", **stored_results)
         return {"phases": [phase for phase in phases if phase in self.thunks], "lacks": lacks}
 
@@ -58,8 +58,9 @@ class Worker:
         # Where the sign of a row is free, a cotangent that changes with it gives the same gradient.
         cotangents = []
         for i, result in enumerate(_flat(results)):
-            factor = np.asarray(_numpy(result)) if request["signs"] else 1.0
-            cotangents.append(library.array((weights[i] * factor).astype(weights[i].dtype)))
+            seen = _numpy(result)
+            weight = weights[i].reshape(seen.shape)  # a scalar has one dimension in MXNet
+            cotangents.append(library.array(weight * seen if request["signs"] else weight))
         given = type(results)(cotangents) if isinstance(results, (tuple, list)) else cotangents[0]
         backward = library.backward(graph, given)
         self._keep(stored, "gradient", backward())
@@ -140,6 +141,14 @@ def _numpy(result: Any) -> Any:
     return result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)
 
 
+def _in_a_line(error: Exception) -> str:
+    """The first line of a message; the last where the first only announces it (TensorFlow's does)."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    line = lines[-1] if lines[0].endswith(":") else lines[0]
+    name = type(error).__name__
+    return (line if line.startswith(name) else f"{name}: {line}")[:300]
+
+
 def _resident(field: str) -> int:
     with open("/proc/self/status") as file:
         found = re.search(rf"^{field}:\s*(\d+) kB$", file.read(), re.MULTILINE)
@@ -174,7 +183,7 @@ def main() -> None:
     try:
         library = importlib.import_module(f"in_{name}").Library(device, int(threads))
     except Exception as error:
-        say({"missing": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+        say({"missing": _in_a_line(error)})
         return
     if hasattr(library, "start"):
         library.start()
@@ -186,7 +195,7 @@ def main() -> None:
         try:
             say(getattr(worker, request["do"])(request))
         except Exception as error:
-            say({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+            say({"error": _in_a_line(error)})
 
 
 if __name__ == "__main__":
