@@ -36,6 +36,10 @@ TIMEOUT = 180.0
 """Seconds within which every request has to be answered: compiling a large case takes some."""
 
 
+_LOADING = 60.0
+"""The least that a library is given to be imported, on a busy machine and from a cold disk."""
+
+
 class PeerError(Exception):
     """A peer cannot go on, and why.
 
@@ -91,7 +95,7 @@ class Peer:
             self._complaints.close()
             raise
         try:
-            self.facts = self._answer("while it was loaded")
+            self.facts = self._answer("while it was loaded", max(timeout, _LOADING))
             if "missing" in self.facts:
                 raise self._error(self.facts["missing"])
             if self.facts["device"] != device:
@@ -139,7 +143,7 @@ class Peer:
             self._process.stdin.flush()
         except OSError as error:
             raise self._error(self._end(what)) from error
-        answer = self._answer(what)
+        answer = self._answer(what, self._timeout)
         if "error" in answer:
             raise self._error(f"failed {what}: {answer['error']}")
         self._pause()
@@ -154,14 +158,14 @@ class Peer:
                 with contextlib.suppress(OSError):  # what was not sent when the process died
                     pipe.close()
 
-    def _answer(self, what: str) -> dict[str, Any]:
+    def _answer(self, what: str, timeout: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        end = time.monotonic() + self._timeout
+        end = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._received:
                 if not selector.select(max(0.0, end - time.monotonic())):
-                    raise self._error(f"no answer within {self._timeout:g} s {what}")
+                    raise self._error(f"no answer within {timeout:g} s {what}")
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
                     raise self._error(self._end(what))
