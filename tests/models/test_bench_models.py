@@ -196,6 +196,8 @@ def test_a_worker_evaluates_models(tmp_path: Path) -> None:
     request = {"model": "sum", "file": str(file)}
     assert worker.model(request) == {"phases": ["step"], "lacks": None, "value": 8.0}
     assert worker.sample({"phase": "step", "calls": 2})["seconds"] > 0
+    worker.library.keeps_memory = True
+    assert worker.memory({"phase": "step"}) == {"bytes": None}
     assert worker.model({**request, "model": "broken"})["lacks"] == "RuntimeError: no memory"
     assert worker.model({**request, "model": "other"})["lacks"] == "it has no such model"
 
