@@ -1,11 +1,11 @@
 """Table 2 of the paper: deep Gaussian processes of MNIST, without labels.
 
 Layers of sparse Gaussian processes with RBF kernels (one lengthscale per input) and recognition networks are
-learned together on minibatches, by Adam, and by natural gradients for q(u). The paper does not say how many
-inducing inputs its figures took: --inducing. The figure is the mean log density of the 10,000 test images, 784
-pixels in [0, 1] with Gaussian noise, in nats, by importance sampling with 1000 samples of the latent
-variables. With --preprocessing the model learns from pixels in other units; the figures stay in those of
-[0, 1]. Checkpoints are written on the way: a run that was interrupted goes on with --resume.
+learned together on minibatches, by Adam, and by natural gradients for q(u). The figure is the mean log
+density of the 10,000 test images, 784 pixels in [0, 1] with Gaussian noise, in nats, by importance sampling
+with 1000 samples of the latent variables. With --preprocessing the model learns from pixels in other units;
+the figures stay in those of [0, 1]. The paper does not say how many inducing inputs its figures took
+(--inducing). Checkpoints are written on the way: a run that was interrupted goes on with --resume.
 """
 
 from __future__ import annotations
