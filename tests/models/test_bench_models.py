@@ -60,11 +60,13 @@ def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.Captur
     assert (found["kind"], found["complete"]) == ("models", True)
     assert found["peers"]["gpy"]["missing"]
     keys = [(row["model"], *row["case"].values(), row["library"]) for row in found["rows"]]
-    assert len(keys) == len(set(keys)) == 10
+    assert len(keys) == len(set(keys)) == 12
     assert {key[0] for key in keys} == set(model_cases.MODELS)
     for ours, theirs in zip(found["rows"][::2], found["rows"][1::2], strict=True):
         assert (ours["library"], theirs["library"]) == ("lapgrad", "torch")
-        assert ours["value"] == pytest.approx(theirs["value"], rel=1e-6)
+        assert ours["value"] == pytest.approx(
+            theirs["value"], rel=1e-6 if ours["dtype"] == "float64" else 1e-4
+        )
         assert ours["median_s"] > 0
     names = {"sparse-gp-cpu", "models-cpu"}
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}

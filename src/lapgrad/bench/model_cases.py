@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad.bench import exact_gp, sparse_gp
+from lapgrad.bench import deep_gp, exact_gp, sparse_gp
 from lapgrad.bench.cases import OPERATORS
 from lapgrad.bench.inputs import Shape
 from lapgrad.bench.timing import Thunk
@@ -26,7 +26,7 @@ _EXACT_SIZE = 1000
 _ROUNDING = 1e-8
 """By how much values of the same formula may be apart, relative."""
 
-MODELS = ("sparse_gp", "exact_gp", "kalman", "mvn_nll")
+MODELS = ("sparse_gp", "exact_gp", "kalman", "mvn_nll", "deep_gp")
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,14 @@ class ModelCase:
         case: Its sizes, by name.
         weight: How long it is timed: a factor of the seconds that are given.
         make: Makes what is timed, on a device.
+        dtype: Of the data.
     """
 
     model: str
     case: dict[str, int | str]
     weight: float
     make: Callable[[torch.device], Contest]
+    dtype: str = "float64"
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} = {value}" for name, value in self.case.items())
@@ -92,6 +94,8 @@ def cases(
         yield _kalman(*((200, 8) if quick else (1000, 32)))
     if "mvn_nll" in models:
         yield from (_mvn(n) for n in ((500,) if quick else (_MVN_SIZE,)))
+    if "deep_gp" in models:
+        yield _deep(deep_gp.QUICK if quick else deep_gp.Sizes())
 
 
 def _sparse(data: Data, inducing: int) -> ModelCase:
@@ -138,6 +142,17 @@ def _kalman(steps: int, series: int) -> ModelCase:
 def _mvn(n: int) -> ModelCase:
     faster = _MVN_FASTER if n >= _MVN_SIZE else None
     return ModelCase("mvn_nll", {"n": n}, 1.0, _of_operator("fused.mvn_nll", Shape(n, n), faster))
+
+
+def _deep(sizes: deep_gp.Sizes) -> ModelCase:
+    def make(device: torch.device) -> Contest:
+        problem = deep_gp.Problem.of(sizes, device)
+        thunks = {"lapgrad": deep_gp.ours(problem), "torch": deep_gp.with_torch(problem)}
+        return Contest(thunks, None, {"torch": deep_gp.DIFFERENT})
+
+    case: dict[str, int | str] = {"widths": "-".join(map(str, sizes.widths)), "U": sizes.inducing}
+    case |= {"batch": sizes.batch, "d": sizes.pixels}
+    return ModelCase("deep_gp", case, 2.0, make, "float32")
 
 
 def _of_operator(name: str, shape: Shape, faster: float | None) -> Callable[[torch.device], Contest]:

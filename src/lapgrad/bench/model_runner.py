@@ -84,7 +84,7 @@ def measure(
         {
             "model": case.model,
             "case": case.case,
-            "dtype": "float64",
+            "dtype": case.dtype,
             "device": device.type,
             "threads": threads,
             "library": name,

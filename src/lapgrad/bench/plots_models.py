@@ -22,7 +22,12 @@ COLORS = {**plots_ops.COLORS, "gpytorch": "#2d7d46", "gpy": "#8a5a2b", "gpflow":
 """The same in every plot of a library."""
 
 NAMES = {"torch": "torch, written out", "gpytorch": "GPyTorch", "gpy": "GPy", "gpflow": "GPflow"}
-_MODELS = {"exact_gp": "exact GP", "kalman": "Kalman filter", "mvn_nll": "multivariate normal"}
+_MODELS = {
+    "exact_gp": "exact GP",
+    "kalman": "Kalman filter",
+    "mvn_nll": "multivariate normal",
+    "deep_gp": "deep Gaussian process",
+}
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

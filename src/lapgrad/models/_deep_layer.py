@@ -14,18 +14,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad.models import _inducing_inputs
+from lapgrad.models import _inducing_inputs, _layer_algebra
 from lapgrad.models._parameters import Parametrised, above
 from lapgrad.models._recognition import Recognition
 from lapgrad.models._sparse_layer import ARITHMETIC, Prepared, SparseLayer
 from lapgrad.models.kernels.base import Kernel, part_of_state
 from lapgrad.models.kernels.stationary import RBF
-from lapgrad.ops.potrf import potrf_ex
-from lapgrad.ops.potri import potri
 from lapgrad.ops.syevd import syevd
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trmm import trmm
-from lapgrad.ops.trsm import trsm
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 #: Lengthscales at the start, in units of √w for w inputs of variance 1: the typical distance of two points.
@@ -185,17 +182,17 @@ def fit_functions(
     (Λ, η) + rate (Λ, η) of the minibatch, is one along the natural gradient of the bound.
     """
     Lu, v = functions.prepare().factor, noise_var.to(ARITHMETIC) / weight
-    A = trsm(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
-    precision = syrk(A) / v
+    A = _layer_algebra.solved(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
+    precision = _layer_algebra.gram(A) / v
     precision.diagonal().add_(1.0)
     shift = (A.to(Y.dtype) @ Y).to(ARITHMETIC) / v
     if rate < 1.0:
-        before = potri(functions.root().to(ARITHMETIC))
+        before = _layer_algebra.inverted(functions.root().to(ARITHMETIC))
         precision = torch.lerp(before, precision, rate)
         shift = torch.lerp(before @ functions.q_mean.to(ARITHMETIC), shift, rate)
-    Lp = potrf_ex(precision).L
-    mean = trsm(Lp, trsm(Lp, shift), transpose=True)
-    root = potrf_ex(potri(Lp)).L
+    Lp, _ = _layer_algebra.factorised(precision)
+    mean = _layer_algebra.solved(Lp, _layer_algebra.solved(Lp, shift), transpose=True)
+    root, _ = _layer_algebra.factorised(_layer_algebra.inverted(Lp))
     if not functions.whiten:
         mean, root = trmm(Lu, mean), trmm(Lu, root)
     functions.set_posterior(mean, root)

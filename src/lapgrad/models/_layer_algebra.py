@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from lapgrad.ops.potrf import potrf_ex
+from lapgrad.ops.potri import potri
 from lapgrad.ops.sumlogdiag import sumlogdiag
+from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trmm import trmm
 from lapgrad.ops.trsm import trsm
 
@@ -47,14 +49,26 @@ def factorised(A: Tensor) -> tuple[Tensor, Tensor]:
     return potrf_ex(A)
 
 
-def solved(L: Tensor, A: Tensor) -> Tensor:
-    """L⁻¹ A (n, m)."""
-    return torch.linalg.solve_triangular(L, A, upper=False) if _of_torch else trsm(L, A)
+def solved(L: Tensor, A: Tensor, *, transpose: bool = False) -> Tensor:
+    """L⁻¹ A (n, m), or L⁻ᵀ A."""
+    if _of_torch:
+        return torch.linalg.solve_triangular(L.mT if transpose else L, A, upper=transpose)
+    return trsm(L, A, transpose=transpose)
 
 
 def multiplied_transposed(L: Tensor, A: Tensor) -> Tensor:
     """Lᵀ A (*batch, n, m) for lower triangles L (*batch, n, n)."""
     return L.mT @ A if _of_torch else trmm(L, A, transpose=True)
+
+
+def inverted(L: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ (n, n)."""
+    return torch.cholesky_inverse(L) if _of_torch else potri(L)
+
+
+def gram(A: Tensor) -> Tensor:
+    """A Aᵀ (n, n)."""
+    return A @ A.mT if _of_torch else syrk(A)
 
 
 def sum_log_diagonal(L: Tensor) -> Tensor:
