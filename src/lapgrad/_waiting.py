@@ -12,6 +12,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import torch
+from torch import Tensor
+
 _lock = threading.Lock()
 _without = 0
 
@@ -33,5 +36,10 @@ def without_waiting() -> Iterator[None]:
 
 
 def waits() -> bool:
-    """Whether operators may read from the device."""
+    """Whether operators may read from a device, as far as their callers are concerned."""
     return not _without
+
+
+def may_look_at(tensor: Tensor) -> bool:
+    """Whether operators may read ``tensor``: on a GPU only if somebody waits, and no graph is captured."""
+    return tensor.is_cpu or (waits() and not torch.cuda.is_current_stream_capturing())

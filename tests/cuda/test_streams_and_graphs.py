@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -147,12 +148,15 @@ def test_captured_in_a_graph(name: str, shape: tuple[int, ...], side_stream: tor
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", [name for name in CAPTURED if name not in ("potrf", "gelqf", "logdet_psd")])
+@pytest.mark.parametrize("name", ["potrf_ex", "trmm", "syrk", "gemmt", "copyltu", "sumlogdiag"])
 def test_the_host_does_not_wait(name: str, shape: tuple[int, ...]) -> None:
+    """Operators that cannot fail, or that return their status."""
     A = positive_definite(shape)
     with_gradient(CAPTURED[name], A)  # compiles, makes handles
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         with_gradient(CAPTURED[name], A)
         # Neither through torch nor through the driver: the work is still to be done when the call is back.

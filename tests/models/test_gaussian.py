@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from tolerances import HIGHER_ORDER, assert_all_close, assert_close
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from lapgrad.models.kernels import RBF, _gaussian
+from lapgrad.models.kernels import RBF, Matern32, _gaussian
 
 DOUBLE = torch.float64
 
@@ -74,12 +76,12 @@ def test_offset_costs_no_digits() -> None:
 
 def test_when_it_is_taken() -> None:
     F, G, one = points(5, 2), points(4, 2), torch.ones((), dtype=DOUBLE)
-    assert _gaussian.suits(F, G, one)
-    assert not _gaussian.suits(1e4 * F, G, one)
-    assert not _gaussian.suits(F * torch.nan, G, one)
-    assert not _gaussian.suits(F[:0], G, one)
-    assert not _gaussian.suits(F.float(), G.float(), one.float())
-    assert torch.func.vmap(lambda f: torch.tensor(_gaussian.suits(f, G, one)))(F[None]).item() is False
+    assert _gaussian.suits(None, F, G, one)
+    assert not _gaussian.suits(None, 1e4 * F, G, one)
+    assert not _gaussian.suits(None, F * torch.nan, G, one)
+    assert not _gaussian.suits(None, F[:0], G, one)
+    assert not _gaussian.suits(None, F.float(), G.float(), one.float())
+    assert torch.func.vmap(lambda f: torch.tensor(_gaussian.suits(None, f, G, one)))(F[None]).item() is False
     far = RBF()(1e6 * F, 1e6 * F[:3])
     assert_close(far.detach(), torch.eye(5, 3, dtype=DOUBLE))
 
@@ -88,3 +90,15 @@ def test_in_one_piece_is_the_kernel() -> None:
     kernel = RBF(torch.tensor([0.5, 2.0], dtype=DOUBLE)) + RBF(variance=3.0) * RBF(active_dims=[1])
     X, Z = points(5, 2), points(4, 2)
     assert_close(kernel.in_one_piece(X, Z), kernel(X, Z))
+
+
+def test_points_are_looked_at_once() -> None:
+    """Inside of ``for_points`` nothing is asked of the points: a look at a GPU is a wait."""
+    X, Z = torch.randn(30, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    kernel = RBF(0.5) + RBF(2.0, active_dims=[1]) * Matern32()
+    expected = kernel(Z, X)
+    with kernel.for_points(Z, X)[0], mock.patch.object(_gaussian, "near", side_effect=AssertionError):
+        assert torch.equal(kernel(Z, X), expected)
+        assert_close(kernel(Z, X[3:9]), expected[:, 3:9])
+    with kernel.for_points(1e3 * Z, X)[0]:  # far from each other: nothing is assumed
+        assert not _gaussian._assumed.kernels

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import lapgrad
-from lapgrad.fused import KernelFunction, _sparse_gradient
+from lapgrad.fused import KernelFunction, _sparse_questions
 from lapgrad.models import sgp_nll
 
 DOUBLE = torch.float64
@@ -325,6 +325,6 @@ def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> 
     wanted = torch.autograd.grad(of_matrices, tensors)
     for chunk in (None, 40):
         assert_all_close(streamed(chunk), wanted, LITTLE_NOISE)
-    monkeypatch.setattr(_sparse_gradient, "_IMPRECISE", math.inf)
+    monkeypatch.setattr(_sparse_questions, "IMPRECISE", math.inf)
     with pytest.raises(AssertionError):
         assert_all_close(streamed(), wanted, LITTLE_NOISE)

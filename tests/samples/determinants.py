@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from device import DEVICE
 from torch import Tensor
 
 from samples.case import OperatorCase, square_recipes
@@ -40,9 +41,12 @@ def inverse(A: Tensor) -> Tensor:
     return torch.linalg.inv(A)
 
 
+#: The roundings of n pivots add up, in the operator and, differently, in its reference. Those of cuSOLVER's
+#: elimination are larger than LAPACK's: 97 units are seen at n = 257.
+_PIVOTS = 2.0 if DEVICE.type == "cpu" else 3.0
+
 CASES: tuple[OperatorCase, ...] = (
     OperatorCase("inverse", inverse, square_recipes(), ("regular",), ("A",), overwrites=0),
-    # The roundings of n pivots add up, in the operator and, differently, in its reference.
-    OperatorCase("det", det, square_recipes(), ("regular",), ("A",), condition=lambda n: 2.0),
-    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",), condition=lambda n: 2.0),
+    OperatorCase("det", det, square_recipes(), ("regular",), ("A",), condition=lambda n: _PIVOTS),
+    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",), condition=lambda n: _PIVOTS),
 )

@@ -17,9 +17,12 @@ SHAPES: tuple[Shape, ...] = (
 
 
 def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """Rows below the first min(m, n) are multiplied by Q^T: torch has no gradient for a tall A."""
+    """Rows below the first min(m, n) are multiplied by Q^T: torch has no gradient for a tall A.
+
+    LAPACK computes it for every device.
+    """
     rank = min(A.shape[-2:])
-    orthogonal, triangle = torch.linalg.qr(A[..., :rank, :].mT)
+    orthogonal, triangle = (factor.to(A.device) for factor in torch.linalg.qr(A[..., :rank, :].mT.cpu()))
     Q, L = orthogonal.mT, torch.cat([triangle.mT, A[..., rank:, :] @ orthogonal], -2)
     if positive or A.is_cuda:  # on CUDA either way
         signs = torch.where(L.detach().diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(A.dtype)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._waiting import may_look_at
 
-def status_of(LU: Tensor) -> Tensor:
+
+def status_of(LU: Tensor, A: Tensor | None = None) -> Tensor:
     """Per item: 0; +k: pivot k (from 1) is zero; -k: row k is not finite, which counts more.
 
-    All of a row, since a routine that leaves out products with zeros lets no NaN reach the pivots.
+    All of a row, and that of A too: routines that leave out products with zeros let no NaN reach the pivots,
+    and cuSOLVER's pass over one in their search for a pivot.
     """
-    pivots = LU.diagonal(dim1=-2, dim2=-1)
-    zero, bad = _first(pivots == 0), _first(~LU.isfinite().all(-1))
+    pivots, finite = LU.diagonal(dim1=-2, dim2=-1), LU.isfinite().all(-1)
+    if A is not None:
+        finite = finite & A.isfinite().all(-1)
+    zero, bad = _first(pivots == 0), _first(~finite)
     return torch.where(bad != 0, -bad, zero)
 
 
@@ -27,7 +32,7 @@ def _first(mark: Tensor) -> Tensor:
 
 def first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None:
     """The first item that failed, and its status."""
-    if not failed.any():
+    if not may_look_at(failed) or not failed.any():
         return None
     item = int(failed.flatten().to(torch.uint8).argmax())
     return item, int(status.flatten()[item])

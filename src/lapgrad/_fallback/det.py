@@ -20,7 +20,7 @@ from lapgrad._fallback._precision import in_full_precision
 def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:
     """d := det A. Returns the first (item, status) that is not finite."""
     factors, exchanges = factorise(A, LU, pivots)
-    status = status_of(factors)
+    status = status_of(factors, A)
     d.copy_(scaled(*determinant(factors, exchanges)).masked_fill(status > 0, 0.0))
     return first_failure(status < 0, status)
 

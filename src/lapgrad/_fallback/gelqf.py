@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._fallback._precision import in_full_precision
+from lapgrad._waiting import may_look_at
 
 
 @in_full_precision
@@ -28,7 +29,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     if Q is not None:
         torch.mul(orthogonal.mT, signs.mT if positive else signs, out=Q)
     spoilt = ~L.isfinite().all(-1)
-    if spoilt.any():
+    if may_look_at(L) and spoilt.any():
         item, row = divmod(int(spoilt.flatten().to(torch.uint8).argmax()), m)
         return item, row + 1
     return None
@@ -40,7 +41,7 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
     The tolerance counts in units of the largest entry of the row, or of the largest |l_jj|.
     """
     rank = L.shape[-1]
-    if not L.numel():
+    if not L.numel() or not may_look_at(L):
         return None
     left = L.diagonal(dim1=-2, dim2=-1).abs()
     scale = left.amax(-1, keepdim=True) if relative_to_largest else L[..., :rank, :].tril().abs().amax(-1)

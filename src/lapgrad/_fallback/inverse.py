@@ -12,7 +12,7 @@ from lapgrad._fallback._precision import in_full_precision
 def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
     """B := A^-1, the identity where there is none. Returns the first (item, status)."""
     LU, pivots = torch.linalg.lu_factor_ex(A)[:2]
-    status = status_of(LU)
+    status = status_of(LU, A)
     failure = first_failure(status != 0, status)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     if failure is not None:

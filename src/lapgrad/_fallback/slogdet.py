@@ -21,7 +21,7 @@ from lapgrad._fallback._precision import in_full_precision
 def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:
     """sign, logabsdet := those of det A. Returns the first (item, status) that is not finite."""
     factors, exchanges = factorise(A, LU, pivots)
-    status = status_of(factors)
+    status = status_of(factors, A)
     mantissa, exponent = determinant(factors, exchanges)
     singular = status > 0
     sign.copy_(mantissa.sign().masked_fill(singular, 0.0))

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from lapgrad.bench.cases import Case
 
-_TOLERANCE = 50.0
-"""Units of n·eps by which two libraries may differ, relative to the largest entry: both round."""
-
 
 class DisagreementError(AssertionError):
     """Two libraries gave different results: their times cannot be compared."""
@@ -57,7 +54,7 @@ def compare(
             if i in case.operator.symmetric or i in symmetric:
                 mine, theirs = (0.5 * (gradient + gradient.mT) for gradient in (mine, theirs))
             pairs[f"gradient {i}"] = (mine, theirs)
-    allowed = _TOLERANCE * case.shape.n * torch.finfo(case.dtype).eps
+    allowed = case.operator.tolerance * case.shape.n * torch.finfo(case.dtype).eps
     for what, (mine, theirs) in pairs.items():
         if mine.shape != theirs.shape:
             raise DisagreementError(

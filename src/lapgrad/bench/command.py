@@ -17,7 +17,6 @@ from lapgrad.bench.progress import Progress
 from lapgrad.bench.results import Results
 from lapgrad.bench.resumption import UsageError, begun, load, say_interrupted, warn_when_busy, write
 from lapgrad.bench.runner import DisagreementError, measure
-from lapgrad.bench.timing import long_lived_objects_aside
 
 __all__ = ["add_arguments", "run"]
 
@@ -63,8 +62,7 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     done = {tables_ops.case_key(row) for row in results.rows}
     to_do = [item for item in chosen.items if item.key not in done]
     disagreements: list[str] = []
-    invited = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
-    with long_lived_objects_aside(), invited as peers:
+    with Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers) as peers:
         try:
             with Progress(len(chosen.items), len(chosen.items) - len(to_do)) as progress:
                 for item in to_do:

@@ -10,24 +10,46 @@ jitter, and float32 leaves of B_c, and of the gradients that come back through L
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._kernels import lookup
+from lapgrad._waiting import without_waiting
 
 #: Of all that is U x U or U x chunk.
 ARITHMETIC = torch.float64
 
-#: Entries of K_c, if `chunk` is not given: 4 MB, which stay in the cache between the passes over them.
-_CHUNK_ENTRIES = 1 << 19
+
+class _Sizes(NamedTuple):
+    """Where a device is fast.
+
+    Attributes:
+        chunk: Entries of K_c, if `chunk` is not given.
+        gram: Order of W up to which both triangles are computed: small products are slow.
+        sandwich: Order up to which both sides are solved one after the other, for twice the flops.
+    """
+
+    chunk: int
+    gram: int
+    sandwich: int
+
+
+#: 4 MB of K_c stay in the cache between the passes over them.
+_ON_CPU = _Sizes(chunk=1 << 19, gram=256, sandwich=256)
+#: A GPU has memory for 64 MB, and wants few, large products: a launch takes the time of 10^8 flops.
+_ON_GPU = _Sizes(chunk=1 << 23, gram=1024, sandwich=4096)
 #: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
 _LEAST_COLUMNS = 1 / 3
-#: Order of symmetric matrices up to which both triangles are computed: small products are slow.
-_LEAF = 256
+
+
+def _sizes(device: torch.device) -> _Sizes:
+    return _ON_CPU if device.type == "cpu" else _ON_GPU
 
 
 class KernelFunction(NamedTuple):
@@ -74,26 +96,28 @@ class _Methods(nn.Module):
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, method: str, *inputs: Tensor) -> Tensor:
-        result: Tensor = getattr(self.kernel, method)(*inputs)
-        return result
+    def forward(self, method: str, *inputs: Tensor) -> Any:
+        return getattr(self.kernel, method)(*inputs)
 
 
 def of_module(kernel: nn.Module) -> KernelFunction:
     """The kernel as a function of its parameters; its buffers take their dtype.
 
     A kernel that would make its matrix in blocks may have a method ``in_one_piece``: here chunks are blocks.
+    One that takes a look at the points may have ``for_points(A, B)``: in it all are rows of these.
     """
     methods = _Methods(kernel)
     named, buffers = dict(methods.named_parameters()), dict(methods.named_buffers())
     of_chunk = "in_one_piece" if hasattr(kernel, "in_one_piece") else "forward"
 
-    def call(parameters: Sequence[Tensor], method: str, *inputs: Tensor) -> Tensor:
+    def call(parameters: Sequence[Tensor], method: str, *inputs: Tensor) -> Any:
         tensors = dict(zip(named, parameters, strict=True))
         for name, value in buffers.items():
             tensors[name] = value.to(inputs[0]) if value.is_floating_point() else value
-        result: Tensor = torch.func.functional_call(methods, tensors, (method, *inputs))
-        return result
+        return torch.func.functional_call(methods, tensors, (method, *inputs))
+
+    def for_points(A: Tensor, B: Tensor, *parameters: Tensor) -> Any:
+        return call(parameters, "for_points", A, B)
 
     def matrix(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
         # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
@@ -102,7 +126,24 @@ def of_module(kernel: nn.Module) -> KernelFunction:
     def diagonal(A: Tensor, *parameters: Tensor) -> Tensor:
         return call(parameters, "diag", A)
 
+    if hasattr(kernel, "for_points"):
+        matrix.for_points = for_points  # type: ignore[attr-defined]
     return KernelFunction(matrix, diagonal, tuple(named.values()))
+
+
+def for_points(
+    kernel: KernelFunction, Z: Tensor, X: Tensor
+) -> tuple[AbstractContextManager[None], Tensor | None]:
+    """A context in which ``kernel.matrix`` is called with Z and rows of X, and whether it may be used.
+
+    The second is None, or a number on a GPU that is to be looked at in the end.
+    """
+    known = getattr(kernel.matrix, "for_points", None)
+    if known is None:
+        return contextlib.nullcontext(), None
+    found: tuple[AbstractContextManager[None], Tensor | None]
+    found = known(Z, X.to(ARITHMETIC), *kernel.parameters)
+    return found
 
 
 def chunks(n: int, width: int) -> Iterator[slice]:
@@ -110,11 +151,12 @@ def chunks(n: int, width: int) -> Iterator[slice]:
     return (slice(begin, min(begin + width, n)) for begin in range(0, n, width))
 
 
-def chunk_width(n: int, inducing: int, chunk: int | None) -> int:
-    """Rows of data per chunk."""
-    if chunk is None:
-        chunk = max(int(_LEAST_COLUMNS * inducing), _CHUNK_ENTRIES // max(inducing, 1))
-    return max(1, min(chunk, n))
+def chunk_width(n: int, inducing: int, chunk: int | None, device: torch.device) -> int:
+    """Rows of data per chunk; if nothing was asked for, chunks of about one size."""
+    if chunk is not None:
+        return max(1, min(chunk, n))
+    most = max(1, int(_LEAST_COLUMNS * inducing), _sizes(device).chunk // max(inducing, 1))
+    return max(1, -(-n // -(-n // most))) if n else 1
 
 
 class Statistics(NamedTuple):
@@ -139,17 +181,20 @@ class Statistics(NamedTuple):
     room: Tensor
 
 
-def factor(operator: str, Kuu: Tensor, jitter: float) -> Tensor:
-    """Lu with K_uu + jitter mean(diag K_uu) I = Lu Lu^T, in the memory of K_uu."""
+def factor(operator: str, Kuu: Tensor, jitter: float, info: Tensor | None = None) -> Tensor:
+    """Lu with K_uu + jitter mean(diag K_uu) I = Lu Lu^T, in the memory of K_uu.
+
+    With ``info`` nothing is raised: the status is left there (``potrf_ex``), for ``not_factorised``.
+    """
     diagonal = Kuu.diagonal()
     diagonal.add_(jitter * diagonal.mean() if len(Kuu) else 0.0)
-    failure = lookup("potrf", Kuu)(Kuu, Kuu, True, None)
-    if failure is not None:
-        raise _not_factorised(operator, jitter, failure[1])
+    failure = lookup("potrf", Kuu)(Kuu, Kuu, True, info)
+    if failure is not None and info is None:
+        raise not_factorised(operator, jitter, failure[1])
     return Kuu
 
 
-def _not_factorised(operator: str, jitter: float, code: int) -> _errors.LapgradError:
+def not_factorised(operator: str, jitter: float, code: int) -> _errors.LapgradError:
     if code < 0:
         return _errors.NonFiniteError(
             f"{operator}: K_uu contains NaN or infinity: pivot {-code} is not finite. Check Z and the "
@@ -175,16 +220,17 @@ def gather(
     width: int,
     *,
     record: bool = False,
+    info: Tensor | None = None,
 ) -> Statistics:
     """One pass over the data. Z and the parameters are in ``ARITHMETIC`` already, X and Y need not be.
 
     2 n U^2 flops: n U^2 for the solves, n U^2 for one triangle of the products. Call it without gradients;
-    with ``record`` the last K_c alone has a graph.
+    with ``record`` the last K_c alone has a graph. ``info`` as in ``factor``.
     """
     U, n, k = len(Z), len(X), Y.shape[-1]
     matrix, diagonal, parameters = kernel
     Kuu = matrix(Z, Z, *parameters)
-    Lu = factor(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter)
+    Lu = factor(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
     squares, variances = Z.new_zeros(()), Z.new_zeros(())
@@ -196,7 +242,8 @@ def gather(
         with torch.set_grad_enabled(record and rows.stop == n):
             K = matrix(Z, inputs, *parameters)
         B = room[: K.numel()].view(K.shape)
-        solve(B, Lu, K.detach(), True, False, False)
+        with without_waiting():  # a Cholesky factor has no zeros on its diagonal
+            solve(B, Lu, K.detach(), True, False, False)
         add_gram(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
@@ -207,7 +254,7 @@ def gather(
 def add_gram(W: Tensor, B: Tensor) -> None:
     """W := W + B B^T in the lower triangle, by halves: only the leaves on the diagonal are whole."""
     n = len(B)
-    if n <= _LEAF:
+    if n <= _sizes(W.device).gram:
         W.addmm_(B, B.mT)
         return
     half = n // 2
@@ -225,7 +272,7 @@ def sandwich(X: Tensor, L: Tensor) -> Tensor:
         N = L21^T (C - P / 2)
     """
     n, solve = len(X), lookup("trsm", X)
-    if n <= _LEAF:
+    if n <= _sizes(X.device).sandwich:
         solve(X, L, X, True, False, True)
         solve(X, L, X, True, True, False)
         lookup("copyltu", X)(X, X, True)

@@ -17,7 +17,7 @@ chunk.
 
 With little noise and a K_uu that is nearly singular, entries of G are as large as 1 / (jitter v), and
 rounding errors of G K_c larger than what is left of it in the gradient of the parameters. If so
-(``_imprecision``), each chunk is solved for instead,
+(``_imprecision``, ``_sparse_questions.IMPRECISE``), each chunk is solved for instead,
 
     gK_c = Lu^-T (S B_c - a Y_c^T) / v,   B_c = Lu^-1 K_c,   S = k M^-1 + a a^T - k I
 
@@ -32,14 +32,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
 from lapgrad._kernels import lookup
+from lapgrad._waiting import without_waiting
 from lapgrad.fused import _inducing
 from lapgrad.fused._inducing import ARITHMETIC, KernelFunction, Statistics
 from lapgrad.fused._sparse_bound import LOG_2_PI
-
-#: Of ``_imprecision``, in units of the criterion: beyond it chunks are solved for.
-_IMPRECISE = 1e-6
+from lapgrad.fused._sparse_questions import Guesses, Looks, sums_not_factorised
 
 
 class Inputs(NamedTuple):
@@ -170,6 +168,11 @@ class _Leaves:
                 total += gradient
         return list(found[len(self.sums) :])
 
+    def forget(self) -> None:
+        """Starts the sums anew."""
+        for total in self.sums:
+            total.zero_()
+
     def gradients(self) -> list[Tensor | None]:
         """One per tensor that needs one, in its dtype."""
         found = iter(self.sums)
@@ -183,16 +186,54 @@ def evaluate(
     operator: str, kernel: KernelFunction, inputs: Inputs, needs: Needs, jitter: float, width: int
 ) -> tuple[Tensor, Gradients]:
     """The value and the gradients that are needed. ``operator`` is the name in messages."""
+    leaves = _Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
+    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:]))
+    X, Z = inputs.X.detach(), leaves.tensors[0]
+    problem = _Problem(operator, kernel, leaves, inputs, needs, jitter, width)
+    near, holds = _inducing.for_points(kernel, Z, X)
+    if not _guesses(X):
+        with near:
+            return _evaluated(problem, Looks(operator, jitter))
+    guesses = Guesses(operator, jitter, Z, holds)
+    with near, without_waiting():
+        result = _evaluated(problem, guesses)
+    if guesses.were_right():
+        return result
+    del result
+    leaves.forget()
+    return _evaluated(problem, Looks(operator, jitter))
+
+
+def _guesses(X: Tensor) -> bool:
+    """Whether a look at X is so slow that guessing, and being wrong sometimes, is faster."""
+    return not X.is_cpu
+
+
+class _Problem(NamedTuple):
+    """What is to be evaluated."""
+
+    operator: str
+    kernel: KernelFunction
+    leaves: _Leaves
+    inputs: Inputs
+    needs: Needs
+    jitter: float
+    width: int
+
+
+def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, Gradients]:
+    operator, kernel, leaves, inputs, needs, jitter, width = problem
     dtype, X, Y = inputs.Z.dtype, inputs.X.detach(), inputs.Y.detach()
     v = inputs.noise_var.detach().to(ARITHMETIC)
-    leaves = _Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
     Z, *parameters = leaves.tensors
-    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(parameters))
-    statistics = _inducing.gather(operator, kernel, Z, X, Y, jitter, width, record=bool(leaves.wanted))
-    Lm, a, value = _factor_and_value(operator, statistics, v, *Y.shape)
+    statistics = _inducing.gather(
+        operator, kernel, Z, X, Y, jitter, width, record=bool(leaves.wanted), info=questions.info_of_factor
+    )
+    Lm, a, value = _factor_and_value(problem, questions, statistics, v)
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
-    core = _core(statistics, Lm, a, v, jitter, Y)
+    with without_waiting():  # all factors are known to be regular now
+        core = _core(statistics, Lm, a, v, jitter, Y, questions)
     last, room = statistics.last, statistics.room
     del statistics, Lm  # of three U x U matrices one is not needed any more
     gX = torch.empty_like(X) if needs.X else None
@@ -212,41 +253,36 @@ def evaluate(
 
 
 def _factor_and_value(
-    operator: str, statistics: Statistics, v: Tensor, n: int, k: int
+    problem: _Problem, questions: Looks | Guesses, statistics: Statistics, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The Cholesky factor of M, a, and the criterion."""
-    W, b = statistics.W, statistics.b
+    W, b, (n, k) = statistics.W, statistics.b, problem.inputs.Y.shape
     Lm = W / v
     Lm.diagonal().add_(1.0)
-    failure = lookup("potrf", Lm)(Lm, Lm, True, None)
-    if failure is not None:
-        raise _not_factorised(operator, failure[1])
+    failure = lookup("potrf", Lm)(Lm, Lm, True, questions.info_of_sums)
+    if failure is not None and questions.info_of_sums is None:
+        raise sums_not_factorised(problem.operator, failure[1])
     a = torch.empty_like(b)
-    lookup("cho_solve", b)(a, Lm, b, True)
+    with without_waiting():
+        lookup("cho_solve", b)(a, Lm, b, True)
     a /= v
     explained, logs = W.diagonal().sum(), Lm.diagonal().log().sum()
     squares = (statistics.squares - (a * b).sum()) / v
     per_output = n * (LOG_2_PI + v.log()) + 2.0 * logs + (statistics.variances - explained) / v
     value = 0.5 * (squares + k * per_output)
-    if not value.isfinite():
-        raise _errors.NonFiniteError(f"{operator}: the value is not finite: Y contains NaN or infinity.")
+    questions.check(value)
     return Lm, a, value
 
 
-def _not_factorised(operator: str, code: int) -> _errors.LapgradError:
-    if code < 0:
-        return _errors.NonFiniteError(
-            f"{operator}: K_uf contains NaN or infinity. Check X and the parameters of the kernel.", (), -code
-        )
-    return _errors.NotPositiveDefiniteError(
-        f"{operator}: I + W / noise_var is not positive definite up to rounding: noise_var is too small "
-        f"beside the kernel.",
-        (),
-        code,
-    )
-
-
-def _core(statistics: Statistics, Lm: Tensor, a: Tensor, v: Tensor, jitter: float, Y: Tensor) -> _Core:
+def _core(
+    statistics: Statistics,
+    Lm: Tensor,
+    a: Tensor,
+    v: Tensor,
+    jitter: float,
+    Y: Tensor,
+    questions: Looks | Guesses,
+) -> _Core:
     """Takes the memory of Lm for G, and that of W for gK_uu. 8/3 U^3 flops."""
     Lu, W, b, squares, variances, *_ = statistics
     U, (n, k) = len(W), Y.shape
@@ -267,7 +303,7 @@ def _core(statistics: Statistics, Lm: Tensor, a: Tensor, v: Tensor, jitter: floa
     lookup("copyltu", W)(W, W, True)
     W.mul_(k / v)
     chunks: _Product | _Solved
-    if _imprecision(Lu, g, v, statistics.last.detach(), k) > _IMPRECISE:
+    if questions.solves(_imprecision(Lu, g, v, statistics.last.detach(), k)):
         gKuu = _inducing.sandwich(W.add_(S), Lu)
         chunks = _Solved(Lu, S.div_(v), -a / v)
     else:
@@ -279,7 +315,7 @@ def _core(statistics: Statistics, Lm: Tensor, a: Tensor, v: Tensor, jitter: floa
     return _Core(gv, gKuu, chunks)
 
 
-def _imprecision(Lu: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> float:
+def _imprecision(Lu: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
     """A bound of the rounding errors of k_i^T G k_i, for columns k_i of K: of the derivative of one datum's
     part of the criterion by the logarithm of the kernel's variance.
 
@@ -287,9 +323,9 @@ def _imprecision(Lu: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> float:
     least pivot stands for the least eigenvalue of K_uu. It is ten to a hundred times what is measured.
     """
     if not K.numel():
-        return 0.0
+        return v.new_zeros(())
     size = k / (v * Lu.diagonal().min().square()) + v * g.square().sum()
-    return float(torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size)
+    return torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size
 
 
 def _stream_back(

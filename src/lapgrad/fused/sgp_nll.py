@@ -96,7 +96,7 @@ def sgp_nll(
     tensors = (Z, X, Y, noise_var, *function.parameters)
     if not skips_dispatcher(tensors):
         return _composite(function, jitter, tensors)
-    width = _inducing.chunk_width(len(X), len(Z), chunk)
+    width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
     value: Tensor = _Streamed.apply(function, jitter, width, *tensors)
     return value
 

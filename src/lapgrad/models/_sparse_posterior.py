@@ -72,7 +72,7 @@ def posterior(
         Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
         kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
-        width = _inducing.chunk_width(len(X), len(Z), chunk)
+        width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
         sums = _inducing.gather(who, kernel, Z, X, Y, jitter, width)
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v

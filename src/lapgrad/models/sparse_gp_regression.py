@@ -348,7 +348,7 @@ class SparseGPRegression(Model):
     ) -> tuple[Tensor, Tensor]:
         """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
         posterior, inputs = self._posterior(), self._scaled(X_new)
-        width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk)
+        width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
         parts = [posterior.at(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))]
         mean = torch.cat([part for part, _ in parts])
         spread = parts[0][1] if full_cov else torch.cat([part for _, part in parts])

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from lapgrad.models.kernels import _gaussian
+
 #: A tensor, or a tuple of trees.
 Tree: TypeAlias = Any
 #: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
@@ -92,7 +94,7 @@ class _Blocked(torch.autograd.Function):
     def forward(
         ctx: Any, matrix: Matrix, arguments: _Arguments, added_diagonal: Tensor | None, *tensors: Tensor
     ) -> Tensor:
-        ctx.matrix, ctx.arguments = matrix, arguments
+        ctx.matrix, ctx.arguments, ctx.assumptions = matrix, arguments, _gaussian.assumptions()
         ctx.diagonal_shape = None if added_diagonal is None else added_diagonal.shape
         ctx.save_for_backward(*tensors)
         return _computed(matrix, *arguments.grouped(tensors), added_diagonal, arguments.lower_only)
@@ -105,7 +107,9 @@ class _Blocked(torch.autograd.Function):
             g_diagonal = gK.diagonal(dim1=-2, dim2=-1).sum_to_size(ctx.diagonal_shape)
         # With gradients on, the backward is to be differentiated itself.
         pulled_back = _pulled_back_recorded if torch.is_grad_enabled() else _pulled_back
-        return (None, None, g_diagonal, *pulled_back(ctx.matrix, ctx.arguments, tensors, needs[3:], gK))
+        with _gaussian.assumed(ctx.assumptions):  # this may be another thread
+            gradients = pulled_back(ctx.matrix, ctx.arguments, tensors, needs[3:], gK)
+        return (None, None, g_diagonal, *gradients)
 
 
 def _row_blocks(F: Sequence[Tensor], columns: int) -> Iterator[slice]:

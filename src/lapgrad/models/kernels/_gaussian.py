@@ -8,6 +8,9 @@ the exponential is taken in place. With H = gK ∘ K everything backward needs i
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -25,16 +28,45 @@ _BLOCK = {"cpu": 1 << 17}
 _BLOCK_ELSEWHERE = 1 << 22
 
 
-def suits(F: Tensor, G: Tensor, variance: Tensor) -> bool:
+#: Kernels whose points are taken to be near each other, per thread.
+_assumed = threading.local()
+
+
+def suits(kernel: object, F: Tensor, G: Tensor, variance: Tensor) -> bool:
     """Whether products of the points are precise enough, and the call is a plain eager one."""
     if F.dtype is not torch.float64 or not skips_dispatcher((F, G, variance)):
         return False
-    if not (F.numel() and G.numel()) or not (F.is_cpu or _waiting.waits()):
+    if not (F.numel() and G.numel()):
         return False
-    with torch.no_grad():
-        centre = _centre(G)
-        near = torch.maximum((F - centre).abs().max(), (G - centre).abs().max()) < _FARTHEST
-    return bool(near)  # also false for NaN
+    if kernel in assumptions():
+        return True
+    return _waiting.may_look_at(F) and bool(near(F, G, _FARTHEST))
+
+
+@torch.no_grad()
+def near(F: Tensor, G: Tensor, farthest: float = _FARTHEST / 2) -> Tensor:
+    """Whether no point is that far from the centre. By default: nor from the centre of any part of G."""
+    if not (F.numel() and G.numel()):
+        return torch.zeros((), dtype=torch.bool, device=F.device)
+    centre = _centre(G)
+    return torch.maximum((F - centre).abs().max(), (G - centre).abs().max()) < farthest  # false for NaN
+
+
+def assumptions() -> Set[object]:
+    """The kernels whose points are taken to be near each other, in this thread."""
+    kernels: Set[object] = getattr(_assumed, "kernels", frozenset())
+    return kernels
+
+
+@contextlib.contextmanager
+def assumed(kernels: Set[object]) -> Iterator[None]:
+    """The points of these kernels are near each other: nobody looks at them."""
+    before = assumptions()
+    _assumed.kernels = before | kernels
+    try:
+        yield
+    finally:
+        _assumed.kernels = before
 
 
 def gaussian(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:

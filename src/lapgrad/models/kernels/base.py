@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,7 +16,7 @@ from lapgrad._torch_private import skips_dispatcher
 from lapgrad.models import _checks
 from lapgrad.models._diagonal import added_to_diagonal
 from lapgrad.models._parameters import Parametrised
-from lapgrad.models.kernels import _blocks
+from lapgrad.models.kernels import _blocks, _gaussian
 from lapgrad.models.kernels._blocks import Tree
 
 #: All classes of kernels, those of users included, by name: what files refer to.
@@ -122,6 +123,23 @@ class Kernel(Parametrised, abc.ABC):
         X, Z = self._points("X", X), self._points("Z", Z)
         return self.matrix(_scalars_like(self, X), self.features(X), self.features(Z))
 
+    @torch.no_grad()
+    def for_points(self, X: Tensor, Z: Tensor) -> tuple[AbstractContextManager[None], Tensor | None]:
+        """A context in which all calls are on X and on rows of Z: what takes a look at them is done once.
+
+        Returns:
+            The context; and, for points on a GPU, whether what is assumed in it holds, which is there to be
+            looked at later. None: it does.
+        """
+        near = self.near(X, Z)
+        if X.is_cpu or not near:
+            return _gaussian.assumed({kernel for kernel, holds in near.items() if holds}), None
+        return _gaussian.assumed(set(near)), torch.stack(tuple(near.values())).all()
+
+    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Of its parts (or itself) that have a faster way at points near each other: whether these are."""
+        return {}
+
     def diag(self, X: Tensor) -> Tensor:
         """The diagonal of ``kernel(X)``, (*batch, n), without the matrix."""
         X = self._points("X", X)
@@ -129,14 +147,18 @@ class Kernel(Parametrised, abc.ABC):
 
     def features(self, X: Tensor) -> Tree:
         """``embed`` of the columns in ``active_dims``."""
-        if self.active_dims is not None:
-            if any(not -X.shape[-1] <= dim < X.shape[-1] for dim in self.active_dims):
-                raise _errors.ShapeError(
-                    f"{type(self).__name__}: active_dims {self.active_dims} do not fit points of "
-                    f"{X.shape[-1]} dimensions."
-                )
-            X = X[..., list(self.active_dims)]
-        return self.embed(X)
+        return self.embed(self._active(X))
+
+    def _active(self, X: Tensor) -> Tensor:
+        """The columns that the kernel sees."""
+        if self.active_dims is None:
+            return X
+        if any(not -X.shape[-1] <= dim < X.shape[-1] for dim in self.active_dims):
+            raise _errors.ShapeError(
+                f"{type(self).__name__}: active_dims {self.active_dims} do not fit points of "
+                f"{X.shape[-1]} dimensions."
+            )
+        return X[..., list(self.active_dims)]
 
     def __add__(self, other: Kernel) -> Sum:
         return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
@@ -182,6 +204,11 @@ class _Combination(Kernel):
     def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
         """Whether all parts are."""
         return all(part.pure for part in self.kernels())
+
+    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Of all parts."""
+        X, Z = self._active(X), self._active(Z)
+        return {kernel: holds for part in self.kernels() for kernel, holds in part.near(X, Z).items()}
 
     def embed(self, X: Tensor) -> Tree:
         """Those of all parts."""

@@ -114,10 +114,14 @@ class RBF(Stationary):
         """By one product and one exponential, where that is precise enough."""
         (variance,) = scalars
         columns = F if G is None else G
-        if _gaussian.suits(F, columns, variance):
+        if _gaussian.suits(self, F, columns, variance):
             K = _gaussian.gaussian(F, columns, variance)
             return mirrored(K, variance) if G is None else K
         return super().matrix(scalars, F, G)
+
+    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Whether products are precise enough at all of these points."""
+        return {self: _gaussian.near(self.features(X), self.features(Z))}
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-S / 2)."""
