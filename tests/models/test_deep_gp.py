@@ -150,9 +150,9 @@ def test_natural_gradients_of_all_data_reach_the_best_q():
     model, other = small(Y, [2]), small(Y, [2])
     for each in (model, other):
         for name, value in each.named_parameters():
-            value.requires_grad_(".q_" in name or "linear.bias" in name)
+            value.requires_grad_(".q_" in name or "linear.bias" in name)  # Adam has to have something
         each.layers[0].functions.set_posterior(torch.zeros(6, 3), torch.eye(6))
-    # Only q(u) moves: a learning rate of next to nothing for the one parameter that Adam has.
+    # Only q(u) moves: a learning rate of next to nothing for all that is left to Adam.
     model.fit(Y, steps=400, batch=20, lr=1e-12, natural=0.3, final_lr=0.05, generator=0)
     bound = model.bound(Y, noise=drawn(50, 60, [2]))
     layer = other.layers[0]
@@ -162,7 +162,6 @@ def test_natural_gradients_of_all_data_reach_the_best_q():
     fit_functions(layer.functions, H, targets, layer.noise_var.detach(), 1.0 / 50)
     best = other.bound(Y, noise=drawn(50, 60, [2]))
     assert best - 1.0 < bound < best
-    assert all(value.requires_grad for value in model.layers[0].functions.parameters_of_q())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

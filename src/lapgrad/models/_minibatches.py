@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,6 +105,7 @@ class Training:
         plan: How long and how fast.
         generator: Source of the order of the rows (the loss may draw from it, too).
         state: What ``state`` of an earlier run has returned, to go on from there; None: start.
+        parameters: Those that Adam moves, if they require gradients; None: all of the module.
 
     Raises:
         OptionError: No parameter requires a gradient.
@@ -118,9 +119,11 @@ class Training:
         plan: Plan,
         generator: torch.Generator,
         state: dict[str, Any] | None = None,
+        parameters: Sequence[nn.Parameter] | None = None,
     ) -> None:
         self.who, self.module, self.count, self.plan, self.generator = who, module, count, plan, generator
-        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        chosen = module.parameters() if parameters is None else parameters
+        self.parameters = [parameter for parameter in chosen if parameter.requires_grad]
         if not self.parameters:
             raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
         self.layers = [part for part in module.modules() if isinstance(part, SparseLayer)]
@@ -198,10 +201,11 @@ class Training:
         rate = self.plan.rate(self.step, self.seconds)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
         try:
             value = loss(self._rows(), self.step)
-            value.backward()
+            found = torch.autograd.grad(value, self.parameters, allow_unused=True)
+            for parameter, gradient in zip(self.parameters, found, strict=True):
+                parameter.grad = gradient
             self.optimizer.step()
             if after is not None:
                 after(rate / self.plan.lr)

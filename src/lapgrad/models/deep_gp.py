@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._waiting import without_waiting
-from lapgrad.models import _checks, _importance, _minibatches
-from lapgrad.models._deep_layer import DeepLayer, Shift, fit_functions, initial_layer
+from lapgrad.models import _checks, _deep_bound, _importance, _minibatches
+from lapgrad.models._deep_layer import DeepLayer, Shift, initial_layer
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._importance import LogLikelihood
 from lapgrad.models._model import StoredModel
-from lapgrad.models._sparse_layer import COVARIANCES, Prepared
+from lapgrad.models._sparse_layer import COVARIANCES
 from lapgrad.models.kernels.base import Kernel, part_of_state
 
-_LOG_2_PI = math.log(2.0 * math.pi)
 #: Length of natural gradient steps at the start, if they are taken.
 _NATURAL = 0.1
 #: Rows of data that the start is computed from.
@@ -151,49 +150,9 @@ class DeepGP(StoredModel):
         Returns:
             A scalar, in float64: a sum over ``total`` data and no mean.
         """
-        return self._bound(Y, total, samples, noise, latent_weight, generator)[0]
-
-    def _bound(
-        self,
-        Y: Tensor,
-        total: int | None,
-        samples: int,
-        noise: Sequence[Tensor] | None,
-        latent_weight: float,
-        generator: torch.Generator | None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The bound, and the latent variables it was computed with, (samples, b, w), those of h_1 first."""
-        prepared, latent = self._prepared(), list[Tensor]()
-        lower, terms = Y, Y.new_zeros(())
-        mean = log_variance = Y
-        for level, layer in enumerate(self._layers()):
-            mean, log_variance = layer.recognition(lower)
-            drawn = (
-                self._normal((samples, len(Y), mean.shape[-1]), generator) if noise is None else noise[level]
-            )
-            H = mean + (0.5 * log_variance).exp() * drawn
-            fit = layer.expected_log_density(lower, H, prepared[level])
-            # The entropy of q(h_l | h_(l-1)), given h_(l-1).
-            entropy = 0.5 * (log_variance.sum(-1) + mean.shape[-1] * (1.0 + _LOG_2_PI))
-            terms = terms + (fit if level == 0 else latent_weight * fit) + latent_weight * entropy
-            latent.append(H.detach())
-            lower = H
-        squares = (mean.square() + log_variance.exp()).sum(-1)  # of h_L, over q(h_L | h_(L-1))
-        terms = terms - 0.5 * latent_weight * (squares + mean.shape[-1] * _LOG_2_PI)
-        of_data = terms.to(torch.float64).mean(0).sum() * ((len(Y) if total is None else total) / len(Y))
-        pairs = zip(self._layers(), prepared, strict=True)
-        divergences = sum(layer.functions.kl(known).to(torch.float64) for layer, known in pairs)
-        return of_data - divergences, latent
-
-    def _move_functions(self, Y: Tensor, latent: Sequence[Tensor], total: int, rate: float) -> None:
-        """A natural gradient step of all q(u), with latent variables (samples, b, w) of the rows of Y."""
-        lower, samples = Y.expand(len(latent[0]), *Y.shape), len(latent[0])
-        for layer, H in zip(self._layers(), latent, strict=True):
-            targets = lower if layer.functions.mean is None else lower - layer.functions.mean(H)
-            weight = total / (samples * len(Y))
-            noise = layer.noise_var.detach()
-            fit_functions(layer.functions, H.flatten(0, 1), targets.flatten(0, 1), noise, weight, rate)
-            lower = H
+        if noise is None:
+            noise = self._noise(samples, len(Y), generator)
+        return _deep_bound.bound(self._layers(), Y, total or len(Y), noise, latent_weight)[0]
 
     def fit(
         self,
@@ -214,7 +173,7 @@ class DeepGP(StoredModel):
         every: int = 50,
         resume: dict[str, Any] | None = None,
     ) -> FitResult:
-        """Learn by Adam on minibatches: kernels, noises, inducing inputs, q(u) and recognition networks.
+        """Learn from minibatches: kernels, noises, inducing inputs, q(u) and recognition networks.
 
         On a GPU the data should be there, too; between two looks at the loss nothing waits for the device.
 
@@ -232,7 +191,8 @@ class DeepGP(StoredModel):
             natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1: they reach
                 the best q(u) for all else much sooner than Adam does. They are taken after each step of Adam
                 on the rest, and become shorter with its learning rate. 0: by Adam, too. None: 0.1, or 0 for
-                covariances that are "separate", whose natural gradients are too much work.
+                covariances that are "separate", whose natural gradients are too much work. If a parameter of
+                any q(u) does not require gradients, all are left to Adam.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
@@ -258,34 +218,31 @@ class DeepGP(StoredModel):
             )
         step_of_q = self._natural(who, natural)
         source = _minibatches.own_generator(_checks.generator(who, generator, Y.device), Y.device)
-        of_q = [value for layer in self._layers() for value in layer.functions.parameters_of_q()]
-        fixed = [value for value in of_q if step_of_q and value.requires_grad]  # for gradients
-        for value in fixed:
-            value.requires_grad_(False)
-        seen = Y, list[Tensor]()
+        layers, seen = self._layers(), list[Any]()
+        of_q = [value for layer in layers for value in layer.functions.parameters_of_q()]
+        moves = bool(step_of_q) and all(value.requires_grad for value in of_q)
+        other = {id(value) for value in of_q} if moves else set[int]()
+        learned = [value for value in self.parameters() if id(value) not in other]
+        training = _minibatches.Training(who, self, len(Y), plan, source, resume, learned)
 
         def loss(rows: Tensor, step: int) -> Tensor:
-            nonlocal seen
             weight = min(1.0, (step + 1) / annealing) if annealing else 1.0
-            batch = Y[rows]
-            found, latent = self._bound(batch, len(Y), samples, None, weight, source)
-            seen = batch, latent
+            some = Y[rows]
+            noise = self._noise(samples, len(some), source)
+            found, latent = _deep_bound.bound(layers, some, len(Y), noise, weight)
+            seen[:] = some, latent, weight
             return -found / len(Y)
 
         def after(rate: float) -> None:
-            if fixed:
-                self._move_functions(*seen, total=len(Y), rate=step_of_q * rate)
+            if moves:
+                some, latent, weight = seen
+                _deep_bound.move_functions(layers, some, latent, len(Y), step_of_q * rate, weight)
 
         def told(step: int, value: float) -> bool | None:
             self._training = training.state()
             return None if callback is None else callback(step, value)
 
-        try:
-            training = _minibatches.Training(who, self, len(Y), plan, source, resume)
-            result = training.run(loss, after=after, progress=progress, callback=told)
-        finally:
-            for value in fixed:
-                value.requires_grad_(True)
+        result = training.run(loss, after=after, progress=progress, callback=told)
         self._training = training.state()
         return result
 
@@ -395,14 +352,17 @@ class DeepGP(StoredModel):
         drawn = min(samples, chunk)
         width = max(1, chunk // drawn)
         weights = _importance.Weights(len(Y), Y.device)
-        prepared = self._prepared()
+        layers, prepared = self._layers(), _deep_bound.prepared(self._layers())
         self._check()
         with without_waiting():
             for begin in range(0, len(Y), width):
                 rows = slice(begin, min(begin + width, len(Y)))
                 for first in range(0, samples, drawn):
                     count = min(drawn, samples - first)
-                    weights.add(rows, self._log_weights(Y[rows], count, prepared, source))
+                    found = _deep_bound.log_weights(
+                        layers, Y[rows], count, prepared, lambda shape: self._normal(shape, source)
+                    )
+                    weights.add(rows, found)
         return weights.result(samples)
 
     # Files.
@@ -438,27 +398,14 @@ class DeepGP(StoredModel):
     def _layers(self) -> list[DeepLayer]:
         return [layer for layer in self.layers if isinstance(layer, DeepLayer)]
 
-    def _prepared(self) -> list[Prepared]:
-        return [layer.functions.prepare() for layer in self._layers()]
+    def _noise(self, samples: int, count: int, generator: torch.Generator | None) -> list[Tensor]:
+        """Standard normal numbers for the latent variables, (samples, count, w), those of h_1 first."""
+        return [self._normal((samples, count, width), generator) for width in reversed(self.widths)]
 
     def _check(self) -> None:
         """Raise if a kernel matrix could not be factorised (on a GPU; on a CPU that is known at once)."""
         for layer in self._layers():
             layer.functions.check()
-
-    def _log_weights(
-        self, Y: Tensor, samples: int, prepared: Sequence[Prepared], generator: torch.Generator | None
-    ) -> Tensor:
-        """log p(y | h_1) + log p(h_1 | h_2) + ... + log p(h_L) - log q(h | y), (samples, b)."""
-        lower, total, H = Y, Y.new_zeros(()), Y
-        for layer, known in zip(self._layers(), prepared, strict=True):
-            mean, log_variance = layer.recognition(lower)
-            drawn = self._normal((samples, len(Y), mean.shape[-1]), generator)
-            H = mean + (0.5 * log_variance).exp() * drawn
-            of_q = -0.5 * (drawn.square() + log_variance + _LOG_2_PI).sum(-1)
-            total = total + layer.log_density(lower, H, known) - of_q
-            lower = H
-        return total - 0.5 * (H.square() + _LOG_2_PI).sum(-1)
 
     def _normal(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         like = self._like()

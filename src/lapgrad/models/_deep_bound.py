@@ -1,0 +1,109 @@
+"""The bound of a deep Gaussian process, its latent variables and their weights, as functions of its layers.
+
+Layers come with that of the data first: ``layers[0]`` maps h_1 to data, ``layers[-1]`` the latent variables
+h_L at the top, ~ N(0, I), to those below. ``drawn(shape)`` gives standard normal numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lapgrad.models._deep_layer import DeepLayer, fit_functions
+from lapgrad.models._sparse_layer import Prepared
+
+_LOG_2_PI = math.log(2.0 * math.pi)
+
+Drawn = Callable[[tuple[int, ...]], Tensor]
+
+
+def prepared(layers: Sequence[DeepLayer]) -> list[Prepared]:
+    """The factorisations of a step, one per layer."""
+    return [layer.functions.prepare() for layer in layers]
+
+
+def bound(
+    layers: Sequence[DeepLayer],
+    Y: Tensor,
+    total: int,
+    noise: Sequence[Tensor],
+    latent_weight: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """An estimate of the bound of the log density of ``total`` data, from some of them.
+
+        total / b · Σ_n [Σ_l E log N(h_(l-1) | f_l(h_l), noise_l) + log p(h_L) - log q(h | y_n)] - Σ_l KL_l
+
+    Args:
+        layers: Those of the model.
+        Y: (b, D), a minibatch.
+        total: How many data there are.
+        noise: (samples, b, w) standard normal numbers per layer.
+        latent_weight: Of all terms but the fit to the data and the divergences KL_l of q(u_l).
+
+    Returns:
+        The bound, a scalar in float64; and the latent variables, (samples, b, w) per layer, as constants.
+    """
+    known, latent = prepared(layers), list[Tensor]()
+    lower, terms = Y, Y.new_zeros(())
+    mean = log_variance = Y
+    for level, layer in enumerate(layers):
+        mean, log_variance = layer.recognition(lower)
+        H = mean + (0.5 * log_variance).exp() * noise[level]
+        fit = layer.expected_log_density(lower, H, known[level])
+        # The entropy of q(h_l | h_(l-1)), given h_(l-1).
+        entropy = 0.5 * (log_variance.sum(-1) + mean.shape[-1] * (1.0 + _LOG_2_PI))
+        terms = terms + (fit if level == 0 else latent_weight * fit) + latent_weight * entropy
+        latent.append(H.detach())
+        lower = H
+    squares = (mean.square() + log_variance.exp()).sum(-1)  # of h_L, over q(h_L | h_(L-1))
+    terms = terms - 0.5 * latent_weight * (squares + mean.shape[-1] * _LOG_2_PI)
+    of_data = terms.to(torch.float64).mean(0).sum() * (total / len(Y))
+    pairs = zip(layers, known, strict=True)
+    divergences = sum(layer.functions.kl(factors).to(torch.float64) for layer, factors in pairs)
+    return of_data - divergences, latent
+
+
+def move_functions(
+    layers: Sequence[DeepLayer],
+    Y: Tensor,
+    latent: Sequence[Tensor],
+    total: int,
+    rate: float,
+    latent_weight: float,
+) -> None:
+    """A step of all q(u) along the natural gradient of the bound.
+
+    Args:
+        layers: Those of the model.
+        Y: (b, D), the minibatch.
+        latent: Its latent variables, (samples, b, w) per layer: constants.
+        total: How many data there are.
+        rate: Length of the step, 0 to 1.
+        latent_weight: As in ``bound``.
+    """
+    samples = len(latent[0])
+    lower = Y.expand(samples, *Y.shape)
+    for level, (layer, H) in enumerate(zip(layers, latent, strict=True)):
+        targets = lower if layer.functions.mean is None else (lower - layer.functions.mean(H)).detach()
+        weight = total / (samples * len(Y)) * (1.0 if level == 0 else latent_weight)
+        noise = layer.noise_var.detach()
+        fit_functions(layer.functions, H.flatten(0, 1), targets.flatten(0, 1), noise, weight, rate)
+        lower = H
+
+
+def log_weights(
+    layers: Sequence[DeepLayer], Y: Tensor, samples: int, known: Sequence[Prepared], drawn: Drawn
+) -> Tensor:
+    """log p(y | h_1) + log p(h_1 | h_2) + ... + log p(h_L) - log q(h | y) at samples of q: (samples, b)."""
+    lower, total, H = Y, Y.new_zeros(()), Y
+    for layer, factors in zip(layers, known, strict=True):
+        mean, log_variance = layer.recognition(lower)
+        noise = drawn((samples, len(Y), mean.shape[-1]))
+        H = mean + (0.5 * log_variance).exp() * noise
+        of_q = -0.5 * (noise.square() + log_variance + _LOG_2_PI).sum(-1)
+        total = total + layer.log_density(lower, H, factors) - of_q
+        lower = H
+    return total - 0.5 * (H.square() + _LOG_2_PI).sum(-1)
