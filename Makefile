@@ -1,4 +1,5 @@
-# One command each; `make help` lists them. The environment is made on first use and kept in $(VENV).
+# One command each; `make help` lists them. The environment is made on first use and kept in $(VENV); with -j 2 the
+# core is compiled while pip installs the packages.
 #
 #   PYTHON       the Python (3.11 or newer) that makes the environment
 #   VENV         where the environment lives
@@ -25,17 +26,19 @@ BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest test-cuda test-torch bench lint types clean
+.PHONY: help demo test environment pytest test-cuda test-torch bench lint types clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/installed-demo ## fit a Gaussian process, print a summary, write demo.png
+demo: $(VENV)/core $(VENV)/packages-demo ## fit a Gaussian process, print a summary, write demo.png
 	$(BIN)/lapgrad demo --output demo.png $(ARGS)
 
 test: lint types pytest ## lint, types and all tests (what CI runs)
 
-pytest: $(VENV)/installed-test ## the tests only
+environment: $(VENV)/core $(VENV)/packages-test ## what the tests need, in $(VENV)
+
+pytest: environment ## the tests only
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # The tests that take their device from tests/device.py, and those of the CUDA kernels.
@@ -43,19 +46,19 @@ CUDA_TESTS := $(addprefix tests/,test_values.py test_gradients.py test_transform
     test_overwrite.py test_eager.py test_errors.py test_memory.py test_determinants.py test_functions_of_matrices.py \
     test_gelqf.py test_gesvd.py test_positive_definite.py test_syevd.py test_cca.py test_lda.py cuda)
 
-test-cuda: $(VENV)/installed-test ## the shared tests, and those of the CUDA kernels, on a GPU
+test-cuda: environment ## the shared tests, and those of the CUDA kernels, on a GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
 	    f"make test-cuda: torch {torch.__version__} sees no CUDA device (on a machine with one, remove the torch " \
 	    "pin of constraints.txt if it chose a torch without CUDA)")'
 	LAPGRAD_TEST_DEVICE=cuda $(TEST_ENV) $(BIN)/python -m pytest -n $(GPU_WORKERS) $(CUDA_TESTS) $(ARGS)
 
-lint: $(VENV)/installed-test ## ruff
+lint: $(VENV)/packages-test ## ruff
 	$(BIN)/ruff check .
 
-types: $(VENV)/installed-test ## mypy
+types: $(VENV)/packages-test ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/installed-demo ## time every operator against torch, write bench.json
+bench: $(VENV)/core $(VENV)/packages-demo ## time every operator against torch, write bench.json
 	$(BIN)/lapgrad bench ops --output bench.json $(ARGS)
 
 test-torch: ## the tests against another torch: make test-torch TORCH=2.11.0 (or TORCH=newest)
@@ -78,11 +81,13 @@ $(VENV)/ready:
 	$(PIP) install --quiet $(BUILD_TOOLS)
 	@touch $@
 
-# The stamps are remade when the core's sources, the dependencies or the torch pin change.
-$(VENV)/installed-demo: $(VENV)/ready $(CORE_SOURCES) $(CONSTRAINTS)
-	$(PIP) install --quiet --no-build-isolation --constraint $(CONSTRAINTS) --editable '.[demo]'
+# The stamps are remade when the core's sources, the dependencies or the torch pin change. ninja counts the cores
+# itself, as make's -j is about other things.
+$(VENV)/core: $(VENV)/ready $(CORE_SOURCES)
+	env -u MAKEFLAGS $(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-$(VENV)/installed-test: $(VENV)/ready $(CORE_SOURCES) $(CONSTRAINTS)
-	$(PIP) install --quiet --no-build-isolation --constraint $(CONSTRAINTS) --editable '.[test]'
-	@touch $@ $(VENV)/installed-demo
+$(VENV)/packages-%: $(VENV)/ready pyproject.toml $(CONSTRAINTS)
+	$(BIN)/python .ci/requirements.py $* > $(VENV)/requirements-$*.txt
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) --requirement $(VENV)/requirements-$*.txt
+	@touch $@
