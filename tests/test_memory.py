@@ -128,8 +128,15 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
 
 def _peak(function: Any, cotangent: Tensor | None = None) -> tuple[float, float]:
     shared = set() if cotangent is None else {cotangent.data_ptr()}
-    returned = sum(t.untyped_storage().nbytes() for t in _tensors(function()) if t.data_ptr() not in shared)
-    return peak_extra_bytes(function, DEVICE) / MATRIX_BYTES, returned / MATRIX_BYTES
+    returned = 0
+
+    def counted() -> Any:
+        nonlocal returned
+        result = function()
+        returned = sum(t.untyped_storage().nbytes() for t in _tensors(result) if t.data_ptr() not in shared)
+        return result
+
+    return peak_extra_bytes(counted, DEVICE) / MATRIX_BYTES, returned / MATRIX_BYTES
 
 
 def _tensors(result: Any) -> list[Tensor]:

@@ -155,9 +155,6 @@ def test_compile_of_transform(case: OperatorCase, transform: str) -> None:
     assert_all_close(compiled(*sample.args), apply(theirs)(*sample.args), HIGHER_ORDER)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # by compiled autograd
 def test_compiled_autograd(case: OperatorCase) -> None:
     sample = case.small()
     ours, theirs = ours_and_theirs(case, sample)

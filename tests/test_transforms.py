@@ -123,9 +123,8 @@ BATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Attempted to insert a get_attr Node:UserWarning"
-)  # by torch.func.linearize
+# The warning is torch.func.linearize's.
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.parametrize("transform", UNBATCHED)
 def test_transform(case: OperatorCase, transform: str) -> None:
     sample = case.small()

@@ -138,8 +138,7 @@ if AVAILABLE:
         """The kernel of ``dispatched`` for the Autograd key.
 
         It runs ``apply(below, *arguments)``, where ``below`` redispatches under autograd with the gradient
-        modes of
-        the caller: the levels of torch.func further down need them.
+        modes of the caller: the levels of torch.func further down need them.
 
         Args:
             dispatched: The registered operator.
@@ -170,9 +169,8 @@ if AVAILABLE:
         """``jvp(saved, flags, *tangents)`` inside the jvp of a single level function.
 
         PyTorch switches forward mode off there. Under torch.func the tangents of outer levels live in
-        wrappers below this
-        one and would silently be lost: so forward mode is switched on again, and this level's tangents are
-            taken off.
+        wrappers below this one and would silently be lost: so forward mode is switched on again, and this
+        level's tangents are taken off.
         """
         if not _functorch_active():
             return jvp(saved, flags, *tangents)

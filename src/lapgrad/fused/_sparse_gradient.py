@@ -289,9 +289,8 @@ def _core(
     unexplained = variances - W.diagonal().sum()
     inverse = Lm
     lookup("potri", Lm)(inverse, Lm, True)
-    determined = (
-        U - inverse.diagonal().sum()
-    )  # tr(I - M^-1): the directions that the data say something about
+    # tr(I - M^-1): the directions that the data say something about.
+    determined = U - inverse.diagonal().sum()
     by_squares = ((a * b).sum() - squares) / v + a.square().sum()
     gv = 0.5 / v * (by_squares + k * (n - determined - unexplained / v))
 
