@@ -159,7 +159,7 @@ def test_tables_filter(shown: browser.Browser) -> None:
 def test_sentences_count_what_the_table_shows(shown: browser.Browser) -> None:
     card = "[...document.querySelectorAll('.card')].find(c => /^B: .*against torch/.test(c.textContent))"
     lead: str = shown.evaluate(f"{card}.textContent")
-    counts = re.search(r"in (\d+) of (\d+) cases.*?within 5.0 % in (\d+); slower in (\d+)", lead)
+    counts = re.search(r"in (\d+) of (\d+) cases.*?within 5 % in (\d+); slower in (\d+)", lead)
     assert counts
     names: list[str] = shown.evaluate(
         "[...document.querySelectorAll('#opsB-cases thead th')].map(e => e.textContent)"

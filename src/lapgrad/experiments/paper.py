@@ -75,3 +75,11 @@ TABLE2: dict[str, dict[str, float]] = {
     "SV-DGP": {"5": 313.07, "10-50": 705.03, "5-20-50": 724.83},
     "VAE-DGP": {"5": 301.67, "10-50": 674.86, "5-20-50": 723.65},
 }
+
+#: Figure 2: seconds of criterion and gradient of a sparse Gaussian process on *power*, by library and device;
+#: numbers of inducing inputs, and what the caption says of them.
+FIGURE2: dict[str, tuple[tuple[int, float], ...]] = {
+    "MXNet, GPU": ((50, 0.015), (3200, 1.49)),
+    "MXNet, CPU": ((50, 0.035), (3200, 4.63)),
+    "GPy": ((50, 1.070), (3200, 13.67)),
+}

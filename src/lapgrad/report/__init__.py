@@ -9,8 +9,8 @@ tables.py     tables that scroll in their own box and can be sorted; case_tables
 axes.py       scales of plots
 panels.py     line plots; dots.py: plots of one dot per case
 markup.py     HTML in which all text is escaped
+means.py      means over folds
 quantities.py seconds, bytes and ratios as text
-paper.py      figures of the paper
 page.py       the whole page, with style.css and page.js in it
 command.py    the command `lapgrad report`
 """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from lapgrad.report import findings, quantities
-from lapgrad.report.findings import EVEN, Comparison, Tally
+from lapgrad.report.findings import EVEN_TEXT, Comparison, Tally
 from lapgrad.report.markup import Content, Markup, joined, tag
 from lapgrad.report.rows import Timed
 
@@ -40,7 +41,7 @@ def tally_card(title: str, peer: str, tally: Tally, detail: str = "") -> Markup:
         ", median ",
         tag("strong", quantities.ratio(tally.median)),
         f" ({quantities.ratio(least)} to {quantities.ratio(most)}); ",
-        f"within {quantities.percent(EVEN)} in {even:,}; " if even else None,
+        f"within {EVEN_TEXT} in {even:,}; " if even else None,
         tag("strong", f"slower in {slower:,}") if slower else "slower in none",
         ":" if slower else ".",
         class_="lead",
@@ -54,10 +55,26 @@ def tally_card(title: str, peer: str, tally: Tally, detail: str = "") -> Markup:
     return card(
         title,
         lead,
-        named([case_text(c) for c in tally.of("slower")]),
+        _slower(tally),
         _bar(faster, even, slower),
         (tag("p", text, class_="soft") for text in (detail, note) if text),
     )
+
+
+def _slower(tally: Tally) -> Markup | None:
+    """Cases one by one where they are few; else by operator, with all of them to unfold."""
+    slower = tally.of("slower")
+    if len(slower) <= _LISTED + 2:
+        return named([case_text(c) for c in slower])
+    items = []
+    for name, total in Counter(c.case.subject for c in tally.comparisons).items():
+        own = [c for c in slower if c.case.subject == name]
+        if own:
+            text = f"{name} in {len(own):,} of {total:,}, at worst "
+            items.append((-len(own) / total, joined(text, tag("b", quantities.ratio(own[0].ratio)))))
+    by_operator = [item for _, item in sorted(items, key=lambda pair: pair[0])]
+    every = tag("ul", (tag("li", case_text(c)) for c in slower), class_="cases")
+    return joined(named(by_operator), tag("details", tag("summary", f"all {len(slower):,} cases"), every))
 
 
 def named(items: Sequence[Content]) -> Markup | None:

@@ -80,6 +80,8 @@ def strips(
         shaded: whether what lies below the reference has a shade: it is the wrong side.
     """
     grid = _vertical_grid(axis, reference, shaded)
+    # Filled dots above, hollow ones below; all in the middle where there is one sort.
+    upper, lower = (7, 17) if any(dot.hollow for line in lines for dot in line.dots) else (12, 12)
     rows = [
         tag(
             "div",
@@ -88,7 +90,7 @@ def strips(
                 "svg",
                 grid,
                 (
-                    _circle(_across(axis, d.value), 17 if d.hollow else 7, d.colour, d.hollow, d.title)
+                    _circle(_across(axis, d.value), lower if d.hollow else upper, d.colour, d.hollow, d.title)
                     for d in line.dots
                 ),
                 width="100%",
@@ -173,13 +175,13 @@ def ranked(
 def _vertical_grid(axis: Axis, reference: float | None, shaded: bool) -> list[Markup]:
     parts = []
     if reference is not None and shaded:
-        parts.append(tag("rect", x="0", y=0, width=_across(axis, reference), height=_ROW, class_="behind"))
+        parts.append(tag("rect", x="0", y=0, width=_across(axis, reference), height="100%", class_="behind"))
     for value in axis.ticks(_TICKS):
         x = _across(axis, value)
-        parts.append(tag("line", x1=x, x2=x, y1=0, y2=_ROW, class_="grid"))
+        parts.append(tag("line", x1=x, x2=x, y1=0, y2="100%", class_="grid"))
     if reference is not None:
         x = _across(axis, reference)
-        parts.append(tag("line", x1=x, x2=x, y1=0, y2=_ROW, class_="axis"))
+        parts.append(tag("line", x1=x, x2=x, y1=0, y2="100%", class_="axis"))
     return parts
 
 

@@ -12,6 +12,8 @@ from lapgrad.report.rows import OURS, Case, Timed, Timing
 EVEN = 0.05
 """Times that differ by less than this part count as equal: machines are not steadier."""
 
+EVEN_TEXT = f"{100 * EVEN:g} %"
+
 Verdict = Literal["faster", "even", "slower"]
 
 

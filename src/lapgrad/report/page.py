@@ -10,9 +10,18 @@ from typing import NamedTuple
 
 from lapgrad import __version__
 from lapgrad.report import quantities
-from lapgrad.report.findings import EVEN
+from lapgrad.report.findings import EVEN_TEXT
 from lapgrad.report.markup import Markup, joined, tag
-from lapgrad.report.sections import bars, machines, models, notices, operators, table1, table2
+from lapgrad.report.sections import (
+    bars,
+    deep_regression,
+    machines,
+    models,
+    notices,
+    operators,
+    table1,
+    table2,
+)
 from lapgrad.report.sources import KINDS, Group, Problem, Run, groups
 
 
@@ -29,6 +38,7 @@ _PARTS = {
     "models": _Part(models.TITLE, models.cards, models.body),
     "table1": _Part(table1.TITLE, table1.cards, table1.body),
     "table2": _Part(table2.TITLE, table2.cards, table2.body),
+    "deep_gp_regression": _Part(deep_regression.TITLE, deep_regression.cards, deep_regression.body),
 }
 
 
@@ -118,7 +128,7 @@ def _explained() -> Markup:
     texts = (
         "Times are medians. What stands beside them (±, quartiles) is the spread of the samples of one run. "
         "Speed-ups are ratios of medians within one run; figures of different runs are never divided.",
-        f"Faster and slower: by more than {quantities.percent(EVEN)}. What lies within counts as equal.",
+        f"Faster and slower: by more than {EVEN_TEXT}. What lies within counts as equal.",
         "Forward: no gradient is asked for. Backward: all gradients, on a graph that is kept. "
         "Step: both, with a new graph.",
         "Flops: one multiply-add is 2. They count what lapgrad's algorithm does, and the same count divides "

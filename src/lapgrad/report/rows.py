@@ -110,7 +110,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Fold:
-    """A sparse Gaussian process learned on one split of one data set (kind table1)."""
+    """A model learned on one split of one data set (kinds table1 and deep_gp_regression)."""
 
     dataset: str
     inducing: int
@@ -124,6 +124,7 @@ class Fold:
     seconds_per_step: float | None
     device: str
     dtype: str
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,12 @@ def parse(kind: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[Row
     """Records of one kind of results.
 
     Args:
-        kind: ops, models, table1 or table2.
+        kind: ops, models, table1, table2 or deep_gp_regression.
         rows: as stored.
         where: the file, for messages.
 
     Raises:
-        FileFormatError: A field is missing or of another type.
+        FileFormatError: A field is missing or of another type, or the kind has no part in the report.
 
     Example:
         >>> fold = {"dataset": "power", "inducing": 50, "rmse": 3.9, "tll": -2.8}
@@ -163,6 +164,10 @@ def parse(kind: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[Row
         Traceback (most recent call last):
         lapgrad._errors.FileFormatError: x.json, row 1: 'shape' is missing
     """
+    if kind not in _MAKERS:
+        raise FileFormatError(
+            f"{where} holds results of kind {kind!r}; the report shows {', '.join(_MAKERS)}"
+        )
     return tuple(_MAKERS[kind](_Fields(row, f"{where}, row {i}")) for i, row in enumerate(rows, 1))
 
 
@@ -301,6 +306,7 @@ def _fold(fields: _Fields) -> Fold:
         seconds_per_step=fields.maybe("seconds_per_step"),
         device=fields.text("device", ""),
         dtype=fields.text("dtype", ""),
+        model=fields.text("model", ""),
     )
 
 
@@ -323,4 +329,5 @@ _MAKERS: dict[str, Callable[[_Fields], Row]] = {
     "models": _model,
     "table1": _fold,
     "table2": _learned,
+    "deep_gp_regression": _fold,
 }

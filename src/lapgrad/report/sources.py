@@ -11,7 +11,7 @@ from lapgrad._errors import FileFormatError
 from lapgrad.bench.results import Results
 from lapgrad.report.rows import Row, Timed, parse
 
-KINDS = ("ops", "models", "table1", "table2")
+KINDS = ("ops", "models", "table1", "table2", "deep_gp_regression")
 """In the order of the page."""
 
 _MARK = b'"lapgrad_results"'

@@ -20,6 +20,15 @@ def version_of(run: Run, library: str) -> str:
     return machine.fact(library, "version") or machine.fact("versions", library)
 
 
+def lacking(run: Run) -> dict[str, dict[str, str]]:
+    """Of libraries that took part: the cases they were not timed on, and why."""
+    return {
+        str(name): {str(case): str(why) for case, why in peer["lacks"].items()}
+        for name, peer in run.results.peers.items()
+        if isinstance(peer, dict) and isinstance(peer.get("lacks"), dict) and peer["lacks"]
+    }
+
+
 def missing(run: Run) -> dict[str, str]:
     """Libraries that could not be compared with, and why."""
     return {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lapgrad.report import quantities
 from lapgrad.report.markup import Content, Markup, joined, tag
 from lapgrad.report.sources import Group, Run
-from lapgrad.report.versions import missing, version_of
+from lapgrad.report.versions import lacking, missing, version_of
 
 TITLE = "Machines and commands"
 
@@ -34,8 +35,15 @@ def body(run: Run, group: Group, level: int) -> Markup:
     }
     for name, why in missing(run).items():
         facts[f"not compared with {name}"] = why
+    for name, cases in lacking(run).items():
+        facts[f"without {name}"] = _unfolded([f"{case}: {why}" for case, why in cases.items()])
     terms = [joined(tag("dt", term), tag("dd", value)) for term, value in facts.items() if value]
     return joined(tag(f"h{level}", f"{run.path.name} ({results.kind})"), tag("dl", terms, class_="facts"))
+
+
+def _unfolded(items: list[str]) -> Markup:
+    count = quantities.counted(len(items), "case")
+    return tag("details", tag("summary", count), tag("ul", (tag("li", item) for item in items)))
 
 
 def _load(run: Run) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lapgrad.report import findings, panels, paper, quantities
+from lapgrad.experiments.paper import FIGURE2
+from lapgrad.report import findings, panels, quantities
 from lapgrad.report.axes import around, thinned
 from lapgrad.report.cards import card, memory_sentence, named, tally_card
 from lapgrad.report.case_tables import (
@@ -141,9 +142,7 @@ def _line(rows: Sequence[Timed], library: str, colour: int, swept: str, what: st
 
 
 def _of_the_paper() -> list[panels.Series]:
-    return [
-        panels.Series(f"paper, {name}", points, None, joined=False) for name, points in paper.FIGURE2.items()
-    ]
+    return [panels.Series(f"paper, {name}", points, None, joined=False) for name, points in FIGURE2.items()]
 
 
 def _swept(rows: Sequence[Timed]) -> str:

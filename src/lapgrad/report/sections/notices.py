@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lapgrad.report.markup import Markup, tag
 from lapgrad.report.rows import Fold, Learned, Timed
-from lapgrad.report.sections.table1 import identity
+from lapgrad.report.sections import deep_regression, table1
 from lapgrad.report.sources import Group, Problem, Run, merged
 
 
@@ -38,7 +38,9 @@ def notices(runs: Sequence[Run], problems: Sequence[Problem], groups: Sequence[G
 
 def _replaced(group: Group) -> int:
     if group.kind == "table1":
-        return merged(group, Fold, identity).replaced
+        return merged(group, Fold, table1.identity).replaced
+    if group.kind == "deep_gp_regression":
+        return merged(group, Fold, deep_regression.identity).replaced
     if group.kind == "table2":
         return merged(group, Learned, lambda row: row.arch).replaced
     return merged(group, Timed, lambda row: row.case).replaced

@@ -11,6 +11,7 @@ from lapgrad.report import panels, quantities
 from lapgrad.report.axes import around
 from lapgrad.report.cards import card, named
 from lapgrad.report.markup import Markup, joined, tag
+from lapgrad.report.means import Mean
 from lapgrad.report.rows import Fold
 from lapgrad.report.sources import Group, merged
 from lapgrad.report.tables import Cell, Column, table
@@ -31,31 +32,6 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.dataset}, U = {self.inducing:,}"
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Mean and standard deviation over folds; None with a single fold."""
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Mean | None:
-        """None where no fold has a value.
-
-        Example:
-            >>> Mean.of([1.0, 3.0, None]), Mean.of([None])
-            (Mean(mean=2.0, deviation=1.4142135623730951), None)
-        """
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        return cls(statistics.mean(known), statistics.stdev(known) if len(known) > 1 else None)
-
-    def __str__(self) -> str:
-        shown = quantities.number(self.mean, 4)
-        return shown if self.deviation is None else f"{shown} ± {quantities.number(self.deviation, 2)}"
 
 
 def settings_of(group: Group) -> dict[Setting, list[Fold]]:

@@ -1,0 +1,34 @@
+"""Means over folds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lapgrad.report import quantities
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean and standard deviation over folds; None with a single fold."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Mean | None:
+        """None where no fold has a value.
+
+        Example:
+            >>> Mean.of([1.0, 3.0, None]), Mean.of([None])
+            (Mean(mean=2.0, deviation=1.4142135623730951), None)
+        """
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(statistics.mean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+    def __str__(self) -> str:
+        shown = quantities.number(self.mean, 4)
+        return shown if self.deviation is None else f"{shown} ± {quantities.number(self.deviation, 2)}"
