@@ -124,7 +124,7 @@ rows = {"images": images[:12], "reconstructed": found[:12], "from noise": model.
 figure, axes = plt.subplots(len(rows), 1, figsize=(10, 2.9), layout="constrained")
 for place, (title, shown) in zip(axes, rows.items(), strict=True):
     tiles = torch.nn.functional.pad(shown.view(-1, side, side), (1, 1, 1, 1), value=0.2)
-    place.imshow(torch.cat(list(tiles), 1).clamp(0.0, 1.0), cmap="gray_r", vmin=0.0, vmax=1.0)
+    place.imshow(torch.cat(list(tiles), 1).clamp(0.0, 1.0).numpy(), cmap="gray_r", vmin=0.0, vmax=1.0)
     place.set_axis_off()
     place.set_title(title, fontsize=9, loc="left")
 figure.savefig(options.output / "deep_gp_images.png", dpi=120)
