@@ -5,11 +5,12 @@ Places are percentages of the width: the plots fill what room there is, and lett
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lapgrad.report.axes import Axis
-from lapgrad.report.markup import Content, Markup, tag
+from lapgrad.report.markup import Content, Markup, escaped, joined, tag
 from lapgrad.report.panels import COLOURS
 
 _ROW = 24
@@ -85,7 +86,7 @@ def strips(
     rows = [
         tag(
             "div",
-            tag("span", line.name, class_="strip-name"),
+            tag("span", _breakable(line.name), class_="strip-name"),
             tag(
                 "svg",
                 grid,
@@ -170,6 +171,17 @@ def ranked(
         below,
         class_="strips",
     )
+
+
+def _breakable(name: str) -> list[Markup]:
+    """A name that a narrow column breaks where its parts meet.
+
+    Example:
+        >>> joined(_breakable("linalg.solve_psd"))
+        'linalg.<wbr>solve_<wbr>psd'
+    """
+    first, *others = re.split(r"(?<=[._])", name)
+    return [escaped(first), *(joined(tag("wbr"), part) for part in others)]
 
 
 def _vertical_grid(axis: Axis, reference: float | None, shaded: bool) -> list[Markup]:

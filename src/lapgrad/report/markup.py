@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable
 
-_VOID = frozenset({"meta", "link", "br", "hr", "input", "img"})
+_VOID = frozenset({"meta", "link", "br", "hr", "input", "img", "wbr"})
 
 # What no HTML document may hold: control characters, halves of surrogate pairs, noncharacters.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
