@@ -44,7 +44,20 @@ def _few_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def command(*options: str) -> int:
-    sizes = ["--inducing", "5", "--hidden", "8", "--batch", "20", "--samples", "10", "--tests", "10"]
+    sizes = [
+        "--inducing",
+        "5",
+        "--hidden",
+        "8",
+        "--batch",
+        "20",
+        "--samples",
+        "10",
+        "--tests",
+        "10",
+        "--refine",
+        "3",
+    ]
     return cli.main(["reproduce", "table2", "--arch", "2-3", *sizes, *options])
 
 
@@ -62,7 +75,8 @@ def test_all_files(capsys: pytest.CaptureFixture[str]) -> None:
     bounds = [row for row in found["rows"] if "elbo" in row]
     assert [row["step"] for row in bounds] == [2, 4, 6]
     assert bounds[-1]["epoch"] == 2.0
-    (test,) = [row for row in found["rows"] if "test_ll" in row]
+    plain, test = [row for row in found["rows"] if "test_ll" in row]
+    assert (plain["refine"], test["refine"]) == (0, 3)
     assert test["samples"] == 10
     assert test["test_images"] == 10
     assert math.isfinite(test["test_ll"] + test["test_ll_standard_error"] + test["test_ll_sampling_error"])

@@ -100,6 +100,19 @@ def test_linear_layers_with_other_recognition(chunk):
     assert lower + divergences < expected.sum() + 1.0
 
 
+def test_refinement_finds_the_posterior():
+    """From a q(h | y) that knows nothing of y, to one that makes a few samples enough."""
+    W = torch.linalg.qr(random(5, 2))[0] * torch.tensor([2.0, 0.5], dtype=torch.float64)
+    model, Y = linear_model([W]), random(6, 5, seed=1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rough, fine = (model.log_likelihood(Y, samples=50, refine=refine, generator=0) for refine in (0, 300))
+    assert fine.effective_samples.mean() > 35.0
+    assert rough.effective_samples.mean() < 30.0
+    assert (fine.values - exact([W], Y)).abs().max() < 0.3
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert all(value.grad is None for value in model.parameters())
+
+
 def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
     """Weights that differ by hundreds of nats, in parts and at once."""
     logs = 300.0 * random(40, 3)

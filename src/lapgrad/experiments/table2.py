@@ -85,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, default=Settings.seed, help="[0]")
     test = parser.add_argument_group("test")
     test.add_argument("--samples", type=_number, default=1000, help="of latent variables per image [1000]")
+    test.add_argument(
+        "--refine",
+        type=int,
+        default=Limits.refine,
+        help="steps of q(h_1 | y) of each test image on the bound, before its samples are drawn "
+        f"[{Limits.refine}; 0: none]",
+    )
     test.add_argument("--tests", type=_number, default=10_000, help="test images [10000]")
     test.add_argument(
         "--test-every", type=_positive, help="minutes between small tests on the way [1 on cuda, else none]"
@@ -108,8 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise _errors.DeviceError("--device cuda: torch finds no GPU.")
-    if arguments.annealing < 0:
-        raise _errors.OptionError(f"--annealing must not be negative, got {arguments.annealing}.")
+    for name in ("annealing", "refine"):
+        if getattr(arguments, name) < 0:
+            raise _errors.OptionError(f"--{name} must not be negative, got {getattr(arguments, name)}.")
     if not 0.0 <= arguments.natural < 1.0:
         raise _errors.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
     if arguments.threads:
@@ -153,6 +161,7 @@ def _learn(
         steps,
         None if arguments.minutes is None else 60.0 * arguments.minutes,
         arguments.samples,
+        arguments.refine,
         arguments.tests,
         60.0 * every,
     )
@@ -209,7 +218,8 @@ def _results(file: Path, arguments: argparse.Namespace) -> Results:
 def _test(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | None:
     """The final test of an architecture, if its learning has reached the limits that are now wanted."""
     for row in reversed(rows):
-        if row["arch"] != arch or row.get("test_ll") is None or row["samples"] != arguments.samples:
+        wanted = (arguments.samples, arguments.refine)
+        if row["arch"] != arch or row.get("test_ll") is None or (row["samples"], row["refine"]) != wanted:
             continue
         steps = arguments.steps or (None if arguments.minutes else _STEPS)
         long_enough = (steps is not None and row["step"] >= steps) or (
@@ -250,6 +260,7 @@ def _table(rows: list[Row]) -> Table:
             [
                 arch,
                 f"{row['test_ll']:.2f}",
+                _unrefined(rows, arch, row),
                 f"{row['test_ll_standard_error'] or math.nan:.2f}",
                 f"{row['test_ll_sampling_error']:.3f}",
                 f"{bound[-1]:.2f}" if bound else "-",
@@ -262,6 +273,15 @@ def _table(rows: list[Row]) -> Table:
             ]
         )
     return headings, lines
+
+
+def _unrefined(rows: list[Row], arch: str, final: Row) -> str:
+    """The test with q(h_1 | y) of the recognition network, of the same model."""
+    same = {"arch": arch, "step": final["step"], "samples": final["samples"], "refine": 0}
+    for row in rows:
+        if row.get("test_ll") is not None and same.items() <= row.items():
+            return f"{row['test_ll']:.2f}"
+    return "-"
 
 
 def _bars(rows: list[Row]) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from lapgrad.models.kernels.base import Kernel, part_of_state
 
 #: Length of natural gradient steps at the start, if they are taken.
 _NATURAL = 0.1
+#: Rows of data whose q(h_1 | y) is refined together.
+_REFINED = 1000
 #: Rows of data that the start is computed from.
 _ROWS_AT_THE_START = 10_000
 #: Entries of the largest matrix of a chunk, if ``chunk`` is not given: 0.5 GB of float32 on a GPU.
@@ -324,6 +326,7 @@ class DeepGP(StoredModel):
         Y: Tensor,
         *,
         samples: int = 1000,
+        refine: int = 0,
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> LogLikelihood:
@@ -334,6 +337,9 @@ class DeepGP(StoredModel):
         Args:
             Y: (n, D).
             samples: Of the latent variables, per observation.
+            refine: Steps of Adam that q(h_1 | y) of each observation takes on the bound before samples are
+                drawn from it. Recognition networks are worse on data they have not learned from; the density
+                does not depend on them, but a better q needs fewer samples.
             chunk: How many pairs of observation and sample are worked on at a time; None: by size.
             generator: Source of randomness, or a seed; None: torch's own.
 
@@ -342,8 +348,11 @@ class DeepGP(StoredModel):
         """
         who = f"{type(self).__name__}.log_likelihood"
         Y = self._observations("log_likelihood", Y)
-        if samples < 1 or (chunk is not None and chunk < 1):
-            raise _errors.OptionError(f"{who}: samples and chunk must be positive, got {samples}, {chunk}.")
+        if samples < 1 or refine < 0 or (chunk is not None and chunk < 1):
+            raise _errors.OptionError(
+                f"{who}: samples and chunk must be positive and refine not negative, got {samples}, {chunk}, "
+                f"{refine}."
+            )
         source = _checks.generator(who, generator, Y.device)
         if chunk is None:
             U = max(len(layer.functions.inducing) for layer in self._layers())
@@ -353,15 +362,21 @@ class DeepGP(StoredModel):
         width = max(1, chunk // drawn)
         weights = _importance.Weights(len(Y), Y.device)
         layers, prepared = self._layers(), _deep_bound.prepared(self._layers())
+
+        def normal(shape: tuple[int, ...]) -> Tensor:
+            return self._normal(shape, source)
+
         self._check()
         with without_waiting():
+            if refine:
+                parts = [_deep_bound.refined(layers, part, refine, 4, normal) for part in Y.split(_REFINED)]
+                means, log_variances = (torch.cat(both) for both in zip(*parts, strict=True))
             for begin in range(0, len(Y), width):
                 rows = slice(begin, min(begin + width, len(Y)))
-                for first in range(0, samples, drawn):
-                    count = min(drawn, samples - first)
-                    found = _deep_bound.log_weights(
-                        layers, Y[rows], count, prepared, lambda shape: self._normal(shape, source)
-                    )
+                first = (means[rows], log_variances[rows]) if refine else None
+                for before in range(0, samples, drawn):
+                    count = min(drawn, samples - before)
+                    found = _deep_bound.log_weights(layers, Y[rows], count, prepared, normal, first)
                     weights.add(rows, found)
         return weights.result(samples)
 
