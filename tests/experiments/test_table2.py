@@ -14,7 +14,7 @@ import torch
 
 from lapgrad import FileFormatError, cli
 from lapgrad.bench import plots_table2
-from lapgrad.experiments import deep_run, mnist
+from lapgrad.experiments import deep_run, mnist, table2
 from lapgrad.experiments.interruption import Wish
 from lapgrad.experiments.mnist import Scaling
 from lapgrad.models import DeepGP
@@ -85,6 +85,28 @@ def test_all_files(capsys: pytest.CaptureFixture[str]) -> None:
     model = DeepGP.load("out/table2-2-3.pt")
     assert model.widths == [2, 3]
     assert f"{test['test_ll']:.2f}" in capsys.readouterr().out
+    headings, (line,) = table2.figures(found["rows"])
+    shown = dict(zip(headings, line, strict=True))
+    assert shown["test, nats"] == f"{test['test_ll']:.2f}"
+    assert shown["unrefined"] == f"{plain['test_ll']:.2f}"
+    assert shown["steps"] == "6"
+
+
+def test_figures_beside_those_of_the_paper() -> None:
+    common = {"step": 1, "seconds": 1.0, "samples": 10, "refine": 0, "preprocessing": "unit"}
+    errors = {"test_ll_standard_error": 1.0, "test_ll_sampling_error": 0.1}
+    rows = [
+        {"arch": arch, "test_ll": value, **common, **errors}
+        for arch, value in (("5", 320.0), ("10-50", 700.0), ("5-20-50", 650.0))
+    ]
+    headings, lines = table2.figures(rows)
+    at = headings.index("SV-DGP (paper)")
+    assert [line[at] for line in lines] == ["313.07", "705.03", "724.83"]
+    assert [line[at + 2] for line in lines] == ["pass", "MISS", "MISS"]
+    passed = {bar["what"]: bar["passed"] for bar in table2.bars(rows)}
+    assert passed["MNIST, 5, test log likelihood"]
+    assert passed["MNIST, 10-50 is better than 5"]
+    assert not passed["MNIST, 5-20-50 is better than 10-50"]
 
 
 def test_a_run_that_was_interrupted_goes_on_to_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:

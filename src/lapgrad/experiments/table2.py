@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
     results.complete = all(_test(results.rows, arch, arguments) is not None for arch in arguments.arch)
     results.write(file)
     _draw(results.rows, arguments.output)
-    report.show(_table(results.rows), "deep Gaussian processes of MNIST against the paper")
+    report.show(figures(results.rows), "deep Gaussian processes of MNIST against the paper")
     print(f"results: {file}")
     if wish:
         print(f"Interrupted: --resume --output {arguments.output} goes on.", file=sys.stderr)
@@ -179,7 +179,7 @@ def _learn(
 
     def merge() -> None:
         results.rows = [*others, *before, *one.rows]
-        results.bars = _bars(results.rows)
+        results.bars = bars(results.rows)
         results.write(file)
 
     def told(row: Row) -> bool:
@@ -241,10 +241,12 @@ def _final(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
-def _table(rows: list[Row]) -> Table:
+def figures(rows: list[Row]) -> Table:
+    """One line per architecture: what was measured, and the figures of the paper."""
     headings = [
         "architecture",
         "test, nats",
+        "unrefined",
         "± images",
         "± samples",
         "bound",
@@ -284,7 +286,7 @@ def _unrefined(rows: list[Row], arch: str, final: Row) -> str:
     return "-"
 
 
-def _bars(rows: list[Row]) -> list[dict[str, Any]]:
+def bars(rows: list[Row]) -> list[dict[str, Any]]:
     """The paper's figures, and deeper models better."""
     found, final = [], _final(rows)
     for arch, row in final.items():
