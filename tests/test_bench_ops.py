@@ -276,6 +276,16 @@ def test_figures_have_a_panel_per_operator_and_a_line_per_library_and_phase():
     assert "n²" in copy.get_ylabel()
 
 
+def test_the_legend_of_one_panel_has_room():
+    pytest.importorskip("matplotlib")
+    rows = [row("potrf", n, library=library) for n in (8, 16) for library in plots_ops.COLORS]
+    (figure,) = plots_ops.figures(rows).values()
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+
+
 def test_plots_are_written_twice(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert bench(*SMALL, "--ops", "syrk", "--plots", tmp_path / "plots") == 0

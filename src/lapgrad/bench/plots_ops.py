@@ -103,7 +103,7 @@ def _figure(panels: dict[str, list[Row]], title: str) -> Figure:
         _draw(panel, name, rows)
     for panel in list(grid.flat)[len(panels) :]:
         panel.set_axis_off()
-    _legend(figure, [row for rows in panels.values() for row in rows])
+    _legend(figure, [row for rows in panels.values() for row in rows], 3 * columns)
     return figure
 
 
@@ -140,7 +140,7 @@ def _draw(panel: Axes, name: str, rows: Sequence[Row]) -> None:
         panel.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, rows: Sequence[Row]) -> None:
+def _legend(figure: Figure, rows: Sequence[Row], in_a_line: int) -> None:
     from matplotlib.lines import Line2D
 
     keys: list[Any] = [Line2D([], [], color=_color(name), lw=2.0, label=name) for name in _libraries(rows)]
@@ -149,7 +149,7 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
         Line2D([], [], color="0.3", ls=_LINES[phase], marker=_MARKERS[phase], ms=3.5, lw=1.4, label=phase)
         for phase in phases
     ]
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False)
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), in_a_line), frameon=False)
 
 
 def _power(name: str, rows: Sequence[Row]) -> int:
