@@ -4,7 +4,8 @@ Routines that gain nothing from compiled code are those of ``_fallback``.
 """
 
 from lapgrad._cpu._native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
-from lapgrad._cpu.cho_solve import cho_solve
+from lapgrad._cpu.cho_solve import cho_solve, cho_solve_vjp
+from lapgrad._cpu.congruence import congruence
 from lapgrad._cpu.copyltu import copyltu
 from lapgrad._cpu.det import det, det_vjp
 from lapgrad._cpu.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
@@ -27,6 +28,8 @@ __all__ = [
     "UNAVAILABLE",
     "available",
     "cho_solve",
+    "cho_solve_vjp",
+    "congruence",
     "copyltu",
     "core",
     "dependent_row",

@@ -25,6 +25,8 @@ def strides(tensor: Tensor) -> tuple[int, int, int] | None:
     """Batch, row and column stride, if one stride walks all batch dimensions and BLAS reads the matrices."""
     *batch_strides, row_stride, col_stride = tensor.stride()
     *batch_shape, rows, cols = tensor.shape
+    if row_stride == 1 and col_stride == rows > 1 < cols and not batch_shape:  # what LAPACK's factors are
+        return 0, 1, col_stride
     # A dimension of size 1 may carry any stride: give it one that BLAS accepts.
     if cols == 1 and (rows == 1 or row_stride >= 1):
         row_stride, col_stride = max(row_stride, 1), 1
@@ -72,8 +74,13 @@ def hand_over(tensor: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
     if tensor.is_contiguous():
         *_, rows, cols = tensor.shape
         return tensor, (tensor.data_ptr(), rows * cols, *((1, cols) if flipped else (cols, 1)))
-    tensor = readable(tensor)
-    return tensor, transposed(operand(tensor)) if flipped else operand(tensor)
+    found = strides(tensor)
+    if found is None:
+        return hand_over(tensor.contiguous(), flipped)
+    batch_stride, row_stride, col_stride = found
+    if flipped:
+        return tensor, (tensor.data_ptr(), batch_stride, col_stride, row_stride)
+    return tensor, (tensor.data_ptr(), batch_stride, row_stride, col_stride)
 
 
 def writable(out: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ its operand, the output *is* that operand, so it is written last.
 These kernels are correct everywhere; they make temporaries that the compiled ones do not. One file per stem.
 """
 
-from lapgrad._fallback.cho_solve import cho_solve
+from lapgrad._fallback.cho_solve import cho_solve, cho_solve_vjp
+from lapgrad._fallback.congruence import congruence
 from lapgrad._fallback.copyltu import copyltu
 from lapgrad._fallback.det import det, det_vjp
 from lapgrad._fallback.extractdiag import extractdiag
@@ -32,6 +33,8 @@ from lapgrad._fallback.trsm import trsm
 
 __all__ = [
     "cho_solve",
+    "cho_solve_vjp",
+    "congruence",
     "copyltu",
     "dependent_row",
     "det",

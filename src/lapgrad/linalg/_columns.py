@@ -23,6 +23,8 @@ def fitting_operands(
     if A.shape[-1] != B.shape[-2]:
         wanted = f"{argument} must be n x n and {other} n x m"
         raise _errors.shapes_do_not_fit(name, {argument: A, other: B}, wanted)
+    if A.dim() == 2 and B.dim() == 2:
+        return A, B, ()
     if A.shape[:-2] == B.shape[:-2]:
         return A, B, A.shape[:-2]
     return A, B, _layout.common_batch(name, **{argument: A, other: B})

@@ -71,13 +71,14 @@ def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
 
 
 def _pulled_back(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    gB, Z = fresh(gX), fresh(gX)
+    gL, gB = fresh(L), fresh(gX)
+    if lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower) is not NotImplemented:
+        return gL, gB
+    Z, W = fresh(gX), fresh(X)
     trsm = lookup("trsm", L)
     trsm(Z, L, gX, lower, not lower, False)
     trsm(gB, L, Z, lower, lower, False)
-    W = fresh(X)
     lookup("trmm", L)(W, L, X, lower, lower, False)
-    gL = fresh(L)
     factors = (gB, W, X, Z) if lower else (W, gB, Z, X)
     lookup("gemmt_sum", L)(gL, *factors, lower, False, -1.0)
     return gL, gB

@@ -71,7 +71,10 @@ def _invert_into(B: Tensor, A: Tensor, lower: bool) -> None:
 
 
 def _congruence(B: Tensor, G: Tensor) -> Tensor:
-    half, result = fresh(B), fresh(B)
+    result = fresh(B)
+    if lookup("congruence", B)(result, B, G) is not NotImplemented:
+        return result
+    half = fresh(B)
     lookup("syrk_vjp", B)(half, B, G, False)
     lookup("gemmt", B)(result, B, half, True, False, False, -0.5)
     lookup("copyltu", B)(result, result, True)
