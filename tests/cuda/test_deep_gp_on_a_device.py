@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tolerances
 import torch
+import waits
 
 from lapgrad import FitError
 from lapgrad._waiting import without_waiting
@@ -43,11 +44,8 @@ def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = _minibatches.Training._move
 
     def moved_without_waiting(self: _minibatches.Training, *arguments: Any) -> None:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits.forbidden():
             moved(self, *arguments)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(_minibatches.Training, "_move", moved_without_waiting)
     model.fit(Y, steps=20, batch=50, every=10, generator=0)
@@ -57,12 +55,8 @@ def test_bound_and_gradient_do_not_wait() -> None:
     evaluate = deep_gp.ours(on("cuda"))
     evaluate()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with without_waiting():
-            evaluate()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waits.forbidden(), without_waiting():
+        evaluate()
 
 
 def test_learning_and_files(tmp_path: Path) -> None:

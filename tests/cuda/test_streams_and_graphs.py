@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import waits
 from tolerances import DEFAULT, assert_all_close, of_order
 from torch import Tensor
 from torch.autograd import grad
@@ -154,18 +154,13 @@ def test_the_host_does_not_wait(name: str, shape: tuple[int, ...]) -> None:
     A = positive_definite(shape)
     with_gradient(CAPTURED[name], A)  # compiles, makes handles
     torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says that it is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits.forbidden():
         with_gradient(CAPTURED[name], A)
         # Neither through torch nor through the driver: the work is still to be done when the call is back.
         torch.cuda._sleep(200_000_000)
         with_gradient(CAPTURED[name], A)
         assert not torch.cuda.current_stream().query()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="needs two devices")
