@@ -17,6 +17,7 @@ from lapgrad.bench.progress import Progress
 from lapgrad.bench.results import Results
 from lapgrad.bench.resumption import UsageError, begun, load, say_interrupted, warn_when_busy, write
 from lapgrad.bench.runner import DisagreementError, measure
+from lapgrad.bench.timing import long_lived_objects_aside
 
 __all__ = ["add_arguments", "run"]
 
@@ -62,7 +63,8 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     done = {tables_ops.case_key(row) for row in results.rows}
     to_do = [item for item in chosen.items if item.key not in done]
     disagreements: list[str] = []
-    with Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers) as peers:
+    invited = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
+    with long_lived_objects_aside(), invited as peers:
         try:
             with Progress(len(chosen.items), len(chosen.items) - len(to_do)) as progress:
                 for item in to_do:

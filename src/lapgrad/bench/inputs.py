@@ -150,8 +150,9 @@ def packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator
 
 
 def full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Well conditioned, also the worst of a batch."""
     A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
-    A.div_(2.0 * math.sqrt(max(shape.n, shape.m)))
+    A.div_(4.0 * math.sqrt(max(shape.n, shape.m)))
     A.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return (A,)
 

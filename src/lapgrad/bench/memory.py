@@ -34,14 +34,17 @@ def measurable(device: torch.device = _CPU) -> bool:
     return "VmHWM" in _STATUS.read_text()
 
 
-def peak_extra_bytes(function: Callable[[], Any], device: torch.device = _CPU) -> int:
+def peak_extra_bytes(
+    function: Callable[[], Any], device: torch.device = _CPU, *, called_before: bool = False
+) -> int:
     """Bytes in use at the call's peak beyond what was in use before; the result it returns counts.
 
     On the CPU exact to a few hundred kB: use it with operands of 100 MB. On a GPU these are the bytes asked
-    of torch's allocator, work space of torch's own routines included. The function is called once before, so
-    that what libraries allocate on first use is there already.
+    of torch's allocator, work space of torch's own routines included. The function is called once before
+    (unless it was, `called_before`), so that what libraries allocate on first use is there already.
     """
-    function()
+    if not called_before:
+        function()
     if device.type == "cuda":
         return _peak_of_allocator(function, device)
     _release_unused()

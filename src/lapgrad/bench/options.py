@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--quick",
         action="store_true",
-        help="a selection that takes a minute or two: decompositions and products over n, a few batches, and "
-        "all other operators at one size",
+        help="a selection that takes a minute or two: decompositions and products over n, a few batches, all "
+        "other operators at one size in float64",
     )
     whom = parser.add_argument_group("against whom (besides torch)")
     whom.add_argument(

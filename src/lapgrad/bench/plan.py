@@ -20,7 +20,7 @@ SIZES = "64,256,1024,2048"
 BATCHES = "1000x8x8,10000x4x4,200x64x64"
 SECONDS = 1.0
 
-# The quick selection: enough sizes for a plot of what is worth one, and every other operator once.
+# The quick selection: enough sizes for a plot of what is worth one, and every other operator in float64.
 _QUICK_SIZES = dict.fromkeys(("potrf", "trsm", "syrk", "gelqf", "syevd"), "64,128,256,512,1024")
 _QUICK_SIZES["gesvd"] = "64,128,256,512"
 _QUICK_BATCHES = "10000x4x4,1000x8x8,200x64x64"
@@ -90,7 +90,7 @@ def made_of(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
         )
         for name in arguments.ops or OPERATORS
         for shape in _shapes(arguments, name)
-        for dtype in arguments.dtypes or DTYPES.values()
+        for dtype in arguments.dtypes or _dtypes(arguments, name)
         for threads in options["threads"]
     ]
     return Plan(items, options["seconds"], options)
@@ -109,6 +109,10 @@ def _shapes(arguments: argparse.Namespace, name: str) -> Iterator[Shape]:
             sizes, batches = _QUICK_SIZES[name], _QUICK_BATCHES
     yield from Shape.parse_list(sizes) if arguments.sizes is None else arguments.sizes
     yield from Shape.parse_list(batches) if arguments.batches is None else arguments.batches
+
+
+def _dtypes(arguments: argparse.Namespace, name: str) -> list[torch.dtype]:
+    return [torch.float64] if arguments.quick and name not in _QUICK_SIZES else list(DTYPES.values())
 
 
 def _items_of(earlier: Results, device: str) -> list[Item]:

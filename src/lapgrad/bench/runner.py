@@ -183,7 +183,10 @@ class _Pair:
         extra: dict[str, int | None] = {}
         if memory and self._operand_bytes() >= _LEAST_BYTES_OF_OPERANDS:
             if measurable(case.device):
-                extra = {name: peak_extra_bytes(thunk, case.device) for name, thunk in thunks.items()}
+                extra = {
+                    name: peak_extra_bytes(thunk, case.device, called_before=True)
+                    for name, thunk in thunks.items()
+                }
             extra |= {guest.peer.library: guest.extra_bytes(phase) for guest in guests}
         return Measurement(
             case,
