@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from device import DEVICE
 from torch import Tensor
 
 
@@ -15,7 +16,7 @@ def at(X: Tensor, t: int) -> Tensor:
 
 def offset_at(x: Tensor | float | None, t: int, size: int) -> Tensor:
     if not isinstance(x, Tensor):
-        return torch.full((size,), float(x or 0.0), dtype=torch.float64)
+        return torch.full((size,), float(x or 0.0), dtype=torch.float64, device=DEVICE)
     return x if x.dim() == 1 else x[t if x.shape[0] > 1 else 0]
 
 
@@ -37,10 +38,10 @@ class JointGaussian:
         times, p = y.shape
         n = m.shape[-1]
         # h = mean + D e with e the first state and all innovations of states, stacked.
-        means, rows = [m], [torch.eye(n, dtype=y.dtype)]
+        means, rows = [m], [torch.eye(n, dtype=y.dtype, device=DEVICE)]
         for t in range(times - 1):
             means.append(at(A, t) @ means[-1] + offset_at(state_offset, t, n))
-            rows.append(torch.cat((at(A, t) @ rows[-1], torch.eye(n, dtype=y.dtype)), -1))
+            rows.append(torch.cat((at(A, t) @ rows[-1], torch.eye(n, dtype=y.dtype, device=DEVICE)), -1))
         D = torch.stack([torch.nn.functional.pad(row, (0, n * times - row.shape[1])) for row in rows])
         D = D.reshape(times * n, times * n)
         noise = torch.block_diag(P, *[at(Q, t) for t in range(times - 1)])
@@ -58,7 +59,7 @@ class JointGaussian:
         """Of the observations before ``until`` that are there."""
         seen = self._seen(self.times if until is None else until)
         if not len(seen):
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device=DEVICE)
         covariance = self.covariance[seen][:, seen]
         return torch.distributions.MultivariateNormal(self.mean[seen], covariance).log_prob(self.y[seen])
 

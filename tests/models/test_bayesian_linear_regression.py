@@ -8,6 +8,7 @@ import matplotlib as mpl
 import pytest
 import tolerances
 import torch
+from device import DEVICE
 from torch import Tensor, nn
 
 from lapgrad import NonFiniteError, OptionError, ShapeError
@@ -17,7 +18,7 @@ METHODS = ("lq", "cholesky")
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def network() -> nn.Module:
@@ -45,7 +46,9 @@ def joint(model: BayesianLinearRegression, X_new: Tensor) -> torch.distributions
     """Observations at X_new given the data: the Gaussian process with the kernel phi(x)^T S phi(z)."""
     n = len(model.X)
     Phi = model.design(torch.cat([model.X, X_new]))
-    K = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(len(Phi), dtype=Phi.dtype)
+    K = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(
+        len(Phi), dtype=Phi.dtype, device=DEVICE
+    )
     gain = torch.linalg.solve(K[:n, :n], K[:n, n:]).mT
     covariance = K[n:, n:] - gain @ K[:n, n:]
     return torch.distributions.MultivariateNormal((gain @ model.Y).mT, 0.5 * (covariance + covariance.mT))
@@ -77,8 +80,12 @@ def test_loss_is_the_density_of_the_targets(options):
     model = model_of(targets=3, **options)
     with torch.no_grad():
         Phi = model.design(model.X)
-        covariance = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(9, dtype=Phi.dtype)
-        density = torch.distributions.MultivariateNormal(torch.zeros(9, dtype=Phi.dtype), covariance)
+        covariance = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(
+            9, dtype=Phi.dtype, device=DEVICE
+        )
+        density = torch.distributions.MultivariateNormal(
+            torch.zeros(9, dtype=Phi.dtype, device=DEVICE), covariance
+        )
         tolerances.assert_close(model.loss(), -density.log_prob(model.Y.mT).sum())
     learned = {"raw_noise_var", "raw_prior_var"} | ({"raw_bias_var"} if options.get("bias", True) else set())
     assert {name for name, _ in model.named_parameters()} == learned
@@ -160,7 +167,7 @@ def test_observing_data_is_as_good_as_having_it():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_learns_noise_and_a_polynomial(method):
-    x = torch.linspace(-1.0, 1.0, 200, dtype=torch.float64)
+    x = torch.linspace(-1.0, 1.0, 200, dtype=torch.float64, device=DEVICE)
     truth = 1.0 - 2.0 * x + 3.0 * x**3
     model = BayesianLinearRegression(
         x, truth + 0.1 * normal(200), PolynomialFeatures(9), ard=True, method=method
@@ -179,7 +186,7 @@ def test_learns_noise_and_a_polynomial(method):
 
 def test_learns_features():
     """A network and a lengthscale are learned along with the variances."""
-    x = torch.linspace(0.0, 1.0, 60, dtype=torch.float64)
+    x = torch.linspace(0.0, 1.0, 60, dtype=torch.float64, device=DEVICE)
     y = torch.sin(12.0 * x) + 0.05 * normal(60)
     fourier = BayesianLinearRegression(x, y, RandomFourierFeatures(1, 40, 0.5, generator=0))
     fourier.fit(steps=60)
@@ -219,8 +226,8 @@ def test_normalised_data_are_those_in_other_units():
     X, Y = normal(20, 2), normal(20, 2, seed=1)
     X_new, Y_new = normal(3, 2, seed=2), normal(3, 2, seed=3)
     units, offset = (
-        torch.tensor([10.0, 0.01], dtype=torch.float64),
-        torch.tensor([1e3, -5.0], dtype=torch.float64),
+        torch.tensor([10.0, 0.01], dtype=torch.float64, device=DEVICE),
+        torch.tensor([1e3, -5.0], dtype=torch.float64, device=DEVICE),
     )
     plain = BayesianLinearRegression(X, Y, PolynomialFeatures(2), normalise=True)
     other = BayesianLinearRegression(
@@ -242,7 +249,7 @@ def test_normalised_data_are_those_in_other_units():
 
 
 def test_data_without_noise_stay_above_the_floor():
-    x = torch.linspace(-1.0, 1.0, 30, dtype=torch.float64)
+    x = torch.linspace(-1.0, 1.0, 30, dtype=torch.float64, device=DEVICE)
     model = BayesianLinearRegression(x, 1.0 + x**2, PolynomialFeatures(4))
     model.fit("adam", steps=300, lr=0.3, tolerance=0.0)
     assert model.noise_floor < model.noise_var < 1e3 * model.noise_floor
@@ -273,10 +280,14 @@ def test_a_network_is_asked_for_when_its_file_is_read(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_degenerate_data(method):
     """One row, equal rows, a constant column, constant targets."""
-    one = BayesianLinearRegression(torch.ones(1, 1).double(), torch.ones(1).double(), method=method)
+    one = BayesianLinearRegression(
+        torch.ones(1, 1, device=DEVICE).double(), torch.ones(1, device=DEVICE).double(), method=method
+    )
     assert one.loss().isfinite()
-    X = torch.cat([normal(6, 1), torch.ones(6, 1)], 1).repeat(2, 1)
-    model = BayesianLinearRegression(X, torch.full((12,), 3.0, dtype=torch.float64), method=method)
+    X = torch.cat([normal(6, 1), torch.ones(6, 1, device=DEVICE)], 1).repeat(2, 1)
+    model = BayesianLinearRegression(
+        X, torch.full((12,), 3.0, dtype=torch.float64, device=DEVICE), method=method
+    )
     result = model.fit(steps=30)
     assert math.isfinite(result.loss)
     mean, variance = model.predict(X[:2])
@@ -296,7 +307,9 @@ def test_float32_stays_float32():
 @pytest.mark.parametrize("method", METHODS)
 def test_float32_learns_as_float64_does(method):
     """Fifty frequencies for a smooth curve: features that depend on each other up to rounding of float32."""
-    x = 10.0 * torch.rand(400, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+    x = 10.0 * torch.rand(400, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(DEVICE).to(
+        DEVICE
+    )
     y = torch.sin(3.0 * x) + 0.05 * normal(400, dtype=torch.float32)
     losses = []
     for dtype in (torch.float32, torch.float64):
@@ -308,7 +321,7 @@ def test_float32_learns_as_float64_does(method):
 
 def test_plot():
     mpl.use("Agg")
-    x = torch.linspace(-1.0, 1.0, 10, dtype=torch.float64)
+    x = torch.linspace(-1.0, 1.0, 10, dtype=torch.float64, device=DEVICE)
     axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2)).plot()
     assert axes.lines
     with pytest.raises(OptionError, match="one input and one target can be drawn, there are 2 and 1"):
@@ -318,20 +331,38 @@ def test_plot():
 @pytest.mark.parametrize(
     ("X", "y", "options", "kind", "message"),
     [
-        (torch.ones(3, 2), torch.ones(4), {}, ShapeError, "n = 3 like X"),
-        (torch.tensor([1.0, math.nan, 2.0]), torch.ones(3), {}, NonFiniteError, "X contains NaN.* row 1"),
-        (torch.ones(3), torch.ones(3), {"method": "svd"}, OptionError, "method must be one of"),
-        (torch.ones(3), torch.ones(3), {"noise_var": -1.0}, OptionError, "noise_var must be greater"),
+        (torch.ones(3, 2, device=DEVICE), torch.ones(4, device=DEVICE), {}, ShapeError, "n = 3 like X"),
         (
-            torch.ones(3, 2),
-            torch.ones(3),
+            torch.tensor([1.0, math.nan, 2.0], device=DEVICE),
+            torch.ones(3, device=DEVICE),
+            {},
+            NonFiniteError,
+            "X contains NaN.* row 1",
+        ),
+        (
+            torch.ones(3, device=DEVICE),
+            torch.ones(3, device=DEVICE),
+            {"method": "svd"},
+            OptionError,
+            "method must be one of",
+        ),
+        (
+            torch.ones(3, device=DEVICE),
+            torch.ones(3, device=DEVICE),
+            {"noise_var": -1.0},
+            OptionError,
+            "noise_var must be greater",
+        ),
+        (
+            torch.ones(3, 2, device=DEVICE),
+            torch.ones(3, device=DEVICE),
             {"prior_var": [1.0]},
             ShapeError,
             "must be a number or have 2 entries",
         ),
         (
-            torch.ones(3),
-            torch.ones(3),
+            torch.ones(3, device=DEVICE),
+            torch.ones(3, device=DEVICE),
             {"features": nn.Flatten(0)},
             ShapeError,
             r"must map \(3, 1\) to \(3, m\)",
@@ -346,4 +377,4 @@ def test_mistakes_are_named(X, y, options, kind, message):
 def test_new_inputs_must_be_like_the_data():
     model = model_of()
     with pytest.raises(ShapeError, match="X_new must have 2 columns"):
-        model.predict(torch.ones(3, 1, dtype=torch.float64))
+        model.predict(torch.ones(3, 1, dtype=torch.float64, device=DEVICE))

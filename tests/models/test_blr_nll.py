@@ -8,6 +8,7 @@ import mpmath
 import pytest
 import tolerances
 import torch
+from device import DEVICE
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -26,13 +27,13 @@ SHAPES = ((7, 3), (3, 7), (4, 4), (1, 1), (1, 5), (5, 1))
 
 def sample(n: int, d: int, *batch: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(n * 100 + d)
-    X = torch.randn(*batch, n, d, dtype=dtype, generator=generator)
-    return X, torch.randn(*batch, n, dtype=dtype, generator=generator)
+    X = torch.randn(*batch, n, d, dtype=dtype, generator=generator).to(DEVICE)
+    return X, torch.randn(*batch, n, dtype=dtype, generator=generator).to(DEVICE)
 
 
 def density(X: Tensor, y: Tensor, noise_var: Tensor, prior_var: Tensor) -> Tensor:
     """The definition, with the covariance of the targets."""
-    covariance = X * prior_var @ X.mT + noise_var * torch.eye(len(y), dtype=X.dtype)
+    covariance = X * prior_var @ X.mT + noise_var * torch.eye(len(y), dtype=X.dtype, device=DEVICE)
     return -torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
 
 
@@ -41,7 +42,10 @@ def density(X: Tensor, y: Tensor, noise_var: Tensor, prior_var: Tensor) -> Tenso
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_value_is_the_density_of_the_targets(n, d, method, dtype):
     X, y = sample(n, d, dtype=dtype)
-    noise, prior = torch.tensor(0.3, dtype=dtype), torch.linspace(0.5, 2.0, d, dtype=dtype)
+    noise, prior = (
+        torch.tensor(0.3, dtype=dtype, device=DEVICE),
+        torch.linspace(0.5, 2.0, d, dtype=dtype, device=DEVICE),
+    )
     tolerances.assert_close(blr_nll(X, y, noise, prior, method=method), density(X, y, noise, prior))
     scalar = blr_nll(X, y, 0.3, 2.0, method=method)
     tolerances.assert_close(scalar, density(X, y, noise, torch.full_like(prior, 2.0)))
@@ -51,7 +55,10 @@ def test_value_is_the_density_of_the_targets(n, d, method, dtype):
 @pytest.mark.parametrize(("n", "d"), [(5, 3), (3, 5)])
 def test_gradients(n, d, method):
     X, y = sample(n, d)
-    noise, prior = torch.tensor(0.4, dtype=torch.float64), torch.linspace(0.5, 1.5, d, dtype=torch.float64)
+    noise, prior = (
+        torch.tensor(0.4, dtype=torch.float64, device=DEVICE),
+        torch.linspace(0.5, 1.5, d, dtype=torch.float64, device=DEVICE),
+    )
     arguments = [argument.requires_grad_() for argument in (X, y, noise, prior)]
 
     def criterion(*arguments: Tensor) -> Tensor:
@@ -65,7 +72,10 @@ def test_gradients(n, d, method):
 @pytest.mark.parametrize(("n", "d"), [(6, 2), (2, 6)])
 def test_batches_broadcast(n, d, method):
     X, y = sample(n, d, 4, 3)
-    noise, prior = torch.rand(3, dtype=X.dtype) + 0.1, torch.rand(4, 1, d, dtype=X.dtype) + 0.1
+    noise, prior = (
+        torch.rand(3, dtype=X.dtype).to(DEVICE) + 0.1,
+        torch.rand(4, 1, d, dtype=X.dtype).to(DEVICE) + 0.1,
+    )
     found = blr_nll(X, y, noise, prior, method=method)
     assert found.shape == (4, 3)
     for i in range(4):
@@ -77,7 +87,7 @@ def test_batches_broadcast(n, d, method):
 @pytest.mark.parametrize(("n", "d"), [(6, 2), (2, 6)])
 def test_several_targets_add_up(n, d, method):
     X, _ = sample(n, d)
-    Y = torch.randn(n, 3, dtype=X.dtype)
+    Y = torch.randn(n, 3, dtype=X.dtype).to(DEVICE)
     each = sum(blr_nll(X, y, 0.2, 1.5, method=method) for y in Y.unbind(1))
     tolerances.assert_close(blr_nll(X, Y, 0.2, 1.5, method=method), each)
 
@@ -89,7 +99,7 @@ def test_under_vmap_and_functional_gradients(method):
     def criterion(X: Tensor, y: Tensor, noise: Tensor) -> Tensor:
         return blr_nll(X, y, noise, 1.5, method=method)
 
-    noise = torch.tensor(0.3, dtype=X.dtype)
+    noise = torch.tensor(0.3, dtype=X.dtype, device=DEVICE)
     found = torch.func.vmap(torch.func.grad(criterion, argnums=2), in_dims=(0, 0, None))(X, y, noise)
     for i in range(5):
         single = noise.clone().requires_grad_()
@@ -106,7 +116,7 @@ def test_under_compile(method):
 
     values, slopes = [], []
     for function in (criterion, torch.compile(criterion, fullgraph=True, backend="aot_eager")):
-        noise = torch.tensor(0.3, dtype=X.dtype, requires_grad=True)
+        noise = torch.tensor(0.3, dtype=X.dtype, requires_grad=True, device=DEVICE)
         values.append(function(noise))
         slopes.append(torch.autograd.grad(values[-1], noise)[0])
     tolerances.assert_close(values[1], values[0])
@@ -114,10 +124,14 @@ def test_under_compile(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("X", [torch.zeros(4, 2), torch.ones(4, 2), torch.ones(4, 7)], ids=["0", "1", "wide"])
+@pytest.mark.parametrize(
+    "X",
+    [torch.zeros(4, 2, device=DEVICE), torch.ones(4, 2, device=DEVICE), torch.ones(4, 7, device=DEVICE)],
+    ids=["0", "1", "wide"],
+)
 def test_targets_of_zero_and_dependent_features_have_gradients(X, method):
     X = X.double().requires_grad_()
-    y = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(4, dtype=torch.float64, requires_grad=True, device=DEVICE)
     gradients = torch.autograd.grad(blr_nll(X, y, 0.5, 1.0, method=method), (X, y))
     assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -142,10 +156,10 @@ def with_fifty_digits(X: Tensor, y: Tensor, noise_var: float) -> tuple[float, fl
 
 def polynomial(shift: float) -> tuple[Tensor, Tensor]:
     """Powers 0 to 15 of (x + shift) / (1 + shift), x in [-1, 1], in units over 8 decades; noisy targets."""
-    x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64)
-    units = 10 ** torch.linspace(0.0, 8.0, 16, dtype=torch.float64)
-    X = ((x[:, None] + shift) / (1.0 + shift)) ** torch.arange(16) * units
-    noise = torch.randn(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64, device=DEVICE)
+    units = 10 ** torch.linspace(0.0, 8.0, 16, dtype=torch.float64, device=DEVICE)
+    X = ((x[:, None] + shift) / (1.0 + shift)) ** torch.arange(16, device=DEVICE) * units
+    noise = torch.randn(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     return X, torch.sin(3.0 * x) + 0.01 * noise
 
 
@@ -154,7 +168,7 @@ def errors(
 ) -> tuple[float, float]:
     """Relative errors of value and slope."""
     value, slope = expected
-    noise = torch.tensor(noise_var, dtype=torch.float64, requires_grad=True)
+    noise = torch.tensor(noise_var, dtype=torch.float64, requires_grad=True, device=DEVICE)
     found = blr_nll(X, y, noise, 1.0, method=method)
     (found_slope,) = torch.autograd.grad(found, noise)
     return abs(found.item() / value - 1.0), abs(found_slope.item() / slope - 1.0)
@@ -189,7 +203,7 @@ def test_not_finite_is_named(method):
         blr_nll(X, y, 0.1, 1.0, method=method)
     X[1, 1] = 0.0
     with pytest.raises(NonFiniteError, match="positive"):
-        blr_nll(X, y, torch.tensor(-0.1, dtype=X.dtype), 1.0, method=method)
+        blr_nll(X, y, torch.tensor(-0.1, dtype=X.dtype, device=DEVICE), 1.0, method=method)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +212,22 @@ def test_not_finite_is_named(method):
         ({"method": "qr"}, OptionError, "method must be one of 'lq', 'cholesky', got 'qr'"),
         ({"noise_var": 0.0}, OptionError, "noise_var must be positive"),
         ({"prior_var": math.inf}, OptionError, "prior_var must be positive"),
-        ({"prior_var": torch.ones(3).double()}, ShapeError, "last dimension 1 or the number of columns"),
-        ({"prior_var": torch.ones(2)}, DTypeError, "same dtype"),
-        ({"y": torch.zeros(5).double()}, ShapeError, "as many entries"),
-        ({"noise_var": torch.ones(2).double(), "X": torch.ones(3, 4, 2).double()}, ShapeError, "broadcast"),
-        ({"X": torch.zeros(4, 2, dtype=torch.int64)}, DTypeError, "X has dtype torch.int64"),
+        (
+            {"prior_var": torch.ones(3, device=DEVICE).double()},
+            ShapeError,
+            "last dimension 1 or the number of columns",
+        ),
+        ({"prior_var": torch.ones(2, device=DEVICE)}, DTypeError, "same dtype"),
+        ({"y": torch.zeros(5, device=DEVICE).double()}, ShapeError, "as many entries"),
+        (
+            {
+                "noise_var": torch.ones(2, device=DEVICE).double(),
+                "X": torch.ones(3, 4, 2, device=DEVICE).double(),
+            },
+            ShapeError,
+            "broadcast",
+        ),
+        ({"X": torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)}, DTypeError, "X has dtype torch.int64"),
         ({"y": [0.0] * 4}, DTypeError, "y must be a torch.Tensor"),
     ],
 )

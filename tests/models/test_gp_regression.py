@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from tolerances import HIGHER_ORDER, assert_close
 from torch import Tensor
 
@@ -34,9 +35,13 @@ F64 = torch.float64
 
 def data(n: int = 30, d: int = 2, k: int | None = None, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(n + d)
-    X = 3.0 * torch.rand(n, d, generator=source, dtype=dtype)
-    noise = 0.2 * torch.randn(n, 1 if k is None else k, generator=source, dtype=dtype)
-    y = 5.0 + torch.sin(2.0 * X).sum(1, keepdim=True) * torch.arange(1.0, noise.shape[1] + 1) + noise
+    X = 3.0 * torch.rand(n, d, generator=source, dtype=dtype).to(DEVICE)
+    noise = 0.2 * torch.randn(n, 1 if k is None else k, generator=source, dtype=dtype).to(DEVICE)
+    y = (
+        5.0
+        + torch.sin(2.0 * X).sum(1, keepdim=True) * torch.arange(1.0, noise.shape[1] + 1, device=DEVICE)
+        + noise
+    )
     return X, (y[:, 0] if k is None else y).to(dtype)
 
 
@@ -44,8 +49,8 @@ def written_out(model: GPRegression, X_new: Tensor) -> tuple[Tensor, Tensor, Ten
     """Loss, mean (m, k) and covariance of f in double precision, by inverse and determinant."""
     model, X_new = copy.deepcopy(model).double(), X_new.double()
     with torch.no_grad():
-        K = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=F64)
-        mean = model.constant if model.mean == "constant" else torch.zeros(1, dtype=F64)
+        K = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=F64, device=DEVICE)
+        mean = model.constant if model.mean == "constant" else torch.zeros(1, dtype=F64, device=DEVICE)
         r = model.y - mean
         inverse, cross = torch.linalg.inv(K), model.kernel(model.X, X_new)
         n, k = r.shape
@@ -72,7 +77,7 @@ def test_formulas(mean: str, k: int | None, dtype: torch.dtype) -> None:
     check(found.mean, mean_new.reshape(shape))
     check(found.variance, covariance.diagonal())
     check(model.predict(X_new, full_cov=True).covariance, covariance)
-    noisy = covariance + model.noise_var.detach() * torch.eye(7, dtype=F64)
+    noisy = covariance + model.noise_var.detach() * torch.eye(7, dtype=F64, device=DEVICE)
     check(model.predict(X_new, noise=True).variance, noisy.diagonal())
     check(model.predict(X_new, noise=True, full_cov=True).covariance, noisy)
     y_new = data(n=7, k=k, dtype=dtype)[1]
@@ -137,7 +142,7 @@ def test_samples_have_mean_and_covariance_of_the_prediction() -> None:
     for output in range(2):
         assert (torch.cov(drawn[..., output].mT) - covariance).abs().max() < 0.05 * covariance.max()
     assert torch.equal(model.sample(X_new, 3, generator=7), model.sample(X_new, 3, generator=7))
-    source = torch.Generator().manual_seed(7)
+    source = torch.Generator(DEVICE).manual_seed(7)
     assert torch.equal(model.sample(X_new, 3, generator=source), model.sample(X_new, 3, generator=7))
 
 
@@ -145,7 +150,7 @@ def test_samples_at_many_close_points_need_no_jitter() -> None:
     """Their covariance is singular; a JitterWarning would fail this test."""
     X, y = data(n=10, d=1)
     model = GPRegression(X, y, RBF(1.0), noise_var=0.1)
-    drawn = model.sample(torch.linspace(0, 3, 200, dtype=F64), 2, generator=0)
+    drawn = model.sample(torch.linspace(0, 3, 200, dtype=F64, device=DEVICE), 2, generator=0)
     assert drawn.shape == (2, 200)
     assert bool(drawn.isfinite().all())
 
@@ -172,12 +177,14 @@ def test_scikit_learn_agrees(case: str) -> None:
     model = GPRegression(X, y, ours(), noise_var=0.3, mean="zero")
     peer = gaussian_process.GaussianProcessRegressor(
         theirs(gaussian_process.kernels), alpha=0.3, optimizer=None
-    ).fit(X.numpy(), y.numpy())
-    mean, covariance = peer.predict(X_new.numpy(), return_cov=True)
-    assert_close(model.loss().detach(), -torch.tensor(peer.log_marginal_likelihood_value_), HIGHER_ORDER)
+    ).fit(X.cpu().numpy(), y.cpu().numpy())
+    mean, covariance = peer.predict(X_new.cpu().numpy(), return_cov=True)
+    assert_close(
+        model.loss().detach(), -torch.tensor(peer.log_marginal_likelihood_value_, device=DEVICE), HIGHER_ORDER
+    )
     found = model.predict(X_new, full_cov=True)
-    assert_close(found.mean, torch.from_numpy(mean), HIGHER_ORDER)
-    assert_close(found.covariance, torch.from_numpy(covariance), HIGHER_ORDER)
+    assert_close(found.mean, torch.from_numpy(mean).to(DEVICE), HIGHER_ORDER)
+    assert_close(found.covariance, torch.from_numpy(covariance).to(DEVICE), HIGHER_ORDER)
 
 
 def test_fit_finds_what_scikit_learn_finds() -> None:
@@ -190,7 +197,7 @@ def test_fit_finds_what_scikit_learn_finds() -> None:
     model = GPRegression(X, y, RBF([1.0, 1.0]), noise_var=0.1, mean="zero")
     result = model.fit(tolerance=1e-10)
     kernel = kernels.ConstantKernel(1.0) * kernels.RBF([1.0, 1.0]) + kernels.WhiteKernel(0.1)
-    peer = gaussian_process.GaussianProcessRegressor(kernel, alpha=0.0).fit(X.numpy(), y.numpy())
+    peer = gaussian_process.GaussianProcessRegressor(kernel, alpha=0.0).fit(X.cpu().numpy(), y.cpu().numpy())
     assert result.converged
     assert result.loss <= -peer.log_marginal_likelihood_value_ + 1e-6
     theirs = peer.kernel_.k1.k2.length_scale
@@ -200,7 +207,7 @@ def test_fit_finds_what_scikit_learn_finds() -> None:
 def test_normalised_data_give_predictions_and_loss_in_the_units_of_the_data() -> None:
     """The same model by hand: shifted and scaled before, scaled back after."""
     X, y = data(k=2)
-    X = X * torch.tensor([1e3, 1e-3], dtype=F64) + 50.0
+    X = X * torch.tensor([1e3, 1e-3], dtype=F64, device=DEVICE) + 50.0
     model = GPRegression(X, y, RBF(), noise_var=0.3, normalise=True)
     scale = y.var(0, correction=0).mean().sqrt()
     by_hand = GPRegression(
@@ -215,7 +222,7 @@ def test_normalised_data_give_predictions_and_loss_in_the_units_of_the_data() ->
 
 def network(dtype: torch.dtype = F64) -> torch.nn.Module:
     layers = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
-    return layers.to(dtype)
+    return layers.to(DEVICE, dtype)
 
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
@@ -301,8 +308,8 @@ def test_plots() -> None:
     assert list(curve.get_ydata()) == sorted(curve.get_ydata(), reverse=True)
     axes = model.plot()
     (line,) = axes.lines
-    x = torch.from_numpy(line.get_xdata())
-    assert_close(torch.from_numpy(line.get_ydata()), model.predict(x).mean)
+    x = torch.from_numpy(line.get_xdata()).to(DEVICE)
+    assert_close(torch.from_numpy(line.get_ydata()).to(DEVICE), model.predict(x).mean)
     assert x.min() < X.min() < X.max() < x.max()
     assert len(axes.collections[1].get_offsets()) == len(X)
     assert axes.get_legend() is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from joint_gaussian import JointGaussian
 from tolerances import HIGHER_ORDER, SUMS_OVER_STEPS, assert_close
 from torch import Tensor
@@ -31,11 +32,11 @@ def problem(
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE)
 
     def spd(*shape: int) -> Tensor:
         X = random(*shape)
-        return X @ X.mT / shape[-1] + 0.3 * torch.eye(shape[-1], dtype=torch.float64)
+        return X @ X.mT / shape[-1] + 0.3 * torch.eye(shape[-1], dtype=torch.float64, device=DEVICE)
 
     time = (times,) if varying else (1,)
     return (
@@ -61,8 +62,8 @@ def with_gaps(y: Tensor) -> Tensor:
 
 def offsets(times: int, n: int, p: int) -> dict[str, Tensor]:
     return {
-        "state_offset": torch.linspace(-1, 1, times * n, dtype=torch.float64).view(times, n),
-        "observation_offset": torch.linspace(1, -2, p, dtype=torch.float64),
+        "state_offset": torch.linspace(-1, 1, times * n, dtype=torch.float64, device=DEVICE).view(times, n),
+        "observation_offset": torch.linspace(1, -2, p, dtype=torch.float64, device=DEVICE),
     }
 
 
@@ -243,8 +244,8 @@ def test_derivatives(name: str) -> None:
 def test_broadcasting() -> None:
     """Leading dimensions of all operands meet; each item is what it is alone."""
     y, A, B, Q, R, m, P = problem(4, 2, 1)
-    A = A * torch.tensor([1.0, 0.5], dtype=torch.float64)[:, None, None, None]
-    m = m + torch.arange(3.0, dtype=torch.float64)[:, None, None]
+    A = A * torch.tensor([1.0, 0.5], dtype=torch.float64, device=DEVICE)[:, None, None, None]
+    m = m + torch.arange(3.0, dtype=torch.float64, device=DEVICE)[:, None, None]
     s = kalman_nll(y, A, B, Q, R, m, P)
     filtered, smoothed = kalman_filter(y, A, B, Q, R, m, P), kalman_smoother(y, A, B, Q, R, m, P)
     assert s.shape == (3, 2)
@@ -276,17 +277,20 @@ def test_nothing_observed() -> None:
 def singular() -> Operands:
     """An autoregression seen without noise: A is singular, and so are Q, R and all covariances."""
     double = torch.float64
-    A = torch.tensor([[0.5, 0.0], [1.0, 0.0]], dtype=double)
-    y = torch.tensor([[0.3], [1.0], [-0.5], [0.8]], dtype=double)
-    Q, B = torch.diag(torch.tensor([1.0, 0.0], dtype=double)), torch.tensor([[1.0, 0.0]], dtype=double)
+    A = torch.tensor([[0.5, 0.0], [1.0, 0.0]], dtype=double, device=DEVICE)
+    y = torch.tensor([[0.3], [1.0], [-0.5], [0.8]], dtype=double, device=DEVICE)
+    Q, B = (
+        torch.diag(torch.tensor([1.0, 0.0], dtype=double, device=DEVICE)),
+        torch.tensor([[1.0, 0.0]], dtype=double, device=DEVICE),
+    )
     return (
         y,
         A,
         B,
         Q,
-        torch.zeros(1, 1, dtype=double),
-        torch.zeros(2, dtype=double),
-        torch.eye(2, dtype=double),
+        torch.zeros(1, 1, dtype=double, device=DEVICE),
+        torch.zeros(2, dtype=double, device=DEVICE),
+        torch.eye(2, dtype=double, device=DEVICE),
     )
 
 
@@ -305,7 +309,7 @@ def test_singular_transition_and_states_known_exactly() -> None:
 
 def test_square_root_form_with_factors_of_singular_covariances() -> None:
     y, A, B, _, R, m, P = singular()
-    G = torch.tensor([[1.0], [0.2]], dtype=torch.float64)
+    G = torch.tensor([[1.0], [0.2]], dtype=torch.float64, device=DEVICE)
     R = R + 0.1
     expected = kalman_filter(y, A, B, G @ G.mT, R, m, P)
     root = torch.nn.functional.pad(G, (0, 1))
@@ -318,8 +322,17 @@ def test_square_root_form_with_factors_of_singular_covariances() -> None:
 
 def test_square_root_form_keeps_more_digits() -> None:
     """A precise observation of a wide prior, in float32: one form loses what the other keeps."""
-    y, A, B = torch.ones(3, 1), torch.eye(2), torch.tensor([[1.0, 1.0]])
-    Q, R, m, P = 1e-8 * torch.eye(2), 1e-6 * torch.eye(1), torch.zeros(2), 1e3 * torch.eye(2)
+    y, A, B = (
+        torch.ones(3, 1, device=DEVICE),
+        torch.eye(2, device=DEVICE),
+        torch.tensor([[1.0, 1.0]], device=DEVICE),
+    )
+    Q, R, m, P = (
+        1e-8 * torch.eye(2, device=DEVICE),
+        1e-6 * torch.eye(1, device=DEVICE),
+        torch.zeros(2, device=DEVICE),
+        1e3 * torch.eye(2, device=DEVICE),
+    )
     exact = kalman_filter(*(x.double() for x in (y, A, B, Q, R, m, P))).log_likelihood.sum()
     found = kalman_filter(y, A, B, Q, R, m, P, form="square_root").log_likelihood.sum()
     assert abs(found - exact) < 1e-3 * abs(exact)
@@ -356,11 +369,11 @@ def test_infinite_observation_is_named(series: int) -> None:
 
 def test_unstable_series_that_ended_long_ago() -> None:
     """Padding of a short series next to a long one: its covariance would overflow, and does no harm."""
-    y = torch.full((9, 3000, 1), torch.nan, dtype=torch.float64)
+    y = torch.full((9, 3000, 1), torch.nan, dtype=torch.float64, device=DEVICE)
     y[:, :3] = 1.0
     y[0] = 1.0
-    one = torch.ones(1, 1, dtype=torch.float64)
-    A = torch.full((9, 1, 1, 1), 3.0, dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.float64, device=DEVICE)
+    A = torch.full((9, 1, 1, 1), 3.0, dtype=torch.float64, device=DEVICE)
     A[0] = 0.5
     A.requires_grad_()
     s = kalman_nll(y, A, one, one, one, one[0], one)
@@ -382,7 +395,7 @@ def test_unstable_series_that_ended_long_ago() -> None:
 )
 def test_shapes_that_do_not_fit(position: int, shape: tuple[int, ...], message: str) -> None:
     operands = list(problem(4, 3, 2, batch=(2,)))
-    operands[position] = torch.ones(shape, dtype=torch.float64)
+    operands[position] = torch.ones(shape, dtype=torch.float64, device=DEVICE)
     with pytest.raises(lapgrad.ShapeError) as caught:
         kalman_nll(*operands)
     assert message in str(caught.value)

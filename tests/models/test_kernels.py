@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from device import DEVICE
 from tolerances import ROUNDED_DISTANCES, assert_close
 from torch import Tensor
 
@@ -34,7 +35,7 @@ Case = tuple[Callable[[], Kernel], Callable[[Tensor, Tensor], Tensor]]
 
 
 def scaled_distance(x: Tensor, z: Tensor, lengthscale: float | list[float]) -> Tensor:
-    return torch.linalg.vector_norm((x - z) / torch.as_tensor(lengthscale, dtype=x.dtype))
+    return torch.linalg.vector_norm((x - z) / torch.as_tensor(lengthscale, dtype=x.dtype, device=DEVICE))
 
 
 CASES: dict[str, Case] = {
@@ -72,8 +73,11 @@ CASES: dict[str, Case] = {
     ),
     "Linear": (lambda: Linear([0.5, 2.0]), lambda x, z: 0.5 * x[0] * z[0] + 2.0 * x[1] * z[1]),
     "Polynomial": (lambda: Polynomial(3, 0.6, 1.3), lambda x, z: 1.3 * (x @ z + 0.6) ** 3),
-    "Constant": (lambda: Constant(1.3), lambda x, z: torch.tensor(1.3, dtype=x.dtype)),
-    "White": (lambda: White(1.3), lambda x, z: torch.tensor(1.3 if x is z else 0.0, dtype=x.dtype)),
+    "Constant": (lambda: Constant(1.3), lambda x, z: torch.tensor(1.3, dtype=x.dtype, device=DEVICE)),
+    "White": (
+        lambda: White(1.3),
+        lambda x, z: torch.tensor(1.3 if x is z else 0.0, dtype=x.dtype, device=DEVICE),
+    ),
     "sum and product": (
         lambda: RBF(0.7) + Constant(1.3) * (Linear(0.5) + White(0.2)),
         lambda x, z: (
@@ -106,14 +110,14 @@ class Squares(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=DEVICE))
 
     def forward(self, X: Tensor) -> Tensor:
         return self.weight.to(X) * squares(X.flip(-1))
 
 
 def points(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def pair_by_pair(function: Callable[[Tensor, Tensor], Tensor], X: Tensor, Z: Tensor) -> Tensor:
@@ -126,7 +130,7 @@ def pair_by_pair(function: Callable[[Tensor, Tensor], Tensor], X: Tensor, Z: Ten
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small matrices in one piece, as they are, and in blocks, as large ones are."""
     if request.param:
-        monkeypatch.setitem(_blocks._ELEMENTS, "cpu", 5)
+        monkeypatch.setitem(_blocks._ELEMENTS, DEVICE.type, 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -163,7 +167,9 @@ def test_derivatives(case: str) -> None:
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("lower_only", [False, True])
-@pytest.mark.parametrize("noise", [torch.tensor(0.3), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])])
+@pytest.mark.parametrize(
+    "noise", [torch.tensor(0.3, device=DEVICE), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], device=DEVICE)]
+)
 def test_covariance_of_observations(noise: Tensor, lower_only: bool) -> None:
     kernel, X, noise = RBF(0.7), points(5, 2).requires_grad_(), noise.double().requires_grad_()
     expected = kernel(X) + torch.diag(noise.expand(5))
@@ -201,14 +207,14 @@ def test_vectors_are_points_of_one_dimension() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: RBF()(torch.zeros(3, dtype=torch.int64)), "RBF: X has dtype torch.int64"),
+        (lambda: RBF()(torch.zeros(3, dtype=torch.int64, device=DEVICE)), "RBF: X has dtype torch.int64"),
         (lambda: RBF()(points(3, 2), points(3, 2, dtype=torch.float32)), "same dtype"),
         (lambda: RBF()(points(3, 2), points(3, 4)), "same number of columns"),
         (lambda: RBF([1.0, 2.0, 3.0])(points(3, 2)), "3 lengthscales for points of 2 dimensions"),
         (lambda: RBF(active_dims=[2])(points(3, 2)), "active_dims"),
         (lambda: RBF(-1.0), "lengthscale must be positive"),
         (lambda: RBF(math.nan), "lengthscale must be positive"),
-        (lambda: RBF(torch.ones(2, 2)), "must be a scalar or of shape"),
+        (lambda: RBF(torch.ones(2, 2, device=DEVICE)), "must be a scalar or of shape"),
     ],
 )
 def test_wrong_arguments(call: Callable[[], object], message: str) -> None:
@@ -225,7 +231,7 @@ def test_many_dimensions(kernel: type[Kernel], dimensions: int) -> None:
     assert_close(kernel(3.0)(X, Z).detach(), kernel(3.0).profile(S / 9.0), ROUNDED_DISTANCES)
     K = kernel(3.0)(X)
     assert torch.equal(K, K.mT)
-    assert torch.equal(K.diagonal(), torch.ones(6, dtype=torch.float64))
+    assert torch.equal(K.diagonal(), torch.ones(6, dtype=torch.float64, device=DEVICE))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -245,7 +251,7 @@ def test_gradients_at_coinciding_points(kernel: type[Kernel], dimensions: int, d
     folded = (weights + weights.mT)[:, :5] + (weights + weights.mT)[:, 5:]
     folded = (folded[:5] + folded[5:]) / 2.0
     folded.fill_diagonal_(0.0)
-    apart = ~torch.eye(5, dtype=torch.bool)
+    apart = ~torch.eye(5, dtype=torch.bool, device=DEVICE)
     S = (once[:, None] - once).square().sum(-1)
     shape = model.shape_parameters()
     K = torch.zeros_like(folded).masked_scatter(apart, model.profile(S[apart], *shape))
@@ -255,10 +261,10 @@ def test_gradients_at_coinciding_points(kernel: type[Kernel], dimensions: int, d
 
 def test_large_offsets() -> None:
     """Years and periods of a year: differences of large numbers."""
-    years = 1988.0 + torch.linspace(0, 1, 13)
+    years = 1988.0 + torch.linspace(0, 1, 13, device=DEVICE)
     expected = Periodic(1.0)(years.double()).detach()
     assert (Periodic(1.0)(years).double() - expected).abs().max() < 1e-3
-    assert torch.equal(Matern12(0.1)(years[:, None]).diagonal(), torch.ones(13))
+    assert torch.equal(Matern12(0.1)(years[:, None]).diagonal(), torch.ones(13, device=DEVICE))
 
 
 def test_sums_and_products_are_flat() -> None:
@@ -292,7 +298,7 @@ class Brownian(Kernel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        self.weight = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64, device=DEVICE))
 
     def matrix(self, scalars: object, F: Tensor, G: Tensor | None) -> Tensor:
         return self.weight * torch.minimum(F, (F if G is None else G).mT)
@@ -303,9 +309,13 @@ class Brownian(Kernel):
 
 @pytest.mark.usefixtures("blocks")
 def test_kernels_of_users_have_gradients() -> None:
-    kernel, X = Brownian(), torch.rand(6, dtype=torch.float64)
+    kernel, X = Brownian(), torch.rand(6, dtype=torch.float64).to(DEVICE)
     total = torch.minimum(X[:, None], X).sum()
-    for K in (kernel(X), (kernel + RBF())(X), covariance(kernel, X[:, None], torch.tensor(0.1).double())):
+    for K in (
+        kernel(X),
+        (kernel + RBF())(X),
+        covariance(kernel, X[:, None], torch.tensor(0.1, device=DEVICE).double()),
+    ):
         assert_close(torch.autograd.grad(K.sum(), kernel.weight)[0], total)
 
 
@@ -315,7 +325,7 @@ def test_transforms_of_torch() -> None:
     assert_close(torch.func.vmap(kernel)(X), torch.stack([kernel(x) for x in X]))
     forward, reverse = torch.func.jacfwd(kernel)(X[0]), torch.func.jacrev(kernel)(X[0])
     assert_close(forward, reverse)
-    scales = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    scales = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, device=DEVICE)
 
     def of(raw: Tensor) -> Tensor:
         return torch.func.functional_call(RBF(), {"raw_lengthscale": raw}, (X[0],))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from joint_gaussian import JointGaussian
 from tolerances import ALL_TIMES_AT_ONCE, DIFFUSE_LIMIT, OTHER_IMPLEMENTATION, SUMS_OVER_STEPS, assert_close
 from torch import Tensor, nn
@@ -35,8 +36,12 @@ DOUBLE = torch.float64
 def series(length: int = 24, seed: int = 0) -> Tensor:
     """A trend, a season of 4 and noise; two observations are missing."""
     generator = torch.Generator().manual_seed(seed)
-    t = torch.arange(length, dtype=DOUBLE)
-    y = 0.1 * t + torch.sin(math.pi * t / 2) + 0.3 * torch.randn(length, generator=generator, dtype=DOUBLE)
+    t = torch.arange(length, dtype=DOUBLE, device=DEVICE)
+    y = (
+        0.1 * t
+        + torch.sin(math.pi * t / 2)
+        + 0.3 * torch.randn(length, generator=generator, dtype=DOUBLE).to(DEVICE)
+    )
     y[5], y[11] = torch.nan, torch.nan
     return y
 
@@ -52,8 +57,10 @@ COMPONENTS: dict[str, Any] = {
     "damped trend": lambda: LocalLinearTrend(0.05, 0.002, damped=True),
     "season": lambda: Seasonal(4, 0.01),
     "autoregression": lambda: AR(3, 0.2),
-    "regression": lambda: Regression(torch.linspace(0, 2, 30, dtype=DOUBLE).view(30, 1).sin()),
-    "wandering regression": lambda: Regression(torch.linspace(1, 2, 30, dtype=DOUBLE).view(30, 1), 0.1),
+    "regression": lambda: Regression(torch.linspace(0, 2, 30, dtype=DOUBLE, device=DEVICE).view(30, 1).sin()),
+    "wandering regression": lambda: Regression(
+        torch.linspace(1, 2, 30, dtype=DOUBLE, device=DEVICE).view(30, 1), 0.1
+    ),
     "dynamics": lambda: LinearDynamics(2, generator=1),
     "trend and season": structural,
     "level, season, autoregression": lambda: LocalLevel(0.1) + Seasonal(3, 0.01) + AR(1, 0.2),
@@ -131,7 +138,9 @@ def test_gradient_of_the_loss(component: Component) -> None:
 
 
 def test_regression_without_noise_of_states_is_least_squares() -> None:
-    X = torch.stack((torch.ones(20, dtype=DOUBLE), torch.arange(20, dtype=DOUBLE)), 1)
+    X = torch.stack(
+        (torch.ones(20, dtype=DOUBLE, device=DEVICE), torch.arange(20, dtype=DOUBLE, device=DEVICE)), 1
+    )
     y = series(20)
     seen = ~y.isnan()
     model = LinearGaussianSSM(y, Regression(X), noise_var=0.3)
@@ -140,6 +149,13 @@ def test_regression_without_noise_of_states_is_least_squares() -> None:
     assert_close(model.smooth().covariance[0], 0.3 * torch.linalg.inv(X[seen].mT @ X[seen]))
     with pytest.raises(lapgrad.ShapeError, match="X has 20 rows, 22 are needed"):
         model.forecast(2)
+
+
+def test_dynamics_are_drawn_wherever_the_generator_is() -> None:
+    drawn = LinearDynamics(2, 3, generator=torch.Generator(DEVICE).manual_seed(1)).B
+    assert drawn.shape == (3, 2)
+    assert drawn.device.type == "cpu"
+    assert torch.equal(drawn, LinearDynamics(2, 3, generator=torch.Generator(DEVICE).manual_seed(1)).B)
 
 
 def test_autoregression_is_stationary() -> None:
@@ -196,7 +212,7 @@ def test_several_series_of_different_length() -> None:
 
 def test_series_of_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
-    y = torch.randn(40, 2, generator=generator, dtype=DOUBLE).cumsum(0)
+    y = torch.randn(40, 2, generator=generator, dtype=DOUBLE).to(DEVICE).cumsum(0)
     y[3, 1] = torch.nan
     model = LinearGaussianSSM(y, 3)
     before = model.loss().item()
@@ -224,8 +240,8 @@ def test_samples_have_the_moments_of_the_forecast() -> None:
 
 def test_learning_finds_the_variances() -> None:
     generator = torch.Generator().manual_seed(1)
-    level = torch.randn(2000, generator=generator, dtype=DOUBLE).mul(0.5).cumsum(0)
-    y = level + 2.0 * torch.randn(2000, generator=generator, dtype=DOUBLE)
+    level = torch.randn(2000, generator=generator, dtype=DOUBLE).to(DEVICE).mul(0.5).cumsum(0)
+    y = level + 2.0 * torch.randn(2000, generator=generator, dtype=DOUBLE).to(DEVICE)
     model = LinearGaussianSSM(y, LocalLevel())
     result = model.fit()
     assert result.converged
@@ -251,8 +267,8 @@ class Volatility(nn.Module):
 
 def test_network_that_emits_matrices(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    y, inputs = series(20), torch.linspace(0, 1, 24, dtype=DOUBLE)[:, None]
-    network = Volatility().double()
+    y, inputs = series(20), torch.linspace(0, 1, 24, dtype=DOUBLE, device=DEVICE)[:, None]
+    network = Volatility().to(DEVICE, DOUBLE)
     model = LinearGaussianSSM(y, Emitted(network, inputs, states=1), noise_var=0.0)
     block, R = model.matrices()
     operands = (block.A[0], block.B[0], block.Q[0], R, block.m, block.P)
@@ -267,7 +283,7 @@ def test_network_that_emits_matrices(tmp_path: Path) -> None:
     with pytest.raises(lapgrad.ShapeError, match="inputs has 24 rows, 25 are needed"):
         model.forecast(5)
     model.save(tmp_path / "hybrid")
-    again = Model.load(tmp_path / "hybrid", modules={"module": Volatility().double()})
+    again = Model.load(tmp_path / "hybrid", modules={"module": Volatility().to(DEVICE, DOUBLE)})
     assert isinstance(again, LinearGaussianSSM)
     assert_close(again.forecast(4).mean, forecast.mean, 0)
     with pytest.raises(lapgrad.OptionError, match='the network "module" is missing'):
@@ -296,15 +312,16 @@ def test_single_precision() -> None:
 
 
 def test_covariance_is_what_it_was_set_to() -> None:
-    matrix = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=DOUBLE)
+    matrix = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=DOUBLE, device=DEVICE)
     assert_close(Covariance(matrix).matrix().detach(), matrix)
     assert_close(
-        Covariance(torch.tensor([2.0, 3.0])).matrix().detach(), torch.diag(matrix.new_tensor([2.0, 3.0]))
+        Covariance(torch.tensor([2.0, 3.0], device=DEVICE)).matrix().detach(),
+        torch.diag(matrix.new_tensor([2.0, 3.0])),
     )
     with pytest.raises(lapgrad.NotPositiveDefiniteError):
         Covariance(-matrix)
     with pytest.raises(lapgrad.ShapeError):
-        Covariance(torch.ones(2, 3))
+        Covariance(torch.ones(2, 3, device=DEVICE))
 
 
 def test_plot(tmp_path: Path) -> None:
@@ -323,21 +340,69 @@ def test_plot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("y", "component", "options", "error", "message"),
     [
-        (torch.ones(5, dtype=torch.int64), LocalLevel, {}, lapgrad.DTypeError, "y has dtype torch.int64"),
-        (torch.ones(2, 2, 2, 2), LocalLevel, {}, lapgrad.ShapeError, "y must have shape"),
+        (
+            torch.ones(5, dtype=torch.int64, device=DEVICE),
+            LocalLevel,
+            {},
+            lapgrad.DTypeError,
+            "y has dtype torch.int64",
+        ),
+        (torch.ones(2, 2, 2, 2, device=DEVICE), LocalLevel, {}, lapgrad.ShapeError, "y must have shape"),
         ([], LocalLevel, {}, lapgrad.ShapeError, "no series"),
-        ([torch.ones(3), torch.ones(3, 2)], LocalLevel, {}, lapgrad.ShapeError, "all series must have shape"),
-        (torch.full((4,), torch.nan), LocalLevel, {}, lapgrad.NonFiniteError, "no observation"),
-        (torch.tensor([1.0, torch.inf]), LocalLevel, {}, lapgrad.NonFiniteError, "infinite at step 1"),
-        (torch.ones(5, 2), LocalLevel, {}, lapgrad.ShapeError, "y has 2 values at each time"),
-        (torch.ones(5), lambda: "level", {}, lapgrad.OptionError, "component must be a Component"),
-        (torch.ones(5), LocalLevel, {"noise": "none"}, lapgrad.OptionError, "noise"),
-        (torch.ones(5), LocalLevel, {"noise_var": torch.ones(2)}, lapgrad.ShapeError, "noise_var must be"),
-        (torch.ones(5), LocalLevel, {"diffuse_variance": -1.0}, lapgrad.OptionError, "diffuse_variance"),
-        (torch.ones(3), lambda: Seasonal(12), {}, lapgrad.DomainError, "too few observations"),
-        (torch.ones(5), lambda: Seasonal(1), {}, lapgrad.OptionError, "period"),
-        (torch.ones(5), lambda: AR(0), {}, lapgrad.OptionError, "order"),
-        (torch.ones(5), lambda: 0, {}, lapgrad.OptionError, "states and observations must be positive"),
+        (
+            [torch.ones(3, device=DEVICE), torch.ones(3, 2, device=DEVICE)],
+            LocalLevel,
+            {},
+            lapgrad.ShapeError,
+            "all series must have shape",
+        ),
+        (
+            torch.full((4,), torch.nan, device=DEVICE),
+            LocalLevel,
+            {},
+            lapgrad.NonFiniteError,
+            "no observation",
+        ),
+        (
+            torch.tensor([1.0, torch.inf], device=DEVICE),
+            LocalLevel,
+            {},
+            lapgrad.NonFiniteError,
+            "infinite at step 1",
+        ),
+        (torch.ones(5, 2, device=DEVICE), LocalLevel, {}, lapgrad.ShapeError, "y has 2 values at each time"),
+        (
+            torch.ones(5, device=DEVICE),
+            lambda: "level",
+            {},
+            lapgrad.OptionError,
+            "component must be a Component",
+        ),
+        (torch.ones(5, device=DEVICE), LocalLevel, {"noise": "none"}, lapgrad.OptionError, "noise"),
+        (
+            torch.ones(5, device=DEVICE),
+            LocalLevel,
+            {"noise_var": torch.ones(2, device=DEVICE)},
+            lapgrad.ShapeError,
+            "noise_var must be",
+        ),
+        (
+            torch.ones(5, device=DEVICE),
+            LocalLevel,
+            {"diffuse_variance": -1.0},
+            lapgrad.OptionError,
+            "diffuse_variance",
+        ),
+        (torch.ones(3, device=DEVICE), lambda: Seasonal(12), {}, lapgrad.DomainError, "too few observations"),
+        (torch.ones(5, device=DEVICE), lambda: Seasonal(1), {}, lapgrad.OptionError, "period"),
+        (torch.ones(5, device=DEVICE), lambda: AR(0), {}, lapgrad.OptionError, "order"),
+        (
+            torch.ones(5, device=DEVICE),
+            lambda: 0,
+            {},
+            lapgrad.OptionError,
+            "states and observations must be positive",
+        ),
     ],
 )
 def test_bad_input(y: Any, component: Any, options: Any, error: type, message: str) -> None:
@@ -346,7 +411,7 @@ def test_bad_input(y: Any, component: Any, options: Any, error: type, message: s
 
 
 def test_bad_steps() -> None:
-    model = LinearGaussianSSM(torch.arange(5.0), LocalLevel())
+    model = LinearGaussianSSM(torch.arange(5.0, device=DEVICE), LocalLevel())
     assert model.forecast(0).mean.shape == (0,)
     assert model.sample(0, 2).shape == (2, 0)
     for steps in (-1, 1.5, True):
@@ -355,16 +420,16 @@ def test_bad_steps() -> None:
 
 
 def test_one_observation_and_constant_series() -> None:
-    one = LinearGaussianSSM(torch.tensor([3.0], dtype=DOUBLE), LocalLevel(0.5), noise_var=1.0)
-    assert_close(one.forecast(1).mean, torch.tensor([3.0], dtype=DOUBLE))
-    assert_close(one.forecast(1).variance, torch.tensor([2.5], dtype=DOUBLE))
-    constant = LinearGaussianSSM(torch.full((20,), 7.0, dtype=DOUBLE), LocalLevel())
-    assert_close(constant.forecast(2).mean, torch.tensor([7.0, 7.0], dtype=DOUBLE))
+    one = LinearGaussianSSM(torch.tensor([3.0], dtype=DOUBLE, device=DEVICE), LocalLevel(0.5), noise_var=1.0)
+    assert_close(one.forecast(1).mean, torch.tensor([3.0], dtype=DOUBLE, device=DEVICE))
+    assert_close(one.forecast(1).variance, torch.tensor([2.5], dtype=DOUBLE, device=DEVICE))
+    constant = LinearGaussianSSM(torch.full((20,), 7.0, dtype=DOUBLE, device=DEVICE), LocalLevel())
+    assert_close(constant.forecast(2).mean, torch.tensor([7.0, 7.0], dtype=DOUBLE, device=DEVICE))
 
 
 def unobserved_components(y: Tensor, *arguments: Any, **options: Any) -> Any:
     api = pytest.importorskip("statsmodels.api")
-    return api.tsa.UnobservedComponents(y.numpy(), *arguments, **options, use_exact_diffuse=True)
+    return api.tsa.UnobservedComponents(y.cpu().numpy(), *arguments, **options, use_exact_diffuse=True)
 
 
 STATSMODELS: dict[str, tuple[Any, Any, dict[str, Any], list[float]]] = {
@@ -380,14 +445,22 @@ def test_against_statsmodels(name: str) -> None:
     y = series(40)
     model = LinearGaussianSSM(y, make(), noise_var=0.1)
     theirs = unobserved_components(y, kind, **options)
-    value = torch.tensor(theirs.loglike(parameters), dtype=DOUBLE)
+    value = torch.tensor(theirs.loglike(parameters), dtype=DOUBLE, device=DEVICE)
     assert_close(model.log_likelihood().detach(), value, OTHER_IMPLEMENTATION)
     found = theirs.smooth(parameters)
-    smoothed = torch.from_numpy(found.smoothed_state.T.copy())
+    smoothed = torch.from_numpy(found.smoothed_state.T.copy()).to(DEVICE)
     assert_close(model.smooth().mean, smoothed, OTHER_IMPLEMENTATION)
     forecast = found.get_forecast(5)
-    assert_close(model.forecast(5).mean, torch.from_numpy(forecast.predicted_mean), OTHER_IMPLEMENTATION)
-    assert_close(model.forecast(5).variance, torch.from_numpy(forecast.var_pred_mean), OTHER_IMPLEMENTATION)
+    assert_close(
+        model.forecast(5).mean,
+        torch.from_numpy(forecast.predicted_mean).to(DEVICE),
+        OTHER_IMPLEMENTATION,
+    )
+    assert_close(
+        model.forecast(5).variance,
+        torch.from_numpy(forecast.var_pred_mean).to(DEVICE),
+        OTHER_IMPLEMENTATION,
+    )
 
 
 def test_nile() -> None:
@@ -396,7 +469,7 @@ def test_nile() -> None:
     if not file.is_file():
         pytest.skip("LAPGRAD_DATA names no folder with nile.csv")
     with file.open() as lines:
-        y = torch.tensor([float(row["volume"]) for row in csv.DictReader(lines)], dtype=DOUBLE)
+        y = torch.tensor([float(row["volume"]) for row in csv.DictReader(lines)], dtype=DOUBLE, device=DEVICE)
     model = LinearGaussianSSM(y, LocalLevel())
     result = model.fit(tolerance=1e-10)
     assert result.loss == pytest.approx(633.4646, abs=1e-3)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from tolerances import (
     HIGHER_ORDER,
     INDUCING,
@@ -42,11 +43,11 @@ class RBF(nn.Module):
 
     def __init__(self, d: int) -> None:
         super().__init__()
-        self.logarithms = nn.Parameter(torch.linspace(-0.2, 0.3, d))
-        self.log_variance = nn.Parameter(torch.tensor(0.4))
-        self.unused = nn.Parameter(torch.tensor(1.0))
-        self.register_buffer("columns", torch.arange(d))
-        self.register_buffer("unit", torch.tensor(2.0))
+        self.logarithms = nn.Parameter(torch.linspace(-0.2, 0.3, d, device=DEVICE))
+        self.log_variance = nn.Parameter(torch.tensor(0.4, device=DEVICE))
+        self.unused = nn.Parameter(torch.tensor(1.0, device=DEVICE))
+        self.register_buffer("columns", torch.arange(d, device=DEVICE))
+        self.register_buffer("unit", torch.tensor(2.0, device=DEVICE))
 
     def forward(self, A: Tensor, B: Tensor | None = None) -> Tensor:
         B = A if B is None else B
@@ -60,13 +61,16 @@ class RBF(nn.Module):
 def problem(n: int = 30, U: int = 6, d: int = 2, k: int = 1, dtype: torch.dtype = DOUBLE) -> Tensors:
     """Z, X, Y, noise_var, lengthscale, variance."""
     generator = torch.Generator().manual_seed(n + 100 * U + 1000 * d)
-    X = torch.randn(n, d, dtype=DOUBLE, generator=generator)
-    Z = torch.randn(U, d, dtype=DOUBLE, generator=generator)
-    Y = torch.sin(X.sum(-1, keepdim=True) + torch.arange(k)) + 0.1 * torch.randn(
+    X = torch.randn(n, d, dtype=DOUBLE, generator=generator).to(DEVICE)
+    Z = torch.randn(U, d, dtype=DOUBLE, generator=generator).to(DEVICE)
+    Y = torch.sin(X.sum(-1, keepdim=True) + torch.arange(k, device=DEVICE)) + 0.1 * torch.randn(
         n, k, dtype=DOUBLE, generator=generator
+    ).to(DEVICE)
+    noise_var, variance = (
+        torch.tensor(0.2, dtype=DOUBLE, device=DEVICE),
+        torch.tensor(1.5, dtype=DOUBLE, device=DEVICE),
     )
-    noise_var, variance = torch.tensor(0.2, dtype=DOUBLE), torch.tensor(1.5, dtype=DOUBLE)
-    tensors = (Z, X, Y, noise_var, torch.linspace(0.8, 1.2, d, dtype=DOUBLE), variance)
+    tensors = (Z, X, Y, noise_var, torch.linspace(0.8, 1.2, d, dtype=DOUBLE, device=DEVICE), variance)
     return tuple(tensor.to(dtype).requires_grad_() for tensor in tensors)
 
 
@@ -81,10 +85,12 @@ def definition(
 ) -> Tensor:
     """With all of Q, n x n."""
     Kuu, Kuf = rbf(Z, Z, lengthscale, variance), rbf(Z, X, lengthscale, variance)
-    Q = Kuf.mT @ torch.linalg.solve(Kuu + jitter * variance * torch.eye(len(Z), dtype=Z.dtype), Kuf)
+    Q = Kuf.mT @ torch.linalg.solve(
+        Kuu + jitter * variance * torch.eye(len(Z), dtype=Z.dtype, device=DEVICE), Kuf
+    )
     n, k = Y.shape
-    covariance = Q + noise_var * torch.eye(n, dtype=Z.dtype)
-    density = torch.distributions.MultivariateNormal(torch.zeros(n, dtype=Z.dtype), covariance)
+    covariance = Q + noise_var * torch.eye(n, dtype=Z.dtype, device=DEVICE)
+    density = torch.distributions.MultivariateNormal(torch.zeros(n, dtype=Z.dtype, device=DEVICE), covariance)
     return -density.log_prob(Y.mT).sum() + 0.5 * k / noise_var * (n * variance - Q.trace())
 
 
@@ -130,13 +136,15 @@ def composite(
     Z: Tensor, X: Tensor, Y: Tensor, noise_var: Tensor, *parameters: Tensor, jitter: float = 1e-6
 ) -> Tensor:
     Kuu = rbf(Z, Z, *parameters)
-    Kuu = Kuu + jitter * Kuu.diagonal().mean() * torch.eye(len(Z), dtype=Z.dtype)
+    Kuu = Kuu + jitter * Kuu.diagonal().mean() * torch.eye(len(Z), dtype=Z.dtype, device=DEVICE)
     return sgp_nll(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
 
 
 def test_exact_when_all_points_are_inducing() -> None:
     Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in problem(n=12)]
-    exact = lapgrad.fused.mvn_nll(rbf(X, X, *parameters) + noise_var * torch.eye(12, dtype=DOUBLE), Y)
+    exact = lapgrad.fused.mvn_nll(
+        rbf(X, X, *parameters) + noise_var * torch.eye(12, dtype=DOUBLE, device=DEVICE), Y
+    )
     at_data = streamed(X, X, Y, noise_var, *parameters, jitter=1e-13)
     assert_close(at_data, exact, OF_JITTER)
     assert streamed(Z, X, Y, noise_var, *parameters) > exact
@@ -176,7 +184,9 @@ def test_transforms_run_through_the_matrices() -> None:
     value, slope = torch.func.jvp(streamed, tensors, tangents)
     assert_close(value, expected[0])
     assert_close(
-        slope, sum((gradient.sum() for gradient in expected[1:]), torch.zeros((), dtype=DOUBLE)), HIGHER_ORDER
+        slope,
+        sum((gradient.sum() for gradient in expected[1:]), torch.zeros((), dtype=DOUBLE, device=DEVICE)),
+        HIGHER_ORDER,
     )
 
 
@@ -233,12 +243,12 @@ def test_memory_does_not_grow_with_the_data() -> None:
 
 def matrices(*batch: int, n: int = 7, U: int = 3, k: int | None = None) -> Tensors:
     generator = torch.Generator().manual_seed(n)
-    Z, X = (torch.randn(*batch, size, 2, dtype=DOUBLE, generator=generator) for size in (U, n))
-    one = torch.ones((), dtype=DOUBLE)
-    Y = torch.randn(*batch, n, *([] if k is None else [k]), dtype=DOUBLE, generator=generator)
-    Kuu, Kuf = rbf(Z, Z, one, one) + 0.01 * torch.eye(U, dtype=DOUBLE), rbf(Z, X, one, one)
+    Z, X = (torch.randn(*batch, size, 2, dtype=DOUBLE, generator=generator).to(DEVICE) for size in (U, n))
+    one = torch.ones((), dtype=DOUBLE, device=DEVICE)
+    Y = torch.randn(*batch, n, *([] if k is None else [k]), dtype=DOUBLE, generator=generator).to(DEVICE)
+    Kuu, Kuf = rbf(Z, Z, one, one) + 0.01 * torch.eye(U, dtype=DOUBLE, device=DEVICE), rbf(Z, X, one, one)
     diagonal = rbf_diagonal(X, one, one).clone()
-    return Kuu, Kuf, diagonal, Y, torch.full(batch, 0.3, dtype=DOUBLE)
+    return Kuu, Kuf, diagonal, Y, torch.full(batch, 0.3, dtype=DOUBLE, device=DEVICE)
 
 
 @pytest.mark.parametrize("k", [None, 2])
@@ -309,9 +319,16 @@ def test_errors_of_the_function_of_matrices() -> None:
 @pytest.mark.parametrize("k", [1, 3])
 def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """K_uu is nearly singular and noise small: products with G would lose what solves keep."""
-    X = torch.linspace(-3, 3, 150, dtype=DOUBLE)[:, None]
-    Y = torch.sin(X + torch.arange(k)) + 1e-3 * torch.cos(40.0 * X)
-    values = (X[::10] + 0.01, X, Y, torch.tensor(1e-5), torch.tensor([1.0]), torch.tensor(2.0))
+    X = torch.linspace(-3, 3, 150, dtype=DOUBLE, device=DEVICE)[:, None]
+    Y = torch.sin(X + torch.arange(k, device=DEVICE)) + 1e-3 * torch.cos(40.0 * X)
+    values = (
+        X[::10] + 0.01,
+        X,
+        Y,
+        torch.tensor(1e-5, device=DEVICE),
+        torch.tensor([1.0], device=DEVICE),
+        torch.tensor(2.0, device=DEVICE),
+    )
     tensors = tuple(value.to(DOUBLE).requires_grad_() for value in values)
     Z, X, Y, noise_var, *parameters = tensors
 
@@ -320,7 +337,7 @@ def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> 
         s = lapgrad.fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=1e-8, chunk=chunk)
         return torch.autograd.grad(s, tensors)
 
-    Kuu = rbf(Z, Z, *parameters) + 1e-8 * parameters[1] * torch.eye(len(Z), dtype=DOUBLE)
+    Kuu = rbf(Z, Z, *parameters) + 1e-8 * parameters[1] * torch.eye(len(Z), dtype=DOUBLE, device=DEVICE)
     of_matrices = sgp_nll(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
     wanted = torch.autograd.grad(of_matrices, tensors)
     for chunk in (None, 40):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from device import DEVICE
 from tolerances import HIGHER_ORDER, OF_JITTER, assert_all_close, assert_close
 from torch import Tensor
 
@@ -20,17 +21,17 @@ DOUBLE = torch.float64
 
 def data(n: int = 40, d: int = 1, k: int | None = None, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(n + d)
-    X = 4.0 * torch.rand(n, d, dtype=DOUBLE, generator=generator)
-    phases = torch.arange(1 if k is None else k, dtype=DOUBLE)
+    X = 4.0 * torch.rand(n, d, dtype=DOUBLE, generator=generator).to(DEVICE)
+    phases = torch.arange(1 if k is None else k, dtype=DOUBLE, device=DEVICE)
     y = torch.sin(X.sum(-1, keepdim=True) + phases)
-    y = 2.0 + y + 0.1 * torch.randn(y.shape, dtype=DOUBLE, generator=generator)
+    y = 2.0 + y + 0.1 * torch.randn(y.shape, dtype=DOUBLE, generator=generator).to(DEVICE)
     return X.to(dtype), (y[:, 0] if k is None else y).to(dtype)
 
 
 def exact(model: SparseGPRegression, X: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the Gaussian process with the same parameters."""
     with torch.no_grad():
-        A = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=X.dtype)
+        A = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=X.dtype, device=DEVICE)
         cross = model.kernel(model.X, X)
         weights = torch.linalg.solve(A, cross)
         mean = model.constant + weights.mT @ (model.y - model.constant)
@@ -45,7 +46,7 @@ def at_data(**options: Any) -> SparseGPRegression:
 
 def test_exact_when_all_points_are_inducing() -> None:
     model = at_data()
-    X = torch.linspace(-1.0, 5.0, 30, dtype=DOUBLE)
+    X = torch.linspace(-1.0, 5.0, 30, dtype=DOUBLE, device=DEVICE)
     mean, covariance = exact(model, X[:, None])
     found = model.predict(X, full_cov=True)
     assert_close(found.mean, mean[:, 0], OF_JITTER)
@@ -56,10 +57,10 @@ def test_exact_when_all_points_are_inducing() -> None:
 
 def test_loss_is_the_criterion_of_its_matrices() -> None:
     X, y = data(d=2)
-    model = SparseGPRegression(X, y, RBF(torch.tensor([0.7, 1.1])), inducing=5, generator=1)
+    model = SparseGPRegression(X, y, RBF(torch.tensor([0.7, 1.1], device=DEVICE)), inducing=5, generator=1)
     Z = model.inducing
     Kuu = model.kernel(Z)
-    Kuu = Kuu + 1e-6 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE)
+    Kuu = Kuu + 1e-6 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE, device=DEVICE)
     expected = lapgrad.models.sgp_nll(
         Kuu, model.kernel(Z, X), model.kernel.diag(X), y - model.constant, model.noise_var
     )
@@ -77,7 +78,7 @@ KERNELS: dict[str, Callable[[], kernels.Kernel]] = {
     "Periodic + Linear": lambda: kernels.Periodic() + kernels.Linear(),
     "Polynomial * RBF": lambda: kernels.Polynomial(degree=2) * RBF(),
     "Constant + White": lambda: kernels.Constant() + kernels.White(),
-    "deep": lambda: kernels.Deep(RBF(), torch.nn.Linear(2, 3)),
+    "deep": lambda: kernels.Deep(RBF(), torch.nn.Linear(2, 3, device=DEVICE)),
 }
 
 
@@ -93,7 +94,7 @@ def test_any_kernel(name: str, dtype: torch.dtype) -> None:
     model.double()  # in place: the criterion of the matrices has no precision but that of its arguments
     Z, inputs = model.inducing, X.double()
     Kuu = model.kernel(Z)
-    Kuu = Kuu + 1e-3 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE)
+    Kuu = Kuu + 1e-3 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE, device=DEVICE)
     expected = lapgrad.models.sgp_nll(
         Kuu, model.kernel(Z, inputs), model.kernel.diag(inputs), y.double() - model.constant, model.noise_var
     )
@@ -108,7 +109,7 @@ def test_prediction_is_consistent() -> None:
     """Variances are the diagonal of the covariance, in chunks or not, and noise is added to them."""
     X, y = data()
     model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
-    new = torch.linspace(0, 5, 23, dtype=DOUBLE)
+    new = torch.linspace(0, 5, 23, dtype=DOUBLE, device=DEVICE)
     mean, covariance = model.predict(new, full_cov=True)
     for chunk in (None, 5, 100):
         found = model.predict(new, chunk=chunk)
@@ -116,7 +117,7 @@ def test_prediction_is_consistent() -> None:
     assert torch.equal(covariance, covariance.mT)
     assert_close(model.predict(new, noise=True).variance, covariance.diagonal() + 0.02)
     noisy = model.predict(new, noise=True, full_cov=True).covariance
-    assert_close(noisy, covariance + 0.02 * torch.eye(23, dtype=DOUBLE))
+    assert_close(noisy, covariance + 0.02 * torch.eye(23, dtype=DOUBLE, device=DEVICE))
     assert model.predict(new[:0]).mean.shape == (0,)
 
 
@@ -160,7 +161,7 @@ def test_several_outputs_are_one_model_each() -> None:
 def test_samples_have_the_moments_of_the_prediction() -> None:
     X, y = data()
     model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
-    new = torch.tensor([0.5, 0.6, 4.8], dtype=DOUBLE)
+    new = torch.tensor([0.5, 0.6, 4.8], dtype=DOUBLE, device=DEVICE)
     mean, covariance = model.predict(new, noise=True, full_cov=True)
     draws = model.sample(new, 20_000, noise=True, generator=3)
     assert torch.equal(draws, model.sample(new, 20_000, noise=True, generator=3))
@@ -178,7 +179,7 @@ def test_fit_learns_everything() -> None:
     assert result.loss < before - 20
     assert 0.005 < model.noise_var.item() < 0.02
     assert not torch.allclose(model.inducing, Z)
-    new = torch.linspace(0.2, 3.8, 50, dtype=DOUBLE)
+    new = torch.linspace(0.2, 3.8, 50, dtype=DOUBLE, device=DEVICE)
     assert (model.predict(new).mean - 2.0 - torch.sin(new)).abs().max() < 0.1
     model.fix("inducing")
     Z = model.inducing.detach().clone()
@@ -192,7 +193,7 @@ def test_float32_is_float64_rounded() -> None:
     single = SparseGPRegression(X, y, RBF(1.0), inducing=X, noise_var=0.1)
     double = SparseGPRegression(X.double(), y.double(), RBF(1.0), inducing=X.double(), noise_var=0.1)
     with pytest.raises(lapgrad.NotPositiveDefiniteError):
-        lapgrad.potrf(single.kernel(X) + 1e-6 * torch.eye(300))
+        lapgrad.potrf(single.kernel(X) + 1e-6 * torch.eye(300, device=DEVICE))
     with torch.no_grad():  # the parameters of both are the same to the last bit of float32
         for one, other in zip(double.parameters(), single.parameters(), strict=True):
             one.copy_(other)
@@ -211,7 +212,7 @@ def test_float32_is_float64_rounded() -> None:
 def test_inducing_inputs_are_rows(init: str) -> None:
     X, y = data(50, 3)
     model = SparseGPRegression(X, y, inducing=20, init=init, generator=7)
-    again = SparseGPRegression(X, y, inducing=20, init=init, generator=torch.Generator().manual_seed(7))
+    again = SparseGPRegression(X, y, inducing=20, init=init, generator=torch.Generator(DEVICE).manual_seed(7))
     assert torch.equal(model.inducing, again.inducing)
     found = (model.inducing[:, None] == X).all(-1)
     assert found.any(1).all()
@@ -221,8 +222,8 @@ def test_inducing_inputs_are_rows(init: str) -> None:
 
 def test_kmeans_plus_plus_spreads() -> None:
     """Of a crowd and two points far from it all three places are met, and no row twice."""
-    X = torch.zeros(1000, 2, dtype=DOUBLE)
-    X[3], X[700] = torch.tensor([100.0, 0.0]), torch.tensor([0.0, 1e-3])
+    X = torch.zeros(1000, 2, dtype=DOUBLE, device=DEVICE)
+    X[3], X[700] = torch.tensor([100.0, 0.0], device=DEVICE), torch.tensor([0.0, 1e-3], device=DEVICE)
     model = SparseGPRegression(X, X[:, 0], inducing=10, generator=0)
     assert len(model.inducing) == 3
     assert len(model.inducing.detach().unique(dim=0)) == 3
@@ -230,13 +231,15 @@ def test_kmeans_plus_plus_spreads() -> None:
 
 def test_odd_data() -> None:
     """One row, targets and columns that do not vary, rows that are there twice."""
-    one = SparseGPRegression(torch.ones(1, 2, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE))
-    assert one.predict(torch.ones(1, 2, dtype=DOUBLE)).mean.item() == pytest.approx(1.0)
-    X = torch.stack([torch.arange(6.0), torch.ones(6)], 1).repeat(2, 1).double()
-    twice = SparseGPRegression(X, torch.ones(12, dtype=DOUBLE), inducing=X)
+    one = SparseGPRegression(
+        torch.ones(1, 2, dtype=DOUBLE, device=DEVICE), torch.ones(1, dtype=DOUBLE, device=DEVICE)
+    )
+    assert one.predict(torch.ones(1, 2, dtype=DOUBLE, device=DEVICE)).mean.item() == pytest.approx(1.0)
+    X = torch.stack([torch.arange(6.0, device=DEVICE), torch.ones(6, device=DEVICE)], 1).repeat(2, 1).double()
+    twice = SparseGPRegression(X, torch.ones(12, dtype=DOUBLE, device=DEVICE), inducing=X)
     assert twice.loss().isfinite()
     assert twice.jitter == 0.0
-    assert_close(twice.predict(X).mean, torch.ones(12, dtype=DOUBLE))
+    assert_close(twice.predict(X).mean, torch.ones(12, dtype=DOUBLE, device=DEVICE))
 
 
 def test_more_jitter_is_reported() -> None:
@@ -250,7 +253,7 @@ def test_more_jitter_is_reported() -> None:
 def test_normalise_changes_units_alone() -> None:
     """A model of scaled data with the same parameters predicts the same, in the units of the data."""
     X, Y = data(50, 2, k=2)
-    X, Y = X * torch.tensor([100.0, 1e-3]) + 7.0, 30.0 * Y - 4.0
+    X, Y = X * torch.tensor([100.0, 1e-3], device=DEVICE) + 7.0, 30.0 * Y - 4.0
     shift, scale = Y.mean(0), Y.var(0, correction=0).mean().sqrt()
     scaled = (X - X.mean(0)) / X.std(0, correction=0)
     plain = SparseGPRegression(scaled, (Y - shift) / scale, RBF(0.8), inducing=scaled[:5], noise_var=0.1)
@@ -279,7 +282,7 @@ def test_prediction_follows_the_parameters() -> None:
 @pytest.mark.parametrize("mean", ["constant", "zero"])
 def test_files(tmp_path: Path, mean: Any) -> None:
     X, Y = data(30, 2, k=2)
-    kernel = RBF(torch.tensor([0.5, 0.9])) + RBF(2.0)
+    kernel = RBF(torch.tensor([0.5, 0.9], device=DEVICE)) + RBF(2.0)
     model = SparseGPRegression(X, Y, kernel, inducing=4, mean=mean, jitter=1e-5, chunk=11, normalise=True)
     model.fix("inducing")
     model.fit(steps=4)
@@ -312,9 +315,13 @@ def test_errors() -> None:
         (lapgrad.OptionError, "jitter", {"jitter": -1.0}),
         (lapgrad.OptionError, "chunk", {"chunk": 0}),
         (lapgrad.OptionError, "noise_var", {"noise_var": -1.0}),
-        (lapgrad.ShapeError, "inducing must have 1 column", {"inducing": torch.zeros(3, 2, dtype=DOUBLE)}),
-        (lapgrad.DTypeError, "same dtype", {"inducing": torch.zeros(3, 1)}),
-        (lapgrad.ShapeError, "RBF", {"kernel": RBF(torch.ones(3))}),
+        (
+            lapgrad.ShapeError,
+            "inducing must have 1 column",
+            {"inducing": torch.zeros(3, 2, dtype=DOUBLE, device=DEVICE)},
+        ),
+        (lapgrad.DTypeError, "same dtype", {"inducing": torch.zeros(3, 1, device=DEVICE)}),
+        (lapgrad.ShapeError, "RBF", {"kernel": RBF(torch.ones(3, device=DEVICE))}),
         (lapgrad.OptionError, "kernel must be a Kernel", {"kernel": RBF}),
         (lapgrad.ShapeError, "noise_var must be a scalar", {"noise_var": [0.1, 0.2]}),
     ]
@@ -322,9 +329,9 @@ def test_errors() -> None:
         with pytest.raises(error, match=message):
             SparseGPRegression(X, y, **options)
     with pytest.raises(lapgrad.NonFiniteError, match="row 2"):
-        SparseGPRegression(X, torch.where(torch.arange(40) == 2, torch.nan, y))
+        SparseGPRegression(X, torch.where(torch.arange(40, device=DEVICE) == 2, torch.nan, y))
     model = SparseGPRegression(X, y)
     with pytest.raises(lapgrad.ShapeError, match=r"SparseGPRegression.predict: X_new"):
-        model.predict(torch.zeros(3, 2, dtype=DOUBLE))
+        model.predict(torch.zeros(3, 2, dtype=DOUBLE, device=DEVICE))
     with pytest.raises(lapgrad.OptionError, match=r"SparseGPRegression.predict: chunk"):
         model.predict(X, chunk=0)

@@ -63,7 +63,7 @@ def sgp_nll(
         than half of the time. Where noise is so small, and K_uu so close to singular, that rounding errors of
         G would show, chunks are solved for instead. Saves the gradient (which is no larger than the inputs)
         and the inputs. Second derivatives (``create_graph=True``), forward mode and torch.func run through
-        the whole matrices, as does ``torch.compile``.
+        the whole matrices, as does ``torch.compile``, which breaks its graph where the kernel is a module.
 
     Memory:
         3 U^2 + 2 U chunk (3 U chunk where chunks are solved for), and what the kernel's autograd needs for

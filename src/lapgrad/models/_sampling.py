@@ -1,4 +1,4 @@
-"""Draws from normal distributions whose covariance may be singular."""
+"""Draws from normal distributions: standard, and with a covariance that may be singular."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ def _root(covariance: Tensor) -> Tensor:
     except _errors.NotPositiveDefiniteError:
         U, eigenvalues = syevd(covariance)
         return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]
+
+
+def standard(generator: torch.Generator | None, *shape: int) -> Tensor:
+    """Standard normal numbers in float64, drawn where the generator is, on the default device."""
+    place = None if generator is None else generator.device
+    drawn = torch.randn(*shape, dtype=torch.float64, device=place, generator=generator)
+    return drawn.to(torch.get_default_device())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models import _checks
+from lapgrad.models import _checks, _sampling
 from lapgrad.models._parameters import Parametrised, Value, positive
 
 #: All classes of features, those of users included, by name: what files refer to.
@@ -191,11 +191,11 @@ def _spectrum(kernel: str, dimension: int, count: int, source: torch.Generator |
     Normal for the RBF kernel; for a Matérn kernel of order v multivariate t with 2 v degrees of freedom, that
     is normal over the root of chi²(2 v) / (2 v).
     """
-    normal = torch.randn(count, dimension, dtype=torch.float64, generator=source)
+    normal = _sampling.standard(source, count, dimension)
     degrees = _DEGREES_OF_FREEDOM[kernel]
     if degrees is None:
         return normal
-    squares = torch.randn(count, degrees, dtype=torch.float64, generator=source).square().sum(1, keepdim=True)
+    squares = _sampling.standard(source, count, degrees).square().sum(1, keepdim=True)
     return normal * (degrees / squares).sqrt()
 
 

@@ -144,6 +144,9 @@ class SparseGPRegression(Model):
     def loss(self) -> Tensor:
         """The bound of the negative log marginal likelihood of the observations: a scalar.
 
+        ``torch.compile`` breaks its graph at the kernel, whose parameters are swapped for others; with
+        ``fullgraph=True`` it refuses.
+
         Raises:
             NotPositiveDefiniteError: The kernel matrix of the inducing inputs is not positive definite, by
                 more than rounding.

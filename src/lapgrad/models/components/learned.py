@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models import _checks
+from lapgrad.models import _checks, _sampling
 from lapgrad.models._covariance import Covariance
 from lapgrad.models._parameters import unbounded
 from lapgrad.models.components.base import Block, Component
@@ -43,7 +43,7 @@ class LinearDynamics(Component):
         self.states, self.observations, self.diffuse = states, observations, (False,) * states
         source = _checks.generator("LinearDynamics", generator, torch.device("cpu"))
         self.A = 0.9 * torch.eye(states, dtype=torch.float64)
-        self.B = torch.randn(observations, states, generator=source, dtype=torch.float64) / states**0.5
+        self.B = _sampling.standard(source, observations, states) / states**0.5
         self.m = torch.zeros(states, dtype=torch.float64)
         self.Q = Covariance(0.1 * torch.eye(states, dtype=torch.float64))
         self.P = Covariance(torch.eye(states, dtype=torch.float64))

@@ -1,0 +1,130 @@
+"""Kernels, criteria and losses under torch.compile: value and gradients are those without it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from device import DEVICE
+from tolerances import HIGHER_ORDER, assert_all_close, assert_close
+from torch import Tensor
+
+from lapgrad.models import GPRegression, Model, SparseGPRegression, gp_nll, kalman_filter, kernels, sgp_nll
+from lapgrad.models.kernels import RBF, Kernel
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def drawn(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(DEVICE)
+
+
+def compare(
+    function: Callable[..., Tensor],
+    leaves: Sequence[Tensor],
+    backend: str = "aot_eager",
+    fullgraph: bool = True,
+) -> None:
+    """The function of the leaves, and its gradients, with and without torch.compile."""
+    found = []
+    for version in (torch.compile(function, backend=backend, fullgraph=fullgraph), function):
+        inputs = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        value = version(*inputs)
+        found.append((value.detach(), *torch.autograd.grad(value.sum(), inputs)))
+    assert_all_close(*found, HIGHER_ORDER)
+
+
+#: backend "eager" traces Python only; "aot_eager" traces autograd, too, and takes seconds.
+KERNELS: dict[str, tuple[Callable[[], Kernel], str]] = {
+    "one by one": (
+        lambda: (
+            kernels.Matern12(0.7)
+            + kernels.Matern32(0.7)
+            + kernels.RationalQuadratic(0.7)
+            + kernels.Linear([0.5, 2.0])
+            + kernels.Polynomial(2)
+            + kernels.Constant(0.5)
+        ),
+        "eager",
+    ),
+    "sums and products": (
+        lambda: (
+            RBF([0.7, 1.2]) * kernels.Periodic(1.5) + kernels.Matern52(0.9, active_dims=[1]) + kernels.White()
+        ),
+        "aot_eager",
+    ),
+    "RBF alone": (lambda: RBF([0.7, 1.2]), "aot_eager"),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_kernels(case: str) -> None:
+    make, backend = KERNELS[case]
+    kernel, Z = make().to(DEVICE), drawn(4, 2)
+    parameters = dict(kernel.named_parameters())
+
+    def total(X: Tensor, *values: Tensor) -> Tensor:
+        def call(*arguments: Tensor) -> Tensor:
+            return torch.func.functional_call(kernel, dict(zip(parameters, values, strict=True)), arguments)
+
+        return call(X).sin().sum() + call(X, Z).sin().sum()
+
+    compare(total, [drawn(6, 2), *parameters.values()], backend)
+
+
+def test_gp_nll() -> None:
+    compare(lambda root, y: gp_nll(root @ root.mT, y, 0.3), [drawn(6, 6), drawn(6)])
+
+
+def test_sgp_nll() -> None:
+    def criterion(root: Tensor, Kuf: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
+        Kuu = root @ root.mT + torch.eye(3, dtype=root.dtype, device=root.device)
+        return sgp_nll(Kuu, Kuf, Kuf.square().sum(0) + 1.0, Y, noise.exp())
+
+    compare(criterion, [drawn(3, 3), drawn(3, 6), drawn(6, 2), drawn()])
+
+
+def test_kalman_filter() -> None:
+    """The loop over the steps is written out."""
+    y, one = drawn(2, 1), torch.eye(2, dtype=torch.float64, device=DEVICE)
+
+    def criterion(A: Tensor, B: Tensor, noise: Tensor) -> Tensor:
+        return kalman_filter(y, A, B, one, noise.exp() * one[:1, :1], one[0], one).log_likelihood.sum()
+
+    compare(criterion, [drawn(2, 2), drawn(1, 2), drawn()], "eager")
+
+
+def models() -> dict[str, Callable[[], Model]]:
+    X, y = drawn(8, 2), drawn(8)
+    return {
+        "GPRegression": lambda: GPRegression(X, y, RBF([0.7, 1.2])),
+        "SparseGPRegression": lambda: SparseGPRegression(X, y, RBF(0.7), inducing=3, generator=0),
+    }
+
+
+# Dynamo looks at the .grad of what stands in for the parameters of a kernel.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+@pytest.mark.parametrize("name", ["GPRegression", "SparseGPRegression"])
+def test_step_of_training(name: str) -> None:
+    """The loss, its gradients and what one step of an optimiser makes of the parameters."""
+    plain = models()[name]()
+    compiled = copy.deepcopy(plain)
+    losses = []
+    for model, loss in ((plain, plain.loss), (compiled, torch.compile(compiled.loss, backend="eager"))):
+        optimiser = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(2):
+            optimiser.zero_grad()
+            value = loss()
+            value.backward()
+            optimiser.step()
+        losses.append(value.detach())
+    assert_close(losses[1], losses[0], HIGHER_ORDER)
+    for one, other in zip(compiled.parameters(), plain.parameters(), strict=True):
+        assert_close(one.detach(), other.detach(), HIGHER_ORDER)
