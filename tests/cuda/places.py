@@ -14,13 +14,15 @@ from lapgrad import _cuda
 _DEVICE = torch.cuda.is_available() and _cuda.available()
 
 
-def both(on_cpu: Callable[..., Any], on_device: Callable[..., Any]) -> list[Any]:
-    """The parameters of a fixture; what is not there is skipped."""
+def both(on_cpu: Callable[..., Any], on_device: Callable[..., Any], kind: str = "") -> list[Any]:
+    """The parameters of a fixture; what is not there is skipped. ``kind`` tells kernels of one test apart."""
     return [
         pytest.param(
             on_cpu,
-            id="emulated",
+            id=kind + "emulated",
             marks=(pytest.mark.cpu, pytest.mark.skipif(not emulated.COMPILER, reason="no g++")),
         ),
-        pytest.param(on_device, id="device", marks=pytest.mark.skipif(not _DEVICE, reason="no CUDA device")),
+        pytest.param(
+            on_device, id=kind + "device", marks=pytest.mark.skipif(not _DEVICE, reason="no CUDA device")
+        ),
     ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import emulated
 import places
 import pytest
 import torch
+from stand_ins import in_place_of_the_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _gesvd_batch, _items
+from lapgrad._cuda import _gesvd_batch, _gesvd_vjp_medium, _items
 from lapgrad.ops import _spectral
 
 Run = Callable[..., tuple[Tensor, int | None]]
@@ -46,7 +48,33 @@ def on_device(
     return gA.cpu(), None if marked is None else int(marked.int().argmax())
 
 
-@pytest.fixture(params=places.both(on_cpu, on_device))
+def medium_on_cpu(
+    U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
+) -> tuple[Tensor, int | None]:
+    """``_gesvd_vjp_medium.gesvd_vjp``, its kernel emulated, of a batch in two parts."""
+    gA = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0)
+    k, n = sorted(gA.shape[-2:])
+    two_items = 2 * k * (2 * k + n) * S.element_size()
+    with in_place_of_the_gpu(), mock.patch.object(_gesvd_vjp_medium, "_WORK_SPACE", two_items):
+        marked = _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
+    return gA, None if marked is None else int(marked.int().argmax())
+
+
+def medium_on_device(
+    U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
+) -> tuple[Tensor, int | None]:
+    gU, gS, gV = (None if given is None else given.cuda() for given in cotangents)
+    gA = torch.empty((len(S), U.shape[-1], V.shape[-1]), dtype=S.dtype, device="cuda")
+    marked = _gesvd_vjp_medium.gesvd_vjp(gA, U.cuda(), S.cuda(), V.cuda(), gU, gS, gV, degeneracy, tol)
+    return gA.cpu(), None if marked is None else int(marked.int().argmax())
+
+
+@pytest.fixture(
+    params=[
+        *places.both(on_cpu, on_device),
+        *places.both(medium_on_cpu, medium_on_device, "medium, "),
+    ]
+)
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
@@ -166,3 +194,19 @@ def test_strides(run: Run) -> None:
     gA, _ = run(U, S, V, (gU, gS, gV), "mask", 1e-14)
     again, _ = run(turned[0], S, turned[1], (turned[2], gS, turned[3]), "mask", 1e-14)
     assert torch.equal(gA, again)
+
+
+def test_medium_batches_as_the_operator_hands_them_over() -> None:
+    """Any leading dimensions, and a result whose leading dimensions are no single one."""
+    U, S, V, (gU, gS, gV) = problem(9, 11)
+    assert gU is not None
+    assert gS is not None
+    assert gV is not None
+    parts = [part[:2].repeat(3, *[1] * (part.dim() - 1)) for part in (U, S, V, gU, gS, gV)]
+    U, S, V, gU, gS, gV = (part.unflatten(0, (2, 3)) for part in parts)
+    gA = S.new_empty(3, 2, 9, 11).transpose(0, 1)
+    with in_place_of_the_gpu():
+        assert _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, gU, gS, gV, "mask", 1e-14) is None
+    wanted = torch.empty_like(gA)
+    _fallback.gesvd_vjp(wanted, U, S, V, gU, gS, gV, "mask", 1e-14)
+    assert_close(gA, wanted, of_order(11) * 11)

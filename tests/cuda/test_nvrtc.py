@@ -20,6 +20,7 @@ from lapgrad._cuda import (
     _gelqf_wide,
     _gesvd_batch,
     _gesvd_medium,
+    _gesvd_vjp_medium,
     _items,
     _kalman_batch,
     _launch,
@@ -97,8 +98,8 @@ def gesvd(n: int, dtype: torch.dtype) -> None:
         )
         for vectors in ((U, V), (None, None)):
             (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
-        if small:
-            _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
+        gradient = _gesvd_batch if small else _gesvd_vjp_medium
+        gradient.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
 def kalman(n: int, dtype: torch.dtype) -> None:

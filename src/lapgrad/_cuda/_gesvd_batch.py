@@ -33,7 +33,7 @@ _KINDS = (
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
 
 #: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
-_POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def serves(A: Tensor) -> bool:
@@ -153,7 +153,7 @@ def gradient_geometry(
         *_operand(gU),
         address(gS),
         *_operand(gV),
-        _POLICIES[degeneracy],
+        POLICIES[degeneracy],
         float(tol),
         *_operand(gA),
         address(cell),

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _fallback
-from lapgrad._cuda import _cholesky, _device, _gesvd_batch, _gesvd_medium, _sizes, _stream
+from lapgrad._cuda import _cholesky, _device, _gesvd_batch, _gesvd_medium, _gesvd_vjp_medium, _sizes, _stream
 from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._fallback import _gaps
@@ -76,7 +76,13 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    kernels = _gesvd_batch if _gesvd_batch.serves_gradient(U, V) else _fallback
+    kernels = (
+        _gesvd_batch
+        if _gesvd_batch.serves_gradient(U, V)
+        else _gesvd_vjp_medium
+        if _gesvd_vjp_medium.serves(U, V)
+        else _fallback
+    )
     return kernels.gesvd_vjp(gA, U, S, V, gU, gS, gV, degeneracy, tol)
 
 

@@ -7,7 +7,7 @@
 //
 // with F as the policy says in the place of 1 / (S_i - S_j), antisymmetric, and C = 0 for two zeros; for the bare formula T
 // is 0. A team of threads has one matrix; all products are between arrays in shared memory.
-#include "spectral_products.cuh"
+#include "gesvd_gradient.cuh"
 
 // Any of gU, gS and gV may be null. An item on which the loss tells apart what A does not determine is reported with code 1.
 // side: the largest n; the threads of a team are a grid of down x across.
@@ -78,55 +78,27 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     grid.each(sum, k, k, [&](int i, int j, T value) { Y(i, j) = value; });
     team.wait();
   }
-  const T allowed = uneven_from<T>() * largest_of_team(most, scratch, team);
-  const T allowed_slope = uneven_from<T>() * largest_of_team(most_slope, scratch, team);
-  const Gaps<T> gaps(static_cast<int>(policy), s[0], T(tol));
-  const bool wide = k < n && gV, checks = policy != kNan;
+  const T most_of_vectors = largest_of_team(most, scratch, team);
+  const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, most_of_vectors,
+                           largest_of_team(most_slope, scratch, team), static_cast<int>(policy), T(tol), k < n && gV);
+  const Gaps<T>& gaps = weights.gaps;
   bool ambiguous = false;
-  // How large cotangents of vectors of zeros have to be to count. In a loss that goes through S and the vectors, such as a
-  // reconstruction, they are as small as what is left of S: it is relative to that, and to their rows.
-  const T relative = larger(allowed_slope, s[0] > T(0) ? allowed / s[0] : T(0));
-  const auto of_zeros = [&](const T* row_most, int i, int j) {
-    const T least = larger(s[i] * relative, uneven_from<T>() * larger(row_most[i], row_most[j]));
-    return least < allowed ? least : allowed;
-  };
-
   for (int i = grid.y; i < k; i += down)
-    for (int j = grid.x; j < k; j += across) {
-      if (j < i) continue;
-      const T si = s[i], sj = s[j], inverse_i = wide ? gaps.inverse(si) : T(0);
-      if (i == j) {
-        G(i, i) = slope[i] - (wide ? inverse_i * Y(i, i) : T(0));
-        continue;
-      }
-      const T gap = si - sj, F = gaps.inverse(gap);
-      const bool tie = gaps.tied(gap), null = checks && si <= gaps.threshold;
-      const T turn_u = gU ? G(i, j) - G(j, i) : T(0), turn_v = gV ? Y(i, j) - Y(j, i) : T(0);
-      const T rest = policy == kNan ? T(0) : policy == kMask ? (tie ? T(0.5) : T(0)) : T(0.5) * (T(1) - F * gap);
-      const T scale = null ? T(0) : T(1) / (si + sj);
-      const T above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
-      if (checks && tie) {
-        const bool one_side = null && ((gU && absolute(turn_u) > of_zeros(most_u, i, j)) ||
-                                       (gV && absolute(turn_v) > of_zeros(most_v, i, j)));
-        const bool turned = null ? one_side : absolute(turn_u + turn_v) > allowed;
-        ambiguous = ambiguous || turned || absolute(slope[i] - slope[j]) > allowed_slope;
-      }
-      G(i, j) = turn_u * above - turn_v * below - (wide ? inverse_i * Y(i, j) : T(0));
-      G(j, i) = turn_v * above - turn_u * below - (wide ? gaps.inverse(sj) * Y(j, i) : T(0));
-    }
+    for (int j = grid.x; j < k; j += across)
+      if (j >= i) ambiguous = weights.take(G, Y, i, j) || ambiguous;
   team.wait();
-  if (wide && checks && team.any_around(s[k - 1] <= gaps.threshold)) {
+  if (weights.wide && weights.checks && team.any_around(s[k - 1] <= gaps.threshold)) {
     // Vectors that belong to zeros are free in all directions: what gV has outside of the rows of V must vanish.
     grid.template multiply<false, false>(Y, right, k, n, k, sum);
     grid.each(sum, k, n, [&](int i, int c, T value) {
-      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > of_zeros(most_v, i, i));
+      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > weights.of_zeros(most_v, i, i));
     });
   }
   if (ambiguous && present) report_failure(failure, item, 1);
 
   grid.template multiply<false, false>(G, right, k, n, k, sum);
   grid.each(sum, k, n, [&](int i, int c, T value) {
-    given(i, c) = wide ? value + gaps.inverse(s[i]) * given(i, c) : value;
+    given(i, c) = weights.wide ? value + gaps.inverse(s[i]) * given(i, c) : value;
   });
   team.wait();
   grid.template multiply<true, false>(left, given, k, n, k, sum);
