@@ -45,7 +45,7 @@ pytest: environment ## the tests only
 
 # The tests that take their device from tests/device.py, and those of the CUDA kernels.
 CUDA_TESTS := $(addprefix tests/,test_values.py test_gradients.py test_transforms.py test_tracing.py test_layouts.py \
-    test_overwrite.py test_eager.py test_errors.py test_memory.py test_determinants.py test_functions_of_matrices.py \
+    test_overwrite.py test_eager.py test_errors.py test_precision.py test_memory.py test_determinants.py test_functions_of_matrices.py \
     test_gelqf.py test_gesvd.py test_positive_definite.py test_syevd.py test_cca.py test_lda.py cuda \
     $(addprefix models/test_,gp_regression.py sparse_gp_regression.py sgp_nll.py kalman.py linear_gaussian_ssm.py \
     blr_nll.py bayesian_linear_regression.py kernels.py compiled.py))

@@ -12,7 +12,7 @@ from torch import Tensor
 from lapgrad._cuda import _items, _launch
 from lapgrad._cuda._gesvd_batch import POLICIES
 from lapgrad._cuda._items import Launch, address, readable, writable
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 #: The largest order: above it every matrix fills the device by itself.
 LARGEST = 512

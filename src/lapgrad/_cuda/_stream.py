@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _torch_private
+from lapgrad._precision import full_products, products_are_rounded
 
 _bound = threading.local()
 
@@ -24,7 +26,10 @@ def current_stream(device: int) -> int:
 
 
 def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Makes the device of the first operand the current one, whose libraries and stream the kernel uses."""
+    """Makes the device of the first operand the current one, whose libraries and stream the kernel uses.
+
+    cuBLAS is used by torch's handle, which rounds float32 numbers if torch was told to: not here.
+    """
 
     @functools.wraps(kernel)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -32,9 +37,10 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         assert isinstance(first, Tensor)
         device = first.get_device()
         bind_context(device)
-        if device == torch.cuda.current_device():
+        rounds = products_are_rounded(first)
+        if device == torch.cuda.current_device() and not rounds:
             return kernel(*args, **kwargs)
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), full_products("cuda") if rounds else contextlib.nullcontext():
             return kernel(*args, **kwargs)
 
     return wrapped

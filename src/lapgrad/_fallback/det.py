@@ -14,7 +14,7 @@ from lapgrad._fallback._lu import (
     status_of,
     transposed_inverse,
 )
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 
 def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:

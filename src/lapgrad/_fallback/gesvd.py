@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._errors import TORCH_LINALG_ERROR
 from lapgrad._fallback import _gaps
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 NOT_FINITE, NOT_CONVERGED = 1, 2
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._fallback._lu import first_failure, status_of
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 
 def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._fallback._kalman import OPERANDS, Model, goes_on, gradients, observe, predict, symmetric
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 
 @in_full_precision

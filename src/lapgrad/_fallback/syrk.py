@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 
 @in_full_precision

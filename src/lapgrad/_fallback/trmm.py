@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._fallback._precision import in_full_precision
+from lapgrad._precision import in_full_precision
 
 
 @in_full_precision

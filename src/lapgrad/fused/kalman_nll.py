@@ -10,8 +10,8 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._define import Formulas, define, define_fused
 from lapgrad._fallback import _kalman
-from lapgrad._fallback._precision import in_full_precision
 from lapgrad._kernels import lookup
+from lapgrad._precision import in_full_precision
 from lapgrad._torch_private import reshape_fresh
 from lapgrad.fused import _series
 

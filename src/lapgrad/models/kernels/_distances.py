@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapgrad._precision import in_full_precision
 from lapgrad._torch_private import skips_dispatcher
 
 _FEW_DIMENSIONS = 4
@@ -61,6 +62,7 @@ class _SquaredDistances(torch.autograd.Function):
         return gX, gZ
 
 
+@in_full_precision
 def _forces(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
     """Σ_j h_ij (x_i - z_j), centred: the difference of two large numbers is avoided."""
     centre = Z.detach().mean(-2, keepdim=True)
@@ -86,6 +88,7 @@ def _by_differences(X: Tensor, Z: Tensor) -> Tensor:
     return (X[..., :, None, :] - Z[..., None, :, :]).square().sum(-1)
 
 
+@in_full_precision
 def _by_products(X: Tensor, Z: Tensor | None) -> Tensor:
     centre = (X if Z is None else Z).mean(-2, keepdim=True)
     X = X - centre

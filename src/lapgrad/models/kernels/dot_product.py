@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad._precision import in_full_precision
+from lapgrad._torch_private import skips_dispatcher
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels._symmetry import mirrored
@@ -132,4 +134,5 @@ class Polynomial(Kernel):
 
 def _products(F: Tensor, G: Tensor | None) -> Tensor:
     """F Gᵀ; of the same points exactly symmetric, which a product of matrices need not be."""
-    return mirrored(F @ F.mT) if G is None else F @ G.mT
+    multiply = in_full_precision(torch.matmul) if skips_dispatcher((F, G)) else torch.matmul
+    return mirrored(multiply(F, F.mT)) if G is None else multiply(F, G.mT)
