@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from device import DEVICE
@@ -12,6 +14,9 @@ collect_ignore = ["fake_peers"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what runs in the background ignore Ctrl-C, and so would all that tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if DEVICE.type not in ("cpu", "cuda"):
         raise pytest.UsageError(f"LAPGRAD_TEST_DEVICE={DEVICE}: the tests run on cpu or cuda")
     if DEVICE.type == "cuda":

@@ -10,12 +10,13 @@ from lapgrad._cpu._operands import hand_over, items
 
 
 def congruence(C: Tensor, B: Tensor, G: Tensor) -> None:
-    G, given = hand_over(G, False)
-    symmetric = torch.empty_like(B, memory_format=torch.contiguous_format)
+    """The symmetric matrix in the middle takes the place of the result until that is there."""
     size, count, n = B.element_size(), items(B), B.shape[-1]
-    core.add_transpose(size, *given, *hand_over(symmetric, False)[1], count, n, 0, n)
-    half = torch.empty_like(symmetric)
-    torch.matmul(symmetric, B, out=half)  # without `out`, autocast would round it
+    target = hand_over(C, False)[1]
+    G, given = hand_over(G, False)
+    core.add_transpose(size, *given, *target, count, n, 0, n)
+    half = torch.empty_like(C)
+    torch.matmul(C, B, out=half)  # without `out`, autocast would round it
     _, right = hand_over(half, False)
     B, left = hand_over(B, False)
-    core.gemmt(size, *left, *right, *hand_over(C, False)[1], count, n, n, -0.5, True)
+    core.gemmt(size, *left, *right, *target, count, n, n, -0.5, True)
