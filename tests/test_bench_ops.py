@@ -72,9 +72,10 @@ def test_operators_without_arithmetic_have_bytes_and_no_flops():
 
 @pytest.mark.skipif(not measurable(), reason="the peak memory of a process cannot be reset here")
 def test_peak_memory_of_large_operands():
-    case = Case(OPERATORS["copyltu"], Shape(800, 800), torch.float64)
+    """50 MB: other threads of the process come and go with a megabyte or two."""
+    case = Case(OPERATORS["copyltu"], Shape(2500, 2500), torch.float64)
     (m,) = runner.measure(case, ["forward"], 1, seconds=0, memory=True)
-    assert m.extra_bytes["lapgrad"] == pytest.approx(800 * 800 * 8, rel=0.2)
+    assert m.extra_bytes["lapgrad"] == pytest.approx(2500 * 2500 * 8, rel=0.1)
     assert m.extra_bytes["torch"] > 1.5 * m.extra_bytes["lapgrad"]
 
 
