@@ -4,17 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
+#: Up to this order row by row, each with one copy; above it by tables of indices, some rows at a time.
+_ROW_BY_ROW = 16
+#: Indices of one table, at most, but for a single row: one for all of A would be larger than A.
+_TABLE = 1 << 14
 
-def packed_rows(v: Tensor, A: Tensor, offset: int, lower: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each piece of the packed v, and the row it stands for: a table of indices would be as large as A.
 
-    The sign of the offset, if any, chooses the triangle. Columns of an upper triangle are rows of A^T.
+def pack(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
+    """v := the entries of a triangle of A."""
+    triangle = _turned(A, offset, lower)
+    for piece, rows, columns in _pieces(v, A.shape[-1], offset):
+        piece.copy_(triangle[..., rows, columns])
+
+
+def unpack(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
+    """The entries of a triangle of A := v."""
+    triangle = _turned(A, offset, lower)
+    for piece, rows, columns in _pieces(v, A.shape[-1], offset):
+        triangle[..., rows, columns] = piece
+
+
+def _turned(A: Tensor, offset: int, lower: bool) -> Tensor:
+    """With the triangle below the diagonal: columns of an upper one are rows of A^T.
+
+    The sign of the offset, if any, chooses the triangle.
     """
-    if offset > 0 or (offset == 0 and not lower):
-        A = A.mT
-    start = 0
-    for length in range(1, A.shape[-1] - abs(offset) + 1):
-        yield v[..., start : start + length], A[..., length - 1 + abs(offset), :length]
-        start += length
+    return A.mT if offset > 0 or (offset == 0 and not lower) else A
+
+
+def _pieces(v: Tensor, n: int, offset: int) -> Iterator[tuple[Tensor, Tensor | int, Tensor | slice]]:
+    """Pieces of the packed v, and the rows and columns of the lower triangle that they stand for."""
+    first, start = abs(offset), 0
+    while first < n:
+        length = first - abs(offset) + 1  # of row `first`
+        count = 1 if n <= _ROW_BY_ROW else max(1, min(n - first, _TABLE // (length + _ROW_BY_ROW)))
+        if count == 1:
+            yield v[..., start : start + length], first, slice(length)
+        else:
+            table = torch.tril_indices(count, length + count - 1, length - 1, device=v.device)
+            length = table.shape[1]
+            yield v[..., start : start + length], table[0] + first, table[1]
+        first, start = first + count, start + length

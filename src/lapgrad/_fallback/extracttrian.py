@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._fallback._packing import packed_rows
+from lapgrad._fallback._packing import pack
 
 
 def extracttrian(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
     """v := the entries of a triangle of A: row by row for a lower one, column by column for an upper one."""
-    for packed, row in packed_rows(v, A, offset, lower):
-        packed.copy_(row)
+    pack(v, A, offset, lower)

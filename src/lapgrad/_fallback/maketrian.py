@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._fallback._packing import packed_rows
+from lapgrad._fallback._packing import unpack
 
 
 def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
     """A := zero, with v in a triangle: the inverse of ``extracttrian``."""
     A.zero_()
-    for packed, row in packed_rows(v, A, offset, lower):
-        row.copy_(packed)
+    unpack(A, v, offset, lower)
