@@ -10,7 +10,7 @@ from torch import Tensor
 #: Up to this order row by row, each with one copy; above it by tables of indices, some rows at a time.
 _ROW_BY_ROW = 16
 #: Indices of one table, at most, but for a single row: one for all of A would be larger than A.
-_TABLE = 1 << 14
+_TABLE = 1 << 12
 
 
 def pack(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
