@@ -104,7 +104,7 @@ def of_module(kernel: nn.Module) -> KernelFunction:
     """The kernel as a function of its parameters; its buffers take their dtype.
 
     A kernel that would make its matrix in blocks may have a method ``in_one_piece``: here chunks are blocks.
-    One that takes a look at the points may have ``for_points(A, B)``: in it all are rows of these.
+    One that takes a look at the points may have ``for_points(A, B)``: a context for calls on rows of these.
     """
     methods = _Methods(kernel)
     named, buffers = dict(methods.named_parameters()), dict(methods.named_buffers())
@@ -116,18 +116,20 @@ def of_module(kernel: nn.Module) -> KernelFunction:
             tensors[name] = value.to(inputs[0]) if value.is_floating_point() else value
         return torch.func.functional_call(methods, tensors, (method, *inputs))
 
-    def for_points(A: Tensor, B: Tensor, *parameters: Tensor) -> Any:
-        return call(parameters, "for_points", A, B)
+    class Matrix:
+        def __call__(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
+            # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
+            K: Tensor = call(parameters, "forward", A) if B is A else call(parameters, of_chunk, A, B)
+            return K
 
-    def matrix(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
-        # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
-        return call(parameters, "forward", A) if B is A else call(parameters, of_chunk, A, B)
+    class MatrixThatLooks(Matrix):
+        def for_points(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Any:
+            return call(parameters, "for_points", A, B)
 
     def diagonal(A: Tensor, *parameters: Tensor) -> Tensor:
         return call(parameters, "diag", A)
 
-    if hasattr(kernel, "for_points"):
-        matrix.for_points = for_points  # type: ignore[attr-defined]
+    matrix = MatrixThatLooks() if hasattr(kernel, "for_points") else Matrix()
     return KernelFunction(matrix, diagonal, tuple(named.values()))
 
 

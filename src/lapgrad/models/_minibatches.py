@@ -95,6 +95,24 @@ def checked_plan(
     return Plan(batch, steps, seconds, lr, final_lr, every)
 
 
+class Resumable:
+    """A model whose ``fit`` can be left and taken up again."""
+
+    _training: dict[str, Any] | None = None
+
+    def training_state(self) -> dict[str, Any]:
+        """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
+
+        Of the last look at the loss; tensors, numbers and text, which ``torch.save`` takes.
+
+        Raises:
+            OptionError: The model has not been fitted.
+        """
+        if self._training is None:
+            raise _errors.OptionError(f"{type(self).__name__}.training_state: fit has not been called.")
+        return self._training
+
+
 class Training:
     """One run of Adam over minibatches, which can be interrupted and taken up again.
 

@@ -30,7 +30,7 @@ _ENTRIES = {"cpu": 1 << 22}
 _ENTRIES_ELSEWHERE = 1 << 27
 
 
-class DeepGP(StoredModel):
+class DeepGP(_minibatches.Resumable, StoredModel):
     """Data as a deep Gaussian process: h_L ~ N(0, I), h_(l-1) = f_l(h_l) + noise, and data y = h_0.
 
     Each f_l has independent outputs with a Gaussian process prior, one kernel, and a Gaussian q(u) of its
@@ -75,8 +75,6 @@ class DeepGP(StoredModel):
         >>> model.sample(3, generator=0).shape
         torch.Size([3, 3])
     """
-
-    _training: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -247,18 +245,6 @@ class DeepGP(StoredModel):
         result = training.run(loss, after=after, progress=progress, callback=told)
         self._training = training.state()
         return result
-
-    def training_state(self) -> dict[str, Any]:
-        """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
-
-        Of the last look at the loss; tensors, numbers and text, which ``torch.save`` takes.
-
-        Raises:
-            OptionError: The model has not been fitted.
-        """
-        if self._training is None:
-            raise _errors.OptionError(f"{type(self).__name__}.training_state: fit has not been called.")
-        return self._training
 
     # What it has learned.
 

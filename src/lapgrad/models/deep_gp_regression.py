@@ -36,7 +36,7 @@ _CHUNK_ENTRIES = 1 << 22
 """Of the kernel matrix of inducing inputs and all samples of a chunk, in predictions: 32 MB in float64."""
 
 
-class DeepGPRegression(StoredModel):
+class DeepGPRegression(_minibatches.Resumable, StoredModel):
     """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, seen through inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly
@@ -100,7 +100,6 @@ class DeepGPRegression(StoredModel):
     y_scale: Tensor
     noise_floor: Tensor
     noise_var = above("noise_floor")
-    _training: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -262,18 +261,6 @@ class DeepGPRegression(StoredModel):
         )
         self._training = training.state()
         return result
-
-    def training_state(self) -> dict[str, Any]:
-        """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
-
-        Of the last look at the loss; tensors, numbers and text, which ``torch.save`` takes.
-
-        Raises:
-            OptionError: The model has not been fitted.
-        """
-        if self._training is None:
-            raise _errors.OptionError(f"{type(self).__name__}.training_state: fit has not been called.")
-        return self._training
 
     # Inference.
 

@@ -40,17 +40,17 @@ def bars_of(runs: Sequence[Run]) -> list[Bar]:
 
 
 def _bar(entry: dict[str, Any], file: str) -> Bar:
-    figure, unit, wanted = entry.get("figure"), str(entry.get("unit") or ""), entry.get("wanted")
-    known = isinstance(figure, (int, float)) and not isinstance(figure, bool)
+    seen, unit, wanted = entry.get("figure"), str(entry.get("unit") or ""), entry.get("wanted")
+    figure = float(seen) if isinstance(seen, (int, float)) and not isinstance(seen, bool) else None
     text = f"{wanted:g}{unit}" if isinstance(wanted, (int, float)) else str(wanted or "")
     sense = str(entry.get("sense") or "")
     return Bar(
         what=str(entry.get("what") or "?"),
         # Some writers have the sense and the unit in the text of what is wanted.
         wanted=text if not sense or text.startswith(sense) else f"{sense} {text}",
-        figure=float(figure) if known else None,  # type: ignore[arg-type]
+        figure=figure,
         unit=unit,
-        passed=bool(entry["passed"]) if known and entry.get("passed") is not None else None,
+        passed=bool(entry["passed"]) if figure is not None and entry.get("passed") is not None else None,
         file=file,
     )
 

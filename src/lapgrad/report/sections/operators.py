@@ -53,10 +53,11 @@ def cards(group: Group) -> list[Markup]:
 
 def _medians(tally: Tally) -> str:
     """Of phases, of single matrices and of batches."""
-    parts: dict[str, float | None] = {
-        phase: tally.among(lambda case, phase=phase: case.phase == phase)  # type: ignore[misc]
-        for phase in dict.fromkeys(c.case.phase for c in tally.comparisons)
-    }
+
+    def of_phase(phase: str) -> float | None:
+        return tally.among(lambda case: case.phase == phase)
+
+    parts = {phase: of_phase(phase) for phase in dict.fromkeys(c.case.phase for c in tally.comparisons)}
     parts["single matrices"] = tally.among(lambda case: len(case.shape) == 2)
     parts["batches"] = tally.among(lambda case: len(case.shape) > 2)
     known = [f"{name} {quantities.ratio(value)}" for name, value in parts.items() if value is not None]
