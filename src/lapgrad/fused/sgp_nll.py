@@ -44,7 +44,8 @@ def sgp_nll(
         Y: (n, k), outputs, independent of each other. A single vector y is ``y[:, None]``.
         noise_var: A positive number, or a scalar tensor.
         jitter: Added to the diagonal of K_uu, in units of its mean.
-        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix, or a third of K_uu.
+        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (64 MB on a GPU), or a
+            third of K_uu.
 
     Returns:
         s, a scalar of the dtype of X.
