@@ -30,6 +30,7 @@ ROUTINES = (
     "gemmt",
     "gemmt_sum",
     "syrk",
+    "syrk_add",
     "syrk_vjp",
     "gemm",
     "copyltu",

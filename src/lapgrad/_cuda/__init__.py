@@ -18,7 +18,7 @@ from lapgrad._cuda.kalman_nll import kalman_nll, kalman_nll_vjp
 from lapgrad._cuda.potrf import potrf, potrf_vjp
 from lapgrad._cuda.potri import potri, potri_update, potri_vjp
 from lapgrad._cuda.syevd import syevd, syevd_vjp
-from lapgrad._cuda.syrk import syrk
+from lapgrad._cuda.syrk import syrk, syrk_add
 from lapgrad._cuda.trmm import trmm
 from lapgrad._cuda.trsm import trsm
 
@@ -44,6 +44,7 @@ __all__ = [
     "syevd",
     "syevd_vjp",
     "syrk",
+    "syrk_add",
     "trmm",
     "trsm",
 ]

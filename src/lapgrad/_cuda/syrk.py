@@ -17,3 +17,11 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
     source = _device.readable(A)
     _device.syrk(B, source.mT if transpose else source, lower=True)
     _device.reshape(B, _device.MIRROR_UP)
+
+
+@on_its_device
+def syrk_add(B: Tensor, A: Tensor) -> None:
+    if not A.numel() or not _device.storable(B):
+        _fallback.syrk_add(B, A)
+        return
+    _device.syrk(B, _device.readable(A), lower=True, beta=1.0)

@@ -27,7 +27,7 @@ from lapgrad._fallback.potri import potri, potri_update, potri_vjp
 from lapgrad._fallback.slogdet import slogdet, slogdet_vjp
 from lapgrad._fallback.sumlogdiag import sum_logs_and_squares, sumlogdiag, sumlogdiag_vjp
 from lapgrad._fallback.syevd import syevd, syevd_vjp
-from lapgrad._fallback.syrk import syrk, syrk_vjp
+from lapgrad._fallback.syrk import syrk, syrk_add, syrk_vjp
 from lapgrad._fallback.trmm import trmm
 from lapgrad._fallback.trsm import trsm
 
@@ -68,6 +68,7 @@ __all__ = [
     "syevd",
     "syevd_vjp",
     "syrk",
+    "syrk_add",
     "syrk_vjp",
     "trmm",
     "trsm",

@@ -11,6 +11,7 @@ jitter, and float32 leaves of B_c, and of the gradients that come back through L
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._kernels import lookup
 from lapgrad._waiting import without_waiting
+from lapgrad.fused._whitening import Inverse, Substitution, inverted
 
 #: Of all that is U x U or U x chunk.
 ARITHMETIC = torch.float64
@@ -31,19 +33,20 @@ class _Sizes(NamedTuple):
 
     Attributes:
         chunk: Entries of K_c, if `chunk` is not given.
-        gram: Order of W up to which both triangles are computed: small products are slow.
-        sandwich: Order up to which both sides are solved one after the other, for twice the flops.
+        columns: Of K_c, a multiple of this, but for the last.
+        inverse: Order of K_uu from which on the inverse of its factor pays.
     """
 
     chunk: int
-    gram: int
-    sandwich: int
+    columns: int
+    inverse: float
 
 
 #: 4 MB of K_c stay in the cache between the passes over them.
-_ON_CPU = _Sizes(chunk=1 << 19, gram=256, sandwich=256)
-#: A GPU has memory for 64 MB, and wants few, large products: a launch takes the time of 10^8 flops.
-_ON_GPU = _Sizes(chunk=1 << 23, gram=1024, sandwich=4096)
+_ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
+#: A GPU has memory for 64 MB, and wants few, large products: a launch takes the time of 10^8 flops. An odd
+#: number of columns makes them slower by a fifth.
+_ON_GPU = _Sizes(chunk=1 << 23, columns=64, inverse=1024)
 #: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
 _LEAST_COLUMNS = 1 / 3
 
@@ -158,14 +161,17 @@ def chunk_width(n: int, inducing: int, chunk: int | None, device: torch.device) 
     if chunk is not None:
         return max(1, min(chunk, n))
     most = max(1, int(_LEAST_COLUMNS * inducing), _sizes(device).chunk // max(inducing, 1))
-    return max(1, -(-n // -(-n // most))) if n else 1
+    if not n:
+        return 1
+    columns = _sizes(device).columns
+    return min(n, -(-n // -(-n // most) // columns) * columns)
 
 
 class Statistics(NamedTuple):
     """Sums over the data; see the formulas above.
 
     Attributes:
-        Lu: (U, U), the Cholesky factor of K_uu + jitter.
+        whitening: Lu^-1, of the Cholesky factor of K_uu + jitter.
         W: (U, U), of which the lower triangle counts; the other one holds anything.
         b: (U, k).
         squares: (), the sum of the squares of Y.
@@ -174,7 +180,7 @@ class Statistics(NamedTuple):
         room: Memory for another matrix of the size of any K_c.
     """
 
-    Lu: Tensor
+    whitening: Substitution | Inverse
     W: Tensor
     b: Tensor
     squares: Tensor
@@ -223,11 +229,13 @@ def gather(
     *,
     record: bool = False,
     info: Tensor | None = None,
+    regular: bool = False,
 ) -> Statistics:
     """One pass over the data. Z and the parameters are in ``ARITHMETIC`` already, X and Y need not be.
 
     2 n U^2 flops: n U^2 for the solves, n U^2 for one triangle of the products. Call it without gradients;
-    with ``record`` the last K_c alone has a graph. ``info`` as in ``factor``.
+    with ``record`` the last K_c alone has a graph. ``info`` as in ``factor``. ``regular``: K_uu is far
+    enough from a singular matrix for an inverse.
     """
     U, n, k = len(Z), len(X), Y.shape[-1]
     matrix, diagonal, parameters = kernel
@@ -236,7 +244,10 @@ def gather(
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
     squares, variances = Z.new_zeros(()), Z.new_zeros(())
-    solve, room = lookup("trsm", Lu), Z.new_empty(U * width)
+    room = Z.new_empty(U * width)
+    with without_waiting():  # a Cholesky factor has no zeros on its diagonal
+        inverts = regular and _sizes(Z.device).inverse <= U
+        whitening = inverted(Lu) if inverts else Substitution(Lu)
     K = Z.new_empty(U, 0)
     for rows in chunks(n, width):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
@@ -244,50 +255,10 @@ def gather(
         with torch.set_grad_enabled(record and rows.stop == n):
             K = matrix(Z, inputs, *parameters)
         B = room[: K.numel()].view(K.shape)
-        with without_waiting():  # a Cholesky factor has no zeros on its diagonal
-            solve(B, Lu, K.detach(), True, False, False)
-        add_gram(W, B)
+        with without_waiting():
+            whitening.of(K.detach(), B)
+        lookup("syrk_add", W)(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
         variances += diagonal(inputs, *parameters).sum()
-    return Statistics(Lu, W, b, squares, variances, K, room)
-
-
-def add_gram(W: Tensor, B: Tensor) -> None:
-    """W := W + B B^T in the lower triangle, by halves: only the leaves on the diagonal are whole."""
-    n = len(B)
-    if n <= _sizes(W.device).gram:
-        W.addmm_(B, B.mT)
-        return
-    half = n // 2
-    W[half:, :half].addmm_(B[half:], B[:half].mT)
-    add_gram(W[:half, :half], B[:half])
-    add_gram(W[half:, half:], B[half:])
-
-
-def sandwich(X: Tensor, L: Tensor) -> Tensor:
-    """X := L^-T X L^-1 for a symmetric X, in place: U^3 flops. The result is symmetric to the last bit.
-
-    With L = [[L11, 0], [L21, L22]], Y the result, C = L22^-T X21 and P = Y22 L21:
-
-        Y22 = L22^-T X22 L22^-1,   Y21 = (C - P) L11^-1,   Y11 = L11^-T (X11 - N - N^T) L11^-1,
-        N = L21^T (C - P / 2)
-    """
-    n, solve = len(X), lookup("trsm", X)
-    if n <= _sizes(X.device).sandwich:
-        solve(X, L, X, True, False, True)
-        solve(X, L, X, True, True, False)
-        lookup("copyltu", X)(X, X, True)
-        return X
-    half = n // 2
-    X11, X21, X22 = X[:half, :half], X[half:, :half], X[half:, half:]
-    L11, L21, L22 = L[:half, :half], L[half:, :half], L[half:, half:]
-    sandwich(X22, L22)
-    solve(X21, L22, X21, True, True, False)
-    P = X22 @ L21
-    N = L21.mT @ X21.sub_(P, alpha=0.5)
-    X11.sub_(N).sub_(N.mT)
-    solve(X21, L11, X21.sub_(P, alpha=0.5), True, False, True)
-    sandwich(X11, L11)
-    X[:half, half:] = X21.mT
-    return X
+    return Statistics(whitening, W, b, squares, variances, K, room)

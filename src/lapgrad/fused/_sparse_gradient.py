@@ -38,6 +38,7 @@ from lapgrad.fused import _inducing
 from lapgrad.fused._inducing import ARITHMETIC, KernelFunction, Statistics
 from lapgrad.fused._sparse_bound import LOG_2_PI
 from lapgrad.fused._sparse_questions import Guesses, Looks, sums_not_factorised
+from lapgrad.fused._whitening import Substitution
 
 
 class Inputs(NamedTuple):
@@ -227,7 +228,16 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
     v = inputs.noise_var.detach().to(ARITHMETIC)
     Z, *parameters = leaves.tensors
     statistics = _inducing.gather(
-        operator, kernel, Z, X, Y, jitter, width, record=bool(leaves.wanted), info=questions.info_of_factor
+        operator,
+        kernel,
+        Z,
+        X,
+        Y,
+        jitter,
+        width,
+        record=bool(leaves.wanted),
+        info=questions.info_of_factor,
+        regular=questions.products_are_precise,
     )
     Lm, a, value = _factor_and_value(problem, questions, statistics, v)
     if not needs.any:
@@ -284,7 +294,7 @@ def _core(
     questions: Looks | Guesses,
 ) -> _Core:
     """Takes the memory of Lm for G, and that of W for gK_uu. 8/3 U^3 flops."""
-    Lu, W, b, squares, variances, *_ = statistics
+    whitening, W, b, squares, variances, *_ = statistics
     U, (n, k) = len(W), Y.shape
     unexplained = variances - W.diagonal().sum()
     inverse = Lm
@@ -294,19 +304,18 @@ def _core(
     by_squares = ((a * b).sum() - squares) / v + a.square().sum()
     gv = 0.5 / v * (by_squares + k * (n - determined - unexplained / v))
 
-    g = torch.empty_like(a)
-    lookup("trsm", a)(g, Lu, a, True, True, False)
-    g.div_(-v)
+    g = whitening.transposed(a).div_(-v)
     inverse.diagonal().sub_(1.0)
     S = inverse.mul_(k).addmm_(a, a.mT)
     lookup("copyltu", W)(W, W, True)
     W.mul_(k / v)
     chunks: _Product | _Solved
-    if questions.solves(_imprecision(Lu, g, v, statistics.last.detach(), k)):
-        gKuu = _inducing.sandwich(W.add_(S), Lu)
-        chunks = _Solved(Lu, S.div_(v), -a / v)
+    if questions.solves(_imprecision(whitening.least_pivot(), g, v, statistics.last.detach(), k)):
+        assert isinstance(whitening, Substitution)  # as far as is known beforehand: see products_are_precise
+        gKuu = whitening.sandwich(W.add_(S))
+        chunks = _Solved(whitening.Lu, S.div_(v), -a / v)
     else:
-        gKuu = _inducing.sandwich(W, Lu).add_(_inducing.sandwich(S, Lu))
+        gKuu = whitening.sandwich(W).add_(whitening.sandwich(S))
         chunks = _Product(S.div_(v), g)
     gKuu.mul_(0.5)
     if U:  # the jitter is a multiple of the mean diagonal
@@ -314,7 +323,7 @@ def _core(
     return _Core(gv, gKuu, chunks)
 
 
-def _imprecision(Lu: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
+def _imprecision(least_pivot: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
     """A bound of the rounding errors of k_i^T G k_i, for columns k_i of K: of the derivative of one datum's
     part of the criterion by the logarithm of the kernel's variance.
 
@@ -323,7 +332,7 @@ def _imprecision(Lu: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
     """
     if not K.numel():
         return v.new_zeros(())
-    size = k / (v * Lu.diagonal().min().square()) + v * g.square().sum()
+    size = k / (v * least_pivot.square()) + v * g.square().sum()
     return torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size
 
 

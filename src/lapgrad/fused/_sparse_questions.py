@@ -30,6 +30,8 @@ class Looks:
     #: Where ``potrf`` is to leave its status: nowhere, it raises.
     info_of_factor: Tensor | None = None
     info_of_sums: Tensor | None = None
+    #: Whether ``solves`` is known to say no; else an inverse of K_uu might not do.
+    products_are_precise = False
 
     def __init__(self, operator: str, jitter: float) -> None:
         self.operator, self.jitter = operator, jitter
@@ -57,6 +59,7 @@ class Guesses:
     def __init__(self, operator: str, jitter: float, like: Tensor, near: Tensor | None) -> None:
         self.operator, self.jitter = operator, jitter
         self.imprecise: bool = getattr(_last, "imprecise", False)
+        self.products_are_precise = not self.imprecise
         info = torch.zeros(2, dtype=torch.int32, device=like.device)
         self.info_of_factor, self.info_of_sums = info.unbind()
         self._near = torch.ones_like(info[0], dtype=torch.bool) if near is None else near

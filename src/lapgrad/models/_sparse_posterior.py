@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lapgrad.fused import _inducing
 from lapgrad.fused._inducing import ARITHMETIC, KernelFunction
+from lapgrad.fused._whitening import Substitution
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trsm import trsm
@@ -76,4 +77,5 @@ def posterior(
         sums = _inducing.gather(who, kernel, Z, X, Y, jitter, width)
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
-        return SparsePosterior(kernel, Z, sums.Lu, Lm, trsm(sums.Lu, a, transpose=True))
+        assert isinstance(sums.whitening, Substitution)
+        return SparsePosterior(kernel, Z, sums.whitening.Lu, Lm, sums.whitening.transposed(a))

@@ -1,0 +1,80 @@
+"""Products with the inverse of a Cholesky factor do what solves do, to rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import tolerances
+import torch
+from torch import Tensor
+
+import lapgrad
+from lapgrad.fused import _inducing, _sparse_gradient, _sparse_questions, _whitening
+from lapgrad.models.kernels import RBF
+
+DOUBLE = torch.float64
+
+
+def factor(n: int) -> Tensor:
+    X = torch.randn(n, n, dtype=DOUBLE, generator=torch.Generator().manual_seed(n))
+    return torch.linalg.cholesky(X @ X.mT / max(n, 1) + torch.eye(n, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 130, 256, 257, 300])
+def test_inverse_and_substitution(n: int) -> None:
+    L, source = factor(n), torch.Generator().manual_seed(0)
+    K, a = (torch.randn(n, k, dtype=DOUBLE, generator=source) for k in (7, 1))
+    S = K @ K.mT
+    inverse, substitution = _whitening.inverted(L.clone()), _whitening.Substitution(L)
+    tolerances.assert_close(inverse.W @ L, torch.eye(n, dtype=DOUBLE), tolerances.DEFAULT)
+    assert not inverse.W.triu(1).any()
+    results = []
+    for whitening in (inverse, substitution):
+        B = torch.empty_like(K)
+        whitening.of(K, B)
+        X = whitening.sandwich(S.clone())
+        assert torch.equal(X, X.mT)
+        results.append([B, whitening.transposed(a), X, whitening.least_pivot()])
+    tolerances.assert_all_close(*results, tolerances.DEFAULT)
+
+
+@pytest.mark.parametrize("inducing", [100, 150])
+def test_criterion_and_gradient(inducing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the inverse is used as long as products are precise."""
+    source = torch.Generator().manual_seed(0)
+    X = torch.rand(400, 4, dtype=DOUBLE, generator=source)
+    Y = torch.sin(6.0 * X.sum(1, keepdim=True)) + 0.1 * torch.randn(400, 1, dtype=DOUBLE, generator=source)
+
+    def evaluated() -> list[Tensor]:
+        kernel = RBF(torch.full((4,), 0.2, dtype=DOUBLE), torch.tensor(1.0, dtype=DOUBLE))
+        Z = X[:inducing].clone().requires_grad_()
+        v = torch.tensor(0.01, dtype=DOUBLE, requires_grad=True)
+        value = lapgrad.fused.sgp_nll(kernel, Z, X, Y, v, chunk=130)
+        return [value.detach(), *torch.autograd.grad(value, [Z, v, *kernel.parameters()])]
+
+    expected = evaluated()
+    used: list[Any] = []
+    whitened = _whitening.inverted
+
+    def counted(Lu: Tensor) -> _whitening.Inverse:
+        used.append(len(Lu))
+        return whitened(Lu)
+
+    monkeypatch.setattr(_inducing, "inverted", counted)
+    monkeypatch.setattr(_inducing, "_ON_CPU", _inducing._ON_CPU._replace(inverse=128))
+    with mock.patch.object(_sparse_gradient, "_guesses", return_value=True):
+        found = evaluated()
+    _sparse_questions._last.__dict__.clear()
+    assert used == ([inducing] if inducing >= 128 else [])
+    tolerances.assert_all_close(found, expected, tolerances.INDUCING)
+
+
+def test_widths_of_chunks() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert _inducing.chunk_width(8611, 3200, None, gpu) % 64 == 0
+    assert _inducing.chunk_width(8611, 3200, 17, gpu) == 17
+    for n in (0, 1, 63, 64, 65, 1000):
+        for device in (gpu, cpu):
+            assert _inducing.chunk_width(n, 10, None, device) == max(n, 1)
