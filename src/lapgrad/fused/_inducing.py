@@ -10,18 +10,17 @@ jitter, and float32 leaves of B_c, and of the gradients that come back through L
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._kernels import lookup
 from lapgrad._waiting import without_waiting
+from lapgrad.fused._kernel_function import KernelFunction
 from lapgrad.fused._whitening import Inverse, Substitution, inverted
 
 #: Of all that is U x U or U x chunk.
@@ -49,106 +48,12 @@ _ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
 _ON_GPU = _Sizes(chunk=1 << 23, columns=64, inverse=1024)
 #: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
 _LEAST_COLUMNS = 1 / 3
+#: Rows of data whose variances are computed at a time.
+VARIANCES = 1 << 16
 
 
 def _sizes(device: torch.device) -> _Sizes:
     return _ON_CPU if device.type == "cpu" else _ON_GPU
-
-
-class KernelFunction(NamedTuple):
-    """A kernel as pure functions of inputs and parameters: what ``fused.sgp_nll`` differentiates.
-
-    Attributes:
-        matrix: ``matrix(A, B, *parameters)``, (n, m) for A (n, d) and B (m, d), written in differentiable
-            torch operations that follow the dtype of what they get: they are called in float64.
-        diagonal: ``diagonal(A, *parameters)``, (n,): the diagonal of ``matrix(A, A, *parameters)``.
-        parameters: The tensors that gradients are wanted for.
-
-    Example:
-        >>> import torch, lapgrad
-        >>> def matrix(A, B, lengthscale):
-        ...     return torch.exp(-0.5 * torch.cdist(A / lengthscale, B / lengthscale).square())
-        >>> def diagonal(A, lengthscale):
-        ...     return A.new_ones(len(A))
-        >>> kernel = lapgrad.fused.KernelFunction(matrix, diagonal, (torch.tensor(2.0),))
-        >>> kernel.diagonal(torch.zeros(2, 1), *kernel.parameters)
-        tensor([1., 1.])
-    """
-
-    matrix: Callable[..., Tensor]
-    diagonal: Callable[..., Tensor]
-    parameters: tuple[Tensor, ...] = ()
-
-
-def kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> KernelFunction:
-    """``kernel`` itself, or a module as a pure function of its parameters."""
-    if isinstance(kernel, KernelFunction):
-        return kernel
-    if not isinstance(kernel, nn.Module) or not callable(getattr(kernel, "diag", None)):
-        raise _errors.OptionError(
-            f"{operator}: kernel must be a KernelFunction, or a torch.nn.Module with forward(A, B) and "
-            f"diag(A), got {type(kernel).__name__}."
-        )
-    return of_module(kernel)
-
-
-class _Methods(nn.Module):
-    """``functional_call`` runs a module's forward: this one's is any method of the kernel."""
-
-    def __init__(self, kernel: nn.Module) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, method: str, *inputs: Tensor) -> Any:
-        return getattr(self.kernel, method)(*inputs)
-
-
-def of_module(kernel: nn.Module) -> KernelFunction:
-    """The kernel as a function of its parameters; its buffers take their dtype.
-
-    A kernel that would make its matrix in blocks may have a method ``in_one_piece``: here chunks are blocks.
-    One that takes a look at the points may have ``for_points(A, B)``: a context for calls on rows of these.
-    """
-    methods = _Methods(kernel)
-    named, buffers = dict(methods.named_parameters()), dict(methods.named_buffers())
-    of_chunk = "in_one_piece" if hasattr(kernel, "in_one_piece") else "forward"
-
-    def call(parameters: Sequence[Tensor], method: str, *inputs: Tensor) -> Any:
-        tensors = dict(zip(named, parameters, strict=True))
-        for name, value in buffers.items():
-            tensors[name] = value.to(inputs[0]) if value.is_floating_point() else value
-        return torch.func.functional_call(methods, tensors, (method, *inputs))
-
-    class Matrix:
-        def __call__(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
-            # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
-            K: Tensor = call(parameters, "forward", A) if B is A else call(parameters, of_chunk, A, B)
-            return K
-
-    class MatrixThatLooks(Matrix):
-        def for_points(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Any:
-            return call(parameters, "for_points", A, B)
-
-    def diagonal(A: Tensor, *parameters: Tensor) -> Tensor:
-        return call(parameters, "diag", A)
-
-    matrix = MatrixThatLooks() if hasattr(kernel, "for_points") else Matrix()
-    return KernelFunction(matrix, diagonal, tuple(named.values()))
-
-
-def for_points(
-    kernel: KernelFunction, Z: Tensor, X: Tensor
-) -> tuple[AbstractContextManager[None], Tensor | None]:
-    """A context in which ``kernel.matrix`` is called with Z and rows of X, and whether it may be used.
-
-    The second is None, or a number on a GPU that is to be looked at in the end.
-    """
-    known = getattr(kernel.matrix, "for_points", None)
-    if known is None:
-        return contextlib.nullcontext(), None
-    found: tuple[AbstractContextManager[None], Tensor | None]
-    found = known(Z, X.to(ARITHMETIC), *kernel.parameters)
-    return found
 
 
 def chunks(n: int, width: int) -> Iterator[slice]:
@@ -243,7 +148,7 @@ def gather(
     Lu = factor(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
-    squares, variances = Z.new_zeros(()), Z.new_zeros(())
+    squares = Z.new_zeros(())
     room = Z.new_empty(U * width)
     with without_waiting():  # a Cholesky factor has no zeros on its diagonal
         inverts = regular and _sizes(Z.device).inverse <= U
@@ -260,5 +165,7 @@ def gather(
         lookup("syrk_add", W)(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
-        variances += diagonal(inputs, *parameters).sum()
+    variances = Z.new_zeros(())
+    for rows in chunks(n, VARIANCES):
+        variances += diagonal(X[rows].to(ARITHMETIC), *parameters).sum()
     return Statistics(whitening, W, b, squares, variances, K, room)

@@ -34,8 +34,9 @@ from torch import Tensor
 
 from lapgrad._kernels import lookup
 from lapgrad._waiting import without_waiting
-from lapgrad.fused import _inducing
-from lapgrad.fused._inducing import ARITHMETIC, KernelFunction, Statistics
+from lapgrad.fused import _inducing, _kernel_function
+from lapgrad.fused._inducing import ARITHMETIC, Statistics
+from lapgrad.fused._kernel_function import KernelFunction
 from lapgrad.fused._sparse_bound import LOG_2_PI
 from lapgrad.fused._sparse_questions import Guesses, Looks, sums_not_factorised
 from lapgrad.fused._whitening import Substitution
@@ -189,9 +190,14 @@ def evaluate(
     """The value and the gradients that are needed. ``operator`` is the name in messages."""
     leaves = _Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
     kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:]))
-    X, Z = inputs.X.detach(), leaves.tensors[0]
     problem = _Problem(operator, kernel, leaves, inputs, needs, jitter, width)
-    near, holds = _inducing.for_points(kernel, Z, X)
+    return _kernel_function.with_parameters(kernel, leaves.tensors[0], lambda: _guessed_or_looked(problem))
+
+
+def _guessed_or_looked(problem: _Problem) -> tuple[Tensor, Gradients]:
+    operator, kernel, leaves, inputs, _, jitter, _ = problem
+    X, Z = inputs.X.detach(), leaves.tensors[0]
+    near, holds = _kernel_function.for_points(kernel, Z, X.to(ARITHMETIC))
     if not _guesses(X):
         with near:
             return _evaluated(problem, Looks(operator, jitter))
@@ -246,7 +252,7 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
         core = _core(statistics, Lm, a, v, jitter, Y, questions)
     last, room = statistics.last, statistics.room
     del statistics, Lm  # of three U x U matrices one is not needed any more
-    gX = torch.empty_like(X) if needs.X else None
+    gX = torch.zeros_like(X) if needs.X else None
     gY = torch.empty_like(Y) if needs.Y else None
     if needs.kernel or needs.Y:
         _stream_back(kernel, leaves, core, (X, Y, v), (gX, gY), width, (last, room))
@@ -349,7 +355,7 @@ def _stream_back(
     (X, Y, v), (gX, gY) = data, gradients
     Z, *parameters = leaves.tensors
     last, room = at_hand
-    weight = 0.5 * Y.shape[-1] / v
+    _variances_back(kernel, leaves, X, gX, 0.5 * Y.shape[-1] / v)
     for rows in reversed(list(_inducing.chunks(len(X), width))):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
         if gX is not None:
@@ -357,7 +363,6 @@ def _stream_back(
         with torch.enable_grad():
             known = rows.stop == len(X) and gX is None
             K = last if known else kernel.matrix(Z, inputs, *parameters)
-            variances = kernel.diagonal(inputs, *parameters)
         values = K.detach()
         if gY is not None:
             gY[rows] = core.chunks.of_targets(values, targets, v)
@@ -365,7 +370,24 @@ def _stream_back(
             continue
         gK = core.chunks.of_matrix(values, targets, room[: values.numel()].view(values.shape))
         further = [] if gX is None else [inputs]
-        found = leaves.add([K, variances], [gK, weight.expand_as(variances)], further)
-        if gX is not None:
-            gX[rows] = 0.0 if found[0] is None else found[0].to(gX.dtype)
+        found = leaves.add([K], [gK], further)
+        if gX is not None and found[0] is not None:
+            gX[rows] += found[0]
         last = K = values = gK  # the graph of this chunk goes before that of the next one comes
+
+
+def _variances_back(
+    kernel: KernelFunction, leaves: _Leaves, X: Tensor, gX: Tensor | None, weight: Tensor
+) -> None:
+    """The gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
+    if not leaves.wanted and gX is None:
+        return
+    for rows in _inducing.chunks(len(X), _inducing.VARIANCES):
+        inputs = X[rows].to(ARITHMETIC)
+        if gX is not None:
+            inputs = inputs.detach().requires_grad_()
+        with torch.enable_grad():
+            variances = kernel.diagonal(inputs, *leaves.tensors[1:])
+        found = leaves.add([variances], [weight.expand_as(variances)], [] if gX is None else [inputs])
+        if gX is not None and found[0] is not None:
+            gX[rows] += found[0]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors, _layout
 from lapgrad._torch_private import skips_dispatcher
-from lapgrad.fused import _inducing
-from lapgrad.fused._inducing import ARITHMETIC, KernelFunction
+from lapgrad.fused import _inducing, _kernel_function
+from lapgrad.fused._inducing import ARITHMETIC
+from lapgrad.fused._kernel_function import KernelFunction
 from lapgrad.fused._sparse_bound import bound, noise_variance
 from lapgrad.fused._sparse_gradient import Inputs, Needs, evaluate
 
@@ -90,7 +91,7 @@ def sgp_nll(
         >>> s, Z.grad.shape
         (tensor(-200.40..., grad_fn=<_StreamedBackward>), torch.Size([10, 1]))
     """
-    function = _inducing.kernel_function(_NAME, kernel)
+    function = _kernel_function.kernel_function(_NAME, kernel)
     _check_data(Z, X, Y)
     noise_var = noise_variance(_NAME, noise_var, X)
     _check_options(noise_var, jitter, chunk)

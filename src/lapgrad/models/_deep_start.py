@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.fused import _inducing
+from lapgrad.fused import _kernel_function
 from lapgrad.models import _inducing_inputs, _mean_functions, _scaling, _sparse_posterior
 from lapgrad.models._sparse_layer import COVARIANCES, SparseLayer
 from lapgrad.models.kernels.base import Kernel
@@ -129,7 +129,14 @@ def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Te
         prepared = layer.prepare()
         X = torch.cat([layer(part, prepared)[0] for part in X.split(_ROWS)])
     Lu, Lm, weights = _sparse_posterior.posterior(
-        "SparseLayer", _inducing.of_module(last.kernel), last.inducing, X, y, noise_var, last.jitter, None
+        "SparseLayer",
+        _kernel_function.of_module(last.kernel),
+        last.inducing,
+        X,
+        y,
+        noise_var,
+        last.jitter,
+        None,
     )[2:]
     mean, root = trmm(Lu, weights, transpose=True), potrf(potri(Lm))
     if not last.whiten:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lapgrad.fused import _inducing
-from lapgrad.fused._inducing import ARITHMETIC, KernelFunction
+from lapgrad.fused._inducing import ARITHMETIC
+from lapgrad.fused._kernel_function import KernelFunction
 from lapgrad.fused._whitening import Substitution
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors, fused
-from lapgrad.fused import _inducing
+from lapgrad.fused import _inducing, _kernel_function
 from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sampling, _scaling, _sparse_posterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
@@ -334,7 +334,7 @@ class SparseGPRegression(Model):
             _inducing.ARITHMETIC,
             lambda added: _sparse_posterior.posterior(
                 who,
-                _inducing.of_module(self.kernel),
+                _kernel_function.of_module(self.kernel),
                 self.inducing,
                 self._scaled(self.X),
                 self._residuals(),
