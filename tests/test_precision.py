@@ -14,7 +14,6 @@ from tolerances import assert_all_close
 from torch import Tensor
 
 from lapgrad import _precision
-from lapgrad.models.kernels import RBF, Linear
 
 #: What rounds products most: 10 or 7 bits in place of 23. A CPU without such products ignores it.
 ROUNDED = {"cuda": "tf32", "cpu": "bf16"}[DEVICE.type]
@@ -42,19 +41,6 @@ def test_operators(name: str, request: pytest.FixtureRequest) -> None:
     expected = with_gradients(name)
     request.getfixturevalue("rounding")
     assert_all_close(with_gradients(name), expected, 0)
-
-
-@pytest.mark.parametrize("kernel", [RBF(), Linear()], ids=lambda kernel: type(kernel).__name__)
-def test_kernel_matrices(kernel: RBF, request: pytest.FixtureRequest) -> None:
-    X = torch.randn(100, 6, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
-
-    def evaluated() -> list[Tensor]:
-        K = kernel.to(DEVICE)(X)
-        return [K.detach(), *torch.autograd.grad(K, [X, *kernel.parameters()], torch.ones_like(K))]
-
-    expected = evaluated()
-    request.getfixturevalue("rounding")
-    assert_all_close(evaluated(), expected, 0)
 
 
 def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:

@@ -50,12 +50,18 @@ SUMS_OVER_STEPS = 1e4
 #: step, its condition number is 1e4 and more.
 ALL_TIMES_AT_ONCE = 1e6
 
-#: A prior of variance 1e7 in place of none at all, beside observations of a variance of 0.1: moments shift
-#: by 1e-8 (1e8 units), and the filter loses seven digits to it.
-DIFFUSE_LIMIT = 1e11
+#: A prior of variance 1e5 in place of none at all, beside observations of a variance of 0.1, shifts moments
+#: and likelihoods by up to 2e9 units. A wider one shifts them less, but the reference, one solve with the
+#: covariance of all times, then loses more digits than that: 8e10 units with 1e7. (Against 50 digits and a
+#: prior of 1e20, the moments without a prior are right to 2 units.)
+DIFFUSE_LIMIT = 1e10
 
 #: statsmodels filters without Joseph's update and with other priors inside: 1e-9 is seen.
 OTHER_IMPLEMENTATION = 1e8
+
+#: The same products of float32 matrices by another routine, which adds up in another order: 2 units are seen,
+#: in second derivatives. Rounded to 10 bits they err by 1000 units, to 7 bits by 30000.
+FLOAT32_PRODUCTS = 50.0
 
 #: Orthogonality and residual of Householder factorisations, in units of n eps; below 1 is seen.
 HOUSEHOLDER = 5.0

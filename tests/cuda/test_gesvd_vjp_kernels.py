@@ -186,6 +186,23 @@ def test_a_loss_that_is_even_on_equal_values_is_not_reported(run: Run) -> None:
     assert marked == 1
 
 
+def test_ends_of_the_number_range(run: Run) -> None:
+    """Finite, and silent as long as the loss is one of values apart; one of two zeros is reported."""
+    U, V = (torch.eye(5, dtype=torch.float64).expand(2, 5, 5).contiguous() for _ in range(2))
+    large, small = [1e300, 1e200, 1e50, 0.0, 0.0], [1e-20, 1e-300, 1e-307, 0.0, 0.0]
+    S = torch.tensor([large, small], dtype=torch.float64)
+    gU, gV, gS = torch.zeros_like(U), torch.zeros_like(V), torch.zeros_like(S)
+    gU[:, 0, 1], gV[:, 0, 2], gS[:, :3] = 1.0, 1.0, 1.0
+    for cotangents in ((gU, None, gV), (None, gS, None)):
+        gA, marked = run(U, S, V, cotangents, "mask", 0.0)
+        wanted, _ = expected(U, S, V, cotangents, "mask", 0.0)
+        assert marked is None
+        assert gA.isfinite().all()
+        assert ((gA - wanted).abs() <= 1e-14 * wanted.abs()).all()
+    gS[1, 3] = 1.0
+    assert run(U, S, V, (None, gS, None), "mask", 0.0)[1] == 1
+
+
 def test_strides(run: Run) -> None:
     U, S, V, (gU, gS, gV) = problem(8, 12)
     assert gU is not None

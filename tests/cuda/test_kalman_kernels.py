@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,11 +93,18 @@ def value(machine: Machine, operands: list[Tensor]) -> tuple[Tensor, tuple[int, 
 
 
 def gradients(
-    machine: Machine, operands: list[Tensor], gs: Tensor, wanted: str = "yABQRmPc", workspace: int = 1 << 20
+    machine: Machine,
+    operands: list[Tensor],
+    gs: Tensor,
+    wanted: str = "yABQRmPc",
+    workspace: int = 1 << 20,
+    layout: Callable[[Tensor], Tensor] = torch.clone,
 ) -> list[Tensor | None]:
     there = [operand.to(machine.device) for operand in operands]
     results = [
-        torch.full(operand.shape, 7.0, dtype=operand.dtype, device=operand.device) if name in wanted else None
+        layout(torch.full(operand.shape, 7.0, dtype=operand.dtype, device=operand.device))
+        if name in wanted
+        else None
         for operand, name in zip(there, NAMES, strict=True)
     ]
 
@@ -107,8 +115,11 @@ def gradients(
     return [None if result is None else result.cpu() for result in results]
 
 
-def expected(operands: list[Tensor], gs: Tensor) -> tuple[Tensor, list[Tensor]]:
-    s, results = torch.empty_like(gs), [torch.empty(operand.shape).to(operand) for operand in operands]
+def expected(
+    operands: list[Tensor], gs: Tensor, layout: Callable[[Tensor], Tensor] = torch.clone
+) -> tuple[Tensor, list[Tensor]]:
+    s = torch.empty_like(gs)
+    results = [layout(torch.full(operand.shape, 7.0).to(operand)) for operand in operands]
     assert lookup("kalman_nll", s)(s, *operands) is None
     lookup("kalman_nll_vjp", s)(gs, results, *operands)
     return s, results
@@ -179,6 +190,25 @@ def test_any_strides(machine: Machine) -> None:
     for actual, wanted in zip(gradients(machine, expanded, s), found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
+
+
+def columns_first(X: Tensor) -> Tensor:
+    """As linear algebra libraries, and ``torch.empty_like`` of what they return, have it."""
+    return X.mT.contiguous().mT
+
+
+@machines
+@pytest.mark.parametrize("sizes", CASES[:3], ids=str)
+def test_results_of_any_strides(machine: Machine, sizes: Sizes) -> None:
+    """On the CPU, too: what is written row by row into matrices that lie column by column is transposed."""
+    operands, gs = model(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
+    _, found = expected(operands, gs)
+    _, turned = expected(operands, gs, columns_first)
+    there = gradients(machine, operands, gs, layout=columns_first)
+    for actual, on_cpu, wanted in zip(there, turned, found, strict=True):
+        assert actual is not None
+        assert_close(actual, wanted)
+        assert_close(on_cpu, wanted, 0)
 
 
 @machines

@@ -166,22 +166,31 @@ def polynomial(shift: float) -> tuple[Tensor, Tensor]:
 def errors(
     X: Tensor, y: Tensor, noise_var: float, method: str, expected: tuple[float, float]
 ) -> tuple[float, float]:
-    """Relative errors of value and slope."""
+    """Relative errors of value and slope; infinite where there is no Cholesky factor left to be found."""
     value, slope = expected
     noise = torch.tensor(noise_var, dtype=torch.float64, requires_grad=True, device=DEVICE)
-    found = blr_nll(X, y, noise, 1.0, method=method)
+    try:
+        found = blr_nll(X, y, noise, 1.0, method=method)
+    except NotPositiveDefiniteError:
+        assert method == "cholesky"
+        return math.inf, math.inf
     (found_slope,) = torch.autograd.grad(found, noise)
     return abs(found.item() / value - 1.0), abs(found_slope.item() / slope - 1.0)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
 def test_lq_has_the_digits_that_cholesky_loses(shift):
-    """Without the shift, value and gradient err by 2e-14 and 2e-12; by Cholesky by 3e-8 and 1e-5."""
+    """Without the shift, value and gradient err by 2e-14 and 2e-12; by Cholesky by 3e-8 and 1e-5.
+
+    With it, the product of the features is singular to working precision. Which roundings a machine makes
+    decides whether Cholesky's way says so, or returns numbers.
+    """
     X, y = polynomial(shift)
     expected = with_fifty_digits(X, y, 1e-4)
     lq, cholesky = (errors(X, y, 1e-4, method, expected) for method in METHODS)
     assert max(lq) < tolerances.LQ_OF_POWERS * torch.finfo(torch.float64).eps
-    assert min(cholesky) > 1e4 * max(lq)
+    for by_lq, by_cholesky in zip(lq, cholesky, strict=True):
+        assert by_cholesky > 1e4 * by_lq
     assert max(lq) < 1e-6 < max(cholesky)
 
 

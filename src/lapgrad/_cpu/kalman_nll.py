@@ -24,12 +24,18 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
 
 def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor) -> None:
     gs, *dense = (operand.contiguous() for operand in (gs, *operands))
-    for result in results:
-        if result is not None:
-            result.zero_()
+    written = [None if result is None else _zeros_in(result) for result in results]
     core.kalman_nll_vjp(
-        gs.element_size(), _addresses(dense), gs.data_ptr(), _addresses(results), *_sizes(dense)
+        gs.element_size(), _addresses(dense), gs.data_ptr(), _addresses(written), *_sizes(dense)
     )
+    for result, found in zip(results, written, strict=True):
+        if result is not None and found is not None and found is not result:
+            result.copy_(found)
+
+
+def _zeros_in(result: Tensor) -> Tensor:
+    """``result``, or memory to be copied from: the core adds gradients up row by row."""
+    return result.zero_() if result.is_contiguous() else result.new_zeros(result.shape)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[Address]:

@@ -61,6 +61,15 @@ def pull_back(
     workspace: int = WORKSPACE,
 ) -> None:
     """Results := the gradients, by as many launches as the work space asks for."""
+    if not all(result is None or result.is_contiguous() for result in results):
+        dense_results = [
+            None if result is None else result.new_empty(result.shape) for result in results
+        ]  # the kernel writes row by row
+        pull_back(launch, gs, dense_results, model, workspace)
+        for result, found in zip(results, dense_results, strict=True):
+            if result is not None and found is not None:
+                result.copy_(found)
+        return
     series = model[0].shape[0]
     segment, chunk = _division(results, model, workspace)
     moments = gs.new_empty(chunk * _kept_numbers(model, segment))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lapgrad.models import _inducing_inputs, _layer_algebra
 from lapgrad.models._parameters import Parametrised, above
+from lapgrad.models._products import product
 from lapgrad.models._recognition import Recognition
 from lapgrad.models._sparse_layer import ARITHMETIC, Prepared, SparseLayer
 from lapgrad.models.kernels.base import Kernel, part_of_state
@@ -185,7 +186,7 @@ def fit_functions(
     A = _layer_algebra.solved(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
     precision = _layer_algebra.gram(A) / v
     precision.diagonal().add_(1.0)
-    shift = (A.to(Y.dtype) @ Y).to(ARITHMETIC) / v
+    shift = product(A.to(Y.dtype), Y).to(ARITHMETIC) / v
     if rate < 1.0:
         before = _layer_algebra.inverted(functions.root().to(ARITHMETIC))
         precision = torch.lerp(before, precision, rate)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.models._products import product
 from lapgrad.models.criteria.kalman_filter import Innovation, at, observe
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
@@ -81,12 +82,12 @@ def walk(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps
     found: list[Step] = []
     for t in range(steps):
         filtered, filtered_covariance, seen = observe(who, batch, model, t, mean, covariance)
-        information = information + seen.v.mT @ seen.u
+        information = information + product(seen.v.mT, seen.u)
         half_logdet = half_logdet + sumlogdiag(seen.L)
         count = count + (~y[:, t].isnan()).sum(-1).to(y.dtype)
         found.append(Step(mean, covariance, seen, filtered, filtered_covariance, information))
-        mean = at(A, t) @ filtered + torch.nn.functional.pad(at(c, t)[..., None], (0, d))
-        covariance = at(A, t) @ filtered_covariance @ at(A, t).mT + at(Q, t)
+        mean = product(at(A, t), filtered) + torch.nn.functional.pad(at(c, t)[..., None], (0, d))
+        covariance = product(at(A, t), filtered_covariance, at(A, t).mT) + at(Q, t)
         covariance = 0.5 * (covariance + covariance.mT)
     return Walk(found, mean, covariance, half_logdet, count)
 
@@ -108,8 +109,8 @@ def collapsed(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Te
         return mean[..., 0], covariance
     L = potrf(information[..., 1:, 1:])
     M = mean[..., 1:]
-    best = mean[..., :1] - M @ cho_solve(L, information[..., 1:, :1])
-    spread = M @ cho_solve(L, M.mT)
+    best = mean[..., :1] - product(M, cho_solve(L, information[..., 1:, :1]))
+    spread = product(M, cho_solve(L, M.mT))
     return best[..., 0], covariance + 0.5 * (spread + spread.mT)
 
 

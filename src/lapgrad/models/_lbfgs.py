@@ -62,7 +62,7 @@ def iterates(
     point = start
     while True:
         direction = -_times_inverse_hessian(point.gradient, pairs)
-        slope = float(direction @ point.gradient)
+        slope = float(torch.dot(direction, point.gradient))
         if not slope < 0.0:
             if not pairs:
                 return
@@ -77,8 +77,8 @@ def iterates(
             pairs.clear()
             continue
         s, y = found.x - point.x, found.gradient - point.gradient
-        curvature = float(s @ y)
-        if curvature > torch.finfo(s.dtype).eps * float(y @ y):
+        curvature = float(torch.dot(s, y))
+        if curvature > torch.finfo(s.dtype).eps * float(torch.dot(y, y)):
             pairs.append((s, y, 1.0 / curvature))
         point = found
         yield point
@@ -88,13 +88,13 @@ def _times_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, 
     """H⁻¹ g, H⁻¹ from the differences s of places and y of gradients (two loops)."""
     r, weights = gradient.clone(), []
     for s, y, rho in reversed(pairs):
-        weights.append(rho * float(s @ r))
+        weights.append(rho * float(torch.dot(s, r)))
         r.add_(y, alpha=-weights[-1])
     if pairs:
         s, y, rho = pairs[-1]
-        r.mul_(1.0 / (rho * float(y @ y)))
+        r.mul_(1.0 / (rho * float(torch.dot(y, y))))
     for (s, y, rho), weight in zip(pairs, reversed(weights), strict=True):
-        r.add_(s, alpha=weight - rho * float(y @ r))
+        r.add_(s, alpha=weight - rho * float(torch.dot(y, r)))
     return r
 
 
@@ -112,7 +112,7 @@ def _line_search(
         point = evaluate(start.x.add(direction, alpha=step))
         if not math.isfinite(point.value):
             return _Trial(step, math.nan, point)
-        return _Trial(step, float(direction @ point.gradient), point)
+        return _Trial(step, float(torch.dot(direction, point.gradient)), point)
 
     def too_high(trial: _Trial, best: _Trial) -> bool:
         bound = start.value + _SUFFICIENT_DECREASE * trial.step * slope

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad.linalg.pca import pca
+from lapgrad.models._products import product
 
 
 class LinearMean(nn.Module):
@@ -23,7 +24,7 @@ class LinearMean(nn.Module):
 
     def forward(self, H: Tensor) -> Tensor:
         """(..., k) for H (..., d)."""
-        return H @ self.weights
+        return product(H, self.weights)
 
 
 def linear_map(H: Tensor, width: int) -> nn.Module:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
+from lapgrad.models._products import product
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syevd import syevd
 
@@ -25,8 +26,8 @@ def normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Genera
     noise = torch.randn(m, count * k, dtype=mean.dtype, device=mean.device, generator=generator)
     if covariance.dim() > 2:
         columns = noise.view(m, count, k).permute(2, 0, 1)
-        return mean + (_root(covariance) @ columns).permute(2, 1, 0)
-    drawn = _root(covariance) @ noise
+        return mean + product(_root(covariance), columns).permute(2, 1, 0)
+    drawn = product(_root(covariance), noise)
     return mean + drawn.view(m, count, k).transpose(0, 1)
 
 
@@ -35,8 +36,8 @@ def normal_each(mean: Tensor, covariance: Tensor, generator: torch.Generator | N
     noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
     root = _root(covariance)
     if covariance.dim() == mean.dim():
-        return mean + root @ noise
-    return mean + (root @ noise.mT[..., None])[..., 0].mT
+        return mean + product(root, noise)
+    return mean + product(root, noise.mT[..., None])[..., 0].mT
 
 
 def _root(covariance: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from lapgrad import _errors
 from lapgrad.models import _checks, _layer_algebra
 from lapgrad.models._jitter import added
 from lapgrad.models._parameters import Parametrised, unbounded
+from lapgrad.models._products import product
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.ops.syrk import syrk
 
@@ -172,7 +173,7 @@ class SparseLayer(Parametrised):
         A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
         unexplained = self.kernel.diag(points) - A.square().sum(0)
         A = A.to(H.dtype)
-        mean = A.mT @ m
+        mean = product(A.mT, m)
         spread = _layer_algebra.multiplied_transposed(R, A).square().sum(-2)
         # Below zero by rounding alone.
         variance = unexplained.clamp_min(0.0).to(H.dtype) + spread
@@ -197,7 +198,7 @@ class SparseLayer(Parametrised):
         A = A.view(len(Lu), *H.shape[:-1]).movedim(0, -2)
         unexplained = (self.kernel(H) - syrk(A, transpose=True)).to(H.dtype)
         A = A.to(H.dtype)
-        mean = A.mT @ m
+        mean = product(A.mT, m)
         if R.dim() > 2:
             A, unexplained = A.unsqueeze(-3), unexplained.unsqueeze(-3)
         covariance = unexplained + syrk(_layer_algebra.multiplied_transposed(R, A), transpose=True)

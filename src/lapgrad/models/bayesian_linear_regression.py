@@ -13,6 +13,7 @@ from lapgrad.models import _checks, _plots, _scaling, _weights
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
+from lapgrad.models._products import product
 from lapgrad.models._remembered import Remembered
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
@@ -235,7 +236,7 @@ class BayesianLinearRegression(Model):
         """
         X_new = self._inputs("sample", X_new)
         source = _checks.generator("BayesianLinearRegression.sample", generator, self.X.device)
-        draws = self._fixed_design(X_new) @ self._present_posterior().sample(count, source)
+        draws = product(self._fixed_design(X_new), self._present_posterior().sample(count, source))
         if noise:
             normal = torch.randn(draws.shape, dtype=draws.dtype, device=draws.device, generator=source)
             draws = draws + self._noise().sqrt() * normal

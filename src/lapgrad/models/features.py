@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
 from lapgrad.models._parameters import Parametrised, Value, positive
+from lapgrad.models._products import product
 
 #: All classes of features, those of users included, by name: what files refer to.
 _KINDS: dict[str, type[Features]] = {}
@@ -170,7 +171,7 @@ class RandomFourierFeatures(Features):
                 f"RandomFourierFeatures: inputs must have {self.frequencies.shape[1]} columns, got shape "
                 f"{tuple(X.shape)}."
             )
-        angles = X @ (self.frequencies / self.lengthscale).to(X).mT
+        angles = product(X, (self.frequencies / self.lengthscale).to(X).mT)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(self.frequencies))
 
     def config(self) -> dict[str, Any]:

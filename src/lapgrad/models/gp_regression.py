@@ -24,6 +24,7 @@ from lapgrad.models import _checks, _jitter, _plots, _sampling, _scaling
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
+from lapgrad.models._products import product
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
@@ -321,7 +322,7 @@ class GPRegression(Model):
         with _constant(self.kernel) if recording else torch.no_grad():
             cross = self.kernel(inputs, X_new)
             prior = self.kernel(X_new) if full_cov else self.kernel.diag(X_new)
-        mean = cross.mT @ posterior.weights
+        mean = product(cross.mT, posterior.weights)
         if self.mean == "constant":
             mean = mean + self.constant.detach()
         # The matrix is this function's own, unless it is a constant that all its elements share.

@@ -8,6 +8,7 @@ first are treated exactly (``_diffuse.py``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -17,14 +18,19 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import kalman_nll
+from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _diffuse, _plots, _time_series
 from lapgrad.models._covariance import Covariance
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
+from lapgrad.models._products import product
 from lapgrad.models.components.base import Block, Component, component_from, described
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.sumlogdiag import sumlogdiag
+from lapgrad.ops.trsm import trsm
 
 
 class Matrices(NamedTuple):
@@ -237,9 +243,8 @@ class LinearGaussianSSM(Model):
         mean, covariance, cross, _ = smooth_back(flat, steps, flat[0].new_zeros(len(flat[0]), 0))
         G = walked.information
         if mean.shape[-1] > 1:
-            L_inverse = torch.linalg.inv(G[:, None, 1:, 1:])
-            M = mean[..., 1:]
-            cross = cross + M[:, 1:] @ L_inverse @ M[:, :-1].mT
+            L, M = potrf(G[:, None, 1:, 1:]), mean[..., 1:]
+            cross = cross + product(M[:, 1:], cho_solve(L, M[:, :-1].mT))
         mean, covariance = _diffuse.collapsed(mean, covariance, G[:, None])
         parts = (mean, covariance, cross, _diffuse.nll(walked).neg())
         return Smoothed(*[part[0] if self.single else part for part in parts])
@@ -285,8 +290,8 @@ class LinearGaussianSSM(Model):
         m = m.gather(1, (after - first)[..., None].expand(-1, -1, n))
         P = P.gather(1, (after - first)[..., None, None].expand(-1, -1, n, n))
         B, R = (_time_series.at_times(X, after) for X in (flat[2], flat[4]))
-        mean = (B @ m[..., None])[..., 0] + self._observation_offset(walked, after)
-        covariance = B @ P @ B.mT + (R if noise else 0.0)
+        mean = product(B, m[..., None])[..., 0] + self._observation_offset(walked, after)
+        covariance = product(B, P, B.mT) + (R if noise else 0.0)
         return self._answer(mean, covariance)
 
     def _observation_offset(self, walked: _diffuse.Walk, after: Tensor) -> Tensor | float:
@@ -330,7 +335,7 @@ class LinearGaussianSSM(Model):
         def normal(mean: Tensor, covariance: Tensor) -> Tensor:
             """(N, count, k) of means (N, count, k) and covariances (N, k, k)."""
             noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
-            return mean + noise @ _time_series.root(covariance).mT
+            return mean + product(noise, _time_series.root(covariance).mT)
 
         if steps:
             states = [
@@ -349,8 +354,8 @@ class LinearGaussianSSM(Model):
             A_k, B_k, Q_k, R_k, c_k = (
                 _time_series.at_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
             )
-            drawn[:, :, k] = normal(h @ B_k.mT, R_k)
-            h = normal(h @ A_k.mT + c_k[:, None], Q_k)
+            drawn[:, :, k] = normal(product(h, B_k.mT), R_k)
+            h = normal(product(h, A_k.mT) + c_k[:, None], Q_k)
         drawn = drawn + (offset if isinstance(offset, float) else offset[:, None])
         drawn = drawn[..., 0] if self.vector else drawn
         return drawn[0] if self.single else drawn
@@ -370,8 +375,8 @@ class LinearGaussianSSM(Model):
         for part in parts:
             own = slice(before, before + part.states)
             B = block.B[..., own]
-            value = (B @ mean[..., own, None])[..., 0]
-            answers.append(self._answer(value, B @ covariance[..., own, own] @ B.mT))
+            value = product(B, mean[..., own, None])[..., 0]
+            answers.append(self._answer(value, product(B, covariance[..., own, own], B.mT)))
             before += part.states
         return answers
 
@@ -395,11 +400,11 @@ class LinearGaussianSSM(Model):
         found, matrices = self.smooth(), self.matrices()
         mean, covariance = (v[None] if self.single else v for v in (found.mean, found.covariance))
         B = matrices.block.B.detach()
-        signal = (B @ mean[..., None])[..., 0][series, :length, 0]
+        signal = product(B, mean[..., None])[..., 0][series, :length, 0]
         offset = matrices.block.observation_offset
         if offset is not None:
             signal = signal + offset.detach().expand(len(self.y), self.y.shape[1], 1)[series, :length, 0]
-        variance = (B @ covariance @ B.mT)[series, :length, 0, 0]
+        variance = product(B, covariance, B.mT)[series, :length, 0, 0]
         _plots.points(axes, x[:length], self.y[series, :length, 0])
         _plots.band(axes, x[:length], signal, variance, label="smoothed")
         if steps:
@@ -460,12 +465,11 @@ def _log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor)
     there = ~y.isnan()
     seen = there.to(y.dtype)
     B = seen[..., None] * B
-    S = B @ covariance @ B.mT + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
-    v = torch.where(there, y, 0.0) - (B @ mean[..., None])[..., 0]
+    S = product(B, covariance, B.mT) + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
+    v = torch.where(there, y, 0.0) - product(B, mean[..., None])[..., 0]
     known = ~mean.isnan().any(-1)
     S = torch.where(known[..., None, None], S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
-    L = torch.linalg.cholesky(S)
-    z = torch.linalg.solve_triangular(L, v[..., None], upper=False)[..., 0]
-    logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    value = -0.5 * z.square().sum(-1) - logdet - 0.5 * seen.sum(-1) * torch.log(y.new_tensor(2 * torch.pi))
+    L = potrf(S)
+    z = trsm(L, v[..., None])[..., 0]
+    value = -0.5 * (z.square().sum(-1) + seen.sum(-1) * math.log(2 * math.pi)) - sumlogdiag(L)
     return torch.where(known, value, torch.nan)

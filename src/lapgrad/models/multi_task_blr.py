@@ -15,6 +15,7 @@ from lapgrad.models import _checks, _weights
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
+from lapgrad.models._products import product
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
 from lapgrad.models.bayesian_linear_regression import variance_of
@@ -202,7 +203,7 @@ class MultiTaskBLR(Model):
         """
         posterior, design = self._at(task, self._inputs("sample", X_new))
         source = _checks.generator("MultiTaskBLR.sample", generator, self.X.device)
-        return (design @ posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
+        return product(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
 
     def log_prob(self, task: int, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
         """log p(y_new | X_new, data), the density of observations of a task at new inputs, noise included.

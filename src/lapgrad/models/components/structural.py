@@ -118,7 +118,7 @@ class Seasonal(Component):
             (variance.new_full((1, n), -1.0), torch.eye(n, dtype=variance.dtype, device=variance.device))
         )
         first = torch.eye(1, n, dtype=variance.dtype, device=variance.device)
-        Q = variance * (first.mT @ first)
+        Q = variance * first.mT * first
         return Block(A[None, :n], first[None], Q[None], variance.new_zeros(n), variance.new_zeros(n, n))
 
     def prepare(self, variance: float) -> None:
@@ -167,10 +167,11 @@ class AR(Component):
         identity = torch.eye(n, dtype=variance.dtype, device=variance.device)
         A = torch.cat((self.coefficients[None], identity[: n - 1]))
         first = identity[:1]
-        Q = variance * (first.mT @ first)
-        # vec(P) = (I - A ⊗ A)⁻¹ vec(Q)
-        system = torch.eye(n * n, dtype=A.dtype, device=A.device) - torch.kron(A, A)
-        P = torch.linalg.solve(system, Q.reshape(-1, 1)).view(n, n)
+        Q = variance * first.mT * first
+        # vec(P) = (I - A ⊗ A)⁻¹ vec(Q): almost singular where A almost has a unit root.
+        wide = A.double()
+        system = torch.eye(n * n, dtype=wide.dtype, device=A.device) - torch.kron(wide, wide)
+        P = torch.linalg.solve(system, Q.double().reshape(-1, 1)).view(n, n).to(A.dtype)
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
 
     def prepare(self, variance: float) -> None:

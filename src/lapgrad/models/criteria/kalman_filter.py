@@ -11,6 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.models._products import product
 from lapgrad.ops.gelqf import gelqf
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
@@ -129,7 +130,7 @@ def covariance_steps(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> 
         m, P, seen = observe(who, batch, model, t, m, P)
         steps.append((m, P, *predicted, log_density(y[:, t], seen)))
         A, Q = at(model[1], t), at(model[3], t)
-        m, P = (A @ m[..., None])[..., 0] + at(c, t), _symmetric(A @ P @ A.mT + Q)
+        m, P = product(A, m[..., None])[..., 0] + at(c, t), _symmetric(product(A, P, A.mT) + Q)
     return _stacked(steps, model)
 
 
@@ -150,14 +151,14 @@ def observe(
     R = seen[..., None] * seen[..., None, :] * at(R, t) + torch.diag_embed(1 - seen)
     columns = m if m.dim() == 3 else m[..., None]
     value = torch.where(there, y[:, t], 0.0)[..., None]
-    v = torch.nn.functional.pad(value, (0, columns.shape[-1] - 1)) - B @ columns
-    BP = B @ P
-    L = _factor(who, batch, t, _symmetric(BP @ B.mT + R))
+    v = torch.nn.functional.pad(value, (0, columns.shape[-1] - 1)) - product(B, columns)
+    BP = product(B, P)
+    L = _factor(who, batch, t, _symmetric(product(BP, B.mT) + R))
     K = cho_solve(L, BP).mT
     u = cho_solve(L, v)
-    J = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - K @ B
-    P = _symmetric(J @ P @ J.mT + K @ R @ K.mT)
-    columns = columns + K @ v
+    J = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - product(K, B)
+    P = _symmetric(product(J, P, J.mT) + product(K, R, K.mT))
+    columns = columns + product(K, v)
     if m.dim() == 2:
         return columns[..., 0], P, Innovation(B, L, v[..., 0], u[..., 0], K)
     return columns, P, Innovation(B, L, v, u, K)
@@ -192,19 +193,19 @@ def _square_root_steps(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -
         there = ~y[:, t].isnan()
         seen = there.to(y.dtype)
         Bt = seen[..., None] * at(B, t)
-        upper = torch.cat((seen[..., None] * at(G, t), torch.diag_embed(1 - seen), Bt @ F), -1)
+        upper = torch.cat((seen[..., None] * at(G, t), torch.diag_embed(1 - seen), product(Bt, F)), -1)
         lower = torch.nn.functional.pad(F, (upper.shape[-1] - n, 0))
         joint = gelqf(torch.cat((upper, lower), -2), mode="l", positive=True)
         L, KL, F = joint[..., :p, :p], joint[..., p:, :p], joint[..., p:, p:]
         _check_factor(who, batch, t, L)
-        v = torch.where(there, y[:, t], 0.0) - (Bt @ m[..., None])[..., 0]
+        v = torch.where(there, y[:, t], 0.0) - product(Bt, m[..., None])[..., 0]
         z = trsm(L, v[..., None])
-        m = m + (KL @ z)[..., 0]
+        m = m + product(KL, z)[..., 0]
         count = seen.sum(-1)
         value = -0.5 * z.square().sum((-2, -1)) - sumlogdiag(L) - 0.5 * _LOG_2_PI * count
         steps.append((m, syrk(F), *predicted, value))
-        m = (at(A, t) @ m[..., None])[..., 0] + at(c, t)
-        F = gelqf(torch.cat((at(A, t) @ F, at(H, t).expand(N, n, -1)), -1), mode="l", positive=True)
+        m = product(at(A, t), m[..., None])[..., 0] + at(c, t)
+        F = gelqf(torch.cat((product(at(A, t), F), at(H, t).expand(N, n, -1)), -1), mode="l", positive=True)
     return _stacked(steps, model)
 
 

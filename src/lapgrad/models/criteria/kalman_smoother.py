@@ -10,6 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
+from lapgrad.models._products import product
 from lapgrad.models.criteria.kalman_filter import Innovation, at, covariance_steps, log_density, observe
 from lapgrad.ops.potrf import potrf
 
@@ -122,12 +123,12 @@ def _rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...])
     for t in reversed(range(T - 1)):
         At = at(A, t)
         G = cho_solve(
-            _factor_of_state(who, batch, t + 1, predicted_covariance[:, t + 1]), At @ covariance[:, t]
+            _factor_of_state(who, batch, t + 1, predicted_covariance[:, t + 1]), product(At, covariance[:, t])
         ).mT
-        crosses.append(P @ G.mT)
-        J = identity - G @ At
-        m = filtered[:, t] + (G @ (m - predicted[:, t + 1])[..., None])[..., 0]
-        P = J @ covariance[:, t] @ J.mT + G @ (P + at(Q, t)) @ G.mT
+        crosses.append(product(P, G.mT))
+        J = identity - product(G, At)
+        m = filtered[:, t] + product(G, (m - predicted[:, t + 1])[..., None])[..., 0]
+        P = product(J, covariance[:, t], J.mT) + product(G, P + at(Q, t), G.mT)
         P = 0.5 * (P + P.mT)
         means.append(m)
         covariances.append(P)
@@ -160,15 +161,15 @@ def walk_forward(
         if m.dim() == 2:
             values.append(log_density(y[:, t], seen))
         m = _moved(at(A, t), filtered, at(c, t))
-        P = at(A, t) @ P_filtered @ at(A, t).mT + at(Q, t)
+        P = product(at(A, t), P_filtered, at(A, t).mT) + at(Q, t)
         P = 0.5 * (P + P.mT)
     return steps, torch.stack(values, 1) if values else y.new_zeros(y.shape[0], 0)
 
 
 def _moved(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
     if m.dim() == 2:
-        return (A @ m[..., None])[..., 0] + c
-    return A @ m + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
+        return product(A, m[..., None])[..., 0] + c
+    return product(A, m) + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
 
 
 def smooth_back(
@@ -186,14 +187,17 @@ def smooth_back(
     means, covariances, crosses = [], [], []
     for t in reversed(range(len(steps))):
         m, P, (B, L, _, u, K) = steps[t]
-        F = at(A, t) @ (identity - K @ B)
+        F = product(at(A, t), identity - product(K, B))
         if t + 1 < len(steps):
-            crosses.append((identity - steps[t + 1][1] @ N) @ F @ P)
+            crosses.append(product(identity - product(steps[t + 1][1], N), F, P))
         one = r.dim() == 2
-        r = (B.mT @ u[..., None] + F.mT @ r[..., None])[..., 0] if one else B.mT @ u + F.mT @ r
-        N = B.mT @ cho_solve(L, B) + F.mT @ N @ F
-        means.append(m + ((P @ r[..., None])[..., 0] if one else P @ r))
-        covariance = P - P @ N @ P
+        u, r = (u[..., None], r[..., None]) if one else (u, r)
+        r = product(B.mT, u) + product(F.mT, r)
+        N = product(B.mT, cho_solve(L, B)) + product(F.mT, N, F)
+        shift = product(P, r)
+        r, shift = (r[..., 0], shift[..., 0]) if one else (r, shift)
+        means.append(m + shift)
+        covariance = P - product(P, N, P)
         covariances.append(0.5 * (covariance + covariance.mT))
     return *_in_order(means, covariances, crosses), values.sum(-1)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lapgrad._precision import in_full_precision
 from lapgrad._torch_private import skips_dispatcher
+from lapgrad.models._products import product
 
 _FEW_DIMENSIONS = 4
 _ROUNDINGS = 8.0
@@ -62,11 +63,10 @@ class _SquaredDistances(torch.autograd.Function):
         return gX, gZ
 
 
-@in_full_precision
 def _forces(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
     """Σ_j h_ij (x_i - z_j), centred: the difference of two large numbers is avoided."""
     centre = Z.detach().mean(-2, keepdim=True)
-    return H.sum(-1, keepdim=True) * (X - centre) - H @ (Z - centre)
+    return H.sum(-1, keepdim=True) * (X - centre) - product(H, Z - centre)
 
 
 def _computed(X: Tensor, Z: Tensor | None) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad._precision import in_full_precision
-from lapgrad._torch_private import skips_dispatcher
 from lapgrad.models._parameters import Value, positive
+from lapgrad.models._products import product
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels._symmetry import mirrored
 from lapgrad.models.kernels.base import Kernel
@@ -134,5 +133,4 @@ class Polynomial(Kernel):
 
 def _products(F: Tensor, G: Tensor | None) -> Tensor:
     """F Gᵀ; of the same points exactly symmetric, which a product of matrices need not be."""
-    multiply = in_full_precision(torch.matmul) if skips_dispatcher((F, G)) else torch.matmul
-    return mirrored(multiply(F, F.mT)) if G is None else multiply(F, G.mT)
+    return mirrored(product(F, F.mT)) if G is None else product(F, G.mT)
