@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <vector>
 
 #include "binding.h"
@@ -154,6 +155,33 @@ index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream
     });
 }
 
+// One kernel on its own, with what Python calls ints and floats for its arguments: pointers, 64-bit integers, doubles.
+// Returns the driver's status.
+int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned shared, std::uintptr_t stream,
+           nb::tuple arguments) {
+    constexpr std::size_t kMost = 128;
+    union {
+        long long integer;
+        double real;
+    } values[kMost];
+    void* addresses[kMost];
+    if (arguments.size() > kMost || grid.size() > 3) throw std::length_error("a launch has too many arguments or sizes");
+    unsigned sizes[3] = {1, 1, 1};
+    for (std::size_t i = 0; i < grid.size(); ++i) sizes[i] = nb::cast<unsigned>(grid[i]);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        PyObject* const argument = PyTuple_GetItem(arguments.ptr(), static_cast<Py_ssize_t>(i));
+        if (PyFloat_Check(argument))
+            values[i].real = PyFloat_AsDouble(argument);
+        else
+            values[i].integer = PyLong_AsLongLong(argument);
+        addresses[i] = &values[i];
+    }
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    nb::gil_scoped_release unlocked;  // the driver waits when its queue is full
+    return device::launch_kernel(reinterpret_cast<void*>(kernel), sizes[0], sizes[1], sizes[2], threads, 1, 1, shared,
+                                 reinterpret_cast<void*>(stream), addresses, nullptr);
+}
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
@@ -161,6 +189,7 @@ void bind_device(nb::module_& m) {
     m.def("device_bind", [](const std::string& name, std::uintptr_t address) {
         if (!device::bind(name, reinterpret_cast<void*>(address))) throw nb::key_error(name.c_str());
     });
+    m.def("device_launch", &launch);
     m.def("device_reshape", &reshape);
     m.def("device_gemm", &gemm);
     m.def("device_trmm", &trmm);

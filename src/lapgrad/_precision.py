@@ -16,6 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from lapgrad import _torch_private
+
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -40,7 +42,7 @@ def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Param
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         output = args[0]
         assert isinstance(output, Tensor)
-        device = output.device.type
+        device = "cpu" if output.is_cpu else "cuda" if output.is_cuda else output.device.type
         autocast, rounds = torch.is_autocast_enabled(device), products_are_rounded(output)
         if not autocast and not rounds:
             return kernel(*args, **kwargs)
@@ -58,10 +60,11 @@ def products_are_rounded(like: Tensor) -> bool:
 
     Also while another thread has it switched off, which may end at any time.
     """
-    if like.dtype is not torch.float32 or like.device.type not in _SETTINGS:
+    if like.dtype is not torch.float32:
         return False
-    device = like.device.type
-    return _inside[device] > 0 or _SETTINGS[device].fp32_precision not in _FULL
+    if like.is_cuda:
+        return _inside["cuda"] > 0 or _torch_private.float32_precision("cuda") not in _FULL
+    return like.is_cpu and (_inside["cpu"] > 0 or _torch_private.float32_precision("mkldnn") not in _FULL)
 
 
 @contextlib.contextmanager

@@ -56,12 +56,28 @@ def internally_overlapping(tensor: Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+_raw_stream = getattr(_C, "_cuda_getCurrentRawStream", None)
+_device_number = getattr(_C, "_cuda_getDevice", None)
+_float32_precision = getattr(_C, "_get_fp32_precision_getter", None)
+
+
 def cuda_stream(device: int) -> int:
     """The address of torch's current stream on a device; the private way takes 0.1 us, the public one 7."""
-    raw = getattr(_C, "_cuda_getCurrentRawStream", None)
-    if raw is not None:
-        return int(raw(device))
+    if _raw_stream is not None:
+        return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def cuda_device() -> int:
+    """The number of the current CUDA device; the public way asks first whether CUDA is in use."""
+    return int(_device_number()) if _device_number is not None else torch.cuda.current_device()
+
+
+def float32_precision(backend: str) -> str:
+    """torch's setting for products of float32; the private way takes 0.2 us, the public one 1."""
+    if _float32_precision is not None:
+        return str(_float32_precision(backend, "matmul"))
+    return str(getattr(torch.backends, backend).matmul.fp32_precision)
 
 
 def is_view(tensor: Tensor) -> bool:

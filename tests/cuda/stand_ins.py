@@ -162,7 +162,7 @@ def in_place_of_the_gpu() -> Iterator[None]:
     patches = (
         mock.patch.object(_device, "_queue", queue),
         mock.patch.object(_launch, "launch", emulated.launch),
-        mock.patch.object(torch.cuda, "current_device", return_value=-1),
+        mock.patch.object(_stream, "current_device", return_value=-1),
         mock.patch.object(_stream, "being_captured", return_value=False),
         mock.patch.object(_stream, "current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),

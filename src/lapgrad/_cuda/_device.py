@@ -6,7 +6,6 @@ launches is that of the launch. What is here says where the matrices lie, and le
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._cpu import core
-from lapgrad._cuda import _compile, _stream
+from lapgrad._cuda import _compile, _libraries, _stream
 
 #: (address, items, stride between them, rows, columns, stride of rows, stride of columns)
 Blocks = tuple[int, int, int, int, int, int, int]
@@ -27,8 +26,6 @@ _KERNELS = (
     "copy_transposed<{T}>",
     "invert_leaves<{T}>",
 )
-_CUBLAS = ("gemm", "gemmStridedBatched", "trmm", "trsm", "syrk")
-_DRIVER = ("cuLaunchKernel", "cuMemsetD8Async")
 
 
 def reshape(A: Tensor, kind: int) -> None:
@@ -132,7 +129,8 @@ def _queue(like: Tensor) -> tuple[Any, int, int]:
 @functools.cache
 def _loaded(device: int, dtype: torch.dtype) -> Any:
     """The core's view of one device and type."""
-    _bind_libraries()
+    _libraries.bind_cublas()
+    _libraries.bind_driver()
     kind, architecture = (
         ("double", 8) if dtype == torch.float64 else ("float", 4),
         _stream.architecture(device),
@@ -141,29 +139,3 @@ def _loaded(device: int, dtype: torch.dtype) -> Any:
         _compile.kernel("triangle", name.replace("{T}", kind[0]), device, architecture) for name in _KERNELS
     ]
     return core.Device(kind[1], [int(kernel.handle) for kernel in kernels])
-
-
-@functools.cache
-def _bind_libraries() -> None:
-    """cuBLAS is the library that torch has loaded, and whose handle it lends."""
-    cublas, driver = ctypes.CDLL(_loaded_library("libcublas.so")), ctypes.CDLL("libcuda.so.1")
-    for letter in "SD":
-        for name in _CUBLAS:
-            symbol = f"cublas{letter}{name}" + ("" if name.startswith("gemmS") else "_v2")
-            core.device_bind(letter + name, _address(cublas, symbol))
-    for name in _DRIVER:
-        core.device_bind(name, _address(driver, name))
-
-
-def _loaded_library(stem: str) -> str:
-    """The file of a library that this process has loaded."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.split(maxsplit=5)[-1].strip()
-            if path.rpartition("/")[2].startswith(stem):
-                return path
-    raise RuntimeError(f"lapgrad: torch has not loaded {stem}; is this a build of torch for CUDA?")
-
-
-def _address(library: ctypes.CDLL, symbol: str) -> int:
-    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from lapgrad import _fallback
 from lapgrad._cuda import _items, _launch
-from lapgrad._cuda._items import Launch, address, padded, readable, writable
+from lapgrad._cuda._items import Geometry, Launch, address, padded, readable, writable
 from lapgrad._cuda._triangular_batch import applying
 
 LARGEST = 128
@@ -88,19 +90,23 @@ def factoring(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool, cell: Tens
     """The launch that factors."""
     items, m, n = A.shape
     orthogonal = (0, 0, 0, 0) if Q is None else (Q.data_ptr(), *Q.stride())
-    operands = (L.data_ptr(), *L.stride(), *orthogonal, A.data_ptr(), *A.stride(), m, n)
+    operands = (L.data_ptr(), *L.stride(), *orthogonal, A.data_ptr(), *A.stride())
+    sizes = (m, n, items) if max(m, n) <= LARGEST_IN_GROUP else (m, n)
+    name, grid, threads, shared = _factor_geometry(items, m, n, A.dtype)
+    return "gelqf_batch", name, A, grid, threads, shared, *operands, *sizes, int(positive), address(cell)
+
+
+@functools.lru_cache(maxsize=4096)
+def _factor_geometry(items: int, m: int, n: int, dtype: torch.dtype) -> Geometry:
     if max(m, n) <= LARGEST_IN_GROUP:
         rows, columns = _items.lanes_for(m), _items.lanes_for(n)
         groups = _THREADS // rows
-        shared = groups * _items.tile_stride(rows, columns, A) * A.element_size()
-        name = f"factor_small<{{T}}, {rows}, {columns}>"
-        grid = (-(-items // groups),)
-        return "gelqf_batch", name, A, grid, _THREADS, shared, *operands, items, int(positive), address(cell)
+        shared = groups * _items.tile_stride(rows, columns, dtype) * dtype.itemsize
+        return f"factor_small<{{T}}, {rows}, {columns}>", (-(-items // groups),), _THREADS, shared
     lanes = 4 if n <= 32 else 8 if n <= 64 else 16
     threads = -(-(-(-m // _ROWS_OF_LANE) * lanes) // 32) * 32
-    shared = (4 * lanes * _COLUMNS_OF_LANE + 2) * A.element_size() + 8
-    name = f"factor_medium<{{T}}, {lanes}, {_COLUMNS_OF_LANE}, {_ROWS_OF_LANE}>"
-    return "gelqf_batch", name, A, (items,), threads, shared, *operands, int(positive), address(cell)
+    shared = (4 * lanes * _COLUMNS_OF_LANE + 2) * dtype.itemsize + 8
+    return f"factor_medium<{{T}}, {lanes}, {_COLUMNS_OF_LANE}, {_ROWS_OF_LANE}>", (items,), threads, shared
 
 
 def pulling_back(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Launch:
@@ -130,4 +136,4 @@ def _size(m: int) -> int:
 def _vjp_memory(L: Tensor) -> int:
     """Bytes for L, Z, two chunks of 16 columns and the diagonal."""
     size = _size(L.shape[-2])
-    return size * (2 * padded(size, L) + 2 * padded(_PANEL, L) + 1) * L.element_size()
+    return size * (2 * padded(size, L.dtype) + 2 * padded(_PANEL, L.dtype) + 1) * L.element_size()

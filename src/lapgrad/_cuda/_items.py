@@ -22,6 +22,9 @@ NOTHING = (1 << 63) - 1
 #: What ``_launch.launch`` takes: stem, kernel, a tensor of its type, grid, threads, bytes, the arguments.
 Launch = tuple[Any, ...]
 
+#: What of a launch depends on the shape alone: kernel, grid, threads, bytes.
+Geometry = tuple[str, tuple[int, ...], int, int]
+
 _kept = threading.local()
 
 
@@ -98,12 +101,12 @@ def lanes_for(n: int) -> int:
     return 4 if n <= 4 else 8 if n <= 8 else 16 if n <= 16 else 32
 
 
-def padded(columns: int, like: Tensor) -> int:
+def padded(columns: int, dtype: torch.dtype) -> int:
     """Elements of a row of a tile: ``padded`` in ``kernels/batch.cuh``."""
-    return columns + 16 // like.element_size()
+    return columns + 16 // dtype.itemsize
 
 
-def tile_stride(rows: int, columns: int, like: Tensor) -> int:
+def tile_stride(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Elements between the tiles of two groups: ``kRectangleStride`` in ``kernels/batch.cuh``."""
-    itemsize = like.element_size()
-    return (-(-rows * padded(columns, like) * itemsize // 128) * 128 + 16) // itemsize
+    itemsize = dtype.itemsize
+    return (-(-rows * padded(columns, dtype) * itemsize // 128) * 128 + 16) // itemsize

@@ -1,18 +1,18 @@
-"""Launching kernels on torch's current stream.
+"""Launching kernels on torch's current stream, through the compiled core.
 
-Kernels take pointers, 64-bit integers and doubles only (``kernels/block.cuh``), which is what ``cuda.core``
-makes of a Python int or float: no types are looked up at launch.
+Kernels take pointers, 64-bit integers and doubles only (``kernels/block.cuh``), which is what the core makes
+of a Python int or float: no types are looked up at launch.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lapgrad._cuda import _compile, _stream
+from lapgrad._cpu import core
+from lapgrad._cuda import _compile, _libraries, _stream
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -33,33 +33,19 @@ def launch(
     """
     if 0 in grid:
         return
-    from cuda.core import launch as start
-
     device = like.get_device()
     kernel = _kernel(stem, name, like.dtype, device)
-    start(
-        _stream_object(device, _stream.current_stream(device)),
-        _geometry(grid, block, shared),
-        kernel,
-        *arguments,
-    )
+    status = core.device_launch(kernel, grid, block, shared, _stream.current_stream(device), arguments)
+    if status:
+        raise RuntimeError(
+            f"lapgrad: the driver refused to launch {name} of {stem} with grid {grid}, {block} threads and "
+            f"{shared} bytes of shared memory: CUresult {status}"
+        )
 
 
 @functools.cache
-def _kernel(stem: str, name: str, dtype: torch.dtype, device: int) -> Any:
-    return _compile.kernel(stem, name.replace("{T}", _TYPES[dtype]), device, _stream.architecture(device))
-
-
-@functools.lru_cache(maxsize=4096)
-def _geometry(grid: tuple[int, ...], block: int, shared: int) -> Any:
-    from cuda.core import LaunchConfig
-
-    return LaunchConfig(grid=grid, block=block, shmem_size=shared)
-
-
-@functools.lru_cache(maxsize=256)
-def _stream_object(device: int, address: int) -> Any:
-    from cuda.core import Device, Stream
-
-    Device(device).set_current()
-    return Stream.from_handle(address)
+def _kernel(stem: str, name: str, dtype: torch.dtype, device: int) -> int:
+    """The driver's handle of a kernel, which stays loaded."""
+    _libraries.bind_driver()
+    loaded = _compile.kernel(stem, name.replace("{T}", _TYPES[dtype]), device, _stream.architecture(device))
+    return int(loaded.handle)

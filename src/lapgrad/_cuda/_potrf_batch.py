@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from lapgrad import _fallback
 from lapgrad._cuda import _items, _launch
-from lapgrad._cuda._items import Launch, address, fits, lanes_for, padded, readable, tile_stride, writable
+from lapgrad._cuda._items import (
+    Geometry,
+    Launch,
+    address,
+    fits,
+    lanes_for,
+    padded,
+    readable,
+    tile_stride,
+    writable,
+)
 
 LARGEST_ORDER = 128
 
@@ -24,7 +36,7 @@ def serves(A: Tensor) -> bool:
     n = A.shape[-1]
     if n > LARGEST_ORDER or not A.numel() or A.dtype not in (torch.float32, torch.float64):
         return False
-    return fits(_small_memory(n, A) if n <= LARGEST_IN_WARP else _medium_memory(n, A), A)
+    return fits(_pull_back_geometry(1, n, A.dtype)[3], A)
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
@@ -48,44 +60,48 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
 
 def factoring(L: Tensor, A: Tensor, lower: bool, info: Tensor | None, cell: Tensor | None) -> Launch:
     """The launch that factors; an upper factor is the lower one of the transposed memory."""
-    items, n = A.shape[:2]
-    operands = (*_operand(L, lower), *_operand(A, lower), n)
-    reports = (address(info), address(cell))
-    if n <= LARGEST_IN_WARP:
-        lanes = lanes_for(n)
-        groups = _THREADS // lanes
-        shared = groups * tile_stride(lanes, lanes, A) * A.element_size()
-        name = f"factor_small<{{T}}, {lanes}>"
-        return "potrf_batch", name, A, (-(-items // groups),), _THREADS, shared, *operands, items, *reports
-    size = _completed(n)
-    elements = size * padded(size, A) + _PANEL * padded(_PANEL, A) + _PANEL
-    shared = elements * A.element_size() + 8
-    return "potrf_batch", "factor_medium<{T}>", A, (items,), 2 * size, shared, *operands, *reports
+    items, n, _ = A.shape
+    name, grid, threads, shared = _factor_geometry(items, n, A.dtype)
+    sizes = (n, items) if n <= LARGEST_IN_WARP else (n,)
+    arguments = (*_operand(L, lower), *_operand(A, lower), *sizes, address(info), address(cell))
+    return "potrf_batch", name, A, grid, threads, shared, *arguments
 
 
 def pulling_back(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> Launch:
     """The launch that pulls back."""
-    items, n = L.shape[:2]
-    operands = (*_operand(gA, True), *_operand(L, lower), *_operand(gL, lower), n)
+    items, n, _ = L.shape
+    name, grid, threads, shared = _pull_back_geometry(items, n, L.dtype)
+    sizes = (n, items) if n <= LARGEST_IN_WARP else (n,)
+    operands = (*_operand(gA, True), *_operand(L, lower), *_operand(gL, lower))
+    return "potrf_batch", name, L, grid, threads, shared, *operands, *sizes, address(info)
+
+
+# What depends on the shape alone is worked out once: a launch takes the host no longer than this would.
+
+
+@functools.lru_cache(maxsize=4096)
+def _factor_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
     if n <= LARGEST_IN_WARP:
         lanes = lanes_for(n)
         groups = _THREADS // lanes
-        name, shared = f"pull_back_small<{{T}}, {lanes}>", _small_memory(n, L)
-        grid = (-(-items // groups),)
-        return "potrf_batch", name, L, grid, _THREADS, shared, *operands, items, address(info)
-    name, threads, shared = "pull_back_medium<{T}>", 2 * _completed(n), _medium_memory(n, L)
-    return "potrf_batch", name, L, (items,), threads, shared, *operands, address(info)
-
-
-def _small_memory(n: int, like: Tensor) -> int:
-    """Bytes that a block of the gradient needs: more than the factorisation."""
-    lanes = lanes_for(n)
-    return _THREADS // lanes * (2 * tile_stride(lanes, lanes, like) + lanes) * like.element_size()
-
-
-def _medium_memory(n: int, like: Tensor) -> int:
+        shared = groups * tile_stride(lanes, lanes, dtype) * dtype.itemsize
+        return f"factor_small<{{T}}, {lanes}>", (-(-items // groups),), _THREADS, shared
     size = _completed(n)
-    return (size * (padded(size, like) + 2 * padded(_PANEL, like)) + _PANEL) * like.element_size()
+    elements = size * padded(size, dtype) + _PANEL * padded(_PANEL, dtype) + _PANEL
+    return "factor_medium<{T}>", (items,), 2 * size, elements * dtype.itemsize + 8
+
+
+@functools.lru_cache(maxsize=4096)
+def _pull_back_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
+    """Of a block this needs more memory than the factorisation."""
+    if n <= LARGEST_IN_WARP:
+        lanes = lanes_for(n)
+        groups = _THREADS // lanes
+        shared = groups * (2 * tile_stride(lanes, lanes, dtype) + lanes) * dtype.itemsize
+        return f"pull_back_small<{{T}}, {lanes}>", (-(-items // groups),), _THREADS, shared
+    size = _completed(n)
+    elements = size * (padded(size, dtype) + 2 * padded(_PANEL, dtype)) + _PANEL
+    return "pull_back_medium<{T}>", (items,), 2 * size, elements * dtype.itemsize
 
 
 def _completed(n: int) -> int:

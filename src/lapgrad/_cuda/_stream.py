@@ -25,6 +25,11 @@ def current_stream(device: int) -> int:
     return _torch_private.cuda_stream(device)
 
 
+def current_device() -> int:
+    """The number of torch's current device."""
+    return _torch_private.cuda_device()
+
+
 def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Makes the device of the first operand the current one, whose libraries and stream the kernel uses.
 
@@ -38,7 +43,7 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         device = first.get_device()
         bind_context(device)
         rounds = products_are_rounded(first)
-        if device == torch.cuda.current_device() and not rounds:
+        if device == current_device() and not rounds:
             return kernel(*args, **kwargs)
         with torch.cuda.device(device), full_products("cuda") if rounds else contextlib.nullcontext():
             return kernel(*args, **kwargs)

@@ -5,6 +5,8 @@ All cases are one: L lower, on the left. See ``kernels/triangular_batch.cu``.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def serves(L: Tensor, A: Tensor) -> bool:
         return False
     if n > _LARGEST_ALONE and (n > LARGEST_ORDER or L.shape[:-2].numel() <= _FEW):
         return False
-    return fits(_completed(n) * padded(_completed(n), A) * A.element_size(), A)
+    return fits(_completed(n) * padded(_completed(n), A.dtype) * A.element_size(), A)
 
 
 def applying(
@@ -65,37 +67,30 @@ def applying(
         for operand in (x, a):
             operand[0] += (n - 1) * operand[2] * itemsize
             operand[2] = -operand[2]
+    name, grid, threads, shared, *division = _geometry(items, n, columns, A.dtype, solve)
+    operands_and_sizes = (*x, *triangle, *a, n, columns, items, *division)
+    return "triangular_batch", name, A, grid, threads, shared, *operands_and_sizes, address(cell)
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(
+    items: int, n: int, columns: int, dtype: torch.dtype, solve: bool
+) -> tuple[str, tuple[int], int, int, int, int, int]:
+    """Kernel, grid, threads, bytes; items of a block, columns of an item in it, blocks for an item."""
     width = min(1 << (columns - 1).bit_length(), _THREADS)
     way = "true" if solve else "false"
     if n <= _LARGEST_IN_REGISTERS:
         registers = lanes_for(n)
         name = f"apply_small<{{T}}, {registers}, {way}>"
-        tile = tile_stride(registers, registers, A) * itemsize
+        tile = tile_stride(registers, registers, dtype) * dtype.itemsize
         groups = max(1, min(_THREADS // width, _TRIANGLES // tile))
     else:
         size = _completed(n)
         name = f"apply_medium<{{T}}, {way}>"
-        tile = size * padded(size, A) * itemsize
+        tile = size * padded(size, dtype) * dtype.itemsize
         groups = 1
     chunks = -(-columns // width)
-    return (
-        "triangular_batch",
-        name,
-        A,
-        (-(-items // groups) * chunks,),
-        _THREADS,
-        groups * tile,
-        *x,
-        *triangle,
-        *a,
-        n,
-        columns,
-        items,
-        groups,
-        width,
-        chunks,
-        address(cell),
-    )
+    return name, (-(-items // groups) * chunks,), _THREADS, groups * tile, groups, width, chunks
 
 
 def _completed(n: int) -> int:

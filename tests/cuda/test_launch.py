@@ -1,0 +1,117 @@
+"""Launches through the compiled core: what the driver is handed is what was asked for.
+
+The driver is a stand-in that runs the emulated kernel, or notes what it was told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import emulated
+import pytest
+import stand_ins
+import torch
+from tolerances import assert_close, of_order
+
+from lapgrad._cpu import available, core
+from lapgrad._cuda import _launch, _potrf_batch, _stream
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),
+    pytest.mark.skipif(not available(), reason="launches go through the compiled core"),
+]
+
+_DRIVER = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)
+STREAM, REFUSED = 0x7F00_0000_0040, 701
+
+
+class Driver:
+    """Stands in for cuLaunchKernel: kernels are numbered in the order in which they are loaded."""
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[str, str]] = []
+        self.geometry: tuple[int, ...] = ()
+        self.stream = 0
+        self.status = 0
+
+    def load(self, stem: str, name: str, dtype: torch.dtype, device: int) -> int:
+        self.kernels.append((stem, emulated.named(name, dtype)))
+        return len(self.kernels)
+
+    def launch(self, kernel: int, *rest: Any) -> int:
+        *geometry, self.stream, parameters, extra = rest
+        assert extra is None
+        self.geometry = tuple(geometry)
+        if self.status == 0:
+            library = emulated._library(*self.kernels[kernel - 1])
+            library.run((ctypes.c_int * 8)(*geometry, 0), ctypes.c_void_p(parameters))
+        return self.status
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    if emulated.COMPILER is None:
+        pytest.skip("needs g++ to emulate kernels")
+    made = Driver()
+    callback = _DRIVER(made.launch)
+    monkeypatch.setattr(_launch, "_kernel", made.load)
+    monkeypatch.setattr(_stream, "current_stream", lambda device: STREAM)
+    core.device_bind("cuLaunchKernel", ctypes.cast(callback, ctypes.c_void_p).value)
+    yield made
+    stand_ins.bind.cache_clear()
+    stand_ins.bind()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [3, 40])
+def test_arguments_arrive(driver: Driver, n: int, dtype: torch.dtype) -> None:
+    """Pointers and strides, more of them than a register file has, of a batch that lies in a larger one."""
+    root = torch.randn(5, n, n + 2, dtype=dtype, generator=torch.Generator().manual_seed(n))
+    A = (root @ root.mT + torch.eye(n, dtype=dtype)).expand(2, 5, n, n)[1, ::2]
+    L, info = torch.empty_like(A), torch.empty(3, dtype=torch.int32)
+    plan = _potrf_batch.factoring(L, A, True, info, None)
+    _launch.launch(*plan)
+    assert_close(L, torch.linalg.cholesky(A), of_order(n))
+    assert info.tolist() == [0, 0, 0]
+    _, _, _, grid, threads, shared, *_ = plan
+    assert driver.geometry == (*grid, 1, 1, threads, 1, 1, shared)
+    assert driver.stream == STREAM
+
+
+def test_numbers_with_a_fraction_arrive(driver: Driver) -> None:
+    """finish_inverse: the last two arguments are doubles."""
+    B, X, weight = torch.eye(3), torch.ones(3, 1), torch.full((1,), 2.0)
+    tile_bytes = 32 * 33 * B.element_size()
+    _launch.launch(
+        "triangle", "finish_inverse<{T}>", B, (1, 1), 256, tile_bytes,
+        B.data_ptr(), 9, 3, 3, X.data_ptr(), 3, 1, 1, 1, weight.data_ptr(), 0.5, -0.25,
+    )  # fmt: skip
+    assert torch.equal(B, torch.eye(3) - 0.25)
+
+
+def test_nothing_to_do_is_not_launched(driver: Driver) -> None:
+    _launch.launch("triangle", "copy_rows<{T}>", torch.empty(0), (0, 4), 256, 0, 0)
+    assert driver.kernels == []
+
+
+def test_a_refused_launch_names_the_kernel(driver: Driver) -> None:
+    driver.status = REFUSED
+    with pytest.raises(RuntimeError, match=r"copy_rows<\{T\}> of triangle .*CUresult 701"):
+        _launch.launch("triangle", "copy_rows<{T}>", torch.empty(1), (1, 1), 256, 0, *[0] * 7)
+
+
+@pytest.mark.parametrize(
+    ("grid", "arguments", "error"),
+    [((1, 1, 1, 1), (0,), ValueError), ((1,), (0,) * 200, ValueError), ((1,), ("0",), TypeError)],
+    ids=["grid", "too many", "text"],
+)
+def test_what_is_no_launch_is_refused(
+    driver: Driver, grid: tuple[int, ...], arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _launch.launch("triangle", "copy_rows<{T}>", torch.empty(1), grid, 256, 0, *arguments)
+    assert driver.geometry == ()
