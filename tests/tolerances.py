@@ -36,6 +36,17 @@ INDUCING_FLOAT32 = 100.0
 #: units are seen; 5500 if K_uu were float32, too.
 FLOAT32_LAYER = 3000.0
 
+#: 24 steps of Adam with a learning rate in float32 and one in float64, on a model in float64: the rates
+#: differ by 3e-8, or 1e8 units; 9e6 are seen.
+RATE_IN_FLOAT32 = 1e9
+
+#: The same steps, recorded and not: operators add up in another order, and Adam takes steps of full length
+#: along gradients that are all but zero. 600 units are seen.
+REPLAYED = 5000.0
+
+#: The same on a GPU, where a launch may choose another algorithm when it is recorded.
+ON_A_DEVICE = 1e6
+
 #: Weights of importance sampling that are all the same but for a variance of functions of exp(-40), and
 #: jitter of 1e-12: 1e5 units are seen.
 OF_EXACT_WEIGHTS = 1e7

@@ -80,6 +80,26 @@ def float32_precision(backend: str) -> str:
     return str(getattr(torch.backends, backend).matmul.fp32_precision)
 
 
+def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
+    """After a CUDA graph whose recording has failed: allocator and default generator take no part in it.
+
+    Without this, torch would go on to believe that a graph is being recorded.
+
+    Args:
+        device: Where it was recorded.
+        pool: The memory pool it was to have.
+        generator: The state of the device's default generator before.
+    """
+    ended, released = (getattr(_C, f"_cuda_{name}", None) for name in ("endAllocateToPool", "releasePool"))
+    if ended is not None and released is not None:
+        with contextlib.suppress(RuntimeError):  # the recording was ended properly
+            ended(device, pool)
+            released(device, pool)
+    fresh = torch.Generator(torch.device("cuda", device))
+    fresh.set_state(generator)
+    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd knows ``tensor`` as a view of another one."""
     return tensor._is_view()

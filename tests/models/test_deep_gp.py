@@ -164,6 +164,18 @@ def test_natural_gradients_of_all_data_reach_the_best_q():
     assert best - 1.0 < bound < best
 
 
+def test_natural_gradients_do_not_depend_on_whitening():
+    """They are steps of distributions, whatever their parameters are."""
+    Y, noise = ring(), drawn(1, 60)
+    bounds = []
+    for whiten in (True, False):
+        model = small(Y, whiten=whiten)
+        model.fit(Y, steps=3, batch=30, lr=1e-12, natural=0.2, generator=0)
+        bounds.append(model.bound(Y, noise=noise))
+    assert bounds[0] != small(Y).bound(Y, noise=noise)
+    tolerances.assert_close(bounds[1], bounds[0], tolerances.INDUCING)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_learning(dtype):
     """A bent circle in three dimensions: a latent variable, found without supervision."""

@@ -34,7 +34,7 @@ def bound(
     Y: Tensor,
     total: int,
     noise: Sequence[Tensor],
-    latent_weight: float,
+    latent_weight: float | Tensor,
     first: First | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """An estimate of the bound of the log density of ``total`` data, from some of them.
@@ -77,8 +77,8 @@ def move_functions(
     Y: Tensor,
     latent: Sequence[Tensor],
     total: int,
-    rate: float,
-    latent_weight: float,
+    rate: float | Tensor,
+    latent_weight: float | Tensor,
 ) -> None:
     """A step of all q(u) along the natural gradient of the bound.
 
@@ -87,7 +87,7 @@ def move_functions(
         Y: (b, D), the minibatch.
         latent: Its latent variables, (samples, b, w) per layer: constants.
         total: How many data there are.
-        rate: Length of the step, 0 to 1.
+        rate: Length of the step, 0 to 1; less than 1 if it is a tensor, a scalar in float64.
         latent_weight: As in ``bound``.
     """
     samples = len(latent[0])

@@ -170,7 +170,12 @@ def initial_layer(
 
 @torch.no_grad()
 def fit_functions(
-    functions: SparseLayer, H: Tensor, Y: Tensor, noise_var: Tensor, weight: float, rate: float = 1.0
+    functions: SparseLayer,
+    H: Tensor,
+    Y: Tensor,
+    noise_var: Tensor,
+    weight: float | Tensor,
+    rate: float | Tensor = 1.0,
 ) -> None:
     """Move q(u) to the best one for inputs H (n, w) that are known, and outputs Y (n, D) less their mean.
 
@@ -182,15 +187,15 @@ def fit_functions(
     Those of minibatches are unbiased estimates of Λ and η. A step of length ``rate`` towards them, (1 - rate)
     (Λ, η) + rate (Λ, η) of the minibatch, is one along the natural gradient of the bound.
     """
-    Lu, v = functions.prepare().factor, noise_var.to(ARITHMETIC) / weight
+    (Lu, q_mean, q_root), v = functions.prepare(), noise_var.to(ARITHMETIC) / weight
     A = _layer_algebra.solved(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
     precision = _layer_algebra.gram(A) / v
     precision.diagonal().add_(1.0)
     shift = product(A.to(Y.dtype), Y).to(ARITHMETIC) / v
-    if rate < 1.0:
-        before = _layer_algebra.inverted(functions.root().to(ARITHMETIC))
+    if isinstance(rate, Tensor) or rate < 1.0:  # no look at a tensor: it may be on a GPU
+        before = _layer_algebra.inverted(q_root.to(ARITHMETIC))
         precision = torch.lerp(before, precision, rate)
-        shift = torch.lerp(before @ functions.q_mean.to(ARITHMETIC), shift, rate)
+        shift = torch.lerp(before @ q_mean.to(ARITHMETIC), shift, rate)
     Lp, _ = _layer_algebra.factorised(precision)
     mean = _layer_algebra.solved(Lp, _layer_algebra.solved(Lp, shift), transpose=True)
     root, _ = _layer_algebra.factorised(_layer_algebra.inverted(Lp))

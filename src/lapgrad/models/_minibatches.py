@@ -3,6 +3,12 @@
 A step launches its work and goes on; every ``every`` steps the mean loss is read, and with it whether
 anything has failed since. Then also callbacks and progress bars hear of it, and the parameters are kept as
 the last good ones.
+
+On a GPU a step is replayed as one CUDA graph, after a few that were not (``_captured``). So all that differs
+between two steps is in tensors that stay where they are, and are filled before the step: rows, random
+numbers, rates. Random numbers are not drawn within a graph: their generator would have to be known to each
+graph, and its state between steps would be that of the graph. Drawn before, in the order in which a step
+needs them, they are the same with graphs and without, and a run that is taken up again goes on with them.
 """
 
 from __future__ import annotations
@@ -15,17 +21,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from lapgrad import _errors
 from lapgrad._waiting import without_waiting
-from lapgrad.models import _progress
+from lapgrad.models import _captured, _progress
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._sparse_layer import SparseLayer
 
-#: loss(rows, step): of a minibatch, the rows (b,) of the data; a scalar.
-Loss = Callable[[Tensor, int], Tensor]
-#: Called after each step with the learning rate, relative to that of the start.
-After = Callable[[float], None]
+
+@dataclasses.dataclass(frozen=True)
+class Minibatch:
+    """What a step is about: always the same tensors, with other numbers in each step.
+
+    Attributes:
+        rows: (b,) of the data.
+        normals: Standard normal numbers.
+    """
+
+    rows: Tensor
+    normals: list[Tensor]
+
+
+#: Tensors for the standard normal numbers of a minibatch of so many rows.
+Normals = Callable[[int], list[Tensor]]
+#: A scalar.
+Loss = Callable[[Minibatch], Tensor]
+#: Called with the number of the step and the learning rate, relative to that of the start: fills tensors.
+Before = Callable[[int, float], None]
+#: Called when Adam has moved its parameters.
+After = Callable[[], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +149,10 @@ class Training:
         generator: Source of the order of the rows (the loss may draw from it, too).
         state: What ``state`` of an earlier run has returned, to go on from there; None: start.
         parameters: Those that Adam moves, if they require gradients; None: all of the module.
+        graph: Replay steps as CUDA graphs. None: if the module is on a GPU and a step can be recorded.
 
     Raises:
-        OptionError: No parameter requires a gradient.
+        OptionError: No parameter requires a gradient; or there is no GPU for ``graph``.
     """
 
     def __init__(
@@ -138,6 +164,7 @@ class Training:
         generator: torch.Generator,
         state: dict[str, Any] | None = None,
         parameters: Sequence[nn.Parameter] | None = None,
+        graph: bool | None = None,
     ) -> None:
         self.who, self.module, self.count, self.plan, self.generator = who, module, count, plan, generator
         chosen = module.parameters() if parameters is None else parameters
@@ -146,7 +173,16 @@ class Training:
             raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
         self.layers = [part for part in module.modules() if isinstance(part, SparseLayer)]
         device = self.parameters[0].device
-        self.optimizer = torch.optim.Adam(self.parameters, plan.lr, fused=device.type == "cuda" or None)
+        _check_graph(who, graph, device)
+        self.graph, self.recorder = graph, None if graph is False else _recorder(device)
+        self.repeated: dict[int, _captured.Repeated] = {}
+        self.minibatches: dict[int, Minibatch] = {}
+        self.rate = plan.lr
+        # On a GPU Adam reads its learning rate from there, also without graphs: the same numbers in any case.
+        there = device.type == "cuda" or self.recorder is not None
+        self.lr = torch.tensor(plan.lr, dtype=torch.float32, device=device) if there else None
+        first = plan.lr if self.lr is None else self.lr
+        self.optimizer = torch.optim.Adam(self.parameters, first, fused=there or None)
         self.step, self.seconds, self.position = 0, 0.0, count
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
@@ -158,8 +194,11 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Everything the rest of the run depends on besides the parameters: tensors and numbers."""
+        optimizer = self.optimizer.state_dict()
+        # As of any run, on any device, with graphs or without.
+        groups = [{**group, "lr": self.rate, "capturable": False} for group in optimizer["param_groups"]]
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": {**optimizer, "param_groups": groups},
             "step": self.step,
             "seconds": self.seconds,
             "order": self.order,
@@ -172,65 +211,140 @@ class Training:
             raise _errors.OptionError(
                 f"{self.who}: resume is of a run on {len(state['order'])} rows, Y has {self.count}."
             )
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._take_up_optimizer(state["optimizer"])
         self.step, self.seconds, self.position = state["step"], state["seconds"], state["position"]
         self.order = state["order"].to(self.order.device)
-        self.generator.set_state(state["generator"].cpu())
+        drawn = state["generator"].cpu()
+        # Generators of CPUs and GPUs have nothing in common: there, the numbers are those of this run's own.
+        if len(drawn) == len(self.generator.get_state()):
+            self.generator.set_state(drawn)
+
+    def _take_up_optimizer(self, state: dict[str, Any]) -> None:
+        """How Adam computes is up to this run and its device; what it knows comes from the other one."""
+        (own,) = self.optimizer.param_groups
+        chosen = {name: own[name] for name in ("fused", "foreach", "capturable")}
+        groups = [{**group, **chosen, "lr": self.rate} for group in state["param_groups"]]
+        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        self._set_rate(self.rate)
+        if self.lr is None:
+            for known in self.optimizer.state.values():
+                known["step"] = known["step"].cpu()
 
     def run(
         self,
         loss: Loss,
         *,
+        normals: Normals,
+        before: Before | None = None,
         after: After | None = None,
         progress: bool = False,
         callback: Callback | None = None,
     ) -> FitResult:
         """Learn until the plan says to stop, or ``callback`` does.
 
+        Args:
+            loss: Of a minibatch. It does the same in every step, but for numbers in tensors.
+            normals: Makes tensors for the random numbers of ``loss``.
+            before: Fills other tensors that ``loss`` and ``after`` read.
+            after: What else there is to a step.
+            progress: Show a bar.
+            callback: Called after each look at the loss.
+
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
                 last look at the loss.
+            OptionError: Steps were to be replayed as a graph, and cannot be.
         """
-        started, before, history = time.perf_counter(), self.seconds, list[float]()
+        started, earlier, history = time.perf_counter(), self.seconds, list[float]()
         elsewhere = 0.0  # in callbacks, which may save, test, draw: no time of learning
         reason = self.plan.reached(self.step, self.seconds)
-        with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
-            taken = 0
-            while reason is None:
-                self._move(loss, after)
-                taken += 1
-                reason = self.plan.reached(self.step, self.seconds)
-                if self.step % self.plan.every and reason is None:
-                    continue
-                history.append(self._look(taken))
-                taken = 0
-                self.seconds = before + time.perf_counter() - started - elsewhere
-                reason = reason or self.plan.reached(self.step, self.seconds)
-                show(self.step, history[-1])
-                called = time.perf_counter()
-                if callback is not None and callback(self.step, history[-1]):
-                    reason = reason or "the callback asked to stop"
-                elsewhere += time.perf_counter() - called
-        self.optimizer.zero_grad(set_to_none=True)
-        last = history[-1] if history else math.nan
-        return FitResult(last, history, self.step, False, reason, self.seconds - before)
-
-    def _move(self, loss: Loss, after: After | None) -> None:
-        rate = self.plan.rate(self.step, self.seconds)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         try:
-            value = loss(self._rows(), self.step)
+            with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
+                taken = 0
+                while reason is None:
+                    self._move(loss, normals, before, after)
+                    taken += 1
+                    reason = self.plan.reached(self.step, self.seconds)
+                    if self.step % self.plan.every and reason is None:
+                        continue
+                    history.append(self._look(taken))
+                    taken = 0
+                    self.seconds = earlier + time.perf_counter() - started - elsewhere
+                    reason = reason or self.plan.reached(self.step, self.seconds)
+                    show(self.step, history[-1])
+                    called, places = time.perf_counter(), self._places()
+                    if callback is not None and callback(self.step, history[-1]):
+                        reason = reason or "the callback asked to stop"
+                    if places != self._places():
+                        self._forget_recordings()
+                    elsewhere += time.perf_counter() - called
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_recordings()
+            self.minibatches.clear()
+        last = history[-1] if history else math.nan
+        return FitResult(last, history, self.step, False, reason, self.seconds - earlier)
+
+    def _move(self, loss: Loss, normals: Normals, before: Before | None, after: After | None) -> None:
+        self._set_rate(self.plan.rate(self.step, self.seconds))
+        minibatch = self._minibatch(normals)
+        if before is not None:
+            before(self.step, self.rate / self.plan.lr)
+
+        def compute() -> None:
+            value = loss(minibatch)
             found = torch.autograd.grad(value, self.parameters, allow_unused=True)
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 parameter.grad = gradient
+            # Torch asks for it in a graph, and warns of it elsewhere.
+            recording = self.recorder is not None and self.recorder.recording
+            self.optimizer.param_groups[0]["capturable"] = recording
             self.optimizer.step()
             if after is not None:
-                after(rate / self.plan.lr)
+                after()
+            self.total.add_(value.detach())
+
+        try:
+            self._repeat(len(minibatch.rows), compute)
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self._failed(str(error)) from error
-        self.total += value.detach()
+        except _captured.CannotCaptureError as error:
+            self._restore()
+            raise _errors.OptionError(
+                f"{self.who}: graph=True, but a step cannot be recorded as a CUDA graph: {error}. The "
+                f"parameters are those of the start, or of the last look at the loss."
+            ) from error
         self.step += 1
+
+    def _repeat(self, rows: int, compute: Callable[[], None]) -> None:
+        """``compute``, or its recording: one for each size of minibatches, of which there are few."""
+        if self.recorder is not None:
+            if rows not in self.repeated:
+                self.repeated[rows] = _captured.Repeated(compute, self.recorder)
+            try:
+                return self.repeated[rows]()
+            except _captured.CannotCaptureError:
+                self._forget_recordings()
+                if self.graph:
+                    raise
+                self.recorder = None
+        return compute()
+
+    def _places(self) -> list[object]:
+        """What recordings rely on, and a callback may have changed: addresses, and what is learned."""
+        if not self.repeated:
+            return []
+        module = self.module
+        tensors = [*module.parameters(), *module.buffers()]
+        return [
+            [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors],
+            [part.training for part in module.modules()],
+        ]
+
+    def _forget_recordings(self) -> None:
+        if self.recorder is not None and self.repeated:
+            self.repeated.clear()
+            self.recorder.close()
 
     def _look(self, taken: int) -> float:
         """The mean loss of the steps since the last look; the one place that waits for the device."""
@@ -246,7 +360,27 @@ class Training:
         with torch.no_grad():
             for kept, parameter in zip(self.good, self.moved, strict=True):
                 kept.copy_(parameter)
+        # A replay changes parameters without a word to autograd.
+        increment_version(self.moved)
         return mean
+
+    def _set_rate(self, rate: float) -> None:
+        self.rate = rate
+        if self.lr is not None:
+            self.lr.fill_(rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate if self.lr is None else self.lr
+
+    def _minibatch(self, normals: Normals) -> Minibatch:
+        """The next rows, and random numbers for them."""
+        rows = self._rows()
+        known = self.minibatches.get(len(rows))
+        if known is None:
+            known = self.minibatches[len(rows)] = Minibatch(torch.empty_like(rows), normals(len(rows)))
+        known.rows.copy_(rows)
+        for numbers in known.normals:
+            numbers.normal_(generator=self.generator)
+        return known
 
     def _rows(self) -> Tensor:
         """The next rows in an order that is drawn anew for each pass over the data."""
@@ -257,14 +391,30 @@ class Training:
         self.position += len(rows)
         return rows
 
-    def _failed(self, what: str) -> _errors.FitError:
+    def _restore(self) -> None:
         with torch.no_grad():
             for kept, parameter in zip(self.good, self.moved, strict=True):
                 parameter.copy_(kept)
+
+    def _failed(self, what: str) -> _errors.FitError:
+        self._restore()
         return _errors.FitError(
             f"{self.who}: up to step {self.step + 1}: {what} The parameters are those of the last "
             f"look at the loss, every {self.plan.every} steps. A smaller lr may help.",
             self.step + 1,
+        )
+
+
+def _recorder(device: torch.device) -> _captured.Recorder | None:
+    return _captured.CudaRecorder(device) if device.type == "cuda" else None
+
+
+def _check_graph(who: str, graph: bool | None, device: torch.device) -> None:
+    if graph is not None and not isinstance(graph, bool):
+        raise _errors.OptionError(f"{who}: graph must be True, False or None, got {graph!r}.")
+    if graph and device.type != "cuda":
+        raise _errors.OptionError(
+            f"{who}: graph=True is for models on a CUDA device, and this one is on {device}."
         )
 
 
