@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tolerances
@@ -43,13 +42,13 @@ def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = on("cuda")
     model, Y = problem.model, problem.Y
     model.fit(Y, steps=3, batch=50, generator=0)  # compiles, makes handles
-    moved = _minibatches.Training._move
+    moved = _minibatches.Training.move
 
-    def moved_without_waiting(self: _minibatches.Training, *arguments: Any) -> None:
+    def moved_without_waiting(self: _minibatches.Training) -> None:
         with waits.forbidden():
-            moved(self, *arguments)
+            moved(self)
 
-    monkeypatch.setattr(_minibatches.Training, "_move", moved_without_waiting)
+    monkeypatch.setattr(_minibatches.Training, "move", moved_without_waiting)
     model.fit(Y, steps=20, batch=50, every=10, generator=0, graph=False)
 
 

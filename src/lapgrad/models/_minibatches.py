@@ -26,6 +26,7 @@ from torch.autograd.graph import increment_version
 from lapgrad import _errors
 from lapgrad._waiting import without_waiting
 from lapgrad.models import _captured, _progress
+from lapgrad.models._fit_plan import Plan
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._sparse_layer import SparseLayer
 
@@ -43,87 +44,44 @@ class Minibatch:
     normals: list[Tensor]
 
 
-#: Tensors for the standard normal numbers of a minibatch of so many rows.
-Normals = Callable[[int], list[Tensor]]
-#: A scalar.
-Loss = Callable[[Minibatch], Tensor]
-#: Called with the number of the step and the learning rate, relative to that of the start: fills tensors.
-Before = Callable[[int, float], None]
-#: Called when Adam has moved its parameters.
-After = Callable[[], None]
+class Task:
+    """What is learned from minibatches, in the parts of a step."""
 
+    def normals(self, count: int) -> list[Tensor]:
+        """Tensors for the random numbers of minibatches of so many rows; what is in them does not matter."""
+        raise NotImplementedError
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How long and how fast to learn.
+    def before(self, step: int, rate: float) -> None:
+        """Fill tensors that differ between steps.
 
-    Attributes:
-        batch: Rows per step.
-        steps: How many steps, at most; None: no limit.
-        seconds: How long, at most; None: no limit.
-        lr: Learning rate of Adam at the start.
-        final_lr: At the end, relative to the start; it comes down along half a cosine.
-        every: Steps between two looks at the loss.
-    """
+        Args:
+            step: Its number.
+            rate: The learning rate, relative to that of the start.
+        """
 
-    batch: int
-    steps: int | None
-    seconds: float | None
-    lr: float
-    final_lr: float
-    every: int
+    def loss(self, minibatch: Minibatch) -> Tensor:
+        """A scalar. It does the same in every step, but for numbers in tensors, and so does ``after``."""
+        raise NotImplementedError
 
-    def rate(self, step: int, seconds: float) -> float:
-        """The learning rate after so many steps and seconds."""
-        done = 0.0
-        if self.steps is not None:
-            done = step / self.steps
-        if self.seconds is not None:
-            done = max(done, seconds / self.seconds)
-        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-        return self.lr * (self.final_lr + (1.0 - self.final_lr) * cosine)
-
-    def reached(self, step: int, seconds: float) -> str | None:
-        """Why to stop, if so."""
-        if self.steps is not None and step >= self.steps:
-            return f"{self.steps} steps were made"
-        if self.seconds is not None and seconds >= self.seconds:
-            return f"{self.seconds:g} seconds have passed"
-        return None
-
-
-def checked_plan(
-    who: str,
-    count: int,
-    batch: int,
-    steps: int | None,
-    epochs: float | None,
-    seconds: float | None,
-    lr: float,
-    final_lr: float,
-    every: int,
-) -> Plan:
-    """The plan of these arguments, for ``count`` rows of data; ``epochs`` are turned into steps."""
-    if steps is not None and epochs is not None:
-        raise _errors.OptionError(f"{who}: steps and epochs are two names of one limit: pass one of them.")
-    if steps is None and epochs is None and seconds is None:
-        raise _errors.OptionError(f"{who}: pass steps, epochs or seconds: how long to learn.")
-    named = {"batch": batch, "steps": steps, "epochs": epochs, "seconds": seconds, "lr": lr, "every": every}
-    for name, value in named.items():
-        if value is not None and not value > 0:
-            raise _errors.OptionError(f"{who}: {name} must be positive, got {value}.")
-    if not 0.0 < final_lr <= 1.0:
-        raise _errors.OptionError(f"{who}: final_lr must be in (0, 1], got {final_lr}.")
-    batch = min(batch, count)
-    if epochs is not None:
-        steps = max(1, round(epochs * math.ceil(count / batch)))
-    return Plan(batch, steps, seconds, lr, final_lr, every)
+    def after(self) -> None:
+        """What is left to do when Adam has moved its parameters."""
 
 
 class Resumable:
     """A model whose ``fit`` can be left and taken up again."""
 
     _training: dict[str, Any] | None = None
+
+    def _learned(self, training: Training, progress: bool, callback: Callback | None) -> FitResult:
+        """The whole of a fit; at each look its state is kept."""
+
+        def told(step: int, value: float) -> bool | None:
+            self._training = training.state()
+            return None if callback is None else callback(step, value)
+
+        result = training.run(progress=progress, callback=told)
+        self._training = training.state()
+        return result
 
     def training_state(self) -> dict[str, Any]:
         """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
@@ -146,7 +104,8 @@ class Training:
         module: Owns the parameters; its sparse layers are asked whether their factorisations failed.
         count: Rows of the data.
         plan: How long and how fast.
-        generator: Source of the order of the rows (the loss may draw from it, too).
+        task: What is learned.
+        generator: Source of the order of the rows, and of the task's random numbers.
         state: What ``state`` of an earlier run has returned, to go on from there; None: start.
         parameters: Those that Adam moves, if they require gradients; None: all of the module.
         graph: Replay steps as CUDA graphs. None: if the module is on a GPU and a step can be recorded.
@@ -161,12 +120,14 @@ class Training:
         module: nn.Module,
         count: int,
         plan: Plan,
+        task: Task,
         generator: torch.Generator,
         state: dict[str, Any] | None = None,
         parameters: Sequence[nn.Parameter] | None = None,
         graph: bool | None = None,
     ) -> None:
-        self.who, self.module, self.count, self.plan, self.generator = who, module, count, plan, generator
+        self.who, self.module, self.count, self.plan = who, module, count, plan
+        self.task, self.generator = task, generator
         chosen = module.parameters() if parameters is None else parameters
         self.parameters = [parameter for parameter in chosen if parameter.requires_grad]
         if not self.parameters:
@@ -230,25 +191,8 @@ class Training:
             for known in self.optimizer.state.values():
                 known["step"] = known["step"].cpu()
 
-    def run(
-        self,
-        loss: Loss,
-        *,
-        normals: Normals,
-        before: Before | None = None,
-        after: After | None = None,
-        progress: bool = False,
-        callback: Callback | None = None,
-    ) -> FitResult:
+    def run(self, *, progress: bool = False, callback: Callback | None = None) -> FitResult:
         """Learn until the plan says to stop, or ``callback`` does.
-
-        Args:
-            loss: Of a minibatch. It does the same in every step, but for numbers in tensors.
-            normals: Makes tensors for the random numbers of ``loss``.
-            before: Fills other tensors that ``loss`` and ``after`` read.
-            after: What else there is to a step.
-            progress: Show a bar.
-            callback: Called after each look at the loss.
 
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
@@ -262,7 +206,7 @@ class Training:
             with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
                 taken = 0
                 while reason is None:
-                    self._move(loss, normals, before, after)
+                    self.move()
                     taken += 1
                     reason = self.plan.reached(self.step, self.seconds)
                     if self.step % self.plan.every and reason is None:
@@ -279,20 +223,18 @@ class Training:
                         self._forget_recordings()
                     elsewhere += time.perf_counter() - called
         finally:
-            self.optimizer.zero_grad(set_to_none=True)
-            self._forget_recordings()
-            self.minibatches.clear()
+            self.close()
         last = history[-1] if history else math.nan
         return FitResult(last, history, self.step, False, reason, self.seconds - earlier)
 
-    def _move(self, loss: Loss, normals: Normals, before: Before | None, after: After | None) -> None:
+    def move(self) -> None:
+        """One step. Nothing waits for the device, but where a step is recorded."""
         self._set_rate(self.plan.rate(self.step, self.seconds))
-        minibatch = self._minibatch(normals)
-        if before is not None:
-            before(self.step, self.rate / self.plan.lr)
+        minibatch = self._minibatch()
+        self.task.before(self.step, self.rate / self.plan.lr)
 
         def compute() -> None:
-            value = loss(minibatch)
+            value = self.task.loss(minibatch)
             found = torch.autograd.grad(value, self.parameters, allow_unused=True)
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 parameter.grad = gradient
@@ -300,8 +242,7 @@ class Training:
             recording = self.recorder is not None and self.recorder.recording
             self.optimizer.param_groups[0]["capturable"] = recording
             self.optimizer.step()
-            if after is not None:
-                after()
+            self.task.after()
             self.total.add_(value.detach())
 
         try:
@@ -315,6 +256,12 @@ class Training:
                 f"parameters are those of the start, or of the last look at the loss."
             ) from error
         self.step += 1
+
+    def close(self) -> None:
+        """Give back what only steps need: gradients, recordings, minibatches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_recordings()
+        self.minibatches.clear()
 
     def _repeat(self, rows: int, compute: Callable[[], None]) -> None:
         """``compute``, or its recording: one for each size of minibatches, of which there are few."""
@@ -371,12 +318,13 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate if self.lr is None else self.lr
 
-    def _minibatch(self, normals: Normals) -> Minibatch:
+    def _minibatch(self) -> Minibatch:
         """The next rows, and random numbers for them."""
         rows = self._rows()
         known = self.minibatches.get(len(rows))
         if known is None:
-            known = self.minibatches[len(rows)] = Minibatch(torch.empty_like(rows), normals(len(rows)))
+            known = Minibatch(torch.empty_like(rows), self.task.normals(len(rows)))
+            self.minibatches[len(rows)] = known
         known.rows.copy_(rows)
         for numbers in known.normals:
             numbers.normal_(generator=self.generator)

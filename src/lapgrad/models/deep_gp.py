@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -11,23 +10,17 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._waiting import without_waiting
-from lapgrad.models import _checks, _deep_bound, _importance, _minibatches
+from lapgrad.models import _checks, _deep_bound, _deep_learning, _deep_likelihood, _minibatches
+from lapgrad.models._deep_gp_options import check_options
 from lapgrad.models._deep_layer import DeepLayer, Shift, initial_layer
+from lapgrad.models._fit_plan import checked_plan
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._importance import LogLikelihood
 from lapgrad.models._model import StoredModel
-from lapgrad.models._sparse_layer import COVARIANCES
 from lapgrad.models.kernels.base import Kernel, part_of_state
 
-#: Length of natural gradient steps at the start, if they are taken.
-_NATURAL = 0.1
-#: Rows of data whose q(h_1 | y) is refined together.
-_REFINED = 1000
 #: Rows of data that the start is computed from.
 _ROWS_AT_THE_START = 10_000
-#: Entries of the largest matrix of a chunk, if ``chunk`` is not given: 0.5 GB of float32 on a GPU.
-_ENTRIES = {"cpu": 1 << 22}
-_ENTRIES_ELSEWHERE = 1 << 27
 
 
 class DeepGP(_minibatches.Resumable, StoredModel):
@@ -94,7 +87,7 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         who = type(self).__name__
         Y = _checks.inputs(who, Y, "Y").detach()
         widths, hidden = list(widths), list(hidden)
-        _check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
+        check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
         source = _checks.generator(who, generator, Y.device)
         self.widths, self.outputs = widths, Y.shape[1]
         total = len(Y)
@@ -216,52 +209,18 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         """
         who = f"{type(self).__name__}.fit"
         Y = self._observations("fit", Y)
-        plan = _minibatches.checked_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
+        plan = checked_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
         if samples < 1 or annealing < 0:
             raise _errors.OptionError(
                 f"{who}: samples must be positive and annealing not negative, got {samples}, {annealing}."
             )
-        step_of_q = self._natural(who, natural)
+        layers = self._layers()
+        length = _deep_learning.natural_length(who, layers, natural)
         source = _minibatches.own_generator(_checks.generator(who, generator, Y.device), Y.device)
-        layers, seen = self._layers(), list[Any]()
-        of_q = [value for layer in layers for value in layer.functions.parameters_of_q()]
-        moves = bool(step_of_q) and all(value.requires_grad for value in of_q)
-        other = {id(value) for value in of_q} if moves else set[int]()
-        learned = [value for value in self.parameters() if id(value) not in other]
-        training = _minibatches.Training(who, self, len(Y), plan, source, resume, learned, graph)
-        # Numbers that differ between steps are read from where a graph finds them, too.
-        length = torch.zeros((), dtype=torch.float64, device=Y.device)
-        weight = torch.ones_like(length) if annealing else 1.0
-
-        def normals(count: int) -> list[Tensor]:
-            return [Y.new_empty(samples, count, width) for width in reversed(self.widths)]
-
-        def before(step: int, rate: float) -> None:
-            length.fill_(step_of_q * rate)
-            if isinstance(weight, Tensor):
-                weight.fill_(min(1.0, (step + 1) / annealing))
-
-        def loss(minibatch: _minibatches.Minibatch) -> Tensor:
-            some = Y[minibatch.rows]
-            found, latent = _deep_bound.bound(layers, some, len(Y), minibatch.normals, weight)
-            seen[:] = some, latent
-            return -found / len(Y)
-
-        def after() -> None:
-            some, latent = seen
-            seen.clear()  # a graph would keep their memory
-            if moves:
-                _deep_bound.move_functions(layers, some, latent, len(Y), length, weight)
-
-        def told(step: int, value: float) -> bool | None:
-            self._training = training.state()
-            return None if callback is None else callback(step, value)
-
-        result = training.run(
-            loss, normals=normals, before=before, after=after, progress=progress, callback=told
-        )
-        self._training = training.state()
-        return result
+        task = _deep_learning.DeepTask(layers, Y, samples, annealing, length)
+        learned = task.left_to_adam(list(self.parameters()))
+        training = _minibatches.Training(who, self, len(Y), plan, task, source, resume, learned, graph)
+        return self._learned(training, progress, callback)
 
     # What it has learned.
 
@@ -357,31 +316,13 @@ class DeepGP(_minibatches.Resumable, StoredModel):
                 f"{refine}."
             )
         source = _checks.generator(who, generator, Y.device)
-        if chunk is None:
-            U = max(len(layer.functions.inducing) for layer in self._layers())
-            entries = _ENTRIES.get(Y.device.type, _ENTRIES_ELSEWHERE)
-            chunk = max(1, entries // max(U, self.outputs, *self.widths))
-        drawn = min(samples, chunk)
-        width = max(1, chunk // drawn)
-        weights = _importance.Weights(len(Y), Y.device)
-        layers, prepared = self._layers(), _deep_bound.prepared(self._layers())
-
-        def normal(shape: tuple[int, ...]) -> Tensor:
-            return self._normal(shape, source)
-
+        layers = self._layers()
+        prepared = _deep_bound.prepared(layers)
         self._check()
         with without_waiting():
-            if refine:
-                parts = [_deep_bound.refined(layers, part, refine, 4, normal) for part in Y.split(_REFINED)]
-                means, log_variances = (torch.cat(both) for both in zip(*parts, strict=True))
-            for begin in range(0, len(Y), width):
-                rows = slice(begin, min(begin + width, len(Y)))
-                first = (means[rows], log_variances[rows]) if refine else None
-                for before in range(0, samples, drawn):
-                    count = min(drawn, samples - before)
-                    found = _deep_bound.log_weights(layers, Y[rows], count, prepared, normal, first)
-                    weights.add(rows, found)
-        return weights.result(samples)
+            return _deep_likelihood.estimated(
+                layers, prepared, Y, samples, refine, chunk, lambda shape: self._normal(shape, source)
+            )
 
     # Files.
 
@@ -432,16 +373,6 @@ class DeepGP(_minibatches.Resumable, StoredModel):
     def _like(self) -> Tensor:
         return self._layers()[0].functions.q_mean
 
-    def _natural(self, who: str, given: float | None) -> float:
-        shared = all(layer.functions.covariance == "shared" for layer in self._layers())
-        if given is None:
-            return _NATURAL if shared else 0.0
-        if not 0.0 <= given < 1.0 or (given and not shared):
-            raise _errors.OptionError(
-                f"{who}: natural must be in [0, 1), and 0 for separate covariances, got {given}."
-            )
-        return given
-
     def _levels(self, function: str, layer: int) -> int:
         """How many layers are between the data and ``widths[layer]``."""
         if isinstance(layer, bool) or not -len(self.widths) <= layer < len(self.widths):
@@ -456,29 +387,3 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         Y = _checks.inputs(who, Y, "Y", columns=self.outputs)
         _checks.same_kind(who, Y=Y, model=self._like())
         return Y
-
-
-def _check_options(
-    who: str,
-    widths: Sequence[int],
-    hidden: Sequence[int],
-    inducing: int,
-    kernels: Sequence[Kernel] | None,
-    noise_var: float | None,
-    covariance: str,
-) -> None:
-    def positive(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-    if not widths or not all(map(positive, widths)):
-        raise _errors.OptionError(f"{who}: widths must be positive numbers, one per layer, got {widths}.")
-    if not all(map(positive, hidden)):
-        raise _errors.OptionError(f"{who}: hidden must be positive numbers, got {hidden}.")
-    if not positive(inducing):
-        raise _errors.OptionError(f"{who}: inducing must be a positive number, got {inducing!r}.")
-    if kernels is not None and len(kernels) != len(widths):
-        raise _errors.OptionError(f"{who}: {len(kernels)} kernels for {len(widths)} layers.")
-    if noise_var is not None and not 0.0 < noise_var < math.inf:
-        raise _errors.OptionError(f"{who}: noise_var must be positive and finite, got {noise_var}.")
-    if covariance not in COVARIANCES:
-        raise _errors.unknown_option(who, "covariance", covariance, COVARIANCES)

@@ -1,0 +1,75 @@
+"""How long and how fast to learn from minibatches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lapgrad import _errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How long and how fast to learn.
+
+    Attributes:
+        batch: Rows per step.
+        steps: How many steps, at most; None: no limit.
+        seconds: How long, at most; None: no limit.
+        lr: Learning rate of Adam at the start.
+        final_lr: At the end, relative to the start; it comes down along half a cosine.
+        every: Steps between two looks at the loss.
+    """
+
+    batch: int
+    steps: int | None
+    seconds: float | None
+    lr: float
+    final_lr: float
+    every: int
+
+    def rate(self, step: int, seconds: float) -> float:
+        """The learning rate after so many steps and seconds."""
+        done = 0.0
+        if self.steps is not None:
+            done = step / self.steps
+        if self.seconds is not None:
+            done = max(done, seconds / self.seconds)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return self.lr * (self.final_lr + (1.0 - self.final_lr) * cosine)
+
+    def reached(self, step: int, seconds: float) -> str | None:
+        """Why to stop, if so."""
+        if self.steps is not None and step >= self.steps:
+            return f"{self.steps} steps were made"
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"{self.seconds:g} seconds have passed"
+        return None
+
+
+def checked_plan(
+    who: str,
+    count: int,
+    batch: int,
+    steps: int | None,
+    epochs: float | None,
+    seconds: float | None,
+    lr: float,
+    final_lr: float,
+    every: int,
+) -> Plan:
+    """The plan of these arguments, for ``count`` rows of data; ``epochs`` are turned into steps."""
+    if steps is not None and epochs is not None:
+        raise _errors.OptionError(f"{who}: steps and epochs are two names of one limit: pass one of them.")
+    if steps is None and epochs is None and seconds is None:
+        raise _errors.OptionError(f"{who}: pass steps, epochs or seconds: how long to learn.")
+    named = {"batch": batch, "steps": steps, "epochs": epochs, "seconds": seconds, "lr": lr, "every": every}
+    for name, value in named.items():
+        if value is not None and not value > 0:
+            raise _errors.OptionError(f"{who}: {name} must be positive, got {value}.")
+    if not 0.0 < final_lr <= 1.0:
+        raise _errors.OptionError(f"{who}: final_lr must be in (0, 1], got {final_lr}.")
+    batch = min(batch, count)
+    if epochs is not None:
+        steps = max(1, round(epochs * math.ceil(count / batch)))
+    return Plan(batch, steps, seconds, lr, final_lr, every)
