@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import model_cases, model_runner, plots_models
+from lapgrad.bench import deep_gp, model_cases, model_runner, plots_models
 from lapgrad.bench.agreement import DisagreementError
 from lapgrad.bench.model_cases import Contest, ModelCase
 from lapgrad.bench.peer_worker.__main__ import Worker
@@ -50,6 +50,19 @@ def test_libraries_agree_on_all_cases() -> None:
         assert len(ours) > 1
 
 
+def test_training_steps_learn_the_same() -> None:
+    """With lapgrad's operators and torch's; the model that they start from stays as it is."""
+    problem = deep_gp.Problem.of(deep_gp.QUICK, CPU)
+    before = [value.detach().clone() for value in problem.model.parameters()]
+    steps, missing = deep_gp.training_steps(problem)
+    assert (list(steps), missing) == (["lapgrad", "torch"], None)
+    for _ in range(4):
+        ours, theirs = (step() for step in steps.values())
+    assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=deep_gp.DIFFERENT)
+    assert any(not torch.equal(now, value) for now, value in zip(ours[1:], before, strict=True))
+    assert all(map(torch.equal, before, problem.model.parameters()))
+
+
 def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--output", "m.json", "--plots", "plots", "--peer", "gpy=/no/such/python"]
     assert command(*options) == 0
@@ -60,7 +73,7 @@ def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.Captur
     assert (found["kind"], found["complete"]) == ("models", True)
     assert found["peers"]["gpy"]["missing"]
     keys = [(row["model"], *row["case"].values(), row["library"]) for row in found["rows"]]
-    assert len(keys) == len(set(keys)) == 12
+    assert len(keys) == len(set(keys)) == 14
     assert {key[0] for key in keys} == set(model_cases.MODELS)
     for ours, theirs in zip(found["rows"][::2], found["rows"][1::2], strict=True):
         assert (ours["library"], theirs["library"]) == ("lapgrad", "torch")

@@ -12,7 +12,7 @@ bars.py       the speed the operators have to reach, and how each of these is me
 coexist.py    lapgrad and torch calls in turns: do their threads get in each other's way?
 memory.py     peak memory of one call
 sparse_gp.py  the criterion of a sparse Gaussian process against torch, GPyTorch and GPy
-deep_gp.py    the bound of a deep Gaussian process against torch.linalg
+deep_gp.py    the bound of a deep Gaussian process, and training steps, against torch.linalg
 exact_gp.py   the criterion of Gaussian process regression
 model_cases.py, model_runner.py, models_command.py, plots_models.py  `lapgrad bench models`: these and others
 resumption.py results files, gone on with

@@ -1,10 +1,12 @@
 """Criteria of models and how others write them: what `lapgrad bench models` times.
 
-Each evaluation is the value and the gradient for everything that is learned.
+Each evaluation is the value and the gradient for everything that is learned; of ``deep_gp_step`` a whole
+training step.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +24,12 @@ Data = tuple[Tensor, Tensor]
 _KALMAN_FASTER, _KALMAN_STEPS = 50.0, 1000
 _MVN_FASTER, _MVN_SIZE = 3.5, 2048
 _EXACT_SIZE = 1000
-"""Sizes from which on figures have to be reached."""
+_STEP_FASTER = 1.5
+"""Speed-ups that are to be reached, and sizes from which on they are."""
 _ROUNDING = 1e-8
 """By how much values of the same formula may be apart, relative."""
 
-MODELS = ("sparse_gp", "exact_gp", "kalman", "mvn_nll", "deep_gp")
+MODELS = ("sparse_gp", "exact_gp", "kalman", "mvn_nll", "deep_gp", "deep_gp_step")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Contest:
         faster: The speed-up that is to be reached, by library.
         megabytes: What an evaluation may take.
         smaller: How many times less than others.
+        held_on: Devices on which figures are to be reached.
     """
 
     thunks: dict[str, Thunk]
@@ -48,6 +52,7 @@ class Contest:
     faster: Mapping[str, float] = field(default_factory=dict)
     megabytes: float | None = None
     smaller: float | None = None
+    held_on: Sequence[str] = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,9 @@ def cases(
     if "mvn_nll" in models:
         yield from (_mvn(n) for n in ((500,) if quick else (_MVN_SIZE,)))
     if "deep_gp" in models:
-        yield _deep(deep_gp.QUICK if quick else deep_gp.Sizes())
+        yield _deep("deep_gp", deep_gp.QUICK if quick else deep_gp.Sizes(), _bound_and_gradient)
+    if "deep_gp_step" in models:
+        yield _deep("deep_gp_step", deep_gp.QUICK if quick else deep_gp.Sizes(), _training_step)
 
 
 def _sparse(data: Data, inducing: int) -> ModelCase:
@@ -144,15 +151,23 @@ def _mvn(n: int) -> ModelCase:
     return ModelCase("mvn_nll", {"n": n}, 1.0, _of_operator("fused.mvn_nll", Shape(n, n), faster))
 
 
-def _deep(sizes: deep_gp.Sizes) -> ModelCase:
-    def make(device: torch.device) -> Contest:
-        problem = deep_gp.Problem.of(sizes, device)
-        thunks = {"lapgrad": deep_gp.ours(problem), "torch": deep_gp.with_torch(problem)}
-        return Contest(thunks, None, {"torch": deep_gp.DIFFERENT})
-
+def _deep(model: str, sizes: deep_gp.Sizes, contest: Callable[[deep_gp.Problem], Contest]) -> ModelCase:
     case: dict[str, int | str] = {"widths": "-".join(map(str, sizes.widths)), "U": sizes.inducing}
     case |= {"batch": sizes.batch, "d": sizes.pixels}
-    return ModelCase("deep_gp", case, 2.0, make, "float32")
+    return ModelCase(model, case, 2.0, lambda device: contest(deep_gp.Problem.of(sizes, device)), "float32")
+
+
+def _bound_and_gradient(problem: deep_gp.Problem) -> Contest:
+    thunks = {"lapgrad": deep_gp.ours(problem), "torch": deep_gp.with_torch(problem)}
+    return Contest(thunks, None, {"torch": deep_gp.DIFFERENT})
+
+
+def _training_step(problem: deep_gp.Problem) -> Contest:
+    thunks, missing = deep_gp.training_steps(problem)
+    if missing is not None:
+        print(f"deep_gp_step: no torch-graph: {missing}", file=sys.stderr)
+    faster = dict.fromkeys(("torch", "torch-graph"), _STEP_FASTER)
+    return Contest(thunks, None, {"torch": deep_gp.DIFFERENT}, faster, held_on=("cuda",))
 
 
 def _of_operator(name: str, shape: Shape, faster: float | None) -> Callable[[torch.device], Contest]:

@@ -97,7 +97,7 @@ def measure(
         }
         for name, timing in zip(samplers, timings, strict=True)
     ]
-    return rows, list(_bars(case, contest, rows)) if device.type == "cpu" else []
+    return rows, list(_bars(case, contest, rows)) if device.type in contest.held_on else []
 
 
 def _check(case: ModelCase, contest: Contest, values: dict[str, float]) -> None:

@@ -18,15 +18,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {**plots_ops.COLORS, "gpytorch": "#2d7d46", "gpy": "#8a5a2b", "gpflow": "#e08a00"}
+COLORS = {
+    **plots_ops.COLORS,
+    "torch-graph": "#7a9cc6",
+    "gpytorch": "#2d7d46",
+    "gpy": "#8a5a2b",
+    "gpflow": "#e08a00",
+}
 """The same in every plot of a library."""
 
-NAMES = {"torch": "torch, written out", "gpytorch": "GPyTorch", "gpy": "GPy", "gpflow": "GPflow"}
+NAMES = {
+    "torch": "torch, written out",
+    "torch-graph": "torch, one graph",
+    "gpytorch": "GPyTorch",
+    "gpy": "GPy",
+    "gpflow": "GPflow",
+}
 _MODELS = {
     "exact_gp": "exact GP",
     "kalman": "Kalman filter",
     "mvn_nll": "multivariate normal",
     "deep_gp": "deep Gaussian process",
+    "deep_gp_step": "deep GP, training step",
 }
 
 
