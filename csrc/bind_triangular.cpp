@@ -1,8 +1,9 @@
-// Cholesky, triangular solves and products, symmetric products: addresses, sizes and strides in, status out.
+// Cholesky, triangular solves and products, symmetric products, packed triangles: addresses, sizes and strides in, status out.
 #include <vector>
 
 #include "batch.h"
 #include "binding.h"
+#include "packing.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -97,6 +98,28 @@ void add_transpose(int item_size, std::uintptr_t a, index_t a_batch, index_t a_r
     });
 }
 
+// v, without gaps, := A's lower triangle from the diagonal `skip` below the main one on, row by row.
+void extracttrian(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t v,
+                  index_t count, index_t n, index_t skip) {
+    const Operand A{a, a_batch, a_row, a_col};
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        extracttrian_batch<T>(A.as<const T>(count, n, n), skip, reinterpret_cast<T*>(v));
+    });
+}
+
+// The way back, with zeros elsewhere. v_step: between the entries of a vector; a_row or a_col is 1.
+void maketrian(int item_size, std::uintptr_t v, index_t v_batch, index_t v_step, std::uintptr_t a, index_t a_batch,
+               index_t a_row, index_t a_col, index_t count, index_t n, index_t skip) {
+    const Operand A{a, a_batch, a_row, a_col};
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        maketrian_batch<T>({reinterpret_cast<const T*>(v), v_step}, v_batch, skip, A.as<T>(count, n, n));
+    });
+}
+
 }  // namespace
 
 void bind_triangular(nb::module_& m) {
@@ -106,6 +129,8 @@ void bind_triangular(nb::module_& m) {
     m.def("trmm", &triangle<false>);
     m.def("gemmt", &gemmt);
     m.def("copyltu", &copyltu);
+    m.def("extracttrian", &extracttrian);
+    m.def("maketrian", &maketrian);
     m.def("add_transpose", &add_transpose);
 }
 

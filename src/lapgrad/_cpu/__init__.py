@@ -8,12 +8,14 @@ from lapgrad._cpu.cho_solve import cho_solve, cho_solve_vjp
 from lapgrad._cpu.congruence import congruence
 from lapgrad._cpu.copyltu import copyltu
 from lapgrad._cpu.det import det, det_vjp
+from lapgrad._cpu.extracttrian import extracttrian
 from lapgrad._cpu.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cpu.gemmt import gemmt
 from lapgrad._cpu.gemmt_sum import gemmt_sum
 from lapgrad._cpu.gesvd import gesvd, gesvd_vjp
 from lapgrad._cpu.inverse import inverse, inverse_vjp
 from lapgrad._cpu.kalman_nll import kalman_nll, kalman_nll_vjp
+from lapgrad._cpu.maketrian import maketrian
 from lapgrad._cpu.potrf import potrf, potrf_vjp
 from lapgrad._cpu.potri import potri, potri_update, potri_vjp
 from lapgrad._cpu.slogdet import slogdet, slogdet_vjp
@@ -36,6 +38,7 @@ __all__ = [
     "describe",
     "det",
     "det_vjp",
+    "extracttrian",
     "gelqf",
     "gelqf_l_vjp",
     "gelqf_vjp",
@@ -47,6 +50,7 @@ __all__ = [
     "inverse_vjp",
     "kalman_nll",
     "kalman_nll_vjp",
+    "maketrian",
     "potrf",
     "potrf_vjp",
     "potri",

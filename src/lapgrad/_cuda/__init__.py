@@ -11,10 +11,12 @@ from lapgrad import _fallback
 from lapgrad._cuda._native import available, missing_packages, switched_off
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._cuda.copyltu import copyltu
+from lapgrad._cuda.extracttrian import extracttrian
 from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
 from lapgrad._cuda.gesvd import gesvd, gesvd_vjp
 from lapgrad._cuda.kalman_nll import kalman_nll, kalman_nll_vjp
+from lapgrad._cuda.maketrian import maketrian
 from lapgrad._cuda.potrf import potrf, potrf_vjp
 from lapgrad._cuda.potri import potri, potri_update, potri_vjp
 from lapgrad._cuda.syevd import syevd, syevd_vjp
@@ -26,6 +28,7 @@ __all__ = [
     "available",
     "copyltu",
     "dependent_row",
+    "extracttrian",
     "gelqf",
     "gelqf_l_vjp",
     "gelqf_vjp",
@@ -34,6 +37,7 @@ __all__ = [
     "gesvd_vjp",
     "kalman_nll",
     "kalman_nll_vjp",
+    "maketrian",
     "missing_packages",
     "potrf",
     "potrf_vjp",

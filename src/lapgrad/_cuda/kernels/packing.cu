@@ -1,0 +1,85 @@
+// Triangles packed into vectors, and back.
+//
+// A triangle has runs: run r holds the first r + 1 entries of row r + skip of the matrix and lies in the vector from
+// r (r + 1) / 2 on. That is a lower triangle, row by row; an upper one, column by column, is a lower one of A', and comes
+// with its strides swapped. Whoever knows a row knows its run, so nothing has to be found from a place in the vector.
+#include "block.cuh"
+
+__device__ inline Index start_of_run(Index r) { return r * (r + 1) / 2; }
+
+constexpr int kPackingThreads = 256;
+
+// A or v := the other. A group of `lanes` threads (a power of two) has a row; a block takes `passes` times as many rows as
+// it has groups. Rows of all items are numbered through, those without an entry of the triangle only where zeros go there.
+// Lanes go along rows: for matrices with neighbours in their rows, or so small that the cache holds what was read or
+// written with gaps. 256 threads, any grid that covers the rows.
+template <typename T, bool unpacks>
+__global__ void move_rows(T* __restrict__ data, Index a_item, Index row, Index col, T* __restrict__ packed, Index v_item,
+                          Index v_step, Index n, Index skip, Index items, Index lanes, Index passes) {
+  const unsigned groups = kPackingThreads / static_cast<unsigned>(lanes);
+  const unsigned lane = threadIdx.x % static_cast<unsigned>(lanes), group = threadIdx.x / static_cast<unsigned>(lanes);
+  const Index above = unpacks ? 0 : skip;  // rows that are left out
+  const unsigned rows = static_cast<unsigned>(n - above);
+  const Index first = static_cast<Index>(blockIdx.x) * passes * groups;
+  // One division in 64 bits; from there on a number in 32 is enough.
+  Index item = first / rows;
+  unsigned i = static_cast<unsigned>(first - item * rows) + group;
+  for (Index pass = 0; pass < passes; ++pass, i += groups) {
+    item += i / rows;
+    i %= rows;
+    if (item >= items) return;
+    const Index r = static_cast<Index>(i) + above - skip;
+    T* const a = data + item * a_item + (static_cast<Index>(i) + above) * row;
+    T* const v = packed + item * v_item + (r < 0 ? 0 : start_of_run(r)) * v_step;
+    if constexpr (unpacks) {
+#pragma unroll 4
+      for (Index j = lane; j < n; j += lanes) a[j * col] = j <= r ? v[j * v_step] : T(0);
+    } else {
+#pragma unroll 4
+      for (Index j = lane; j <= r; j += lanes) v[j * v_step] = a[j * col];
+    }
+  }
+}
+
+constexpr int kPackingTile = 32;
+
+// The same for matrices with neighbours in their columns: a block has a tile of 32 x 32, and turns it in its memory, so that
+// both sides are read and written along the lanes. 256 threads, grid = (items * tiles * tiles).
+// Memory of a block: one padded tile.
+template <typename T, bool unpacks>
+__global__ void move_tiles(T* __restrict__ data, Index a_item, Index row, Index col, T* __restrict__ packed,
+                           Index v_item, Index v_step, Index n, Index skip, Index tiles) {
+  T* const tile = shared_memory<T>();
+  const Index item = blockIdx.x / (tiles * tiles), number = blockIdx.x - item * tiles * tiles;
+  const Index top = number / tiles * kPackingTile, left = number % tiles * kPackingTile;
+  const Index bottom = top + kPackingTile < n ? top + kPackingTile : n;
+  if (!unpacks && left > bottom - 1 - skip) return;  // the whole tile lies above the triangle
+  const Matrix<T> A{data + item * a_item, row, col};
+  T* const v = packed + item * v_item;
+  const int lane = threadIdx.x % kPackingTile, first = threadIdx.x / kPackingTile;
+  constexpr int step = kPackingThreads / kPackingTile;
+  // Lanes go along the columns of A.
+  if constexpr (!unpacks) {
+    for (int c = first; c < kPackingTile; c += step) {
+      const Index i = top + lane, j = left + c;
+      if (i < n && j <= i - skip) tile[lane * (kPackingTile + 1) + c] = A(i, j);
+    }
+    __syncthreads();
+  }
+  // Lanes go along the runs.
+  for (int s = first; s < kPackingTile; s += step) {
+    const Index r = top + s - skip, j = left + lane;
+    if (top + s >= n) break;
+    if constexpr (unpacks)
+      tile[s * (kPackingTile + 1) + lane] = j <= r ? v[(start_of_run(r) + j) * v_step] : T(0);
+    else if (j <= r)
+      v[(start_of_run(r) + j) * v_step] = tile[s * (kPackingTile + 1) + lane];
+  }
+  if constexpr (unpacks) {
+    __syncthreads();
+    for (int c = first; c < kPackingTile; c += step) {
+      const Index i = top + lane, j = left + c;
+      if (i < n && j < n) A(i, j) = tile[lane * (kPackingTile + 1) + c];
+    }
+  }
+}
