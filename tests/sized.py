@@ -20,6 +20,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "gemmt": {"transpose_a": (False, True), "transpose_b": (False, True), "lower": (True, False)},
     "syrk": {"transpose": (False, True)},
     "copyltu": {"lower": (True, False)},
+    "extracttrian": {"lower": (True, False), "offset": (0, 1, -1)},
     "sumlogdiag": {},
     "potri": {"lower": (True, False)},
     "linalg.cho_solve": {"lower": (True, False)},

@@ -24,6 +24,7 @@ from lapgrad._cuda import (
     _items,
     _kalman_batch,
     _launch,
+    _packing,
     _potrf_batch,
     _syevd_batch,
     _trmm_batch,
@@ -112,7 +113,22 @@ def kalman(n: int, dtype: torch.dtype) -> None:
         _kalman_batch.pull_back(_launch.launch, s, [operand.clone() for operand in model], model)
 
 
-BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (potrf, triangular, gelqf, syevd, gesvd, kalman)
+def packed(n: int, dtype: torch.dtype) -> None:
+    A, v = square(n, dtype), torch.zeros(2, 1, n * (n + 1) // 2, dtype=dtype)
+    for lower in (True, False):
+        _launch.launch(*_packing.packing(v, A, 0, lower))
+        _launch.launch(*_packing.unpacking(A, v, 0, lower))
+
+
+BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
+    potrf,
+    triangular,
+    gelqf,
+    syevd,
+    gesvd,
+    kalman,
+    packed,
+)
 
 #: Kernels for large matrices, beside those that _device loads together: their launches need libraries.
 OF_LARGE_MATRICES = (

@@ -35,6 +35,8 @@ CAPTURED: dict[str, Function] = {
     "gemmt": lambda A: lapgrad.gemmt(A, A),
     "copyltu": lambda A: lapgrad.copyltu(A),
     "sumlogdiag": lambda A: lapgrad.sumlogdiag(A),
+    "extracttrian": lambda A: lapgrad.extracttrian(A, lower=False),
+    "maketrian": lambda A: lapgrad.maketrian(A.flatten(-2)[..., : A.shape[-1] * (A.shape[-1] + 1) // 2]),
     "gelqf": lambda A: lapgrad.gelqf(A),
     "logdet_psd": lambda A: lapgrad.linalg.logdet_psd(A),
 }
@@ -148,7 +150,10 @@ def test_captured_in_a_graph(name: str, shape: tuple[int, ...], side_stream: tor
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["potrf_ex", "trmm", "syrk", "gemmt", "copyltu", "sumlogdiag"])
+@pytest.mark.parametrize(
+    "name",
+    ["potrf_ex", "trmm", "syrk", "gemmt", "copyltu", "sumlogdiag", "extracttrian", "maketrian"],
+)
 def test_the_host_does_not_wait(name: str, shape: tuple[int, ...]) -> None:
     """Operators that cannot fail, or that return their status."""
     A = positive_definite(shape)

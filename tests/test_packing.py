@@ -1,0 +1,142 @@
+"""extracttrian and maketrian past the shared samples: orders around their tiles, offsets, layouts, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from device import DEVICE, KERNELS
+from samples.triangles_and_products import packed_places
+from torch import Tensor
+
+import lapgrad
+
+#: Short runs are copied four entries at a time, longer ones by memcpy; others go through tiles of 32 x 32.
+ORDERS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 65, 97)
+#: One matrix of this order is shared out to threads.
+LARGE = 201
+
+
+def triangles(n: int) -> Iterator[tuple[int, bool]]:
+    """(offset, lower): both triangles, and those that begin elsewhere, down to one entry and none."""
+    yield from ((0, True), (0, False))
+    for distance in sorted({1, 2, n // 2, n - 1, n} & set(range(1, n + 1))):
+        yield from ((distance, True), (-distance, False))
+
+
+def numbered(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """No number twice, and none zero: a wrong place shows."""
+    count = torch.Size(shape).numel()
+    return (1.0 + torch.arange(count, dtype=dtype, device=DEVICE)).view(shape)
+
+
+def packed(A: Tensor, offset: int, lower: bool) -> Tensor:
+    """By the definition, entry by entry."""
+    rows, columns = packed_places(A.shape[-1], offset, lower)
+    return A[..., rows, columns]
+
+
+def unpacked(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
+    A = v.new_zeros(*v.shape[:-1], n, n)
+    rows, columns = packed_places(n, offset, lower)
+    A[..., rows, columns] = v
+    return A
+
+
+def check(A: Tensor, offset: int, lower: bool) -> None:
+    """Both directions, bit by bit."""
+    v = packed(A, offset, lower)
+    assert torch.equal(lapgrad.extracttrian(A, offset=offset, lower=lower), v)
+    expected = unpacked(v, A.shape[-1], offset, lower)
+    assert torch.equal(lapgrad.maketrian(v, offset=offset, lower=lower), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", ORDERS)
+def test_orders_and_offsets(n: int, dtype: torch.dtype) -> None:
+    for offset, lower in triangles(n):
+        for batch in ((), (3,), (2, 1)):
+            check(numbered(*batch, n, n, dtype=dtype), offset, lower)
+
+
+def layouts(A: Tensor) -> Iterator[Tensor]:
+    """A itself and its numbers elsewhere in memory, with NaN around them."""
+    *batch, n, _ = A.shape
+    yield A.mT.contiguous().mT
+    yield A.new_full((*batch, n + 2, n + 3), torch.nan)[..., 1:-1, 2:-1].copy_(A)
+    yield A.new_full((*batch, n, 2 * n), torch.nan)[..., 1::2].copy_(A)
+    yield A.movedim(0, -1).contiguous().movedim(-1, 0)
+    yield A.transpose(0, 1).contiguous().transpose(0, 1)
+    yield A[:1].expand_as(A)
+    yield A[..., :1, :].expand_as(A)
+    yield A[..., :1, :1].expand_as(A)
+
+
+@pytest.mark.parametrize("n", [5, 33, 40])
+def test_matrices_of_any_strides(n: int) -> None:
+    for offset, lower in ((0, True), (0, False), (2, True), (-3, True)):
+        for A in layouts(numbered(2, 3, n, n)):
+            expected = packed(A.contiguous(), offset, lower)
+            assert torch.equal(lapgrad.extracttrian(A, offset=offset, lower=lower), expected)
+
+
+@pytest.mark.parametrize("n", [5, 33, 40])
+def test_vectors_of_any_strides(n: int) -> None:
+    for offset, lower in ((0, True), (0, False), (2, True), (-3, True)):
+        k = n - abs(offset)
+        v = numbered(2, 3, k * (k + 1) // 2)
+        apart = torch.stack([v, torch.full_like(v, torch.nan)], -1)[..., 0]
+        inside = torch.cat([v, torch.full_like(v, torch.nan)], -1)[..., : v.shape[-1]]
+        turned = v.transpose(0, 1).contiguous().transpose(0, 1)
+        innermost = v.movedim(-1, 0).contiguous().movedim(0, -1)
+        for u in (apart, inside, turned, innermost, v[:, :1].expand_as(v), v[..., :1].expand_as(v)):
+            expected = unpacked(u, n, offset, lower)
+            assert torch.equal(lapgrad.maketrian(u, offset=offset, lower=lower), expected)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_results_of_any_strides_and_nothing_beside_them(lower: bool) -> None:
+    """The kernels themselves: operators hand them memory without gaps."""
+    n = 35
+    A = numbered(2, 3, n, n)
+    v = packed(A, 0, lower)
+    around = A.new_full((2, 3, n + 2, n + 3), torch.nan)
+    for target in (around[..., 1:-1, 1:-2], around.mT[..., 2:-1, 1:-1], torch.empty_like(A.mT).mT):
+        around.fill_(torch.nan)
+        KERNELS["maketrian"](target, v, 0, lower)
+        assert torch.equal(target, unpacked(v, n, 0, lower))
+        if target.untyped_storage().data_ptr() == around.untyped_storage().data_ptr():
+            assert int(around.isnan().sum()) == around.numel() - A.numel()
+    wide = v.new_full((2, 3, 2 * v.shape[-1]), torch.nan)
+    for place in (wide[..., ::2], wide[..., : v.shape[-1]]):
+        wide.fill_(torch.nan)
+        KERNELS["extracttrian"](place, A, 0, lower)
+        assert torch.equal(place, v)
+        assert int(wide.isnan().sum()) == v.numel()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(LARGE, LARGE), (2, LARGE, LARGE), (500, 9, 9), (1001, 8, 8)], ids=str)
+def test_any_number_of_threads(shape: tuple[int, ...], threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for offset, lower in ((0, True), (0, False), (3, True), (-1, True)):
+            check(numbered(*shape), offset, lower)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_each_is_the_gradient_of_the_other(lower: bool) -> None:
+    """A cotangent may be one number, repeated by strides of zero."""
+    n = 34
+    A = numbered(2, n, n).requires_grad_()
+    (gA,) = torch.autograd.grad(lapgrad.extracttrian(A, lower=lower).sum(), A)
+    ones = torch.ones_like(A)
+    assert torch.equal(gA, ones.tril() if lower else ones.triu())
+    v = packed(A.detach(), 0, lower).requires_grad_()
+    (gv,) = torch.autograd.grad(lapgrad.maketrian(v, lower=lower).sum(), v)
+    assert torch.equal(gv, torch.ones_like(v))
