@@ -1,4 +1,4 @@
-"""extracttrian and maketrian past the shared samples: orders around their tiles, offsets, layouts, threads."""
+"""extracttrian and maketrian past the shared samples: orders around tiles, offsets, layouts, threads."""
 
 from __future__ import annotations
 
