@@ -22,6 +22,7 @@ from lapgrad._waiting import without_waiting
 from lapgrad.bench.timing import Thunk
 from lapgrad.models import DeepGP
 from lapgrad.models._captured import REHEARSALS
+from lapgrad.models._deep_layer import DeepLayer
 from lapgrad.models._deep_learning import DeepTask, natural_length
 from lapgrad.models._fit_plan import Plan
 from lapgrad.models._layer_algebra import torch_linalg
@@ -110,7 +111,7 @@ class TrainingStep:
 
     def __init__(self, problem: Problem, data: Tensor, *, by_torch: bool, graph: bool | None) -> None:
         model, who = copy.deepcopy(problem.model), "bench"
-        layers = model._layers()
+        layers = [layer for layer in model.layers if isinstance(layer, DeepLayer)]
         task = DeepTask(layers, data, 1, 0, natural_length(who, layers, None))
         learned = task.left_to_adam(list(model.parameters()))
         plan = Plan(len(problem.Y), None, None, _RATE, 1.0, 1)
