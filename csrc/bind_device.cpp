@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "device_gelqf.h"
 #include "device_potrf.h"
 #include "device_potri.h"
 
@@ -126,25 +127,48 @@ index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
     });
 }
 
-// X := alpha M^-1 X, or alpha X M^-1, for several sides one after another with the same inverses: each letter of `steps`
-// is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read.
+// X := alpha M^-1 B, or alpha B M^-1, for several sides one after another with the same inverses: each letter of `steps`
+// is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X.
 index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
-              const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
+              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, bool by_halves,
+              index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
-        const Batch<T> factor = as<T>(M);
+        const device::Way way{by_halves, refine};
+        const Batch<T> factor = as<T>(M), target = as<T>(X);
         const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size);
+        Batch<T> right = as<T>(B);
         T scale = static_cast<T>(alpha);
         for (const char step : steps) {
             const bool lower = step == 'l' || step == 'r';
             const Batch<T> side = lower ? factor : factor.t();
             const InvertedBlocks<T> inverses = lower ? inverted : inverted.t();
             if (step == 'l' || step == 'L')
-                device::solve_left(queue, arena, as<T>(X), side, inverses, lower, scale, refine);
+                device::solve_left(queue, arena, target, right, side, inverses, lower, scale, way);
             else
-                device::solve_right(queue, arena, as<T>(X), side, inverses, lower, scale);
+                device::solve_right(queue, arena, target, right, side, inverses, lower, scale, way);
+            right = target;
             scale = 1;
         }
+    });
+}
+
+index_t long_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
+                     const Blocks& C, const Blocks& A, const Blocks& B, double alpha, double beta, index_t parts) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        device::long_product(queue, arena, as<T>(C), as<T>(A), as<T>(B), static_cast<T>(alpha), static_cast<T>(beta),
+                             parts);
+    });
+}
+
+index_t gelqf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
+                  const Blocks& gA, const Blocks& Q, const Blocks& L, const Blocks& gQ, const Blocks& gL, index_t block,
+                  index_t cut, index_t parts, bool by_halves) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        device::gelqf_vjp(queue, arena, as<T>(gA), as<T>(Q), as<T>(L), as<T>(gQ), as<T>(gL),
+                          {block, cut, parts, {by_halves, false}});
     });
 }
 
@@ -198,6 +222,8 @@ void bind_device(nb::module_& m) {
     m.def("device_triangular_product", &triangular_product);
     m.def("device_potrf_vjp", &potrf_vjp);
     m.def("device_solve", &solve);
+    m.def("device_long_product", &long_product);
+    m.def("device_gelqf_vjp", &gelqf_vjp);
     m.def("device_potri", &potri);
 }
 

@@ -63,7 +63,7 @@ inline bool bind(const std::string& name, void* address) {
 
 // In the order in which Python passes their handles. What each does, and with how many threads, is said in
 // src/lapgrad/_cuda/kernels/triangle.cu.
-enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves };
+enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kAddParts };
 
 constexpr index_t kLeaf = 64, kTile = 32;
 constexpr unsigned kThreads = 256;
@@ -83,6 +83,7 @@ class Queue {
     // C := alpha A B + beta C; with beta = 0 the old C is not read. A and B have as many items as C.
     void gemm(const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, T alpha = 1, T beta = 0) const {
         if (C.rows == 0 || C.cols == 0) return;
+        if (C.col_stride != 1) return gemm(C.t(), B.t(), A.t(), alpha, beta);
         const Read a = read(A), b = read(B);
         const int m = checked(C.cols), n = checked(C.rows), k = checked(A.cols), ldc = checked(leading(C));
         if (C.count == 1)
@@ -128,8 +129,9 @@ class Queue {
                A.row_stride, A.rows);
     }
 
-    // Both row-major.
+    // Both row-major, or both not.
     void copy(const Batch<T>& target, const Batch<T>& source) const {
+        if (target.col_stride != 1) return copy(target.t(), source.t());
         if (target.cols == 0) return;
         launch(kCopyRows, target.rows, target.count, 1, kThreads, 0, target.data, target.batch_stride,
                target.row_stride, source.data, source.batch_stride, source.row_stride, target.cols);
@@ -139,6 +141,12 @@ class Queue {
         launch(kCopyTransposed, (target.rows + kTile - 1) / kTile, (target.cols + kTile - 1) / kTile, target.count,
                kThreads, tile_bytes(), target.data, target.batch_stride, target.row_stride, source.data,
                source.batch_stride, source.row_stride, target.rows, target.cols);
+    }
+
+    // C := alpha (the sum of the items of `parts`) + beta C.
+    void add_parts(const Batch<T>& C, const Batch<T>& parts, T alpha, T beta) const {
+        launch(kAddParts, C.rows, 1, 1, kThreads, 0, C.data, C.row_stride, parts.data, parts.count, C.rows, C.cols,
+               static_cast<double>(alpha), static_cast<double>(beta));
     }
 
     // The lower triangles of W's diagonal blocks of order 64 := the inverses of those of L.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lapgrad import _cuda, _fallback
 from lapgrad._cpu import available
-from lapgrad._cuda import _potrf_batch, _sizes, _stream
+from lapgrad._cuda import _cholesky, _device, _potrf_batch, _sizes, _stream
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
@@ -36,6 +36,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_FROM", 128)
     monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_COLUMNS", 8)
     monkeypatch.setattr(_sizes, "POLAR_FROM", 128)
+    monkeypatch.setattr(_sizes, "SHORTEST_SUM", 64)
     monkeypatch.setattr(_potrf_batch, "LARGEST_ORDER", 0)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     with in_place_of_the_gpu():
@@ -120,6 +121,30 @@ class TestCholesky:
             found, wanted = both(name, 1, shape, L, A, lower, transpose, rightside)
             assert_near(found[0], wanted[0])
 
+    @pytest.mark.parametrize("transpose", [True, False])
+    @pytest.mark.parametrize("rightside", [True, False])
+    @pytest.mark.parametrize("by_halves", [True, False])
+    def test_trsm_of_five_blocks(
+        self,
+        batch: tuple[int, ...],
+        lower: bool,
+        transpose: bool,
+        rightside: bool,
+        by_halves: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """From A's own memory, which is left alone, and in place."""
+        monkeypatch.setattr(_sizes, "SOLVE_BLOCK", 64)
+        monkeypatch.setattr(_sizes, "SOLVE_BY_HALVES", by_halves)
+        L = factor(*batch, ORDER, lower=lower)
+        A = torch.randn((*batch, 20, ORDER) if rightside else (*batch, ORDER, 20), dtype=L.dtype)
+        before = A.clone()
+        found, wanted = both("trsm", 1, A.shape, L, A, lower, transpose, rightside)
+        assert_near(found[0], wanted[0])
+        assert torch.equal(A, before)
+        assert _cuda.trsm(A, L, A, lower, transpose, rightside) is None
+        assert torch.equal(A, found[0])
+
     def test_products(self, batch: tuple[int, ...], lower: bool) -> None:
         A, B = (torch.randn(*batch, ORDER, 30, dtype=torch.float64) for _ in range(2))
         found, wanted = both("gemmt", 1, (*batch, ORDER, ORDER), A, B, lower, False, True, 0.5)
@@ -174,14 +199,57 @@ def test_gelqf_is_as_accurate_as_householder(m: int, n: int, condition: float) -
         assert float(L.diagonal().min()) > 0.0
 
 
-def test_gelqf_vjp() -> None:
-    A = torch.randn(2, 200, 300, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("dtype", "condition", "rounds"),
+    [(torch.float32, 10.0, 1), (torch.float32, 1e6, 2), (torch.float64, 10.0, 2)],
+)
+def test_gelqf_of_float32_takes_one_round_where_that_does(
+    dtype: torch.dtype, condition: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    factorise = mock.Mock(side_effect=_cholesky.factorise_upper)
+    monkeypatch.setattr(_cholesky, "factorise_upper", factorise)
+    A = with_condition(150, 400, condition, dtype)
+    L, Q = torch.empty(150, 150, dtype=dtype), torch.empty(150, 400, dtype=dtype)
+    assert _cuda.gelqf(L, Q, A, False) is None
+    assert factorise.call_count == rounds
+    away = (Q.double() @ Q.double().mT - torch.eye(150)).norm()
+    assert away <= PROMISED_ON_CUDA * 150**0.5 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("by_halves", [True, False])
+@pytest.mark.parametrize("block", [64, 256], ids=["blocks", "one block"])
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_gelqf_vjp(
+    batch: tuple[int, ...], block: int, by_halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sizes, "SOLVE_BLOCK", block)
+    monkeypatch.setattr(_sizes, "SOLVE_BY_HALVES", by_halves)
+    A = torch.randn(*batch, 200, 300, dtype=torch.float64)
     Q, L = torch.linalg.qr(A.mT)
     Q, L = Q.mT.contiguous(), L.mT.contiguous()
     gQ, gL = torch.randn_like(Q), torch.randn_like(L)
-    for cotangents in ((gQ, gL), (None, gL), (gQ, None)):
+    by_columns = torch.randn_like(Q.mT.contiguous()).mT
+    for cotangents in ((gQ, gL), (None, gL), (gQ, None), (by_columns, gL)):
         found, wanted = both("gelqf_vjp", 1, A.shape, Q, L, *cotangents)
         assert_near(found[0], wanted[0])
+
+
+def test_sums_are_cut_where_processors_would_be_idle() -> None:
+    assert _sizes.parts(512, 512, 8192, 132) == 8
+    assert _sizes.parts(2048, 2048, 16384, 132) == 1
+    assert _sizes.parts(128, 128, 200, 132) == 3
+
+
+@pytest.mark.parametrize("terms", [300, 3])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_a_product_with_long_sums(terms: int, beta: float) -> None:
+    """A rest that makes no whole part, and fewer terms than parts."""
+    A, B = torch.randn(20, terms, dtype=torch.float64), torch.randn(30, terms, dtype=torch.float64).mT
+    C = torch.full((20, 40), torch.nan if beta == 0.0 else 3.0, dtype=torch.float64)[:, :30]
+    wanted = -2.0 * (A @ B) + (beta * C if beta else 0.0)
+    _device.long_product(C, A, B, 7, -2.0, beta)
+    assert_near(C, wanted)
 
 
 def test_a_dependent_row_is_found() -> None:

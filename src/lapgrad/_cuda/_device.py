@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._cpu import core
-from lapgrad._cuda import _compile, _libraries, _stream
+from lapgrad._cuda import _compile, _libraries, _sizes, _stream
 
 #: (address, items, stride between them, rows, columns, stride of rows, stride of columns)
 Blocks = tuple[int, int, int, int, int, int, int]
@@ -25,7 +25,9 @@ _KERNELS = (
     "copy_rows<{T}>",
     "copy_transposed<{T}>",
     "invert_leaves<{T}>",
+    "add_parts<{T}>",
 )
+_NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
 
 
 def reshape(A: Tensor, kind: int) -> None:
@@ -65,12 +67,39 @@ def potrf_vjp(G: Tensor, L: Tensor, size: int, cut: int) -> None:
     _with_work(core.device_potrf_vjp, L, blocks(L), blocks(G), size, cut)
 
 
-def solve(X: Tensor, M: Tensor, steps: str, size: int, alpha: float = 1.0, refine: bool = False) -> None:
-    """X := alpha M⁻¹ X and so on, in place, with the inverses of the blocks of M's lower triangle.
+def solve(
+    X: Tensor,
+    M: Tensor,
+    steps: str,
+    size: int,
+    alpha: float = 1.0,
+    refine: bool = False,
+    source: Tensor | None = None,
+) -> None:
+    """X := alpha M⁻¹ B and so on, with the inverses of the blocks of M's lower triangle.
 
     Each letter of ``steps`` is a solve: ``l`` with M from the left, ``r`` from the right; ``L``, ``R``: Mᵀ.
+    B is ``source``, row-major as X is, else X itself.
     """
-    _with_work(core.device_solve, M, blocks(X), blocks(M), steps, alpha, refine, size)
+    right = blocks(X if source is None else source)
+    way = (refine, _sizes.SOLVE_BY_HALVES)
+    _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, *way, size)
+
+
+def long_product(C: Tensor, A: Tensor, B: Tensor, parts: int, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """C := alpha A B + beta C of single matrices, the sums cut into that many parts."""
+    _with_work(core.device_long_product, C, blocks(C), blocks(A), blocks(B), alpha, beta, parts)
+
+
+def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
+    """gA := L⁻ᵀ (gQ + Z Q), Z = copyltu(Lᵀ gL - gQ Qᵀ); what is above the diagonal of gL is zero."""
+    given = [_NOTHING if gradient is None else blocks(gradient) for gradient in (gQ, gL)]
+    rank, inner = Q.shape[-2:]
+    parts = _sizes.parts(rank, rank, inner, _stream.processors(L.get_device()))
+    _with_work(
+        core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given,
+        _sizes.SOLVE_BLOCK, _sizes.PRODUCT_CUT // 2, parts, _sizes.SOLVE_BY_HALVES,
+    )  # fmt: skip
 
 
 def potri(B: Tensor, size: int) -> None:

@@ -8,6 +8,14 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
+#: Whether a solve takes halves of a matrix and halves of these, or block after block.
+SOLVE_BY_HALVES = False
+
+#: A product whose result has fewer tiles of this order than the device has processors is cut along its sums,
+#: into parts of no less than this many terms.
+TILE = 128
+SHORTEST_SUM = 512
+
 #: A triangle of a product is cut into blocks down to this order, and those are computed whole.
 PRODUCT_CUT = 1024
 
@@ -36,3 +44,9 @@ def one_by_one(items: int, n: int) -> bool:
 def solves_by_blocks(n: int, columns: int) -> bool:
     """Whether a triangular solve of order n pays for the inverses of the diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
+
+
+def parts(rows: int, columns: int, terms: int, processors: int) -> int:
+    """Into how many parts the sums of a product are cut, so that all processors have something to do."""
+    tiles = -(-rows // TILE) * -(-columns // TILE)
+    return max(1, min(processors // tiles, terms // SHORTEST_SUM))

@@ -53,19 +53,9 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     if not wide or not _sizes.one_by_one(items, rank) or not _device.storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
-    factor, rows = _device.readable(L), _device.readable(Q)
-    Z = L.new_empty(L.shape)
-    if gL is not None:
-        _device.gemm(Z, factor.mT, gL.tril())
-    if gQ is not None:
-        kept = 0.0 if gL is None else 1.0
-        _device.triangular_product(
-            Z, _device.readable(gQ), rows.mT, True, -1.0, kept, _sizes.PRODUCT_CUT // 2
-        )
-        gA.copy_(gQ)
-    _device.reshape(Z, _device.MIRROR_UP)
-    _device.gemm(gA, Z, rows, 1.0, 0.0 if gQ is None else 1.0)
-    _device.solve(gA, factor, "L", _sizes.SOLVE_BLOCK)
+    of_q = None if gQ is None else _device.readable(gQ)
+    of_l = None if gL is None else gL.tril()
+    _device.gelqf_vjp(gA, _device.readable(Q), _device.readable(L), of_q, of_l)
 
 
 @on_its_device

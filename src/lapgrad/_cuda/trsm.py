@@ -29,13 +29,15 @@ def trsm(
         failure = zero_pivot(L)
         if failure is not None:
             return failure
-    else:
-        X.copy_(A)
     factor = _device.readable(L)
-    if _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1]):
+    by_blocks = _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
+    source = A if by_blocks and _device.storable(A) else X
+    if source is X and not in_place:
+        X.copy_(A)
+    if by_blocks:
         # A lower triangle is what is inverted: L, or the transpose of an upper one.
         step = ("r" if rightside else "l") if lower != transpose else ("R" if rightside else "L")
-        _device.solve(X, factor if lower else factor.mT, step, _sizes.SOLVE_BLOCK)
+        _device.solve(X, factor if lower else factor.mT, step, _sizes.SOLVE_BLOCK, source=source)
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
     return None if in_place else zero_pivot(L)
