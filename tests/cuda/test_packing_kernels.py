@@ -15,9 +15,10 @@ from lapgrad._cuda import _packing, _stream
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 
-#: Several rows and items in a block, a block for a row, and tiles that the end of the matrix cuts off.
+#: Several items in a block, a part of a warp for a row, a warp, and tiles that the matrix ends in.
 ORDERS = (1, 2, 5, 16, 33, 70)
-LARGE = 300
+#: Two warps for a row.
+LARGE = 520
 FLAGS = [(0, True), (0, False), (1, True), (-1, True), (3, True), (-3, True)]
 
 
@@ -72,7 +73,7 @@ def test_orders_and_offsets(machine: Machine, n: int) -> None:
 
 
 @machines
-def test_a_matrix_whose_rows_have_a_block_each(machine: Machine) -> None:
+def test_rows_of_several_warps(machine: Machine) -> None:
     for lower in (True, False):
         A = numbered(machine, 1, LARGE, LARGE)
         A = A if lower else A.mT
@@ -82,9 +83,10 @@ def test_a_matrix_whose_rows_have_a_block_each(machine: Machine) -> None:
 
 @machines
 @pytest.mark.parametrize("n", [1, 3, 16])
-def test_more_items_than_a_block_takes(machine: Machine, n: int) -> None:
-    """The last block has rows left over, and blocks begin in the middle of an item."""
+def test_more_items_than_a_block_takes(machine: Machine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block has rows left over, and blocks begin in the middle of an item, in several passes."""
     items = 1111 if n == 1 else 150
+    monkeypatch.setattr(_packing, "_MANY_THREADS", 0)
     for lower in (True, False):
         check_packing(machine, numbered(machine, items, n, n), 0, lower)
         check_unpacking(machine, numbered(machine, items, 1, length(n, 0)), n, 0, lower)

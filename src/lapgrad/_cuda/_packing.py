@@ -7,12 +7,15 @@ from torch import Tensor
 from lapgrad._cuda._items import Launch
 
 _THREADS = 256
+_WARP = 32
 _TILE = 32
 
-#: Rows that a group of threads takes one after the other while rows are short: a thread that moves one number
-#: spends more time on finding it than on moving it.
+#: A thread has up to so many numbers of a row: one takes less time to move than to find, and all of a long
+#: row would leave the device without enough threads.
+_ALONG_A_ROW = 8
+#: Rows that a group of threads takes one after the other, where that leaves enough threads to fill a device.
 _PASSES = 4
-_SHORT = 128
+_MANY_THREADS = 1 << 20
 
 
 def packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
@@ -40,7 +43,14 @@ def _moving(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> La
         name = f"move_tiles<{{T}}, {way}>"
         return "packing", name, A, (items * tiles * tiles,), _THREADS, shared, *operands, tiles
     rows = items * (n if unpacks else n - skip)
-    lanes = min(1 << max(n - 1, 0).bit_length(), _THREADS)
-    passes = _PASSES if n <= _SHORT else 1
+    lanes = _lanes(n)
+    passes = _PASSES if rows * lanes >= _MANY_THREADS else 1
     grid = (-(-rows // (_THREADS // lanes * passes)),)
     return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
+
+
+def _lanes(n: int) -> int:
+    """Threads for a row, a power of two."""
+    if n <= _WARP:
+        return 1 << (n - 1).bit_length() if n else 1
+    return min(max(_WARP, 1 << (n // _ALONG_A_ROW).bit_length() - 1), _THREADS)
