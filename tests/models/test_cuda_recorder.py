@@ -1,0 +1,157 @@
+"""The recorder of CUDA graphs with a torch.cuda that only takes notes: what is done, and what is undone.
+
+``tests/cuda/test_graphs_of_fits.py`` has the real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lapgrad import _torch_private
+from lapgrad.models import _captured
+from lapgrad.models._captured import CannotCaptureError, CudaRecorder
+
+WAITS = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:166.)"
+
+
+class Notes:
+    """torch.cuda, as far as a recorder sees it."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.mode: int | str = 0
+        self.stream_of_thread = "default"
+        self.fails_at_the_end = False
+
+    class Stream:
+        def __init__(self, notes: Notes, name: str) -> None:
+            self.notes, self.name = notes, name
+
+        def wait_stream(self, other: Notes.Stream) -> None:
+            self.notes.made.append(f"{self.name} waits for {other.name}")
+
+    class Graph:
+        def __init__(self, notes: Notes) -> None:
+            self.notes = notes
+
+        def replay(self) -> None:
+            self.notes.made.append("replay")
+
+        def reset(self) -> None:
+            self.notes.made.append("reset")
+
+    @contextlib.contextmanager
+    def entered(self, stream: Notes.Stream) -> Iterator[None]:
+        before, self.stream_of_thread = self.stream_of_thread, stream.name
+        yield
+        self.stream_of_thread = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: Notes.Graph, pool: int, stream: Notes.Stream, **_: str) -> Iterator[None]:
+        """As torch's, which leaves the stream behind when the end of a recording fails."""
+        self.made.append(f"record on {stream.name} with pool {pool}")
+        before, self.stream_of_thread = self.stream_of_thread, stream.name
+        try:
+            yield
+        finally:
+            if self.fails_at_the_end:
+                raise RuntimeError("operation failed due to a previous error\nduring capture")
+            self.stream_of_thread = before
+
+    def set_stream(self, stream: Notes.Stream) -> None:
+        self.stream_of_thread = stream.name
+
+    def set_mode(self, mode: int | str) -> None:
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=1)
+        self.mode = mode
+
+    def warn_of_wait(self) -> None:
+        if self.mode == "warn":
+            warnings.warn(WAITS, UserWarning, stacklevel=2)
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+    notes, pools = Notes(), iter(range(1, 100))
+    fake = SimpleNamespace(
+        Stream=lambda device: Notes.Stream(notes, "side"),
+        CUDAGraph=lambda: Notes.Graph(notes),
+        graph_pool_handle=lambda: next(pools),
+        graph=notes.graph,
+        stream=notes.entered,
+        device=lambda device: contextlib.nullcontext(),
+        current_stream=lambda device=None: Notes.Stream(notes, "default"),
+        current_device=lambda: 0,
+        get_rng_state=lambda: torch.tensor([7]),
+        set_stream=notes.set_stream,
+        synchronize=lambda device: notes.made.append("synchronize"),
+        get_sync_debug_mode=lambda: notes.mode,
+        set_sync_debug_mode=notes.set_mode,
+    )
+    monkeypatch.setattr(_captured, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    monkeypatch.setattr(
+        _torch_private,
+        "forget_capture",
+        lambda device, pool, drawn: notes.made.append(f"forget {device} {pool} {drawn.item()}"),
+    )
+    return notes
+
+
+def test_rehearsals_are_made_aside_and_graphs_given_back(notes: Notes) -> None:
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    calls: list[tuple[str, bool]] = []
+    step = _captured.Repeated(lambda: calls.append((notes.stream_of_thread, recorder.recording)), recorder)
+    for _ in range(6):
+        step()
+    assert calls == [("side", False)] * 3 + [("side", True)]
+    assert notes.stream_of_thread == "default"
+    recorder.close()
+    turns = ["side waits for default", "default waits for side"] * 3
+    recorded = ["record on side with pool 1", *["replay"] * 3]
+    assert notes.made == [*turns, *recorded, "synchronize", "reset"]
+
+
+@pytest.mark.parametrize("fails_at_the_end", [False, True])
+def test_a_recording_that_fails_is_undone(notes: Notes, fails_at_the_end: bool) -> None:
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    notes.fails_at_the_end = fails_at_the_end
+
+    def fail() -> None:
+        raise ValueError("operation not permitted\nwhen stream is capturing")
+
+    with pytest.raises(CannotCaptureError, match=r"^ValueError: operation not permitted$"):
+        recorder.recorded(fail)
+    assert notes.made[-1] == "forget 0 1 7"
+    assert notes.stream_of_thread == "default"
+    assert not recorder.recording
+    recorder.close()
+    assert "reset" not in notes.made
+
+
+def test_waits_are_noticed_where_they_are(notes: Notes) -> None:
+    """Warnings are errors here, and not meant; other warnings are; other threads may wait."""
+    recorder = CudaRecorder(torch.device("cuda", 0))
+
+    def wait_elsewhere() -> None:
+        thread = threading.Thread(target=notes.warn_of_wait)
+        thread.start()
+        thread.join()
+
+    assert recorder.watched(wait_elsewhere) is None
+    refusal = recorder.watched(notes.warn_of_wait)
+    assert refusal is not None
+    assert refusal.endswith("waits for the device")
+    assert "_captured.py, line" in refusal, "where it was called from"
+    assert notes.mode == 0
+    with pytest.raises(UserWarning, match="of another kind"):
+        recorder.watched(lambda: warnings.warn("of another kind", UserWarning, stacklevel=1))
+    assert notes.mode == 0
+    with pytest.warns(UserWarning, match="of another kind"):
+        recorder.watched(lambda: warnings.warn("of another kind", UserWarning, stacklevel=1))
