@@ -11,7 +11,19 @@ from device import DEVICE
 from tolerances import HIGHER_ORDER, assert_all_close, assert_close
 from torch import Tensor
 
-from lapgrad.models import GPRegression, Model, SparseGPRegression, gp_nll, kalman_filter, kernels, sgp_nll
+from lapgrad.models import (
+    BayesianLinearRegression,
+    GPRegression,
+    LinearGaussianSSM,
+    Model,
+    RandomFourierFeatures,
+    SparseGPRegression,
+    gp_nll,
+    kalman_filter,
+    kernels,
+    sgp_nll,
+)
+from lapgrad.models.components import LocalLevel
 from lapgrad.models.kernels import RBF, Kernel
 
 
@@ -106,7 +118,25 @@ def models() -> dict[str, Callable[[], Model]]:
     return {
         "GPRegression": lambda: GPRegression(X, y, RBF([0.7, 1.2])),
         "SparseGPRegression": lambda: SparseGPRegression(X, y, RBF(0.7), inducing=3, generator=0),
+        "BayesianLinearRegression": lambda: BayesianLinearRegression(X, y),
+        "BayesianLinearRegression, cholesky": lambda: BayesianLinearRegression(X, y, method="cholesky"),
+        "BayesianLinearRegression, learned": lambda: BayesianLinearRegression(
+            X, y, RandomFourierFeatures(2, 3, generator=0)
+        ),
+        "LinearGaussianSSM": lambda: LinearGaussianSSM(y, LocalLevel(0.1)),
     }
+
+
+@pytest.mark.parametrize("name", [name for name in models() if name != "SparseGPRegression"])
+def test_loss_in_one_graph(name: str) -> None:
+    """Also after a call that was not compiled, and has remembered what it can."""
+    model = models()[name]()
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    expected = model.loss()
+    found = torch.compile(model.loss, backend="eager", fullgraph=True)()
+    assert_close(found.detach(), expected.detach(), HIGHER_ORDER)
+    of_both = (torch.autograd.grad(value, learned, materialize_grads=True) for value in (found, expected))
+    assert_all_close(*of_both, HIGHER_ORDER)
 
 
 # Dynamo looks at the .grad of what stands in for the parameters of a kernel.

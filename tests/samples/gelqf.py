@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+from tolerances import GRADIENT_OF_LQ
 from torch import Tensor
 
 from samples.case import BATCH_PAIRS, OperatorCase, Recipe, Shape, all_flags, named
@@ -72,6 +73,7 @@ CASES: tuple[OperatorCase, ...] = (
         ),
         ("full_rank",),
         ("A",),
+        condition=lambda n: GRADIENT_OF_LQ,
     ),
     OperatorCase("linalg.lstsq", lstsq, _lstsq_recipes(), ("full_rank", "general"), ("A", "B")),
 )

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _plots, _scaling, _weights
@@ -136,7 +137,12 @@ class BayesianLinearRegression(Model):
     # Learning.
 
     def loss(self) -> Tensor:
-        """The negative log marginal likelihood of the training data, in float64."""
+        """The negative log marginal likelihood of the training data, in float64.
+
+        With features that are not learned, the data are rotated into m' rows once, and later evaluations do
+        not touch the others. Under ``torch.compile``, which cannot ask whether the data are still the same,
+        every evaluation goes through all of them.
+        """
         observations = self._observations()
         value = _weights.nll(observations, self.noise_var.double(), self.weight_var().double(), self.method)
         return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
@@ -358,7 +364,8 @@ class BayesianLinearRegression(Model):
         learned = features is not None and any(value.requires_grad for value in features.parameters())
         # What a network of a user makes of the same inputs may differ from time to time (dropout).
         known = features is None or isinstance(features, Features)
-        if learned or not known or len(self.X) < 2 * (self.feature_count + self.bias):
+        few = len(self.X) < 2 * (self.feature_count + self.bias)
+        if learned or not known or few or is_compiling():
             return _weights.Observations(self.design(self.X), self._unit_targets())
         tensors = [self.X, self.Y] if features is None else [self.X, self.Y, *features.state_dict().values()]
         with torch.no_grad():
