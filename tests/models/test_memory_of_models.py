@@ -24,7 +24,10 @@ from lapgrad.models.kernels import (
     _blocks,
 )
 
-pytestmark = pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory")
+pytestmark = [
+    pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory"),
+    pytest.mark.cpu,
+]
 
 N = 1000
 MATRIX_BYTES = N * N * 8

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,7 @@ def _release_unused() -> None:
 
 
 def _peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int:
+    gc.collect()  # what is freed on the way would hide what is allocated
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
