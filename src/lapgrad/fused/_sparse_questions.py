@@ -5,11 +5,15 @@ the GPU waits for the host, and half of the time of an evaluation goes so. ``Gue
 the end, where they are one, and takes for granted until then that nothing fails, and that what was right the
 last time is right again. In the course of a fit it nearly always is; else the evaluation is repeated with
 ``Looks``.
+
+Who records an evaluation in a CUDA graph looks after each replay: ``left_open`` hands him what was guessed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,6 +26,20 @@ IMPRECISE = 1e-6
 
 #: Per thread, what was right last time.
 _last = threading.local()
+#: Per thread, where guesses go that somebody else will look at.
+_open = threading.local()
+
+
+@contextlib.contextmanager
+def left_open() -> Iterator[list[Guesses]]:
+    """Evaluations on a GPU within do not look at what they have guessed; it is in the list in the end."""
+    before: list[Guesses] | None = getattr(_open, "guesses", None)
+    guesses: list[Guesses] = []
+    _open.guesses = guesses
+    try:
+        yield guesses
+    finally:
+        _open.guesses = before
 
 
 class Looks:
@@ -74,6 +92,23 @@ class Guesses:
         """As last time."""
         self._imprecision, self._not_asked = imprecision, False
         return self.imprecise
+
+    def leave_open(self) -> bool:
+        """Whether somebody else will look.
+
+        Raises:
+            OptionError: Nobody does, and nobody can: a CUDA graph is being captured.
+        """
+        guesses: list[Guesses] | None = getattr(_open, "guesses", None)
+        if guesses is not None:
+            guesses.append(self)
+            return True
+        if self._imprecision.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise _errors.OptionError(
+                f"{self.operator}: it must look at its results, and cannot be captured in a CUDA graph. "
+                f"SparseGPRegression.fit uses one by itself."
+            )
+        return False
 
     def were_right(self) -> bool:
         """Looks, and raises what should have been raised on the way.

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _lbfgs, _plots, _progress
+from lapgrad.models._captured import CudaRecorder
+from lapgrad.models._evaluation import Evaluation, Replayed
 
 OPTIMIZERS = ("lbfgs", "adam")
 _STEPS = {"lbfgs": 200, "adam": 1000}
@@ -112,15 +114,15 @@ def fit(
     with _progress.bar(progress, limit, who) as show, warnings.catch_warnings():
         # Jitter at a point that was only tried does not matter; that of the last one is reported below.
         warnings.simplefilter("ignore", _errors.JitterWarning)
-        run = _Run(who, module, learned, loss, limit, tolerance, callback, show)
+        evaluation = _evaluation_of(module, loss, learned)
+        run = _Run(who, module, learned, evaluation, limit, tolerance, callback, show)
         try:
             run.lbfgs(1.0 if lr is None else lr) if optimizer == "lbfgs" else run.adam(lr or _ADAM_LR)
         except _Stop as stop:
             reason, converged = stop.reason, stop.converged
-        except BaseException:
+        finally:
             run.restore()
-            raise
-        run.restore()
+            evaluation.close()
     if run.jitter:
         warnings.warn(
             f"{who}.fit: at the parameters it has ended at, the covariance matrix is positive definite only "
@@ -129,6 +131,16 @@ def fit(
             stacklevel=3,
         )
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
+
+
+def _evaluation_of(
+    module: nn.Module, loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]
+) -> Evaluation:
+    """Replayed on a GPU, if the module says that its loss can be."""
+    device = parameters[0].device
+    if device.type == "cuda" and getattr(module, "replayable", False):
+        return Replayed(module, loss, parameters, CudaRecorder(device))
+    return Evaluation(loss, parameters)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -144,13 +156,14 @@ class _Run:
         who: str,
         module: nn.Module,
         parameters: Sequence[nn.Parameter],
-        loss: Callable[[], Tensor],
+        evaluation: Evaluation,
         limit: int,
         tolerance: float,
         callback: Callback | None,
         show: Callable[[int, float], None],
     ) -> None:
-        self.who, self.module, self.parameters, self.loss, self.limit = who, module, parameters, loss, limit
+        self.who, self.module, self.parameters, self.limit = who, module, parameters, limit
+        self.evaluation = evaluation
         self.tolerance, self.callback, self.show = tolerance, callback, show
         self.steps, self.history = 0, list[float]()
         self.good = [parameter.detach().clone() for parameter in parameters]
@@ -219,9 +232,7 @@ class _Run:
         """The loss and its gradients; an operator that fails is a FitError."""
         self.steps += 1
         try:
-            with torch.enable_grad():
-                loss = self.loss()
-            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            loss, gradients = self.evaluation()
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self.failed(error) from error
         return loss.item(), [

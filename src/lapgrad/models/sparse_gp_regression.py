@@ -141,6 +141,11 @@ class SparseGPRegression(Model):
 
     # Learning.
 
+    @property
+    def replayable(self) -> bool:
+        """Whether a fit on a GPU may record the loss and replay it: the kernel has no code of users in it."""
+        return all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.kernel.modules())
+
     def loss(self) -> Tensor:
         """The bound of the negative log marginal likelihood of the observations: a scalar.
 

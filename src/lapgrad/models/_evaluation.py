@@ -1,0 +1,110 @@
+"""The loss of a fit and its gradient: evaluated, or replayed from a CUDA graph.
+
+A sparse Gaussian process of some hundred inducing inputs keeps a GPU busy for a millisecond, and the host,
+which makes the launches, for ten. Parameters of a fit stay where they are: one evaluation can be recorded and
+replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad._waiting import without_waiting
+from lapgrad.fused import _sparse_questions
+from lapgrad.fused._sparse_questions import Guesses
+from lapgrad.models import _captured
+
+#: Evaluations in a row that a recording was of no use for: then it is given up.
+_PATIENCE = 5
+
+
+class Evaluation:
+    """A loss and its gradient.
+
+    Args:
+        loss: A scalar.
+        parameters: What it is differentiated for.
+    """
+
+    def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
+        self._loss, self._parameters = loss, parameters
+
+    def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The loss, and one gradient per parameter: None where it does not depend on it."""
+        with torch.enable_grad():
+            value = self._loss()
+        return value.detach(), torch.autograd.grad(value, self._parameters, allow_unused=True)
+
+    def close(self) -> None:
+        """It is not called any more."""
+
+
+class Replayed(Evaluation):
+    """The same, from a recording. What it returns is overwritten by the next call.
+
+    Sparse Gaussian processes guess what they would have to look at (``_sparse_questions``): looks come after
+    a replay. If a guess was wrong, or an operator has failed, the evaluation is repeated without a recording,
+    which also raises what is to be raised, and the next one is recorded anew.
+
+    Args:
+        module: Whose attribute ``jitter`` an evaluation sets.
+        loss: A scalar, by the same operations in each call.
+        parameters: What it is differentiated for. They stay where they are.
+        recorder: Where it is recorded.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[], Tensor],
+        parameters: Sequence[Tensor],
+        recorder: _captured.Recorder,
+    ) -> None:
+        super().__init__(loss, parameters)
+        self._module: Any = module
+        self._recorder = recorder
+        self._repeated: _captured.Repeated | None = _captured.Repeated(self._evaluate, recorder)
+        self._useless = 0
+        self._results: tuple[Tensor, Sequence[Tensor | None]]
+        self._guesses: list[Guesses]
+        self._jitter = 0.0
+
+    def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The loss, and one gradient per parameter: None where it does not depend on it."""
+        if self._repeated is None:
+            return super().__call__()
+        try:
+            self._repeated()
+        except _captured.CannotCaptureError:
+            self._repeated = None
+            return super().__call__()
+        if self._were_right():
+            self._useless = 0
+            self._module.jitter = self._jitter
+            return self._results
+        self._useless += 1
+        self._recorder.close()
+        again = self._useless < _PATIENCE
+        self._repeated = _captured.Repeated(self._evaluate, self._recorder) if again else None
+        return super().__call__()
+
+    def close(self) -> None:
+        """Give memory back."""
+        self._repeated = None
+        self._recorder.close()
+
+    def _evaluate(self) -> None:
+        with without_waiting(), _sparse_questions.left_open() as guesses:
+            self._results = super().__call__()
+        self._guesses, self._jitter = guesses, self._module.jitter
+
+    def _were_right(self) -> bool:
+        try:
+            return all(guess.were_right() for guess in self._guesses)
+        except _errors.LapgradError:  # without a recording there may be a way out: jitter
+            return False

@@ -1,0 +1,159 @@
+"""Fits that replay a recording of their loss: the same figures, wrong guesses and failures included."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import tolerances
+import torch
+from torch import Tensor, nn
+
+from lapgrad import NotPositiveDefiniteError
+from lapgrad._errors import OptionError
+from lapgrad.fused import _sparse_gradient, _sparse_questions
+from lapgrad.models import SparseGPRegression, _captured, _evaluation, _fitting
+from lapgrad.models.kernels import RBF, Linear
+
+DOUBLE = torch.float64
+
+
+class Repeating:
+    """A recorder for CPUs: a recording is the function itself."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.recording, self.refuses = False, refuses
+        self.recordings = self.closed = 0
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def watched(self, function: Callable[[], None]) -> str | None:
+        function()
+        return "it waits" if self.refuses else None
+
+    def recorded(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.recordings += 1
+        return function
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@contextlib.contextmanager
+def replaying(refuses: bool = False) -> Iterator[Repeating]:
+    """Fits as on a GPU."""
+    recorder = Repeating(refuses)
+
+    def evaluation(module: nn.Module, loss: Any, parameters: Any) -> _evaluation.Replayed:
+        return _evaluation.Replayed(module, loss, parameters, recorder)
+
+    with (
+        mock.patch.object(_fitting, "_evaluation_of", evaluation),
+        mock.patch.object(_sparse_gradient, "_guesses", return_value=True),
+    ):
+        yield recorder
+    _sparse_questions._last.__dict__.clear()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    X = torch.rand(80, 2, dtype=DOUBLE, generator=source)
+    return X, torch.sin(5.0 * X[:, 0]) + 0.1 * torch.randn(80, dtype=DOUBLE, generator=source)
+
+
+def model(noise: float = 0.1, **options: Any) -> SparseGPRegression:
+    return SparseGPRegression(*data(), inducing=12, noise_var=noise, generator=0, **options)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_same_fit(optimizer: str) -> None:
+    plain, replayed = model(), model()
+    expected = plain.fit(optimizer, steps=12)
+    with replaying() as recorder:
+        found = replayed.fit(optimizer, steps=12)
+    assert (recorder.recordings, recorder.closed) == (1, 1)
+    assert found.steps == expected.steps
+    tolerances.assert_close(torch.tensor(found.history), torch.tensor(expected.history), tolerances.INDUCING)
+    for one, other in zip(replayed.parameters(), plain.parameters(), strict=True):
+        tolerances.assert_close(one, other, tolerances.OF_JITTER)
+
+
+def test_what_cannot_be_recorded_is_evaluated() -> None:
+    plain, replayed = model(), model()
+    expected = plain.fit("adam", steps=8)
+    with replaying(refuses=True) as recorder:
+        found = replayed.fit("adam", steps=8)
+    assert recorder.recordings == 0
+    tolerances.assert_close(torch.tensor(found.history), torch.tensor(expected.history), tolerances.INDUCING)
+
+
+def test_wrong_guesses_are_made_good() -> None:
+    """Chunks are solved for: known after the first evaluation, and recorded that way."""
+    plain, replayed = model(1e-7, jitter=1e-10), model(1e-7, jitter=1e-10)
+    expected = plain.fit("adam", steps=10, lr=1e-4)
+    with replaying() as recorder:
+        found = replayed.fit("adam", steps=10, lr=1e-4)
+    assert recorder.closed == 2  # once for the wrong guess, once in the end
+    assert recorder.recordings == 1
+    tolerances.assert_close(torch.tensor(found.history), torch.tensor(expected.history), tolerances.OF_JITTER)
+
+
+def test_jitter_is_found_without_a_recording() -> None:
+    """Each evaluation fails as recorded; after some, nothing is recorded any more."""
+    replayed, calls = model(), 0
+    loss = type(replayed).loss
+
+    def fails_when_recorded(self: SparseGPRegression) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if getattr(_sparse_questions._open, "guesses", None) is not None:
+            guesses = mock.Mock()
+            guesses.were_right.side_effect = NotPositiveDefiniteError("it is not", (), 1)
+            value = loss(self)
+            _sparse_questions._open.guesses.append(guesses)
+            return value
+        value = loss(self)
+        self.jitter = 1e-9
+        return value
+
+    with replaying(), mock.patch.object(SparseGPRegression, "loss", fails_when_recorded):
+        evaluation = _fitting._evaluation_of(replayed, replayed.loss, list(replayed.parameters()))
+        for _ in range(10):
+            evaluation()
+            assert replayed.jitter == 1e-9
+    assert calls == _evaluation._PATIENCE * 2 + 5
+
+
+def test_whose_code_is_recorded() -> None:
+    class Own(nn.Module):
+        def forward(self, X: Tensor) -> Tensor:
+            return X
+
+    assert model().replayable
+    assert model(kernel=RBF() + Linear()).replayable
+    own = RBF()
+    own.transform = Own()
+    assert not model(kernel=own).replayable
+
+
+def test_capture_by_users_is_refused() -> None:
+    guesses = _sparse_questions.Guesses("sgp_nll", 1e-6, torch.zeros(1, dtype=DOUBLE), None)
+    assert not guesses.leave_open()
+    with (
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True),
+        mock.patch.object(_sparse_questions.Tensor, "is_cuda", True, create=True),
+        pytest.raises(OptionError, match="cannot be captured"),
+    ):
+        guesses.leave_open()
+    with _sparse_questions.left_open() as collected:
+        assert guesses.leave_open()
+    assert collected == [guesses]
+
+
+def test_recorders_are_what_evaluations_want() -> None:
+    recorder: _captured.Recorder = Repeating()
+    recorder.close()
