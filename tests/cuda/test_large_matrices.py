@@ -91,6 +91,11 @@ class TestCholesky:
         overwritten = named.clone()
         assert _cuda.potrf(overwritten, overwritten, lower, None) is None
         assert torch.equal(overwritten, found[0])
+        by_columns, spread = named.mT.contiguous().mT, named.repeat_interleave(2, -1)[..., ::2]
+        for source in (by_columns, spread):
+            L = torch.full_like(found[0], torch.nan)
+            assert _cuda.potrf(L, source, lower, None) is None
+            assert torch.equal(L, found[0])
 
     def test_potrf_vjp(self, batch: tuple[int, ...], lower: bool) -> None:
         L = factor(*batch, ORDER, lower=lower)

@@ -132,7 +132,7 @@ BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
 
 #: Kernels for large matrices, beside those that _device loads together: their launches need libraries.
 OF_LARGE_MATRICES = (
-    "first_spoilt_row<{T}>",
+    "take_triangle<{T}>",
     *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
     "finish_inverse<{T}>",
 )

@@ -54,16 +54,35 @@ __global__ void reshape_triangle(T* data, Index item, Index row, Index n) {
   reshape_tiles<T, kind>(Matrix<T>{data + blockIdx.y * item, row, 1}, n);
 }
 
-// spoilt[item] := n + 1 - i with i, from 1, the first row of the named triangle with a NaN or an infinity in it;
-// 0, which it must hold before, when there is none. grid = (rows / 8, items), 256 threads: a warp has a row.
+// The first step of a Cholesky factorisation: the upper triangle of A := the transposed lower one of S, zeros below,
+// for cuSOLVER does not keep a NaN in the other triangle apart. A may lie in the memory of S, or of S^T.
+// spoilt[item] := n + 1 - i with i, from 1, the first row of that triangle with a NaN or an infinity in it; 0, which it
+// must hold before, when there is none. grid as in reshape_triangle; memory: one padded tile.
 template <typename T>
-__global__ void first_spoilt_row(const T* data, Index item, Index row, Index col, Index n, int* spoilt) {
-  const Index i = static_cast<Index>(blockIdx.x) * 8 + threadIdx.x / 32;
-  if (i >= n) return;
-  const Matrix<const T> A{data + blockIdx.y * item, row, col};
-  bool met = false;
-  for (Index j = threadIdx.x % 32; j <= i; j += 32) met = met || !isfinite(A(i, j));
-  if (met) atomicMax(spoilt + blockIdx.y, static_cast<int>(n - i));
+__global__ void take_triangle(T* data, Index item, Index row, const T* source, Index s_item, Index s_row, Index s_col,
+                              Index n, int* spoilt) {
+  T* const tile = shared_memory<T>();
+  Index ti, tj;
+  tile_of(blockIdx.x, ti, tj);
+  const Matrix<T> A{data + blockIdx.y * item, row, 1};
+  const Matrix<const T> S{source + blockIdx.y * s_item, s_row, s_col};
+  const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
+  for (int r = first; r < kTile; r += kTileRows) {
+    // Consecutive threads read consecutive addresses, whichever way S lies.
+    const int down = s_row == 1 ? column : r, across = s_row == 1 ? r : column;
+    const Index i = ti * kTile + down, j = tj * kTile + across;
+    if (i >= n || j > i) continue;
+    const T value = S(i, j);
+    if (!isfinite(value)) atomicMax(spoilt + blockIdx.y, static_cast<int>(n - i));
+    tile[down * (kTile + 1) + across] = value;
+  }
+  __syncthreads();
+  for (int r = first; r < kTile; r += kTileRows) {
+    const Index i = ti * kTile + r, j = tj * kTile + column;
+    if (i < n && j < i) A(i, j) = 0;
+    const Index p = tj * kTile + r, q = ti * kTile + column;
+    if (q < n && p <= q) A(p, q) = tile[column * (kTile + 1) + r];
+  }
 }
 
 // The last step of a Cholesky factorisation. LAPACK's code k > 0: minor k is not positive. A spoilt row k makes it -k,
