@@ -44,6 +44,7 @@ ROUTINES = (
     "gelqf_vjp",
     "gelqf_l_vjp",
     "dependent_row",
+    "dependent_row_later",
     "extractdiag",
     "makediag",
     "extracttrian",

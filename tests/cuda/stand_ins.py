@@ -156,6 +156,16 @@ def factorise_upper(A: Tensor, code: int) -> None:
     codes[:] = status.flatten().tolist()
 
 
+class Mailbox:
+    """A number is there when it is sent; the cell may be lowered again before it is read."""
+
+    def send(self, cell: Tensor) -> None:
+        self._number = int(cell)
+
+    def receive(self) -> int:
+        return self._number
+
+
 @contextmanager
 def in_place_of_the_gpu() -> Iterator[None]:
     """Within it, functions of ``lapgrad._cuda`` take CPU tensors."""
@@ -165,6 +175,7 @@ def in_place_of_the_gpu() -> Iterator[None]:
         mock.patch.object(_stream, "current_device", return_value=-1),
         mock.patch.object(_stream, "being_captured", return_value=False),
         mock.patch.object(_stream, "processors", return_value=16),
+        mock.patch.object(_stream, "Mailbox", Mailbox),
         mock.patch.object(_stream, "current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
     )

@@ -188,6 +188,38 @@ def test_a_zero_pivot_is_found() -> None:
     assert _cuda.potri(torch.empty_like(L), L, True) == (1, 33)
 
 
+def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
+    L, B = factor(ORDER), torch.randn(ORDER, 20, dtype=torch.float64)
+    singular = L.clone()
+    singular[7, 7] = 0.0
+    X = torch.empty_like(B)
+    for _ in range(2):
+        assert _cuda.trsm(X, singular, B, True, False, False) == (0, 7)
+        assert _cuda.trsm(X, L, B, True, False, False) is None
+
+
+def test_a_question_without_an_answer_is_not_asked_again() -> None:
+    """The solve fails between the two: the zero on the diagonal is not told to the next one."""
+    L, B = factor(ORDER), torch.randn(ORDER, 20, dtype=torch.float64)
+    singular = L.clone()
+    singular[7, 7] = 0.0
+    X = torch.empty_like(B)
+    with (
+        mock.patch.object(_device, "solve", side_effect=torch.OutOfMemoryError),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        _cuda.trsm(X, singular, B, True, False, False)
+    assert _cuda.trsm(X, L, B, True, False, False) is None
+
+
+def test_two_questions_at_a_time() -> None:
+    L, singular = factor(ORDER), factor(ORDER)
+    singular[7, 7] = 0.0
+    first, second = (_cuda.dependent_row_later(factor_, 1e-10, False) for factor_ in (singular, L))
+    assert second() is None
+    assert first() == (0, 7)
+
+
 @pytest.mark.parametrize("condition", [1.0, 1e6, 1e10, 1e14])
 @pytest.mark.parametrize(("m", "n"), [(150, 150), (150, 400), (400, 150)])
 def test_gelqf_is_as_accurate_as_householder(m: int, n: int, condition: float) -> None:
@@ -262,6 +294,9 @@ def test_a_dependent_row_is_found() -> None:
     assert _cuda.dependent_row(L, 1e-10, False) is None
     L[1, 40, 40] = 1e-14
     assert _cuda.dependent_row(L, 1e-10, False) == _fallback.dependent_row(L, 1e-10, False) == (1, 40)
+    assert _cuda.dependent_row_later(L, 1e-10, False)() == (1, 40)
+    assert _cuda.dependent_row_later(L, 1e-10, True)() == _fallback.dependent_row_later(L, 1e-10, True)()
+    assert _cuda.dependent_row_later(L[:0], 1e-10, False)() is None
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e14])

@@ -9,7 +9,7 @@ from lapgrad._cpu.congruence import congruence
 from lapgrad._cpu.copyltu import copyltu
 from lapgrad._cpu.det import det, det_vjp
 from lapgrad._cpu.extracttrian import extracttrian
-from lapgrad._cpu.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
+from lapgrad._cpu.gelqf import dependent_row, dependent_row_later, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cpu.gemmt import gemmt
 from lapgrad._cpu.gemmt_sum import gemmt_sum
 from lapgrad._cpu.gesvd import gesvd, gesvd_vjp
@@ -35,6 +35,7 @@ __all__ = [
     "copyltu",
     "core",
     "dependent_row",
+    "dependent_row_later",
     "describe",
     "det",
     "det_vjp",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from lapgrad._cpu._native import core
@@ -30,6 +32,13 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
         L.element_size(), *operand(L), items(L), *L.shape[-2:], tolerance, relative_to_largest
     )
     return found
+
+
+def dependent_row_later(
+    L: Tensor, tolerance: float, relative_to_largest: bool
+) -> Callable[[], tuple[int, int] | None]:
+    found = dependent_row(L, tolerance, relative_to_largest)
+    return lambda: found
 
 
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:

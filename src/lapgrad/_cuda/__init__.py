@@ -12,7 +12,7 @@ from lapgrad._cuda._native import available, missing_packages, switched_off
 from lapgrad._cuda._stream import on_its_device
 from lapgrad._cuda.copyltu import copyltu
 from lapgrad._cuda.extracttrian import extracttrian
-from lapgrad._cuda.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
+from lapgrad._cuda.gelqf import dependent_row, dependent_row_later, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._cuda.gemmt import gemmt
 from lapgrad._cuda.gesvd import gesvd, gesvd_vjp
 from lapgrad._cuda.kalman_nll import kalman_nll, kalman_nll_vjp
@@ -28,6 +28,7 @@ __all__ = [
     "available",
     "copyltu",
     "dependent_row",
+    "dependent_row_later",
     "extracttrian",
     "gelqf",
     "gelqf_l_vjp",

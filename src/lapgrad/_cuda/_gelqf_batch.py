@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -84,6 +85,20 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
         return None
     _launch.launch(*finding_dependent_rows(readable(L), tolerance, relative_to_largest, cell))
     return _items.first_failure(cell)
+
+
+def dependent_row_later(
+    L: Tensor, tolerance: float, relative_to_largest: bool
+) -> Callable[[], tuple[int, int] | None]:
+    """As ``_fallback.dependent_row_later``: the host waits for the answer alone, not for what comes after."""
+    if relative_to_largest or not L.numel():
+        found = dependent_row(L, tolerance, relative_to_largest)
+        return lambda: found
+    question = _items.Question.about(L)
+    if question is None:
+        return _items.no_failure
+    _launch.launch(*finding_dependent_rows(readable(L), tolerance, False, question.cell))
+    return question.sent()
 
 
 def factoring(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool, cell: Tensor | None) -> Launch:

@@ -8,6 +8,7 @@ up and nothing is reset unless an item failed. Each thread has its own, for each
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,10 +75,57 @@ def new_cell(like: Tensor) -> Tensor:
     return torch.full((), NOTHING, dtype=torch.int64, device=like.device)
 
 
+class Question:
+    """A number that kernels lower, and its way to the host, on which nothing else has to wait.
+
+    As ``first_failure_cell`` each thread keeps them, for each device and stream; one that was never answered
+    is not used again.
+    """
+
+    def __init__(self, like: Tensor, kept: list[Question]) -> None:
+        with torch.inference_mode(False):
+            self.cell = new_cell(like)
+            self._mailbox = _stream.Mailbox()
+        self._kept = kept
+
+    @classmethod
+    def about(cls, like: Tensor) -> Question | None:
+        """None while a graph is captured, and where nobody waits for the answer."""
+        if not _waiting.waits() or _stream.being_captured():
+            return None
+        by_stream: dict[tuple[int, int], list[Question]] | None = getattr(_kept, "questions", None)
+        if by_stream is None:
+            by_stream = _kept.questions = {}
+        device = like.get_device()
+        kept = by_stream.setdefault((device, _stream.current_stream(device)), [])
+        return kept.pop() if kept else cls(like, kept)
+
+    def sent(self) -> Callable[[], tuple[int, int] | None]:
+        """What is launched so far answers it; the function that is returned waits for that."""
+        self._mailbox.send(self.cell)
+        return self._answer
+
+    def _answer(self) -> tuple[int, int] | None:
+        found = self._mailbox.receive()
+        if found != NOTHING:
+            self.cell.fill_(NOTHING)
+        self._kept.append(self)
+        return None if found == NOTHING else item_and_code(found)
+
+
+def no_failure() -> None:
+    """The answer where nothing was asked."""
+
+
 def first_failure(cell: Tensor | None) -> tuple[int, int] | None:
     """(item, code) of the first failure in all that was launched; the number starts anew."""
     found = lowered(cell)
-    return None if found is None else (found >> 32, (found & 0xFFFFFFFF) - (1 << 31))
+    return None if found is None else item_and_code(found)
+
+
+def item_and_code(found: int) -> tuple[int, int]:
+    """What ``report_failure`` in ``kernels/batch.cuh`` has put into one number."""
+    return found >> 32, (found & 0xFFFFFFFF) - (1 << 31)
 
 
 def lowered(cell: Tensor | None) -> int | None:

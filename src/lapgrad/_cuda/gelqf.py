@@ -40,6 +40,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
 
 
 dependent_row = on_its_device(_gelqf_batch.dependent_row)
+dependent_row_later = on_its_device(_gelqf_batch.dependent_row_later)
 
 
 @on_its_device

@@ -6,6 +6,8 @@ diagonal blocks all that is left are products; that pays from some hundred rows 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from lapgrad import _fallback
@@ -29,6 +31,7 @@ def trsm(
         failure = zero_pivot(L)
         if failure is not None:
             return failure
+    answer = _items.no_failure if in_place else zero_pivot_later(L)
     factor = _device.readable(L)
     by_blocks = _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
     source = A if by_blocks and _device.storable(A) else X
@@ -40,7 +43,7 @@ def trsm(
         _device.solve(X, factor if lower else factor.mT, step, _sizes.SOLVE_BLOCK, source=source)
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
-    return None if in_place else zero_pivot(L)
+    return answer()
 
 
 def zero_pivot(L: Tensor) -> tuple[int, int] | None:
@@ -50,3 +53,12 @@ def zero_pivot(L: Tensor) -> tuple[int, int] | None:
         return None
     _launch.launch(*finding_zero_pivots(_items.readable(L), cell))
     return _items.first_failure(cell)
+
+
+def zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
+    """The same as a function that waits for the answer alone, not for what is launched before its call."""
+    question = _items.Question.about(L)
+    if question is None:
+        return _items.no_failure
+    _launch.launch(*finding_zero_pivots(_items.readable(L), question.cell))
+    return question.sent()

@@ -13,7 +13,7 @@ from lapgrad._fallback.copyltu import copyltu
 from lapgrad._fallback.det import det, det_vjp
 from lapgrad._fallback.extractdiag import extractdiag
 from lapgrad._fallback.extracttrian import extracttrian
-from lapgrad._fallback.gelqf import dependent_row, gelqf, gelqf_l_vjp, gelqf_vjp
+from lapgrad._fallback.gelqf import dependent_row, dependent_row_later, gelqf, gelqf_l_vjp, gelqf_vjp
 from lapgrad._fallback.gemm import gemm
 from lapgrad._fallback.gemmt import gemmt
 from lapgrad._fallback.gemmt_sum import gemmt_sum
@@ -37,6 +37,7 @@ __all__ = [
     "congruence",
     "copyltu",
     "dependent_row",
+    "dependent_row_later",
     "det",
     "det_vjp",
     "extractdiag",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -121,13 +121,21 @@ def _factor_l(A: Tensor, positive: bool) -> Tensor:
     return L
 
 
-def _refuse_dependent_rows(L: Tensor, columns: int) -> None:
-    """L has the rows of A; A has that many columns. What is left of a row must be more than rounding."""
+def _asked_for_dependent_rows(L: Tensor, columns: int) -> Callable[[], None]:
+    """L has the rows of A; A has that many columns. What is left of a row must be more than rounding.
+
+    The function that is returned refuses. A GPU works on between the question and the answer.
+    """
     tolerance = max(L.shape[-2], columns) * torch.finfo(L.dtype).eps
-    found = lookup("dependent_row", L)(L, tolerance, False)
-    if found is not None:
-        consequence = "The factors of such a matrix have no derivative."
-        raise _errors.rank_deficient("gelqf", L.shape[:-2], found, "row", consequence)
+    answer = lookup("dependent_row_later", L)(L, tolerance, False)
+
+    def refuse() -> None:
+        found = answer()
+        if found is not None:
+            consequence = "The factors of such a matrix have no derivative."
+            raise _errors.rank_deficient("gelqf", L.shape[:-2], found, "row", consequence)
+
+    return refuse
 
 
 def _top(A: Tensor, rank: int) -> Tensor:
@@ -136,10 +144,10 @@ def _top(A: Tensor, rank: int) -> Tensor:
 
 
 def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    refuse_dependent_rows = _asked_for_dependent_rows(L, Q.shape[-1])
     gA = _fake_pulled_back(Q, L, gQ, gL)
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
-    # Last, since a GPU is asked for the answer: it works on while the question is on its way.
-    _refuse_dependent_rows(L, Q.shape[-1])
+    refuse_dependent_rows()
     return gA
 
 
@@ -183,9 +191,10 @@ def _middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -
 
 
 def _pulled_back_l(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
-    _refuse_dependent_rows(L, A.shape[-1])
+    refuse_dependent_rows = _asked_for_dependent_rows(L, A.shape[-1])
     gA = fresh(A)
     lookup("gelqf_l_vjp", L)(gA, A, L, gL)
+    refuse_dependent_rows()
     return gA
 
 
@@ -198,9 +207,10 @@ def _pulled_back_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
 
 def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B, where B has as many columns as A; refuses an L that is singular up to rounding."""
-    _refuse_dependent_rows(L, B.shape[-1])
+    refuse_dependent_rows = _asked_for_dependent_rows(L, B.shape[-1])
     X = fresh(B)
     lookup("trsm", B)(X, L, B, True, transpose, False)
+    refuse_dependent_rows()
     return X
 
 
