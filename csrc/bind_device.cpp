@@ -20,6 +20,14 @@ using device::InvertedBlocks;
 // A batch of matrices: address, items, stride between items, rows, columns, strides of rows and columns.
 using Blocks = std::tuple<std::uintptr_t, index_t, index_t, index_t, index_t, index_t, index_t>;
 
+// Processors, order of a tile, terms of the shortest part: see device::Cutting.
+using Sums = std::tuple<index_t, index_t, index_t>;
+
+device::Cutting cutting(const Sums& sums) {
+    const auto& [processors, tile, shortest] = sums;
+    return {processors, tile, shortest};
+}
+
 template <class T>
 Batch<T> as(const Blocks& blocks) {
     const auto& [address, count, step, rows, cols, row, col] = blocks;
@@ -109,12 +117,13 @@ void syrk(const Device& device, std::uintptr_t handle, std::uintptr_t stream, co
     });
 }
 
-void triangular_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C,
-                        const Blocks& A, const Blocks& B, bool lower, double alpha, double beta, index_t cut) {
-    device.run(handle, stream, [&](const auto& queue, auto type) {
+index_t triangular_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
+                           const Blocks& C, const Blocks& A, const Blocks& B, bool lower, double alpha, double beta,
+                           index_t cut, const Sums& sums) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
-        device::triangular_product(queue, as<T>(C), as<T>(A), as<T>(B), lower, static_cast<T>(alpha),
-                                   static_cast<T>(beta), cut);
+        device::triangular_product(queue, arena, as<T>(C), as<T>(A), as<T>(B), lower, static_cast<T>(alpha),
+                                   static_cast<T>(beta), cut, cutting(sums));
     });
 }
 
@@ -164,11 +173,11 @@ index_t long_product(const Device& device, std::uintptr_t handle, std::uintptr_t
 
 index_t gelqf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
                   const Blocks& gA, const Blocks& Q, const Blocks& L, const Blocks& gQ, const Blocks& gL, index_t block,
-                  index_t cut, index_t parts, bool by_halves) {
+                  index_t cut, const Sums& sums, bool by_halves) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
         device::gelqf_vjp(queue, arena, as<T>(gA), as<T>(Q), as<T>(L), as<T>(gQ), as<T>(gL),
-                          {block, cut, parts, {by_halves, false}});
+                          {block, cut, cutting(sums), {by_halves, false}});
     });
 }
 

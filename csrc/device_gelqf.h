@@ -6,11 +6,40 @@
 namespace lapgrad::device {
 
 // What is measured, not derived: the order of inverted blocks and the way of the solve, the order down to which a
-// triangle of a product is cut, and the number of parts of sums over many columns.
+// triangle of a product is cut, and when sums over many columns are cut into parts.
 struct GelqfSizes {
-    index_t block, cut, parts;
+    index_t block, cut;
+    Cutting cutting;
     Way way;
 };
+
+// A := B, of which the rows or the columns lie in one piece each.
+template <class T>
+void take(const Queue<T>& queue, const Batch<T>& A, const Batch<T>& B) {
+    if (B.col_stride == 1)
+        queue.copy(A, B);
+    else
+        queue.copy_transposed(A, B.t());
+}
+
+// gA := L^-T (gQ + Z Q), block row after block row from the last. The right hand side of a block is put together where
+// it is multiplied by the inverse from, so that nothing as large as gA is copied more than once.
+template <class T>
+void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const Batch<T>& L,
+               const InvertedBlocks<T>& inverted, const Batch<T>& gQ, const Batch<T>& Z, const Batch<T>& Q) {
+    const index_t r = L.rows, n = gA.cols, size = inverted.size, space = size * n;
+    const Batch<T> held{arena.take(gA.count * space), gA.count, space, size, n, n, 1};
+    if (queue == nullptr) return;
+    for (index_t start = (r - 1) / size * size; start >= 0; start -= size) {
+        const index_t order = std::min(size, r - start), first = start + order, done = r - first;
+        const Batch<T> rest = held.block(0, 0, order, n);
+        take(*queue, rest, gQ.block(start, 0, order, n));
+        queue->gemm(rest, Z.block(start, 0, order, r), Q, T(1), T(1));
+        if (done > 0)
+            queue->gemm(rest, L.block(first, start, done, order).t(), gA.block(first, 0, done, n), T(-1), T(1));
+        queue->gemm(gA.block(start, 0, order, n), inverted.W.block(start, start, order, order).t(), rest);
+    }
+}
 
 // gQ and gL have no data where there is no such gradient; gL has zeros above its diagonal.
 template <class T>
@@ -20,10 +49,7 @@ void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     const bool of_q = gQ.data != nullptr, of_l = gL.data != nullptr;
     const Batch<T> Z{arena.take(items * r * r), items, r * r, r, r, r, 1};
     if (of_l && queue != nullptr) queue->gemm(Z, L.t(), gL);
-    if (of_q && items == 1 && sizes.parts > 1)
-        long_product(queue, arena, Z, gQ, Q.t(), T(-1), T(of_l), sizes.parts);
-    else if (of_q && queue != nullptr)
-        triangular_product(*queue, Z, gQ, Q.t(), true, T(-1), T(of_l), sizes.cut);
+    if (of_q) triangular_product(queue, arena, Z, gQ, Q.t(), true, T(-1), T(of_l), sizes.cut, sizes.cutting);
     if (queue != nullptr) queue->reshape(kMirrorUp, Z);
     const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, sizes.block);
     if (r <= sizes.block) {
@@ -37,12 +63,11 @@ void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
         // A solve with r right hand sides, in place of as many as gA has.
         solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false, T(1), sizes.way);
         if (queue != nullptr) queue->gemm(gA, Z, Q);
+    } else if (!sizes.way.by_halves) {
+        solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
     } else {
         if (queue != nullptr) {
-            if (gQ.col_stride == 1)
-                queue->copy(gA, gQ);
-            else
-                queue->copy_transposed(gA, gQ.t());
+            take(*queue, gA, gQ);
             queue->gemm(gA, Z, Q, T(1), T(1));
         }
         solve_left(queue, arena, gA, gA, L.t(), inverted.t(), false, T(1), sizes.way);

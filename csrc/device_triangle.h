@@ -180,21 +180,36 @@ void long_product(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& C, con
     if (rest > 0) queue->gemm(C, A.block(0, summed, A.rows, rest), B.block(summed, 0, rest, B.cols), alpha, T(1));
 }
 
+// When sums are cut into parts: a product whose result has fewer tiles of this order than there are processors leaves
+// some of them idle. No part is shorter than `shortest`.
+struct Cutting {
+    index_t processors = 1, tile = 1, shortest = 1;
+
+    index_t parts(index_t rows, index_t cols, index_t terms) const {
+        const index_t tiles = ((rows + tile - 1) / tile) * ((cols + tile - 1) / tile);
+        return std::max<index_t>(1, std::min(processors / std::max<index_t>(tiles, 1), terms / shortest));
+    }
+};
+
 // The named triangle of C := alpha A B + beta C, cut in halves down to `cut`; beyond it anything.
 template <class T>
-void triangular_product(const Queue<T>& queue, const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, bool lower,
-                        T alpha, T beta, index_t cut) {
+void triangular_product(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& C, const Batch<T>& A, const Batch<T>& B,
+                        bool lower, T alpha, T beta, index_t cut, const Cutting& cutting = {}) {
     const index_t n = C.rows, inner = A.cols;
-    if (n <= cut) return queue.gemm(C, A, B, alpha, beta);
+    const auto multiply = [&](const Batch<T>& part, const Batch<T>& left, const Batch<T>& right) {
+        const index_t parts = part.count == 1 ? cutting.parts(part.rows, part.cols, inner) : 1;
+        long_product(queue, arena, part, left, right, alpha, beta, parts);
+    };
+    if (n <= cut) return multiply(C, A, B);
     const index_t half = cut * ((n + cut - 1) / cut / 2), rest = n - half;
-    triangular_product(queue, C.block(0, 0, half, half), A.block(0, 0, half, inner), B.block(0, 0, inner, half), lower,
-                       alpha, beta, cut);
-    triangular_product(queue, C.block(half, half, rest, rest), A.block(half, 0, rest, inner),
-                       B.block(0, half, inner, rest), lower, alpha, beta, cut);
+    triangular_product(queue, arena, C.block(0, 0, half, half), A.block(0, 0, half, inner), B.block(0, 0, inner, half),
+                       lower, alpha, beta, cut, cutting);
+    triangular_product(queue, arena, C.block(half, half, rest, rest), A.block(half, 0, rest, inner),
+                       B.block(0, half, inner, rest), lower, alpha, beta, cut, cutting);
     if (lower)
-        queue.gemm(C.block(half, 0, rest, half), A.block(half, 0, rest, inner), B.block(0, 0, inner, half), alpha, beta);
+        multiply(C.block(half, 0, rest, half), A.block(half, 0, rest, inner), B.block(0, 0, inner, half));
     else
-        queue.gemm(C.block(0, half, half, rest), A.block(0, 0, half, inner), B.block(0, half, inner, rest), alpha, beta);
+        multiply(C.block(0, half, half, rest), A.block(0, 0, half, inner), B.block(0, half, inner, rest));
 }
 
 }  // namespace lapgrad::device

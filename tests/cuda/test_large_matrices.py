@@ -272,10 +272,16 @@ def test_gelqf_vjp(
         assert_near(found[0], wanted[0])
 
 
-def test_sums_are_cut_where_processors_would_be_idle() -> None:
-    assert _sizes.parts(512, 512, 8192, 132) == 8
-    assert _sizes.parts(2048, 2048, 16384, 132) == 1
-    assert _sizes.parts(128, 128, 200, 132) == 3
+@pytest.mark.parametrize("lower", [True, False])
+def test_a_triangle_of_a_product_with_long_sums(lower: bool) -> None:
+    A, B = torch.randn(ORDER, 900, dtype=torch.float64), torch.randn(900, ORDER, dtype=torch.float64)
+    C = torch.ones(ORDER, ORDER, dtype=torch.float64)
+    wanted = 2.0 * (A @ B) + 0.5
+    _device.triangular_product(C, A, B, lower, 2.0, 0.5, 64, _device.sums(C))
+    if lower:
+        assert_near(C.tril(), wanted.tril())
+    else:
+        assert_near(C.triu(), wanted.triu())
 
 
 @pytest.mark.parametrize("terms", [300, 3])

@@ -29,6 +29,10 @@ _KERNELS = (
 )
 _NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
 
+#: Processors, order of a tile, terms of the shortest part: when products cut their sums into parts.
+Sums = tuple[int, int, int]
+_NEVER: Sums = (1, 1, 1)
+
 
 def reshape(A: Tensor, kind: int) -> None:
     """Mirrors, moves or clears a triangle of A, in place."""
@@ -56,10 +60,11 @@ def syrk(C: Tensor, A: Tensor, lower: bool, alpha: float = 1.0, beta: float = 0.
 
 
 def triangular_product(
-    C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int
+    C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int, sums: Sums = _NEVER
 ) -> None:
     """The named triangle of C := alpha A B + beta C, cut in halves down to ``cut``; beyond it anything."""
-    core.device_triangular_product(*_queue(C), blocks(C), blocks(A), blocks(B), lower, alpha, beta, cut)
+    operands = (blocks(C), blocks(A), blocks(B))
+    _with_work(core.device_triangular_product, C, *operands, lower, alpha, beta, cut, sums)
 
 
 def potrf_vjp(G: Tensor, L: Tensor, size: int, cut: int) -> None:
@@ -94,11 +99,9 @@ def long_product(C: Tensor, A: Tensor, B: Tensor, parts: int, alpha: float = 1.0
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
     """gA := L⁻ᵀ (gQ + Z Q), Z = copyltu(Lᵀ gL - gQ Qᵀ); what is above the diagonal of gL is zero."""
     given = [_NOTHING if gradient is None else blocks(gradient) for gradient in (gQ, gL)]
-    rank, inner = Q.shape[-2:]
-    parts = _sizes.parts(rank, rank, inner, _stream.processors(L.get_device()))
     _with_work(
         core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given,
-        _sizes.SOLVE_BLOCK, _sizes.PRODUCT_CUT // 2, parts, _sizes.SOLVE_BY_HALVES,
+        _sizes.SOLVE_BLOCK, _sizes.PRODUCT_CUT // 2, sums(L), _sizes.SOLVE_BY_HALVES,
     )  # fmt: skip
 
 
@@ -140,6 +143,11 @@ def _dense_batch(A: Tensor) -> bool:
     """Whether the items of several leading dimensions lie at equal distances."""
     sizes, strides = A.shape[:-2], A.stride()[:-2]
     return all(strides[k] == strides[k + 1] * sizes[k + 1] or sizes[k] == 1 for k in range(len(sizes) - 1))
+
+
+def sums(like: Tensor) -> Sums:
+    """So that all processors of the device of ``like`` have something to do."""
+    return _stream.processors(like.get_device()), _sizes.TILE, _sizes.SHORTEST_SUM
 
 
 def _with_work(routine: Callable[..., int], like: Tensor, *arguments: Any) -> None:

@@ -44,9 +44,3 @@ def one_by_one(items: int, n: int) -> bool:
 def solves_by_blocks(n: int, columns: int) -> bool:
     """Whether a triangular solve of order n pays for the inverses of the diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
-
-
-def parts(rows: int, columns: int, terms: int, processors: int) -> int:
-    """Into how many parts the sums of a product are cut, so that all processors have something to do."""
-    tiles = -(-rows // TILE) * -(-columns // TILE)
-    return max(1, min(processors // tiles, terms // SHORTEST_SUM))
