@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from device import DEVICE
+from rounding import ROUNDED, SETTING, Watching, told_to_round
 from samples import OPERATORS, joined
 from sized import FLAGS, sample
 from tolerances import assert_all_close
@@ -15,18 +16,11 @@ from torch import Tensor
 
 from lapgrad import _precision
 
-#: What rounds products most: 10 or 7 bits in place of 23. A CPU without such products ignores it.
-ROUNDED = {"cuda": "tf32", "cpu": "bf16"}[DEVICE.type]
-SETTING = _precision._SETTINGS[DEVICE.type]
-
 
 @pytest.fixture
 def rounding() -> Iterator[None]:
-    before = SETTING.fp32_precision
-    SETTING.fp32_precision = ROUNDED
-    yield
-    assert SETTING.fp32_precision == ROUNDED  # as it was found
-    SETTING.fp32_precision = before
+    with told_to_round():
+        yield
 
 
 def with_gradients(name: str) -> list[Tensor]:
@@ -41,6 +35,32 @@ def test_operators(name: str, request: pytest.FixtureRequest) -> None:
     expected = with_gradients(name)
     request.getfixturevalue("rounding")
     assert_all_close(with_gradients(name), expected, 0)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_derivatives_of_any_order(name: str) -> None:
+    """No product of a formula, nor of one that torch has derived from it, is left to what torch was told."""
+    case = OPERATORS[name]
+    one = case.small(dtype=torch.float32)
+    leaves = [arg.detach().clone().requires_grad_() for arg in one.args]
+    with told_to_round(), Watching() as watching:
+        results = case.fn(*leaves, **one.kwargs)
+        for _ in range(3):
+            parts = [
+                part for part in (results if isinstance(results, tuple) else (results,)) if part.requires_grad
+            ]
+            if not parts:
+                break
+            loss = torch.stack([part.sin().sum() for part in parts]).sum()
+            results = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+    assert not watching.rounded
+
+
+def test_the_watch_sees_what_is_rounded() -> None:
+    A = torch.ones(3, 3, device=DEVICE, requires_grad=True)
+    with told_to_round(), Watching() as watching:
+        torch.autograd.grad((A @ A).sum(), A)
+    assert len(watching.rounded) == 3
 
 
 def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:

@@ -26,7 +26,6 @@ leading dimensions.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 
 from lapgrad import _define_public, _errors, _layout, _torch_private
+from lapgrad._precision import full_precision
 from lapgrad._torch_private import skips_dispatcher
 
 _LIBRARY = torch.library.Library("lapgrad", "DEF")
@@ -391,17 +391,11 @@ def _composite_vjp(
     # Saved tensors may be wrappers of a transform that is over: torch.func.vjp does not see through those,
     # any operation does.
     values = [arguments[position].view_as(arguments[position]) for position in varying]
-    with _in_full_precision(values[0].device.type):
+    with full_precision(values[0]):
         pull_back = torch.func.vjp(of_varying, *values)[1]
         pulled_back = pull_back(cotangents if len(cotangents) > 1 else cotangents[0])
     gradients = dict(zip(varying, pulled_back, strict=True))
     return [gradients.get(position) for position in range(len(arguments))]
-
-
-def _in_full_precision(device: str) -> contextlib.AbstractContextManager[Any]:
-    """Autocast would turn the float32 products of a formula, and of its derivative, into bfloat16 ones."""
-    autocast = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
 
 
 def _register(

@@ -43,16 +43,25 @@ def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Param
         output = args[0]
         assert isinstance(output, Tensor)
         device = "cpu" if output.is_cpu else "cuda" if output.is_cuda else output.device.type
-        autocast, rounds = torch.is_autocast_enabled(device), products_are_rounded(output)
-        if not autocast and not rounds:
+        if not torch.is_autocast_enabled(device) and not products_are_rounded(output):
             return kernel(*args, **kwargs)
-        with (
-            torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext(),
-            full_products(device) if rounds else contextlib.nullcontext(),
-        ):
+        with full_precision(output):
             return kernel(*args, **kwargs)
 
     return wrapped
+
+
+@contextlib.contextmanager
+def full_precision(like: Tensor) -> Iterator[None]:
+    """Products of tensors as ``like`` are those of its dtype: also in formulas that torch differentiates."""
+    device = like.device.type
+    with (
+        torch.autocast(device, enabled=False)
+        if torch.is_autocast_enabled(device)
+        else contextlib.nullcontext(),
+        full_products(device) if products_are_rounded(like) else contextlib.nullcontext(),
+    ):
+        yield
 
 
 def products_are_rounded(like: Tensor) -> bool:

@@ -6,15 +6,15 @@ Autocast rounds products to 7 bits on every machine: there the tests do not depe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from device import DEVICE
+from rounding import Watching, told_to_round
 from tolerances import FLOAT32_PRODUCTS, assert_all_close
 from torch import Tensor
 
-from lapgrad import _precision
 from lapgrad.models import (
     BayesianLinearRegression,
     GPRegression,
@@ -146,18 +146,6 @@ CASES: dict[str, Callable[[], Evaluated]] = {
 }
 
 
-@contextlib.contextmanager
-def told_to_round() -> Iterator[None]:
-    """10 bits on a GPU, 7 on a CPU that can; others ignore it."""
-    setting = _precision._SETTINGS[DEVICE.type]
-    before = setting.fp32_precision
-    setting.fp32_precision = {"cuda": "tf32", "cpu": "bf16"}[DEVICE.type]
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
-
-
 def autocast() -> contextlib.AbstractContextManager[None]:
     return torch.autocast(DEVICE.type, dtype=torch.bfloat16)
 
@@ -172,3 +160,11 @@ def test_float32_stays_float32(
     with rounding():
         found = CASES[case]()
     assert_all_close(found, expected, FLOAT32_PRODUCTS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_multiplied_while_torch_would_round(case: str) -> None:
+    """Also on a machine whose products are never rounded."""
+    with told_to_round(), Watching() as watching:
+        CASES[case]()
+    assert not watching.rounded

@@ -11,7 +11,6 @@ from lapgrad import _errors
 from lapgrad._define import Formulas, define, define_fused
 from lapgrad._fallback import _kalman
 from lapgrad._kernels import lookup
-from lapgrad._precision import in_full_precision
 from lapgrad._torch_private import reshape_fresh
 from lapgrad.fused import _series
 
@@ -110,12 +109,13 @@ def _pulled_back(*arguments: Any) -> tuple[Tensor, ...]:
     return results
 
 
-@in_full_precision
 def _pulled_back_composite(*arguments: Any) -> tuple[Tensor, ...]:
+    """In float64: nothing rounds its products, in derivatives of any order."""
     *tensors, gs, wanted = arguments
-    found = _kalman.gradients(_kalman.Model(*tensors), gs)
+    found = _kalman.gradients(_kalman.Model(*(tensor.double() for tensor in tensors)), gs.double())
     return tuple(
-        found[name] if wanted >> i & 1 else tensors[i].new_empty(0) for i, name in enumerate(_kalman.OPERANDS)
+        found[name].to(gs.dtype) if wanted >> i & 1 else tensors[i].new_empty(0)
+        for i, name in enumerate(_kalman.OPERANDS)
     )
 
 

@@ -73,7 +73,8 @@ def gesvd(
 
     Returns:
         The named tuple (U, S, V): U (*batch, k, m), S (*batch, k), V (*batch, k, n), or with ``rank`` in
-        place of k. With ``vectors=False`` the tensor S.
+        place of k. With ``vectors=False`` the tensor S. On CUDA, singular values of small matrices below
+        1e-218 (float32: 1e-22) of the largest one are zeros.
 
     Raises:
         NonFiniteError: Names the first item that holds a NaN or an infinity.
