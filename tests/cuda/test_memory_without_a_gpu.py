@@ -1,0 +1,90 @@
+"""Peak memory on CUDA, counted without a GPU: algorithms ask torch's allocator for the same there.
+
+Not counted is the work space of cuSOLVER, which no stand-in has.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import emulated
+import numpy as np
+import pytest
+import test_memory
+import torch
+from stand_ins import in_place_of_the_gpu
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+from lapgrad import _cuda, _kernels
+from lapgrad._cpu import available
+from lapgrad._cuda import _cholesky, _stream
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
+    pytest.mark.skipif(not available(), reason="the algorithms are in the compiled core"),
+    pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
+]
+
+#: Those with algorithms of their own for large matrices; what is made of them has their buffers, and others.
+NAMES = (
+    "potrf",
+    "trsm",
+    "trmm",
+    "gemmt",
+    "syrk",
+    "copyltu",
+    "extracttrian",
+    "maketrian",
+    "gelqf",
+    "potri",
+    "fused.mvn_nll",
+)
+
+
+def factorise_upper(A: Tensor, code: int) -> None:
+    """By NumPy, whose memory does not count, of matrices that are positive definite."""
+    for item in A if A.dim() == 3 else A[None]:
+        R = item.numpy()
+        named = np.triu_indices(len(R))
+        R[named] = np.linalg.cholesky(np.triu(R).T + np.triu(R, 1)).T[named]
+
+
+def peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int:
+    """As ``bench.memory`` counts on a GPU. The first call compiles kernels, whose memory is not torch's."""
+    gc.collect()
+    with profile(profile_memory=True) as recorded:
+        result = function()
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: int(event.start_ns())):
+        now += event.nbytes()
+        most = max(most, now)
+    del result
+    return most
+
+
+@pytest.fixture
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors through the kernels for CUDA."""
+    for name in _kernels.ROUTINES:
+        monkeypatch.setitem(_kernels._CPU, name, getattr(_cuda, name))
+    monkeypatch.setattr(_stream, "bind_context", lambda device: None)
+    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(test_memory, "peak_extra_bytes", peak_of_allocator)
+    with in_place_of_the_gpu():
+        monkeypatch.setattr(_cholesky, "factorise_upper", factorise_upper)
+        yield
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+@pytest.mark.parametrize("name", NAMES)
+def test_peak_is_within_what_is_said(name: str) -> None:
+    for phase, (buffers, in_matrices) in test_memory.documented(name).items():
+        peak, returned = test_memory._phase(name, phase)
+        on_cuda = test_memory.ON_CUDA.get(name, ("", {}))[1].get(phase)
+        allowed = buffers * (1.0 if in_matrices else returned) if on_cuda is None else on_cuda
+        assert peak <= allowed + test_memory.SLACK, f"{phase}: {peak:.2f} matrices, allowed are {allowed:.2f}"
