@@ -68,7 +68,7 @@ ON_CUDA: dict[str, tuple[str, dict[str, float]]] = {
     ),
     "inverse": ("torch.linalg: the factors, an identity, results", {"forward": 5, "overwrite": 4}),
     "det": (f"torch.linalg: the factors; {_COMPOSITE}", {"forward": 3.4, "backward": 7}),
-    "slogdet": (f"torch.linalg: the factors; {_COMPOSITE}", {"forward": 3.4, "backward": 6}),
+    "slogdet": (f"torch.linalg: the factors; {_COMPOSITE}", {"forward": 3.4, "backward": 7}),
     "syevd": (f"the work space of torch.linalg.eigh; {_COMPOSITE}", {"forward": 7.1, "backward": 7}),
     "linalg.eigh_fn": ("of syevd", {"forward": 7.1}),
     "linalg.pca": ("of syevd", {"forward": 9.1, "backward": 8}),

@@ -79,6 +79,20 @@ def test_entries_of_which_the_squares_are_no_numbers(
 
 
 @machines
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 4), torch.float64), ((32, 30), torch.float32)], ids=str)
+def test_rows_that_fall_by_many_decades(
+    machine: Machine, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Each is as exact as its own size allows, whatever it is multiplied with on the way."""
+    fall = torch.logspace(0, -250 if dtype is torch.float64 else -30, shape[0], dtype=torch.float64)
+    unit = torch.exp2(fall.log2().round())[:, None].to(machine.device, dtype)  # no rounding
+    A = some_matrices(2, *shape, dtype, machine) * unit
+    L, Q, failure = factored(machine, A)
+    assert failure is None
+    is_a_factorisation(L / unit, Q, A / unit, HOUSEHOLDER * max(shape))
+
+
+@machines
 @pytest.mark.parametrize("n", [4, 20])
 def test_rows_that_need_no_reflection_and_rows_that_depend(machine: Machine, n: int) -> None:
     A = torch.zeros(4, n, n, dtype=torch.float64, device=machine.device)

@@ -95,6 +95,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
         get_sync_debug_mode=lambda: notes.mode,
         set_sync_debug_mode=notes.set_mode,
     )
+    monkeypatch.setattr(_captured, "_streams", threading.local())
     monkeypatch.setattr(_captured, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     monkeypatch.setattr(
         _torch_private,

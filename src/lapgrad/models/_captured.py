@@ -27,6 +27,7 @@ _WAITED = "called a synchronizing CUDA operation"
 _PROTOTYPE = "Synchronization debug mode"
 #: One recording at a time in a process: each begins with a look at the whole device.
 _one_at_a_time = threading.Lock()
+_streams = threading.local()
 
 
 class CannotCaptureError(Exception):
@@ -123,7 +124,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _own_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self.recording = False
@@ -216,6 +217,16 @@ def _noted_waits() -> Iterator[list[str]]:
         warnings.filterwarnings("always", message=_WAITED)
         warnings.filterwarnings("ignore", message=_PROTOTYPE)
         yield found
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """One per thread and device, for good: cuBLAS keeps 64 MB of work space for each stream it has seen."""
+    by_device: dict[torch.device, torch.cuda.Stream] | None = getattr(_streams, "by_device", None)
+    if by_device is None:
+        by_device = _streams.by_device = {}
+    if device not in by_device:
+        by_device[device] = torch.cuda.Stream(device)
+    return by_device[device]
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,11 +6,12 @@
 #pragma once
 #include "batch.cuh"
 
-// Sums of squares between these are right to the last digits, whatever their terms.
+// Sums of squares between these are right to the last digits, whatever their terms; and so are products with rows that are
+// smaller by many decades, or larger.
 template <typename T>
 __device__ bool is_ordinary(T alpha, T square) {
-  if constexpr (sizeof(T) == 8) return square >= 1e-250 && square + alpha * alpha <= 1e250;
-  return square >= T(1e-25) && square + alpha * alpha <= T(1e30);
+  if constexpr (sizeof(T) == 8) return square >= 1e-40 && square + alpha * alpha <= 1e40;
+  return square >= T(1e-6) && square + alpha * alpha <= T(1e6);
 }
 
 // A power of two that brings `largest` near 1, for squares that would over- or underflow; 1 for zeros. Rarely called, so
