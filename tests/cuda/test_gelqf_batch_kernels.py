@@ -80,9 +80,7 @@ def test_entries_of_which_the_squares_are_no_numbers(
 
 @machines
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 4), torch.float64), ((32, 30), torch.float32)], ids=str)
-def test_rows_that_fall_by_many_decades(
-    machine: Machine, shape: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_rows_that_fall_by_many_decades(machine: Machine, shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Each is as exact as its own size allows, whatever it is multiplied with on the way."""
     fall = torch.logspace(0, -250 if dtype is torch.float64 else -30, shape[0], dtype=torch.float64)
     unit = torch.exp2(fall.log2().round())[:, None].to(machine.device, dtype)  # no rounding
