@@ -76,9 +76,9 @@ inline bool bind(const std::string& name, void* address) {
 
 // In the order in which Python passes their handles. What each does, and with how many threads, is said in
 // src/lapgrad/_cuda/kernels/triangle.cu.
-enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves };
+enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kMergeInverses };
 
-constexpr index_t kLeaf = 64, kTile = 32;
+constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 256;
 constexpr unsigned kThreads = 256;
 
 inline void check(int status) {
@@ -164,6 +164,15 @@ class Queue {
     void invert_leaves(const Batch<T>& W, const Batch<T>& L) const {
         launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, kLeaf * (kLeaf + 1) * sizeof(T),
                L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
+    }
+
+    // Of every pair of neighbouring diagonal blocks of order `half`, up to kLargestMerge, whose inverses are in W: that of
+    // both together.
+    void merge_inverses(const Batch<T>& W, const Batch<T>& L, index_t half) const {
+        constexpr index_t strip = 8, depth = 16;
+        launch(kMergeInverses, half / strip, (L.rows + 2 * half - 1) / (2 * half), L.count, static_cast<unsigned>(half),
+               half * (strip + depth + 1) * sizeof(T), L.data, L.batch_stride, L.row_stride, L.col_stride, W.data,
+               W.batch_stride, W.row_stride, L.rows, half);
     }
 
     void clear(T* data, index_t count) const {

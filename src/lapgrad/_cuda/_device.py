@@ -25,6 +25,7 @@ _KERNELS = (
     "copy_rows<{T}>",
     "copy_transposed<{T}>",
     "invert_leaves<{T}>",
+    "merge_inverses<{T}>",
 )
 _NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
 
