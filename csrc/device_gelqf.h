@@ -45,6 +45,18 @@ void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     }
 }
 
+// Z := copyltu(Z + L' tril(gL)), with `square` for a copy of gL; without a gL copyltu(Z).
+template <class T>
+void complete_middle(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& gL, bool of_q,
+                     const Batch<T>& square, index_t size) {
+    if (gL.data != nullptr) {
+        take(queue, square, gL);
+        queue.reshape(kClearUpper, square);
+        product_of_triangles(queue, Z, L, square, T(of_q), size);
+    }
+    queue.reshape(kMirrorUp, Z);
+}
+
 // gQ and gL have no data where there is no such gradient. `size` is the order of inverted blocks; triangles of products
 // are cut down to `cut`. The largest product comes first: a device works on it while the host is at the small ones.
 template <class T>
@@ -52,27 +64,26 @@ void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
                const Batch<T>& gQ, const Batch<T>& gL, index_t size, index_t cut) {
     const index_t r = L.rows, items = L.count;
     const bool of_q = gQ.data != nullptr, of_l = gL.data != nullptr;
-    const Batch<T> Z{arena.take(items * r * r), items, r * r, r, r, r, 1};
+    const auto matrix = [&](bool needed) {
+        return Batch<T>{needed ? arena.take(items * r * r) : nullptr, items, r * r, r, r, r, 1};
+    };
+    const Batch<T> Z = matrix(true);
     if (of_q && queue != nullptr) triangular_product(*queue, Z, gQ, Q.t(), true, T(-1), T(0), cut);
-    const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
-    // First a copy of gL, then W' Z.
-    const Batch<T> square{arena.take(items * r * r), items, r * r, r, r, r, 1};
-    const bool at_once = r <= size;
-    if (queue != nullptr) {
+    if (r <= size) {
         // With the whole inverse W at hand it is W' gQ + (W' Z) Q.
-        if (at_once && of_q) queue->gemm(gA, inverted.W.t(), gQ);
-        if (of_l) {
-            take(*queue, square, gL);
-            queue->reshape(kClearUpper, square);
-            product_of_triangles(*queue, Z, L, square, T(of_q), size);
-        }
-        queue->reshape(kMirrorUp, Z);
-        if (at_once) {
-            queue->gemm(square, inverted.W.t(), Z);
-            queue->gemm(gA, square, Q, T(1), T(of_q));
-        }
+        const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
+        const Batch<T> square = matrix(true);
+        if (queue == nullptr) return;
+        if (of_q) queue->gemm(gA, inverted.W.t(), gQ);
+        complete_middle(*queue, Z, L, gL, of_q, square, size);
+        queue->gemm(square, inverted.W.t(), Z);
+        return queue->gemm(gA, square, Q, T(1), T(of_q));
     }
-    if (at_once) return;
+    const index_t mark = arena.mark();
+    const Batch<T> square = matrix(of_l);
+    arena.release(mark);
+    if (queue != nullptr) complete_middle(*queue, Z, L, gL, of_q, square, size);
+    const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
     if (of_q) return solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
     // A solve with r right hand sides, in place of as many as gA has.
     solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false);
