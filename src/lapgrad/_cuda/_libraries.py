@@ -8,15 +8,7 @@ import functools
 from lapgrad._cpu import core
 
 _CUBLAS = ("gemm", "gemmStridedBatched", "trmm", "trsm", "syrk")
-_DRIVER = (
-    "cuLaunchKernel",
-    "cuMemsetD8Async",
-    "cuMemcpyDtoHAsync_v2",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuEventDestroy_v2",
-)
+_DRIVER = ("cuLaunchKernel", "cuMemsetD8Async")
 
 
 @functools.cache
