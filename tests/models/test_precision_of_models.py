@@ -37,11 +37,18 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def with_derivatives(results: Tensor | tuple[Tensor, ...], leaves: list[Tensor]) -> Evaluated:
-    """Results, gradients, and gradients of a function of these."""
+    """Results, gradients, and gradients of a function of these.
+
+    In units of the largest: the sine of a large number has fewer digits than the number.
+    """
     results = (results,) if isinstance(results, Tensor) else results
     loss = torch.stack([(result * drawn(*result.shape, seed=1)).sum() for result in results]).sum()
     first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
-    recorded = [gradient.sin().sum() for gradient in first if gradient.requires_grad]
+    recorded = [
+        (gradient / gradient.detach().abs().amax().clamp_min(1.0)).sin().sum()
+        for gradient in first
+        if gradient.requires_grad and gradient.numel()
+    ]
     second = torch.autograd.grad(recorded, leaves, materialize_grads=True) if recorded else ()
     return [part.detach().float() for part in (*results, *first, *second)]  # parameters are float64
 

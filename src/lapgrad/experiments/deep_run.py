@@ -47,7 +47,7 @@ class Settings:
 
     arch: str
     preprocessing: str = "unit"
-    inducing: int = 200
+    inducing: int = 400
     hidden: str = "500-300"
     batch: int = 1000
     lr: float = 5e-3
