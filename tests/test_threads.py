@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from torch import Tensor
 
 import lapgrad
 from lapgrad import _blas, _cpu
+from lapgrad._waiting import waits, without_waiting
 
 
 @pytest.fixture(autouse=True)
@@ -237,3 +239,24 @@ for _ in range(20):
 print(best)
 """
     assert float(output(code, OMP_WAIT_POLICY="passive")) > 1.2
+
+
+def test_a_thread_that_does_not_wait_for_a_device_leaves_others_alone() -> None:
+    """Their failures are raised; autograd's threads, which Python has not started, belong to it."""
+    found: dict[str, bool] = {}
+
+    def ask(name: str, asked: threading.Event) -> None:
+        found[name] = waits()
+        asked.set()
+
+    with without_waiting():
+        for name in ("another", "of autograd"):
+            asked = threading.Event()
+            if name == "another":
+                threading.Thread(target=ask, args=(name, asked)).start()
+            else:
+                _thread.start_new_thread(ask, (name, asked))
+            assert asked.wait(5.0)
+        ask("own", threading.Event())
+    assert found == {"another": True, "of autograd": False, "own": False}
+    assert waits()

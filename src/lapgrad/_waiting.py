@@ -17,27 +17,38 @@ from torch import Tensor
 
 _lock = threading.Lock()
 _without = 0
+_own = threading.local()
 
 
 @contextlib.contextmanager
 def without_waiting() -> Iterator[None]:
     """Operators on CUDA tensors do not check what would take a look at the device.
 
-    For all threads: a backward pass runs in threads of autograd's own.
+    In this thread, and in those that Python has not started: a backward pass runs in threads of autograd's
+    own, for whomever. Other threads wait as ever.
     """
     global _without
     with _lock:
         _without += 1
+    _own.without = getattr(_own, "without", 0) + 1
     try:
         yield
     finally:
+        _own.without -= 1
         with _lock:
             _without -= 1
 
 
 def waits() -> bool:
     """Whether operators may read from a device, as far as their callers are concerned."""
-    return not _without
+    if not _without:
+        return True
+    return not getattr(_own, "without", 0) and not _is_foreign(threading.current_thread())
+
+
+def _is_foreign(thread: threading.Thread) -> bool:
+    """Python has a class, without a public name, for threads that it has not started."""
+    return type(thread).__name__ == "_DummyThread"
 
 
 def may_look_at(tensor: Tensor) -> bool:

@@ -6,7 +6,10 @@ The driver is a stand-in that runs the emulated kernel, or notes what it was tol
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import emulated
@@ -16,7 +19,7 @@ import torch
 from tolerances import assert_close, of_order
 
 from lapgrad._cpu import available, core
-from lapgrad._cuda import _launch, _potrf_batch, _stream
+from lapgrad._cuda import _launch, _potrf_batch, _solver, _stream
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),
@@ -96,6 +99,40 @@ def test_numbers_with_a_fraction_arrive(driver: Driver) -> None:
 def test_nothing_to_do_is_not_launched(driver: Driver) -> None:
     _launch.launch("triangle", "copy_rows<{T}>", torch.empty(0), (0, 4), 256, 0, 0)
     assert driver.kernels == []
+
+
+def test_mail_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where torch puts new tensors on a GPU if nothing else is said."""
+    like = torch.empty(1)
+    pageable = SimpleNamespace(
+        empty=lambda *size, pin_memory, **options: torch.empty(*size, **options),
+        int64=torch.int64,
+        cuda=SimpleNamespace(Event=object),
+    )
+    monkeypatch.setattr(_stream, "torch", pageable)
+    with torch.device("meta"):
+        assert _stream.Mailbox()._number.is_cpu
+        assert all(work.is_cpu for work in _solver.work_space(4, 4, like))
+
+
+def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would stay the current one: which it is, is up to the user."""
+    bound: list[int] = []
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def set_current(self) -> None:
+            bound.append(self.number)
+
+    monkeypatch.setattr(_stream, "_bound", threading.local())
+    monkeypatch.setattr(_stream, "current_device", lambda: 0)
+    for name in ("cuda", "cuda.core"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Device=Device))
+    for device in (1, 0, 0):
+        _stream.bind_context(device)
+    assert bound == [0]
 
 
 def test_a_refused_launch_names_the_kernel(driver: Driver) -> None:

@@ -15,6 +15,7 @@ from tolerances import RATE_IN_FLOAT32, REPLAYED, assert_all_close, assert_close
 from torch import Tensor
 
 from lapgrad import FitError, OptionError
+from lapgrad._waiting import waits
 from lapgrad.models import DeepGP, DeepGPRegression, _captured, _minibatches
 
 Y = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -180,6 +181,30 @@ def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None
     assert_same_fit((model, found), (expected, losses))
 
 
+def test_callbacks_hear_of_what_fails() -> None:
+    """Steps do not wait for a GPU to say so; what a callback computes is its own business."""
+    waited: list[bool] = []
+    fitted(unsupervised(), callback=lambda step, loss: waited.append(waits()))
+    assert waited == [True] * 4
+
+
+def test_gradients_are_on_in_a_fit() -> None:
+    expected = fitted(unsupervised())
+    with torch.no_grad():
+        assert_same_fit(fitted(unsupervised()), expected, 0)
+
+
+def test_autocast_rounds_the_weights_of_each_step() -> None:
+    """It keeps what it has rounded, as long as it is on."""
+
+    def rounded(keep: bool) -> Fit:
+        model = DeepGP(Y.float(), [1, 2], inducing=5, hidden=[4], generator=0)
+        with torch.autocast("cpu", cache_enabled=keep):
+            return model, model.fit(Y.float(), steps=24, lr=0.05, **OPTIONS).history
+
+    assert_same_fit(rounded(True), rounded(False), 0)
+
+
 def test_recordings_do_not_outlive_what_they_were_made_of(taped: Callable[..., TapeRecorder]) -> None:
     """Parameters in another place are moved there, and not where they were."""
 
@@ -237,6 +262,25 @@ def test_failures_restore_parameters_in_their_places(taped: Callable[..., TapeRe
     assert recorder.closed == 1
     assert places == [value.data_ptr() for value in model.parameters()]
     assert_all_close(parameters(model), kept, 0)
+
+
+def test_states_are_those_of_their_looks() -> None:
+    """Neither the steps after a look change them, nor a fit that takes them up."""
+    model, states = unsupervised(), list[dict[str, Any]]()
+
+    def averages(state: dict[str, Any]) -> list[Tensor]:
+        return [known["exp_avg"].clone() for known in state["optimizer"]["state"].values()]
+
+    def keep(step: int, loss: float) -> None:
+        states.append(model.training_state())
+        kept.append(averages(states[-1]))
+
+    kept = list[list[Tensor]]()
+    fitted(model, callback=keep)
+    fitted(model, resume=states[0])
+    for state, expected in zip(states, kept, strict=True):
+        assert_all_close(averages(state), expected, 0)
+    assert [float(state["optimizer"]["state"][0]["step"]) for state in states] == [6.0, 12.0, 18.0, 24.0]
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])

@@ -136,6 +136,21 @@ def test_a_recording_that_fails_is_undone(notes: Notes, fails_at_the_end: bool) 
     assert "reset" not in notes.made
 
 
+@pytest.mark.parametrize("fails_at_the_end", [False, True])
+def test_an_interrupt_is_no_reason_not_to_record(notes: Notes, fails_at_the_end: bool) -> None:
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    notes.fails_at_the_end = fails_at_the_end
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recorder.recorded(interrupt)
+    assert notes.made[-1] == "forget 0 1 7"
+    assert notes.stream_of_thread == "default"
+    assert not recorder.recording
+
+
 def test_waits_are_noticed_where_they_are(notes: Notes) -> None:
     """Warnings are errors here, and not meant; other warnings are; other threads may wait."""
     recorder = CudaRecorder(torch.device("cuda", 0))

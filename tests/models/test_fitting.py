@@ -94,6 +94,48 @@ def test_adam_descends_and_counts() -> None:
     assert model.loss().item() == result.loss < before / 4
 
 
+def test_adam_leaves_no_gradients_behind() -> None:
+    """Those of the user would be added to them."""
+    model = Valley()
+    model.fit("adam", steps=5)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_callbacks_may_compute_gradients() -> None:
+    plain, used = Valley(), Valley()
+    expected = plain.fit("adam", steps=5).history
+    assert used.fit("adam", steps=5, callback=lambda step, loss: used.loss().backward()).history == expected
+    assert used.fit("adam", steps=5, callback=lambda step, loss: used.zero_grad()).steps == 5
+
+
+class Line(Valley):
+    """A network, on points of a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Linear(1, 1)
+        with torch.no_grad():
+            self.network.weight.fill_(0.1)
+            self.network.bias.fill_(0.2)
+
+    def loss(self) -> Tensor:
+        x = torch.linspace(-1.0, 1.0, 9)[:, None]
+        return (self.network(x).float() - 2.0 * x - 1.0).square().sum()
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
+def test_autocast_rounds_the_weights_of_each_step(optimizer: str) -> None:
+    """It keeps what it has rounded, as long as it is on."""
+    ends = []
+    for keep in (True, False):
+        model = Line()
+        with torch.autocast("cpu", cache_enabled=keep):
+            history = model.fit(optimizer, steps=20, lr=0.1).history
+            ends.append((history, model.loss().item()))
+    assert ends[0] == ends[1]
+    assert ends[0][0][-1] < ends[0][0][0]
+
+
 def test_adam_stops_where_nothing_improves() -> None:
     result = Valley((1.0, 1.0)).fit("adam")
     assert result.converged

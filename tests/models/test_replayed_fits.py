@@ -91,6 +91,20 @@ def test_what_cannot_be_recorded_is_evaluated() -> None:
     tolerances.assert_close(torch.tensor(found.history), torch.tensor(expected.history), tolerances.INDUCING)
 
 
+def test_recordings_do_not_outlive_what_they_were_made_of() -> None:
+    """A callback may send the model to another device and back."""
+    replayed = model()
+
+    def move(step: int, loss: float) -> None:
+        if step == 6:
+            for value in replayed.parameters():
+                value.data = value.data.clone()
+
+    with replaying() as recorder:
+        replayed.fit("adam", steps=12, callback=move)
+    assert (recorder.recordings, recorder.closed) == (2, 2)
+
+
 def test_wrong_guesses_are_made_good() -> None:
     """Chunks are solved for: known after the first evaluation, and recorded that way."""
     plain, replayed = model(1e-7, jitter=1e-10), model(1e-7, jitter=1e-10)
@@ -138,6 +152,11 @@ def test_whose_code_is_recorded() -> None:
     own = RBF()
     own.transform = Own()
     assert not model(kernel=own).replayable
+
+    class OwnModel(SparseGPRegression):
+        pass
+
+    assert not OwnModel(*data(), inducing=5, generator=0).replayable
 
 
 def test_capture_by_users_is_refused() -> None:

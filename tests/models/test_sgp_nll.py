@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import lapgrad
-from lapgrad.fused import KernelFunction, _sparse_questions
+from lapgrad.fused import KernelFunction, _sparse_gradient, _sparse_questions
 from lapgrad.models import sgp_nll
 
 DOUBLE = torch.float64
@@ -115,7 +116,7 @@ def test_streamed_is_the_definition(k: int, chunk: int | None) -> None:
         assert_close(streamed(*tensors, chunk=chunk), expected[0])
 
 
-@pytest.mark.parametrize(("n", "U"), [(1, 1), (5, 1), (1, 4), (4, 9), (0, 3)])
+@pytest.mark.parametrize(("n", "U"), [(1, 1), (5, 1), (1, 4), (4, 9), (5, 0), (0, 3), (0, 0)])
 def test_few_points(n: int, U: int) -> None:
     tensors = problem(n, U)
     if n:
@@ -221,6 +222,32 @@ def test_float32_where_its_own_arithmetic_fails() -> None:
     expected = value_and_gradients(streamed, double)
     found = value_and_gradients(streamed, single)
     assert_all_close(found, [part.float() for part in expected], INDUCING_FLOAT32)
+
+
+def test_gradient_of_inputs_in_float32_where_most_cancels() -> None:
+    """Of a linear kernel with little noise, the variances pull as much as the matrices push."""
+
+    def linear(A: Tensor, B: Tensor) -> Tensor:
+        return A @ B.mT
+
+    kernel = KernelFunction(linear, lambda A: A.square().sum(-1))
+    Z, X, Y, *_ = (tensor.detach().float() for tensor in problem(n=60, U=6, d=3))
+    gradients = []
+    for dtype in (torch.float32, DOUBLE):
+        inputs = (5.0 + X).to(dtype).requires_grad_()
+        value = lapgrad.fused.sgp_nll(kernel, Z.to(dtype), inputs, 0.01 * Y.to(dtype), 1e-3, jitter=1e-9)
+        gradients += torch.autograd.grad(value, inputs)
+    assert_close(gradients[0], gradients[1].float(), INDUCING_FLOAT32)
+
+
+def test_a_value_alone_asks_for_no_gradient() -> None:
+    kernel = RBF(2)
+    Z, X, Y, *_ = (tensor.detach().float() for tensor in problem())
+    expected = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
+    with mock.patch.object(_sparse_gradient, "_core", side_effect=AssertionError), torch.no_grad():
+        found = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
+    assert_close(found, expected.detach(), 0)
+    assert not found.requires_grad
 
 
 def test_memory_does_not_grow_with_the_data() -> None:

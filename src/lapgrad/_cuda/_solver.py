@@ -49,7 +49,7 @@ def work_space(device_bytes: int, host_bytes: int, like: Tensor) -> tuple[Tensor
     """Memory on the device of ``like`` and on the host. The caller keeps both until the routine returns."""
     return (
         torch.empty(max(device_bytes, 1), dtype=torch.uint8, device=like.device),
-        torch.empty(max(host_bytes, 1), dtype=torch.uint8),
+        torch.empty(max(host_bytes, 1), dtype=torch.uint8, device="cpu"),
     )
 
 

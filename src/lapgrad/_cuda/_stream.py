@@ -60,7 +60,8 @@ def bind_context(device: int) -> None:
     known: set[int] | None = getattr(_bound, "devices", None)
     if known is None:
         known = _bound.devices = set()
-    if device not in known:
+    # Another device than the current one becomes it by torch's own call, and only for a while.
+    if device not in known and device == current_device():
         from cuda.core import Device
 
         Device(device).set_current()
@@ -71,7 +72,7 @@ class Mailbox:
     """A place on the host for an integer from a device."""
 
     def __init__(self) -> None:
-        self._number = torch.empty((), dtype=torch.int64, pin_memory=True)
+        self._number = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
         self._arrived = torch.cuda.Event()
 
     def send(self, cell: Tensor) -> None:

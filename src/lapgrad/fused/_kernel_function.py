@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
 
 _Result = TypeVar("_Result")
+
+#: Parameters are put into a module for all threads: one at a time, or the last one out would leave those of
+#: another behind.
+_in_turn: weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]]
+_in_turn = weakref.WeakKeyDictionary()
+_one_at_a_time = threading.Lock()
 
 
 class KernelFunction(NamedTuple):
@@ -93,7 +102,7 @@ class _OfModule:
     def for_points(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Any:
         if not self._looks:
             return contextlib.nullcontext(), None
-        return self._used(lambda kernel: kernel.for_points(A, B), parameters, A)
+        return self._used(lambda kernel: kernel.for_points(A, B.to(A)), parameters, A)
 
     def with_parameters(
         self, parameters: Sequence[Tensor], like: Tensor, body: Callable[[], _Result]
@@ -118,7 +127,15 @@ class _OfModule:
         tensors = dict(zip(self._names, parameters, strict=True))
         for name, value in self._buffers.items():
             tensors[name] = value.to(like) if value.is_floating_point() else value
-        return torch.func.functional_call(self._methods, tensors, (use,))
+        with _turn_of(self._methods.kernel):
+            return torch.func.functional_call(self._methods, tensors, (use,))
+
+
+def _turn_of(kernel: nn.Module) -> AbstractContextManager[Any]:
+    if is_compiling():  # threads are no matter of what is traced
+        return contextlib.nullcontext()
+    with _one_at_a_time:
+        return _in_turn.setdefault(kernel, threading.RLock())
 
 
 def of_module(kernel: nn.Module) -> KernelFunction:
@@ -139,8 +156,8 @@ def for_points(
 ) -> tuple[AbstractContextManager[None], Tensor | None]:
     """A context in which ``kernel.matrix`` is called with Z and rows of X, and whether it may be used.
 
-    Z and X are of the kind that the kernel is called with. The second result is None, or a number on a GPU
-    that is to be looked at in the end.
+    Z is of the kind that the kernel is called with, X need not be. The second result is None, or a number on
+    a GPU that is to be looked at in the end.
     """
     known = getattr(kernel.matrix, "for_points", None)
     if known is None:

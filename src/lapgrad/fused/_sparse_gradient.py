@@ -39,7 +39,7 @@ from lapgrad.fused._inducing import ARITHMETIC, Statistics
 from lapgrad.fused._kernel_function import KernelFunction
 from lapgrad.fused._sparse_bound import LOG_2_PI
 from lapgrad.fused._sparse_questions import Guesses, Looks, sums_not_factorised
-from lapgrad.fused._whitening import Substitution
+from lapgrad.fused._whitening import Inverse, Substitution
 
 
 class Inputs(NamedTuple):
@@ -197,7 +197,7 @@ def evaluate(
 def _guessed_or_looked(problem: _Problem) -> tuple[Tensor, Gradients]:
     operator, kernel, leaves, inputs, _, jitter, _ = problem
     X, Z = inputs.X.detach(), leaves.tensors[0]
-    near, holds = _kernel_function.for_points(kernel, Z, X.to(ARITHMETIC))
+    near, holds = _kernel_function.for_points(kernel, Z, X)
     if not _guesses(X):
         with near:
             return _evaluated(problem, Looks(operator, jitter))
@@ -243,7 +243,8 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
         width,
         record=bool(leaves.wanted),
         info=questions.info_of_factor,
-        regular=questions.products_are_precise,
+        # Without a gradient it is not asked whether products are precise.
+        regular=questions.products_are_precise and needs.any,
     )
     Lm, a, value = _factor_and_value(problem, questions, statistics, v)
     if not needs.any:
@@ -252,7 +253,8 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
         core = _core(statistics, Lm, a, v, jitter, Y, questions)
     last, room = statistics.last, statistics.room
     del statistics, Lm  # of three U x U matrices one is not needed any more
-    gX = torch.zeros_like(X) if needs.X else None
+    # Forces of the variances and of the matrices on a point nearly cancel: their sum is that of float64.
+    gX = torch.zeros_like(X, dtype=ARITHMETIC) if needs.X else None
     gY = torch.empty_like(Y) if needs.Y else None
     if needs.kernel or needs.Y:
         _stream_back(kernel, leaves, core, (X, Y, v), (gX, gY), width, (last, room))
@@ -263,6 +265,7 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
             Kuu = kernel.matrix(Z, Z, *parameters)
         leaves.add([Kuu], [gKuu])
     gZ, *of_parameters = leaves.gradients()
+    gX = None if gX is None else gX.to(dtype)
     return value.to(dtype), Gradients(
         gZ, gX, gY, gv.to(dtype) if needs.noise_var else None, tuple(of_parameters)
     )
@@ -316,7 +319,7 @@ def _core(
     lookup("copyltu", W)(W, W, True)
     W.mul_(k / v)
     chunks: _Product | _Solved
-    if questions.solves(_imprecision(whitening.least_pivot(), g, v, statistics.last.detach(), k)):
+    if questions.solves(_imprecision(whitening, g, v, statistics.last.detach(), k)):
         assert isinstance(whitening, Substitution)  # as far as is known beforehand: see products_are_precise
         gKuu = whitening.sandwich(W.add_(S))
         chunks = _Solved(whitening.Lu, S.div_(v), -a / v)
@@ -329,7 +332,7 @@ def _core(
     return _Core(gv, gKuu, chunks)
 
 
-def _imprecision(least_pivot: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
+def _imprecision(whitening: Substitution | Inverse, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
     """A bound of the rounding errors of k_i^T G k_i, for columns k_i of K: of the derivative of one datum's
     part of the criterion by the logarithm of the kernel's variance.
 
@@ -338,7 +341,7 @@ def _imprecision(least_pivot: Tensor, g: Tensor, v: Tensor, K: Tensor, k: int) -
     """
     if not K.numel():
         return v.new_zeros(())
-    size = k / (v * least_pivot.square()) + v * g.square().sum()
+    size = k / (v * whitening.least_pivot().square()) + v * g.square().sum()
     return torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size
 
 

@@ -69,13 +69,14 @@ def sgp_nll(
 
     Memory:
         3 U^2 + 2 U chunk (3 U chunk where chunks are solved for), and what the kernel's autograd needs for
-        one chunk, in float64.
+        one chunk, in float64. U^2 / 4 more on a GPU from U = 1024 on, where products with the inverse of Lu
+        replace solves. For float32 data X once more, or its gradient, in float64.
 
     Cost:
-        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for); 2 n U^2 + 2/3 U^3 for the
-        value alone. All arithmetic is in float64: in float32 K_uu of a smooth kernel has no Cholesky factor
-        from a few hundred inducing inputs on. float32 data give float32 results, right to the last digits but
-        one or two.
+        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for; 17/4 n U^2 + 137/24 U^3 with
+        the inverse, which a GPU does sooner); 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in
+        float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs
+        on. float32 data give float32 results, right to the last digits but one or two.
 
     Example:
         >>> import torch, lapgrad
@@ -99,8 +100,12 @@ def sgp_nll(
     if not skips_dispatcher(tensors):
         return _composite(function, jitter, tensors)
     width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
-    value: Tensor = _Streamed.apply(function, jitter, width, *tensors)
-    return value
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        value: Tensor = _Streamed.apply(function, jitter, width, *tensors)
+        return value
+    with torch.no_grad():
+        needs = Needs.of([False] * len(tensors))
+        return evaluate(_NAME, function, Inputs.of(tensors), needs, jitter, width)[0]
 
 
 def _check_data(Z: Tensor, X: Tensor, Y: Tensor) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TextIO
 
 import torch
+from torch import nn
 
 from lapgrad import _torch_private
 
@@ -28,6 +29,15 @@ _PROTOTYPE = "Synchronization debug mode"
 #: One recording at a time in a process: each begins with a look at the whole device.
 _one_at_a_time = threading.Lock()
 _streams = threading.local()
+
+
+def places(module: nn.Module) -> list[object]:
+    """What recordings of a module rely on, and others may change: addresses, and what is learned."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return [
+        [(tensor.data_ptr(), tensor.dtype, tensor.requires_grad) for tensor in tensors],
+        [part.training for part in module.modules()],
+    ]
 
 
 class CannotCaptureError(Exception):
@@ -171,12 +181,16 @@ class CudaRecorder:
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ):
                     function()
-            except Exception as error:
+            except BaseException as error:
                 torch.cuda.set_stream(current)
                 del graph
                 _torch_private.forget_capture(torch.cuda.current_device(), self._pool, generator)
                 # The end of a recording that has failed raises again, and says less.
                 cause = error.__context__ or error
+                if not isinstance(cause, Exception):  # an interrupt says nothing about the function
+                    raise cause from None
+                if not isinstance(error, Exception):
+                    raise
                 raise CannotCaptureError(f"{type(cause).__name__}: {_first_line(cause)}") from error
             finally:
                 self.recording = False

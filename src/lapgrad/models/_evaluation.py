@@ -36,12 +36,15 @@ class Evaluation:
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
         """The loss, and one gradient per parameter: None where it does not depend on it."""
+        # Autocast would go on with the weights of networks as they were when it rounded them.
+        torch.clear_autocast_cache()
         with torch.enable_grad():
             value = self._loss()
         return value.detach(), torch.autograd.grad(value, self._parameters, allow_unused=True)
 
     def close(self) -> None:
         """It is not called any more."""
+        torch.clear_autocast_cache()
 
 
 class Replayed(Evaluation):
@@ -49,7 +52,8 @@ class Replayed(Evaluation):
 
     Sparse Gaussian processes guess what they would have to look at (``_sparse_questions``): looks come after
     a replay. If a guess was wrong, or an operator has failed, the evaluation is repeated without a recording,
-    which also raises what is to be raised, and the next one is recorded anew.
+    which also raises what is to be raised, and the next one is recorded anew. So it is if parameters or data
+    have moved to other places.
 
     Args:
         module: Whose attribute ``jitter`` an evaluation sets.
@@ -70,6 +74,7 @@ class Replayed(Evaluation):
         self._recorder = recorder
         self._repeated: _captured.Repeated | None = _captured.Repeated(self._evaluate, recorder)
         self._useless = 0
+        self._places = _captured.places(module)
         self._results: tuple[Tensor, Sequence[Tensor | None]]
         self._guesses: list[Guesses]
         self._jitter = 0.0
@@ -78,25 +83,36 @@ class Replayed(Evaluation):
         """The loss, and one gradient per parameter: None where it does not depend on it."""
         if self._repeated is None:
             return super().__call__()
+        places = _captured.places(self._module)
+        if places != self._places:
+            self._places = places
+            self._forget()
         try:
             self._repeated()
         except _captured.CannotCaptureError:
             self._repeated = None
+        if self._repeated is None:  # what the exception held is free again
             return super().__call__()
         if self._were_right():
             self._useless = 0
             self._module.jitter = self._jitter
             return self._results
         self._useless += 1
-        self._recorder.close()
-        again = self._useless < _PATIENCE
-        self._repeated = _captured.Repeated(self._evaluate, self._recorder) if again else None
+        self._forget()
+        if self._useless >= _PATIENCE:
+            self._repeated = None
         return super().__call__()
 
     def close(self) -> None:
         """Give memory back."""
+        super().close()
         self._repeated = None
         self._recorder.close()
+
+    def _forget(self) -> None:
+        """The next calls are rehearsals again."""
+        self._recorder.close()
+        self._repeated = _captured.Repeated(self._evaluate, self._recorder)
 
     def _evaluate(self) -> None:
         with without_waiting(), _sparse_questions.left_open() as guesses:

@@ -185,8 +185,6 @@ class _Run:
             value, gradients = self.evaluated()
             if not math.isfinite(value):
                 raise self.failed(value)
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient
             self.accept(value, self.used_jitter())
             improved = value < reference - self.tolerance * max(1.0, abs(value))
             since_improvement = 0 if improved else since_improvement + 1
@@ -194,6 +192,9 @@ class _Run:
             if self.tolerance and since_improvement >= _PATIENCE:
                 raise _Stop(f"the loss has not improved in {_PATIENCE} steps", converged=True)
             self.check_limit()
+            # Now, and not before a callback that may have gradients of its own; none are left in the end.
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
             optimizer.step()
             optimizer.zero_grad()
 

@@ -13,6 +13,7 @@ needs them, they are the same with graphs and without, and a run that is taken u
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -154,12 +155,16 @@ class Training:
         self.good = [parameter.detach().clone() for parameter in self.moved]
 
     def state(self) -> dict[str, Any]:
-        """Everything the rest of the run depends on besides the parameters: tensors and numbers."""
+        """Everything the rest of the run depends on besides the parameters: tensors and numbers.
+
+        They are copies: later steps do not change them.
+        """
         optimizer = self.optimizer.state_dict()
+        known = copy.deepcopy(optimizer["state"])
         # As of any run, on any device, with graphs or without.
         groups = [{**group, "lr": self.rate, "capturable": False} for group in optimizer["param_groups"]]
         return {
-            "optimizer": {**optimizer, "param_groups": groups},
+            "optimizer": {**optimizer, "state": known, "param_groups": groups},
             "step": self.step,
             "seconds": self.seconds,
             "order": self.order,
@@ -185,11 +190,12 @@ class Training:
         (own,) = self.optimizer.param_groups
         chosen = {name: own[name] for name in ("fused", "foreach", "capturable")}
         groups = [{**group, **chosen, "lr": self.rate} for group in state["param_groups"]]
-        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        known = copy.deepcopy(state["state"])  # Adam would go on in the tensors of the caller
+        self.optimizer.load_state_dict({**state, "state": known, "param_groups": groups})
         self._set_rate(self.rate)
         if self.lr is None:
-            for known in self.optimizer.state.values():
-                known["step"] = known["step"].cpu()
+            for of_parameter in self.optimizer.state.values():
+                of_parameter["step"] = of_parameter["step"].cpu()
 
     def run(self, *, progress: bool = False, callback: Callback | None = None) -> FitResult:
         """Learn until the plan says to stop, or ``callback`` does.
@@ -203,10 +209,11 @@ class Training:
         elsewhere = 0.0  # in callbacks, which may save, test, draw: no time of learning
         reason = self.plan.reached(self.step, self.seconds)
         try:
-            with _progress.bar(progress, self.plan.steps or 0, self.who) as show, without_waiting():
+            with _progress.bar(progress, self.plan.steps or 0, self.who) as show:
                 taken = 0
                 while reason is None:
-                    self.move()
+                    with without_waiting():  # callbacks do: they hear of what fails
+                        self.move()
                     taken += 1
                     reason = self.plan.reached(self.step, self.seconds)
                     if self.step % self.plan.every and reason is None:
@@ -234,7 +241,10 @@ class Training:
         self.task.before(self.step, self.rate / self.plan.lr)
 
         def compute() -> None:
-            value = self.task.loss(minibatch)
+            # Autocast would go on with the weights as they were when it rounded them.
+            torch.clear_autocast_cache()
+            with torch.enable_grad():
+                value = self.task.loss(minibatch)
             found = torch.autograd.grad(value, self.parameters, allow_unused=True)
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 parameter.grad = gradient
@@ -260,6 +270,7 @@ class Training:
     def close(self) -> None:
         """Give back what only steps need: gradients, recordings, minibatches."""
         self.optimizer.zero_grad(set_to_none=True)
+        torch.clear_autocast_cache()
         self._forget_recordings()
         self.minibatches.clear()
 
@@ -278,15 +289,8 @@ class Training:
         return compute()
 
     def _places(self) -> list[object]:
-        """What recordings rely on, and a callback may have changed: addresses, and what is learned."""
-        if not self.repeated:
-            return []
-        module = self.module
-        tensors = [*module.parameters(), *module.buffers()]
-        return [
-            [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors],
-            [part.training for part in module.modules()],
-        ]
+        """What recordings rely on, and a callback may have changed."""
+        return _captured.places(self.module) if self.repeated else []
 
     def _forget_recordings(self) -> None:
         if self.recorder is not None and self.repeated:

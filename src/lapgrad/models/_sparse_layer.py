@@ -80,7 +80,6 @@ class SparseLayer(Parametrised):
         q_mean: (U, k), the means of q.
         q_log_deviations: (U,) or (k, U), logarithms of the diagonal of the factor of S.
         q_below: (U, U) or (k, U, U), of which what is below the diagonal counts, the rest of that factor.
-            (Not packed: a GPU would need a launch per row to unpack it.)
 
     Raises:
         DTypeError, ShapeError, NonFiniteError: ``inducing`` is not (U, d), float32 or float64, and finite.

@@ -143,8 +143,12 @@ class SparseGPRegression(Model):
 
     @property
     def replayable(self) -> bool:
-        """Whether a fit on a GPU may record the loss and replay it: the kernel has no code of users in it."""
-        return all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.kernel.modules())
+        """Whether a fit on a GPU may record the loss as a CUDA graph, and replay it.
+
+        It may if neither the model nor its kernel has code of users in it, which may do something else in
+        each evaluation. A class of your own that does not can say so: ``replayable = True``.
+        """
+        return all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.modules())
 
     def loss(self) -> Tensor:
         """The bound of the negative log marginal likelihood of the observations: a scalar.
