@@ -12,6 +12,7 @@ from lapgrad.models import _checks, _deep_start, _plots, _propagation, _sampling
 from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import above
 from lapgrad.models._prediction import Prediction, log_density
+from lapgrad.models._scaling import Standardised
 from lapgrad.models._sparse_layer import SparseLayer
 from lapgrad.models.features import parameters_fixed
 
@@ -19,7 +20,7 @@ _CHUNK_ENTRIES = 1 << 22
 """Of the kernel matrix of inducing inputs and all samples of a chunk, in predictions: 32 MB in float64."""
 
 
-class Layered(StoredModel):
+class Layered(Standardised, StoredModel):
     """A model y = f_L(... f_1(x)) + noise of data it holds; how it is learned is left to others.
 
     Attributes:
@@ -31,18 +32,11 @@ class Layered(StoredModel):
         vector: Whether y was given as (n,).
     """
 
-    X: Tensor
-    y: Tensor
-    x_shift: Tensor
-    x_scale: Tensor
-    y_shift: Tensor
-    y_scale: Tensor
     noise_floor: Tensor
     noise_var = above("noise_floor")
     layers: nn.ModuleList
     plan: _deep_start.Plan
     vector: bool
-    normalise: bool
 
     def predict(
         self,
@@ -158,7 +152,7 @@ class Layered(StoredModel):
         return drawn[..., 0] if self.vector else drawn
 
     def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """The fit over one input: mean, band of two standard deviations, and data, with matplotlib.
+        """The fit over one input: mean, 95 % band and data, with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
@@ -209,15 +203,3 @@ class Layered(StoredModel):
                 _propagation.through(layers, prepared, self._scaled(part), normals)
                 for part in X_new.split(chunk)
             ]
-
-    def _scaled(self, X: Tensor) -> Tensor:
-        return (X - self.x_shift) / self.x_scale if self.normalise else X
-
-    def _observed(self, y: Tensor) -> Tensor:
-        return (y - self.y_shift) / self.y_scale if self.normalise else y
-
-    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
-        who = f"{type(self).__name__}.{function}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X=self.X, X_new=X_new)
-        return X_new

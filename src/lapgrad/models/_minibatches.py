@@ -13,6 +13,7 @@ needs them, they are the same with graphs and without, and a run that is taken u
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 import math
@@ -45,14 +46,14 @@ class Minibatch:
     normals: list[Tensor]
 
 
-class Task:
+class Task(abc.ABC):
     """What is learned from minibatches, in the parts of a step."""
 
+    @abc.abstractmethod
     def normals(self, count: int) -> list[Tensor]:
         """Tensors for the random numbers of minibatches of so many rows; what is in them does not matter."""
-        raise NotImplementedError
 
-    def before(self, step: int, rate: float) -> None:
+    def before(self, step: int, rate: float) -> None:  # noqa: B027  (most tasks have nothing to fill)
         """Fill tensors that differ between steps.
 
         Args:
@@ -60,11 +61,11 @@ class Task:
             rate: The learning rate, relative to that of the start.
         """
 
+    @abc.abstractmethod
     def loss(self, minibatch: Minibatch) -> Tensor:
         """A scalar. It does the same in every step, but for numbers in tensors, and so does ``after``."""
-        raise NotImplementedError
 
-    def after(self) -> None:
+    def after(self) -> None:  # noqa: B027  (nor to do)
         """What is left to do when Adam has moved its parameters."""
 
 

@@ -5,6 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad.models import _checks
+
+
+class Standardised:
+    """What models of inputs and targets make of them before they look at them, with ``normalise``.
+
+    Attributes:
+        X, y: (n, d) and (n, k), the data.
+        x_shift, x_scale, y_shift, y_scale: Of their columns.
+        normalise: Whether they are used.
+    """
+
+    X: Tensor
+    y: Tensor
+    x_shift: Tensor
+    x_scale: Tensor
+    y_shift: Tensor
+    y_scale: Tensor
+    normalise: bool
+
+    def _scaled(self, X: Tensor) -> Tensor:
+        return (X - self.x_shift) / self.x_scale if self.normalise else X
+
+    def _observed(self, y: Tensor) -> Tensor:
+        return (y - self.y_shift) / self.y_scale if self.normalise else y
+
+    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
+        who = f"{type(self).__name__}.{function}"
+        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.same_kind(who, X=self.X, X_new=X_new)
+        return X_new
+
 
 def shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each column of X (n, d), each (d,); 0 and 1 if not ``wanted``.

@@ -25,6 +25,7 @@ from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
 from lapgrad.models._products import product
+from lapgrad.models._scaling import Standardised
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
@@ -44,7 +45,7 @@ class _Posterior(NamedTuple):
     at: list[Tensor]
 
 
-class GPRegression(Model):
+class GPRegression(Standardised, Model):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
     Value and gradient of the loss take two n² buffers and n³ flops.
@@ -81,12 +82,6 @@ class GPRegression(Model):
         True
     """
 
-    X: Tensor
-    y: Tensor
-    x_shift: Tensor
-    x_scale: Tensor
-    y_shift: Tensor
-    y_scale: Tensor
     noise_floor: Tensor
     noise_var = above("noise_floor")
     constant = unbounded()
@@ -281,12 +276,6 @@ class GPRegression(Model):
         n, d = self.X.shape
         return f"n={n}, d={d}, outputs={self.y.shape[1]}, noise_var={self.noise_var.item():.4g}"
 
-    def _scaled(self, X: Tensor) -> Tensor:
-        return (X - self.x_shift) / self.x_scale if self.normalise else X
-
-    def _observed(self, y: Tensor) -> Tensor:
-        return (y - self.y_shift) / self.y_scale if self.normalise else y
-
     def _residuals(self) -> Tensor:
         y = self._observed(self.y)
         return y - self.constant if self.mean == "constant" else y
@@ -331,12 +320,6 @@ class GPRegression(Model):
         explained = syrk(V, transpose=True) if full_cov else V.square().sum(0)
         spread = prior - explained if full_cov else (prior - explained).clamp_min(0.0)
         return mean * self.y_scale + self.y_shift, spread * self.y_scale.square()
-
-    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
-        who = f"{type(self).__name__}.{function}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X=self.X, X_new=X_new)
-        return X_new
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

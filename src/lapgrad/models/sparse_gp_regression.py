@@ -15,6 +15,7 @@ from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sampling
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
+from lapgrad.models._scaling import Standardised
 from lapgrad.models._sparse_posterior import SparsePosterior
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
@@ -22,7 +23,7 @@ from lapgrad.models.kernels.stationary import RBF
 _MEANS = ("constant", "zero")
 
 
-class SparseGPRegression(Model):
+class SparseGPRegression(Standardised, Model):
     """y = f(x) + noise with f a Gaussian process, seen through its values at U inducing inputs.
 
     Learns kernel, noise, mean and inducing inputs together, by the collapsed variational bound of Titsias
@@ -73,12 +74,6 @@ class SparseGPRegression(Model):
         '0.841'
     """
 
-    X: Tensor
-    y: Tensor
-    x_shift: Tensor
-    x_scale: Tensor
-    y_shift: Tensor
-    y_scale: Tensor
     noise_floor: Tensor
     noise_var = above("noise_floor")
     inducing = unbounded()
@@ -321,12 +316,6 @@ class SparseGPRegression(Model):
         outputs, noise = self.y.shape[1], self.noise_var.item()
         return f"n={n}, d={d}, outputs={outputs}, inducing={U}, noise_var={noise:.4g}"
 
-    def _scaled(self, X: Tensor) -> Tensor:
-        return (X - self.x_shift) / self.x_scale if self.normalise else X
-
-    def _observed(self, y: Tensor) -> Tensor:
-        return (y - self.y_shift) / self.y_scale if self.normalise else y
-
     def _residuals(self) -> Tensor:
         y = self._observed(self.y)
         return y - self.constant if self.mean == "constant" else y
@@ -371,12 +360,6 @@ class SparseGPRegression(Model):
             spread = spread + (torch.diag_embed(added.expand(len(inputs))) if full_cov else added)
         shift, scale = self.y_shift.to(mean), self.y_scale.to(mean)
         return mean * scale + shift, spread * scale.square()
-
-    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
-        who = f"{type(self).__name__}.{function}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X=self.X, X_new=X_new)
-        return X_new
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
