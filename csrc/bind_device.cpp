@@ -20,14 +20,6 @@ using device::InvertedBlocks;
 // A batch of matrices: address, items, stride between items, rows, columns, strides of rows and columns.
 using Blocks = std::tuple<std::uintptr_t, index_t, index_t, index_t, index_t, index_t, index_t>;
 
-// Processors, order of a tile, terms of the shortest part: see device::Cutting.
-using Sums = std::tuple<index_t, index_t, index_t>;
-
-device::Cutting cutting(const Sums& sums) {
-    const auto& [processors, tile, shortest] = sums;
-    return {processors, tile, shortest};
-}
-
 template <class T>
 Batch<T> as(const Blocks& blocks) {
     const auto& [address, count, step, rows, cols, row, col] = blocks;
@@ -117,13 +109,12 @@ void syrk(const Device& device, std::uintptr_t handle, std::uintptr_t stream, co
     });
 }
 
-index_t triangular_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
-                           const Blocks& C, const Blocks& A, const Blocks& B, bool lower, double alpha, double beta,
-                           index_t cut, const Sums& sums) {
-    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+void triangular_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C,
+                        const Blocks& A, const Blocks& B, bool lower, double alpha, double beta, index_t cut) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
         using T = decltype(type);
-        device::triangular_product(queue, arena, as<T>(C), as<T>(A), as<T>(B), lower, static_cast<T>(alpha),
-                                   static_cast<T>(beta), cut, cutting(sums));
+        device::triangular_product(queue, as<T>(C), as<T>(A), as<T>(B), lower, static_cast<T>(alpha),
+                                   static_cast<T>(beta), cut);
     });
 }
 
@@ -139,11 +130,10 @@ index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
 // X := alpha M^-1 B, or alpha B M^-1, for several sides one after another with the same inverses: each letter of `steps`
 // is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X.
 index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
-              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, bool by_halves,
+              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine,
               index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
-        const device::Way way{by_halves, refine};
         const Batch<T> factor = as<T>(M), target = as<T>(X);
         const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size);
         Batch<T> right = as<T>(B);
@@ -153,31 +143,21 @@ index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream
             const Batch<T> side = lower ? factor : factor.t();
             const InvertedBlocks<T> inverses = lower ? inverted : inverted.t();
             if (step == 'l' || step == 'L')
-                device::solve_left(queue, arena, target, right, side, inverses, lower, scale, way);
+                device::solve_left(queue, arena, target, right, side, inverses, lower, scale, refine);
             else
-                device::solve_right(queue, arena, target, right, side, inverses, lower, scale, way);
+                device::solve_right(queue, arena, target, right, side, inverses, lower, scale);
             right = target;
             scale = 1;
         }
     });
 }
 
-index_t long_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
-                     const Blocks& C, const Blocks& A, const Blocks& B, double alpha, double beta, index_t parts) {
-    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
-        using T = decltype(type);
-        device::long_product(queue, arena, as<T>(C), as<T>(A), as<T>(B), static_cast<T>(alpha), static_cast<T>(beta),
-                             parts);
-    });
-}
-
 index_t gelqf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
                   const Blocks& gA, const Blocks& Q, const Blocks& L, const Blocks& gQ, const Blocks& gL, index_t block,
-                  index_t cut, const Sums& sums, bool by_halves) {
+                  index_t cut) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
-        device::gelqf_vjp(queue, arena, as<T>(gA), as<T>(Q), as<T>(L), as<T>(gQ), as<T>(gL),
-                          {block, cut, cutting(sums), {by_halves, false}});
+        device::gelqf_vjp(queue, arena, as<T>(gA), as<T>(Q), as<T>(L), as<T>(gQ), as<T>(gL), block, cut);
     });
 }
 
@@ -231,7 +211,6 @@ void bind_device(nb::module_& m) {
     m.def("device_triangular_product", &triangular_product);
     m.def("device_potrf_vjp", &potrf_vjp);
     m.def("device_solve", &solve);
-    m.def("device_long_product", &long_product);
     m.def("device_gelqf_vjp", &gelqf_vjp);
     m.def("device_potri", &potri);
 }

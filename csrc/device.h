@@ -63,7 +63,7 @@ inline bool bind(const std::string& name, void* address) {
 
 // In the order in which Python passes their handles. What each does, and with how many threads, is said in
 // src/lapgrad/_cuda/kernels/triangle.cu.
-enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kAddParts };
+enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves };
 
 constexpr index_t kLeaf = 64, kTile = 32;
 constexpr unsigned kThreads = 256;
@@ -141,12 +141,6 @@ class Queue {
         launch(kCopyTransposed, (target.rows + kTile - 1) / kTile, (target.cols + kTile - 1) / kTile, target.count,
                kThreads, tile_bytes(), target.data, target.batch_stride, target.row_stride, source.data,
                source.batch_stride, source.row_stride, target.rows, target.cols);
-    }
-
-    // C := alpha (the sum of the items of `parts`) + beta C.
-    void add_parts(const Batch<T>& C, const Batch<T>& parts, T alpha, T beta) const {
-        launch(kAddParts, C.rows, 1, 1, kThreads, 0, C.data, C.row_stride, parts.data, parts.count, C.rows, C.cols,
-               static_cast<double>(alpha), static_cast<double>(beta));
     }
 
     // The lower triangles of W's diagonal blocks of order 64 := the inverses of those of L.

@@ -5,14 +5,6 @@
 
 namespace lapgrad::device {
 
-// What is measured, not derived: the order of inverted blocks and the way of the solve, the order down to which a
-// triangle of a product is cut, and when sums over many columns are cut into parts.
-struct GelqfSizes {
-    index_t block, cut;
-    Cutting cutting;
-    Way way;
-};
-
 // A := B, of which the rows or the columns lie in one piece each.
 template <class T>
 void take(const Queue<T>& queue, const Batch<T>& A, const Batch<T>& B) {
@@ -41,18 +33,19 @@ void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     }
 }
 
-// gQ and gL have no data where there is no such gradient; gL has zeros above its diagonal.
+// gQ and gL have no data where there is no such gradient; gL has zeros above its diagonal. Blocks of order `block` are
+// inverted, a triangle of a product is cut in halves down to `cut`.
 template <class T>
 void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const Batch<T>& Q, const Batch<T>& L,
-               const Batch<T>& gQ, const Batch<T>& gL, const GelqfSizes& sizes) {
+               const Batch<T>& gQ, const Batch<T>& gL, index_t block, index_t cut) {
     const index_t r = L.rows, items = L.count;
     const bool of_q = gQ.data != nullptr, of_l = gL.data != nullptr;
     const Batch<T> Z{arena.take(items * r * r), items, r * r, r, r, r, 1};
     if (of_l && queue != nullptr) queue->gemm(Z, L.t(), gL);
-    if (of_q) triangular_product(queue, arena, Z, gQ, Q.t(), true, T(-1), T(of_l), sizes.cut, sizes.cutting);
+    if (of_q && queue != nullptr) triangular_product(*queue, Z, gQ, Q.t(), true, T(-1), T(of_l), cut);
     if (queue != nullptr) queue->reshape(kMirrorUp, Z);
-    const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, sizes.block);
-    if (r <= sizes.block) {
+    const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, block);
+    if (r <= block) {
         // With the whole inverse W at hand, W' gQ + (W' Z) Q: nothing as large as gA is copied.
         const Batch<T> product{arena.take(items * r * r), items, r * r, r, r, r, 1};
         if (queue == nullptr) return;
@@ -61,16 +54,10 @@ void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
         queue->gemm(gA, product, Q, T(1), T(of_q));
     } else if (!of_q) {
         // A solve with r right hand sides, in place of as many as gA has.
-        solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false, T(1), sizes.way);
+        solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false);
         if (queue != nullptr) queue->gemm(gA, Z, Q);
-    } else if (!sizes.way.by_halves) {
-        solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
     } else {
-        if (queue != nullptr) {
-            take(*queue, gA, gQ);
-            queue->gemm(gA, Z, Q, T(1), T(1));
-        }
-        solve_left(queue, arena, gA, gA, L.t(), inverted.t(), false, T(1), sizes.way);
+        solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
     }
 }
 

@@ -39,7 +39,7 @@ void sweep(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, const Batc
     sweep(queue, arena, L.block(half, half, rest, rest), H22, inverted.part(half, rest), cut);
     if (queue != nullptr) queue->gemm(H21, H22, L21, T(-2), T(1));
     solve_right(queue, arena, H21, H21, L11, inverted.part(0, half), true, T(0.5));
-    triangular_product(queue, arena, G11, H21.t(), L21, true, T(-2), T(1), cut);
+    if (queue != nullptr) triangular_product(*queue, G11, H21.t(), L21, true, T(-2), T(1), cut);
     sweep(queue, arena, L11, G11, inverted.part(0, half), cut);
     if (queue != nullptr) queue->copy_transposed(G.block(0, half, half, rest), H21);
 }

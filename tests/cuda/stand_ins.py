@@ -174,7 +174,6 @@ def in_place_of_the_gpu() -> Iterator[None]:
         mock.patch.object(_launch, "launch", emulated.launch),
         mock.patch.object(_stream, "current_device", return_value=-1),
         mock.patch.object(_stream, "being_captured", return_value=False),
-        mock.patch.object(_stream, "processors", return_value=16),
         mock.patch.object(_stream, "Mailbox", Mailbox),
         mock.patch.object(_stream, "current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),

@@ -36,7 +36,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_FROM", 128)
     monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_COLUMNS", 8)
     monkeypatch.setattr(_sizes, "POLAR_FROM", 128)
-    monkeypatch.setattr(_sizes, "SHORTEST_SUM", 64)
     monkeypatch.setattr(_potrf_batch, "LARGEST_ORDER", 0)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     with in_place_of_the_gpu():
@@ -128,19 +127,16 @@ class TestCholesky:
 
     @pytest.mark.parametrize("transpose", [True, False])
     @pytest.mark.parametrize("rightside", [True, False])
-    @pytest.mark.parametrize("by_halves", [True, False])
     def test_trsm_of_five_blocks(
         self,
         batch: tuple[int, ...],
         lower: bool,
         transpose: bool,
         rightside: bool,
-        by_halves: bool,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """From A's own memory, which is left alone, and in place."""
         monkeypatch.setattr(_sizes, "SOLVE_BLOCK", 64)
-        monkeypatch.setattr(_sizes, "SOLVE_BY_HALVES", by_halves)
         L = factor(*batch, ORDER, lower=lower)
         A = torch.randn((*batch, 20, ORDER) if rightside else (*batch, ORDER, 20), dtype=L.dtype)
         before = A.clone()
@@ -254,14 +250,10 @@ def test_gelqf_of_float32_takes_one_round_where_that_does(
     assert away <= PROMISED_ON_CUDA * 150**0.5 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("by_halves", [True, False])
 @pytest.mark.parametrize("block", [64, 256], ids=["blocks", "one block"])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-def test_gelqf_vjp(
-    batch: tuple[int, ...], block: int, by_halves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gelqf_vjp(batch: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sizes, "SOLVE_BLOCK", block)
-    monkeypatch.setattr(_sizes, "SOLVE_BY_HALVES", by_halves)
     A = torch.randn(*batch, 200, 300, dtype=torch.float64)
     Q, L = torch.linalg.qr(A.mT)
     Q, L = Q.mT.contiguous(), L.mT.contiguous()
@@ -273,26 +265,15 @@ def test_gelqf_vjp(
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_a_triangle_of_a_product_with_long_sums(lower: bool) -> None:
+def test_a_triangle_of_a_product(lower: bool) -> None:
     A, B = torch.randn(ORDER, 900, dtype=torch.float64), torch.randn(900, ORDER, dtype=torch.float64)
     C = torch.ones(ORDER, ORDER, dtype=torch.float64)
     wanted = 2.0 * (A @ B) + 0.5
-    _device.triangular_product(C, A, B, lower, 2.0, 0.5, 64, _device.sums(C))
+    _device.triangular_product(C, A, B, lower, 2.0, 0.5, 64)
     if lower:
         assert_near(C.tril(), wanted.tril())
     else:
         assert_near(C.triu(), wanted.triu())
-
-
-@pytest.mark.parametrize("terms", [300, 3])
-@pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_a_product_with_long_sums(terms: int, beta: float) -> None:
-    """A rest that makes no whole part, and fewer terms than parts."""
-    A, B = torch.randn(20, terms, dtype=torch.float64), torch.randn(30, terms, dtype=torch.float64).mT
-    C = torch.full((20, 40), torch.nan if beta == 0.0 else 3.0, dtype=torch.float64)[:, :30]
-    wanted = -2.0 * (A @ B) + (beta * C if beta else 0.0)
-    _device.long_product(C, A, B, 7, -2.0, beta)
-    assert_near(C, wanted)
 
 
 def test_a_dependent_row_is_found() -> None:

@@ -25,13 +25,8 @@ _KERNELS = (
     "copy_rows<{T}>",
     "copy_transposed<{T}>",
     "invert_leaves<{T}>",
-    "add_parts<{T}>",
 )
 _NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
-
-#: Processors, order of a tile, terms of the shortest part: when products cut their sums into parts.
-Sums = tuple[int, int, int]
-_NEVER: Sums = (1, 1, 1)
 
 
 def reshape(A: Tensor, kind: int) -> None:
@@ -60,11 +55,10 @@ def syrk(C: Tensor, A: Tensor, lower: bool, alpha: float = 1.0, beta: float = 0.
 
 
 def triangular_product(
-    C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int, sums: Sums = _NEVER
+    C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int
 ) -> None:
     """The named triangle of C := alpha A B + beta C, cut in halves down to ``cut``; beyond it anything."""
-    operands = (blocks(C), blocks(A), blocks(B))
-    _with_work(core.device_triangular_product, C, *operands, lower, alpha, beta, cut, sums)
+    core.device_triangular_product(*_queue(C), blocks(C), blocks(A), blocks(B), lower, alpha, beta, cut)
 
 
 def potrf_vjp(G: Tensor, L: Tensor, size: int, cut: int) -> None:
@@ -87,13 +81,7 @@ def solve(
     B is ``source``, row-major as X is, else X itself.
     """
     right = blocks(X if source is None else source)
-    way = (refine, _sizes.SOLVE_BY_HALVES)
-    _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, *way, size)
-
-
-def long_product(C: Tensor, A: Tensor, B: Tensor, parts: int, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """C := alpha A B + beta C of single matrices, the sums cut into that many parts."""
-    _with_work(core.device_long_product, C, blocks(C), blocks(A), blocks(B), alpha, beta, parts)
+    _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, refine, size)
 
 
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
@@ -101,7 +89,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     given = [_NOTHING if gradient is None else blocks(gradient) for gradient in (gQ, gL)]
     _with_work(
         core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given,
-        _sizes.SOLVE_BLOCK, _sizes.PRODUCT_CUT // 2, sums(L), _sizes.SOLVE_BY_HALVES,
+        _sizes.SOLVE_BLOCK, _sizes.PRODUCT_CUT // 2,
     )  # fmt: skip
 
 
@@ -143,11 +131,6 @@ def _dense_batch(A: Tensor) -> bool:
     """Whether the items of several leading dimensions lie at equal distances."""
     sizes, strides = A.shape[:-2], A.stride()[:-2]
     return all(strides[k] == strides[k + 1] * sizes[k + 1] or sizes[k] == 1 for k in range(len(sizes) - 1))
-
-
-def sums(like: Tensor) -> Sums:
-    """So that all processors of the device of ``like`` have something to do."""
-    return _stream.processors(like.get_device()), _sizes.TILE, _sizes.SHORTEST_SUM
 
 
 def _with_work(routine: Callable[..., int], like: Tensor, *arguments: Any) -> None:

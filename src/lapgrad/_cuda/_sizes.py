@@ -8,14 +8,6 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
-#: Whether a solve takes halves of a matrix and halves of these, or block after block.
-SOLVE_BY_HALVES = False
-
-#: A product whose result has fewer tiles of this order than the device has processors is cut along its sums,
-#: into parts of no less than this many terms.
-TILE = 128
-SHORTEST_SUM = 512
-
 #: A triangle of a product is cut into blocks down to this order, and those are computed whole.
 PRODUCT_CUT = 1024
 

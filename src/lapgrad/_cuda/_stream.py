@@ -92,12 +92,6 @@ def being_captured() -> bool:
 
 
 @functools.cache
-def processors(device: int) -> int:
-    """Streaming multiprocessors of a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
 def architecture(device: int) -> str:
     """What NVRTC is to compile for: ``sm_90``."""
     major, minor = torch.cuda.get_device_capability(device)

@@ -160,20 +160,6 @@ __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* s
     if (top + r < m && left + column < n) to(top + r, left + column) = tile[column * (kTile + 1) + r];
 }
 
-// C := alpha (the sum of the parts, m x n each and dense) + beta C; with beta = 0 the old C is not read.
-// grid = (rows); a block has a row.
-template <typename T>
-__global__ void add_parts(T* data, Index row, const T* parts, Index count, Index m, Index n, double alpha, double beta) {
-  T* const to = data + blockIdx.x * row;
-  for (Index j = threadIdx.x; j < n; j += blockDim.x) {
-    const T* const from = parts + blockIdx.x * n + j;
-    T sum = 0;
-    for (Index k = 0; k < count; ++k) sum += from[k * m * n];
-    sum *= static_cast<T>(alpha);
-    to[j] = beta == 0 ? sum : sum + static_cast<T>(beta) * to[j];
-  }
-}
-
 // W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and only
 // the lower triangle of L is read. grid = (blocks, items); 64 threads. Thread j has column j of W in its registers
 // and solves L w = e_j from the top: once w_i is known, l_ki w_i goes off all that is below. These products do not
