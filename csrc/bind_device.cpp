@@ -164,7 +164,8 @@ index_t gelqf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
 index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& B,
               index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
-        device::invert_from_factor(queue, arena, as<decltype(type)>(B), size);
+        const auto matrix = as<decltype(type)>(B);
+        device::invert_from_factor(queue, arena, matrix, device::invert_blocks(queue, arena, matrix, size));
     });
 }
 
@@ -195,6 +196,43 @@ int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned sha
                                  reinterpret_cast<void*>(stream), addresses, nullptr);
 }
 
+// An integer on its way from a device to the host, to a place that is pinned, in memory that `owner` keeps.
+class Mailbox {
+  public:
+    Mailbox(nb::object owner, std::uintptr_t place)
+        : owner_(owner), place_(reinterpret_cast<volatile long long*>(place)) {
+        constexpr unsigned kWithoutTime = 2;
+        device::check(device::create_event(&event_, kWithoutTime));
+    }
+    Mailbox(const Mailbox&) = delete;
+
+    // The memory may not be used for anything else before the number has come. Nobody minds if the driver is gone.
+    ~Mailbox() {
+        if (sent_) device::wait_for_event(event_);
+        device::destroy_event(event_);
+    }
+
+    void send(std::uintptr_t cell, std::uintptr_t stream) {
+        void* const queue = reinterpret_cast<void*>(stream);
+        device::check(device::copy_to_host(const_cast<long long*>(place_), cell, sizeof(long long), queue));
+        device::check(device::record_event(event_, queue));
+        sent_ = true;
+    }
+
+    long long receive() {
+        nb::gil_scoped_release unlocked;
+        device::check(device::wait_for_event(event_));
+        sent_ = false;
+        return *place_;
+    }
+
+  private:
+    nb::object owner_;
+    volatile long long* place_;
+    void* event_ = nullptr;
+    bool sent_ = false;
+};
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
@@ -202,6 +240,10 @@ void bind_device(nb::module_& m) {
     m.def("device_bind", [](const std::string& name, std::uintptr_t address) {
         if (!device::bind(name, reinterpret_cast<void*>(address))) throw nb::key_error(name.c_str());
     });
+    nb::class_<Mailbox>(m, "Mailbox")
+        .def(nb::init<nb::object, std::uintptr_t>())
+        .def("send", &Mailbox::send)
+        .def("receive", &Mailbox::receive);
     m.def("device_launch", &launch);
     m.def("device_reshape", &reshape);
     m.def("device_gemm", &gemm);

@@ -39,8 +39,16 @@ struct Cublas {
 using launch_fn = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                           void**);
 using fill_fn = int (*)(unsigned long long, unsigned char, std::size_t, void*);
+using copy_to_host_fn = int (*)(void*, unsigned long long, std::size_t, void*);
+using create_event_fn = int (*)(void**, unsigned);
+using record_event_fn = int (*)(void*, void*);
+using of_event_fn = int (*)(void*);
 inline launch_fn launch_kernel = nullptr;
 inline fill_fn fill_bytes = nullptr;
+inline copy_to_host_fn copy_to_host = nullptr;
+inline create_event_fn create_event = nullptr;
+inline record_event_fn record_event = nullptr;
+inline of_event_fn wait_for_event = nullptr, destroy_event = nullptr;
 
 inline bool bind(const std::string& name, void* address) {
     const auto into = [&](auto& place) {
@@ -58,15 +66,26 @@ inline bool bind(const std::string& name, void* address) {
     };
     if (name == "cuLaunchKernel") return into(launch_kernel);
     if (name == "cuMemsetD8Async") return into(fill_bytes);
+    if (name == "cuMemcpyDtoHAsync_v2") return into(copy_to_host);
+    if (name == "cuEventCreate") return into(create_event);
+    if (name == "cuEventRecord") return into(record_event);
+    if (name == "cuEventSynchronize") return into(wait_for_event);
+    if (name == "cuEventDestroy_v2") return into(destroy_event);
     return name[0] == 'D' ? of(double{}, name.substr(1)) : of(float{}, name.substr(1));
 }
 
 // In the order in which Python passes their handles. What each does, and with how many threads, is said in
 // src/lapgrad/_cuda/kernels/triangle.cu.
-enum Kernel { kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves };
+enum Kernel {
+    kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kMergeInverses
+};
 
-constexpr index_t kLeaf = 64, kTile = 32;
+constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 256;
 constexpr unsigned kThreads = 256;
+
+inline void check(int status) {
+    if (status != 0) throw std::runtime_error("a CUDA library returned status " + std::to_string(status));
+}
 
 inline int checked(index_t size) {
     if (size < 0 || size > INT_MAX) throw std::length_error("a matrix is too large for cuBLAS");
@@ -149,6 +168,15 @@ class Queue {
                L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
     }
 
+    // Of every pair of neighbouring diagonal blocks of order `half`, up to kLargestMerge, whose inverses are in W: that of
+    // both together.
+    void merge_inverses(const Batch<T>& W, const Batch<T>& L, index_t half) const {
+        constexpr index_t strip = 8, depth = 16;
+        launch(kMergeInverses, half / strip, (L.rows + 2 * half - 1) / (2 * half), L.count, static_cast<unsigned>(half),
+               half * (strip + depth + 1) * sizeof(T), L.data, L.batch_stride, L.row_stride, L.col_stride, W.data,
+               W.batch_stride, W.row_stride, L.rows, half);
+    }
+
     void clear(T* data, index_t count) const {
         check(fill_bytes(reinterpret_cast<unsigned long long>(data), 0, count * sizeof(T), stream_));
     }
@@ -178,10 +206,6 @@ class Queue {
         void* addresses[] = {&arguments...};
         check(launch_kernel(kernels_[kernel], checked(x), checked(y), checked(z), threads, 1, 1,
                             static_cast<unsigned>(shared), stream_, addresses, nullptr));
-    }
-
-    static void check(int status) {
-        if (status != 0) throw std::runtime_error("a CUDA library returned status " + std::to_string(status));
     }
 
     void* handle_;

@@ -14,6 +14,18 @@ void take(const Queue<T>& queue, const Batch<T>& A, const Batch<T>& B) {
         queue.copy_transposed(A, B.t());
 }
 
+// The lower triangle of Z := L' G + beta Z, L and G lower triangular; beyond it anything. Rows I ask for rows from I on.
+template <class T>
+void product_of_triangles(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& G, T beta,
+                          index_t size) {
+    const index_t n = L.rows;
+    for (index_t start = 0; start < n; start += size) {
+        const index_t order = std::min(size, n - start), stop = start + order, below = n - start;
+        queue.gemm(Z.block(start, 0, order, stop), L.block(start, start, below, order).t(),
+                   G.block(start, 0, below, stop), T(1), beta);
+    }
+}
+
 // gA := L^-T (gQ + Z Q), block row after block row from the last. The right hand side of a block is put together where
 // it is multiplied by the inverse from, so that nothing as large as gA is copied more than once.
 template <class T>
@@ -33,32 +45,49 @@ void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     }
 }
 
-// gQ and gL have no data where there is no such gradient; gL has zeros above its diagonal. Blocks of order `block` are
-// inverted, a triangle of a product is cut in halves down to `cut`.
+// Z := copyltu(Z + L' tril(gL)), with `square` for a copy of gL; without a gL copyltu(Z).
+template <class T>
+void complete_middle(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& gL, bool of_q,
+                     const Batch<T>& square, index_t size) {
+    if (gL.data != nullptr) {
+        take(queue, square, gL);
+        queue.reshape(kClearUpper, square);
+        product_of_triangles(queue, Z, L, square, T(of_q), size);
+    }
+    queue.reshape(kMirrorUp, Z);
+}
+
+// gQ and gL have no data where there is no such gradient. `size` is the order of inverted blocks; triangles of products
+// are cut down to `cut`. The largest product comes first: a device works on it while the host is at the small ones.
 template <class T>
 void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const Batch<T>& Q, const Batch<T>& L,
-               const Batch<T>& gQ, const Batch<T>& gL, index_t block, index_t cut) {
+               const Batch<T>& gQ, const Batch<T>& gL, index_t size, index_t cut) {
     const index_t r = L.rows, items = L.count;
     const bool of_q = gQ.data != nullptr, of_l = gL.data != nullptr;
-    const Batch<T> Z{arena.take(items * r * r), items, r * r, r, r, r, 1};
-    if (of_l && queue != nullptr) queue->gemm(Z, L.t(), gL);
-    if (of_q && queue != nullptr) triangular_product(*queue, Z, gQ, Q.t(), true, T(-1), T(of_l), cut);
-    if (queue != nullptr) queue->reshape(kMirrorUp, Z);
-    const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, block);
-    if (r <= block) {
-        // With the whole inverse W at hand, W' gQ + (W' Z) Q: nothing as large as gA is copied.
-        const Batch<T> product{arena.take(items * r * r), items, r * r, r, r, r, 1};
+    const auto matrix = [&](bool needed) {
+        return Batch<T>{needed ? arena.take(items * r * r) : nullptr, items, r * r, r, r, r, 1};
+    };
+    const Batch<T> Z = matrix(true);
+    if (of_q && queue != nullptr) triangular_product(*queue, Z, gQ, Q.t(), true, T(-1), T(0), cut);
+    if (r <= size) {
+        // With the whole inverse W at hand it is W' gQ + (W' Z) Q.
+        const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
+        const Batch<T> square = matrix(true);
         if (queue == nullptr) return;
-        queue->gemm(product, inverted.W.t(), Z);
         if (of_q) queue->gemm(gA, inverted.W.t(), gQ);
-        queue->gemm(gA, product, Q, T(1), T(of_q));
-    } else if (!of_q) {
-        // A solve with r right hand sides, in place of as many as gA has.
-        solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false);
-        if (queue != nullptr) queue->gemm(gA, Z, Q);
-    } else {
-        solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
+        complete_middle(*queue, Z, L, gL, of_q, square, size);
+        queue->gemm(square, inverted.W.t(), Z);
+        return queue->gemm(gA, square, Q, T(1), T(of_q));
     }
+    const index_t mark = arena.mark();
+    const Batch<T> square = matrix(of_l);
+    arena.release(mark);
+    if (queue != nullptr) complete_middle(*queue, Z, L, gL, of_q, square, size);
+    const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
+    if (of_q) return solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
+    // A solve with r right hand sides, in place of as many as gA has.
+    solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false);
+    if (queue != nullptr) queue->gemm(gA, Z, Q);
 }
 
 }  // namespace lapgrad::device

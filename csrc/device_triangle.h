@@ -2,7 +2,8 @@
 //
 // The inverse of a triangle is all gemm but for its smallest blocks: with L = [[A, 0], [C, B]],
 //     L^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
-// so blocks of 64 come from a kernel, and each doubling is two products for all blocks at once.
+// so blocks of 64 come from a kernel, and each doubling is another one, or from blocks of 512 on two products, for all
+// blocks at once.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +59,9 @@ InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Ba
     if (queue == nullptr) return {W, size};
     queue->clear(W.data, L.count * space);
     queue->invert_leaves(W, L);
-    for (index_t half = kLeaf; half < size && half < n; half *= 2)
+    index_t half = kLeaf;
+    for (; half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
+    for (; half < size && half < n; half *= 2)
         for (index_t item = 0; item < L.count; ++item) merge(*queue, L.item(item), W.item(item), held, half);
     return {W, size};
 }

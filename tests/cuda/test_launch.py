@@ -19,7 +19,7 @@ import torch
 from tolerances import assert_close, of_order
 
 from lapgrad._cpu import available, core
-from lapgrad._cuda import _launch, _potrf_batch, _solver, _stream
+from lapgrad._cuda import _items, _launch, _potrf_batch, _solver, _stream
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),
@@ -105,13 +105,15 @@ def test_mail_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where torch puts new tensors on a GPU if nothing else is said."""
     like = torch.empty(1)
     pageable = SimpleNamespace(
-        empty=lambda *size, pin_memory, **options: torch.empty(*size, **options),
-        int64=torch.int64,
-        cuda=SimpleNamespace(Event=object),
+        empty=lambda *size, pin_memory, **options: torch.empty(*size, **options), int64=torch.int64
     )
-    monkeypatch.setattr(_stream, "torch", pageable)
+    monkeypatch.setattr(_items, "torch", pageable)
+    monkeypatch.setattr(_items, "core", SimpleNamespace(Mailbox=lambda owner, place: (owner, place)))
+    monkeypatch.setattr(_items._libraries, "bind_driver", lambda: None)
     with torch.device("meta"):
-        assert _stream.Mailbox()._number.is_cpu
+        number, place = _items._mailbox()
+        assert number.is_cpu
+        assert number.data_ptr() == place
         assert all(work.is_cpu for work in _solver.work_space(4, 4, like))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._cpu import core
-from lapgrad._cuda import _compile, _libraries, _sizes, _stream
+from lapgrad._cuda import _compile, _libraries, _stream
 
 #: (address, items, stride between them, rows, columns, stride of rows, stride of columns)
 Blocks = tuple[int, int, int, int, int, int, int]
@@ -25,6 +25,7 @@ _KERNELS = (
     "copy_rows<{T}>",
     "copy_transposed<{T}>",
     "invert_leaves<{T}>",
+    "merge_inverses<{T}>",
 )
 _NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
 
@@ -84,13 +85,12 @@ def solve(
     _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, refine, size)
 
 
-def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
-    """gA := L⁻ᵀ (gQ + Z Q), Z = copyltu(Lᵀ gL - gQ Qᵀ); what is above the diagonal of gL is zero."""
+def gelqf_vjp(
+    gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None, size: int, cut: int
+) -> None:
+    """gA := L⁻ᵀ (gQ + Z Q), Z = copyltu(Lᵀ tril(gL) - gQ Qᵀ), with inverted blocks of order ``size``."""
     given = [_NOTHING if gradient is None else blocks(gradient) for gradient in (gQ, gL)]
-    _with_work(
-        core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given,
-        _sizes.SOLVE_BLOCK, _sizes.PRODUCT_CUT // 2,
-    )  # fmt: skip
+    _with_work(core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given, size, cut)
 
 
 def potri(B: Tensor, size: int) -> None:

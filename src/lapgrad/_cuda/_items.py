@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lapgrad import _waiting
-from lapgrad._cuda import _stream
+from lapgrad._cpu import core
+from lapgrad._cuda import _libraries, _stream
 
 #: What the number is as long as nothing failed.
 NOTHING = (1 << 63) - 1
@@ -85,7 +86,7 @@ class Question:
     def __init__(self, like: Tensor, kept: list[Question]) -> None:
         with torch.inference_mode(False):
             self.cell = new_cell(like)
-            self._mailbox = _stream.Mailbox()
+            self._mailbox = _mailbox()
         self._kept = kept
 
     @classmethod
@@ -102,15 +103,22 @@ class Question:
 
     def sent(self) -> Callable[[], tuple[int, int] | None]:
         """What is launched so far answers it; the function that is returned waits for that."""
-        self._mailbox.send(self.cell)
+        self._mailbox.send(self.cell.data_ptr(), _stream.current_stream(self.cell.get_device()))
         return self._answer
 
     def _answer(self) -> tuple[int, int] | None:
-        found = self._mailbox.receive()
+        found: int = self._mailbox.receive()
         if found != NOTHING:
             self.cell.fill_(NOTHING)
         self._kept.append(self)
         return None if found == NOTHING else item_and_code(found)
+
+
+def _mailbox() -> Any:
+    """Pinned memory for a number, and the core's way there."""
+    _libraries.bind_driver()
+    place = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
+    return core.Mailbox(place, place.data_ptr())
 
 
 def no_failure() -> None:

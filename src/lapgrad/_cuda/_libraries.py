@@ -8,7 +8,15 @@ import functools
 from lapgrad._cpu import core
 
 _CUBLAS = ("gemm", "gemmStridedBatched", "trmm", "trsm", "syrk")
-_DRIVER = ("cuLaunchKernel", "cuMemsetD8Async")
+_DRIVER = (
+    "cuLaunchKernel",
+    "cuMemsetD8Async",
+    "cuMemcpyDtoHAsync_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventDestroy_v2",
+)
 
 
 @functools.cache

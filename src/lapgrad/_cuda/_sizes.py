@@ -11,6 +11,10 @@ ORTHOGONALISE_BLOCK = 256
 #: A triangle of a product is cut into blocks down to this order, and those are computed whole.
 PRODUCT_CUT = 1024
 
+#: In gelqf's gradient, where sums are as long as A is wide: from this many terms on blocks of half that order
+#: are large enough.
+LONG_SUM = 4096
+
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
@@ -36,3 +40,8 @@ def one_by_one(items: int, n: int) -> bool:
 def solves_by_blocks(n: int, columns: int) -> bool:
     """Whether a triangular solve of order n pays for the inverses of the diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
+
+
+def cut_of_long_product(terms: int) -> int:
+    """The order down to which a triangle of a product with sums of that many terms is cut."""
+    return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT

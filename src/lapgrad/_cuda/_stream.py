@@ -68,24 +68,6 @@ def bind_context(device: int) -> None:
         known.add(device)
 
 
-class Mailbox:
-    """A place on the host for an integer from a device."""
-
-    def __init__(self) -> None:
-        self._number = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
-        self._arrived = torch.cuda.Event()
-
-    def send(self, cell: Tensor) -> None:
-        """Sends what the cell holds once all that was launched so far has run, and waits for nothing."""
-        self._number.copy_(cell, non_blocking=True)
-        self._arrived.record()
-
-    def receive(self) -> int:
-        """Waits for it."""
-        self._arrived.synchronize()
-        return int(self._number)
-
-
 def being_captured() -> bool:
     """Whether a CUDA graph records what is launched now: then nothing may be read back to the host."""
     return torch.cuda.is_current_stream_capturing()

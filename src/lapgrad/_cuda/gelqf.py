@@ -54,9 +54,9 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     if not wide or not _sizes.one_by_one(items, rank) or not _device.storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
-    of_q = None if gQ is None else _device.readable(gQ)
-    of_l = None if gL is None else gL.tril()
-    _device.gelqf_vjp(gA, _device.readable(Q), _device.readable(L), of_q, of_l)
+    of_q, of_l = (None if gradient is None else _device.readable(gradient) for gradient in (gQ, gL))
+    cut = _sizes.cut_of_long_product(Q.shape[-1])
+    _device.gelqf_vjp(gA, _device.readable(Q), _device.readable(L), of_q, of_l, _sizes.SOLVE_BLOCK, cut)
 
 
 @on_its_device

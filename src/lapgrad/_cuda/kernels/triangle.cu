@@ -198,3 +198,90 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
   for (int i = 0; i < kLeaf; ++i)
     if (j <= i && i < size) target(i, j) = w[i];
 }
+
+// The inverses of diagonal blocks of order 2 half of L from those of order `half`: with [[L11, 0], [L21, L22]],
+//     W21 := -W22 (L21 W11)
+// A block has eight columns of W11: it needs no other for as many columns of both products. Thread i has row i of them
+// in its registers, and all threads read the same rows of what is multiplied from the right. 16 columns at a time of the
+// left factors go through the memory of the block, the next ones through registers. Nothing is launched between the two
+// products, and a product of cuBLAS takes the host three times as long as this.
+// grid = (half / 8, pairs, items); `half` threads. Memory of a block: half x 17 and half x 8.
+constexpr int kStrip = 8;
+constexpr int kDepth = 16;
+
+// sum += row `thread` of A right, from column `first` of A on; A is rows x columns, with zeros beyond. A lower triangle
+// asks for no columns beyond the rows that a warp has.
+template <typename T>
+__device__ void multiply_strip(T (&sum)[kStrip], const Matrix<const T>& A, int rows, int columns, int first, bool lower,
+                               const T* right, T* tile) {
+  const int thread = threadIdx.x, threads = blockDim.x;
+  T next[kDepth];
+  // Consecutive threads read consecutive addresses, whichever way A lies.
+  const auto place = [&](int turn, int& i, int& k) {
+    const int number = turn * threads + thread;
+    i = A.col == 1 ? number / kDepth : number % threads;
+    k = A.col == 1 ? number % kDepth : number / threads;
+  };
+  const auto load = [&](int start) {
+#pragma unroll
+    for (int turn = 0; turn < kDepth; ++turn) {
+      int i, k;
+      place(turn, i, k);
+      next[turn] = i < rows && start + k < columns ? A(i, start + k) : T(0);
+    }
+  };
+  load(first);
+  for (int start = first; start < columns; start += kDepth) {
+#pragma unroll
+    for (int turn = 0; turn < kDepth; ++turn) {
+      int i, k;
+      place(turn, i, k);
+      tile[i * (kDepth + 1) + k] = next[turn];
+    }
+    __syncthreads();
+    if (start + kDepth < columns) load(start + kDepth);
+    if (!lower || start <= (thread | 31)) {
+#pragma unroll
+      for (int k = 0; k < kDepth; ++k) {
+        const T value = tile[thread * (kDepth + 1) + k];
+#pragma unroll
+        for (int s = 0; s < kStrip; ++s) sum[s] += value * right[(start + k) * kStrip + s];
+      }
+    }
+    __syncthreads();
+  }
+}
+
+template <typename T>
+__global__ void merge_inverses(const T* L, Index l_item, Index l_row, Index l_col, T* W, Index w_item, Index w_row, Index n,
+                               Index order) {
+  const int half = static_cast<int>(order), thread = threadIdx.x;
+  const Index start = static_cast<Index>(blockIdx.y) * 2 * half, middle = start + half;
+  if (middle >= n) return;
+  const int below = static_cast<int>(n - middle < half ? n - middle : half);
+  const int left = static_cast<int>(blockIdx.x) * kStrip;
+  T* const right = shared_memory<T>();
+  T* const tile = right + half * kStrip;
+  T* const inverse = W + blockIdx.z * w_item;
+  const Matrix<T> W11{inverse + start * (w_row + 1), w_row, 1}, W21{inverse + middle * w_row + start, w_row, 1};
+  const Matrix<const T> W22{inverse + middle * (w_row + 1), w_row, 1};
+  const Matrix<const T> L21{L + blockIdx.z * l_item + middle * l_row + start * l_col, l_row, l_col};
+  T sum[kStrip];
+#pragma unroll
+  for (int s = 0; s < kStrip; ++s) {
+    right[thread * kStrip + s] = thread < left + s ? T(0) : W11(thread, left + s);
+    sum[s] = 0;
+  }
+  __syncthreads();
+  multiply_strip(sum, L21, below, half, left / kDepth * kDepth, false, right, tile);
+#pragma unroll
+  for (int s = 0; s < kStrip; ++s) {
+    right[thread * kStrip + s] = sum[s];
+    sum[s] = 0;
+  }
+  __syncthreads();
+  multiply_strip(sum, W22, below, below, 0, true, right, tile);
+#pragma unroll
+  for (int s = 0; s < kStrip; ++s)
+    if (thread < below) W21(thread, left + s) = -sum[s];
+}

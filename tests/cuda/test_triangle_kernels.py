@@ -1,0 +1,39 @@
+"""Inverses of diagonal blocks, from those of half the order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from machines import MACHINES, Machine
+from tolerances import INVERTED_BLOCKS, assert_close
+from torch import Tensor
+
+_STRIP, _DEPTH = 8, 16  # as in csrc/device.h
+
+
+def well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:
+    entries = torch.randn(2, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    return (entries / n**0.5 + 2.0 * torch.eye(n)).to(device, dtype)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("by_columns", [True, False])
+@pytest.mark.parametrize(("half", "n"), [(64, 200), (64, 128), (64, 140), (128, 250), (256, 390)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_merged_inverses(dtype: torch.dtype, half: int, n: int, by_columns: bool, machine: Machine) -> None:
+    """Only the lower triangle of L is read; only what is below the blocks of half the order is written."""
+    if machine.device == "cpu" and half == 256 and (by_columns or dtype is torch.float32):
+        pytest.skip("takes long where threads are emulated")
+    L = well_conditioned(n, dtype, machine.device)
+    L = L.mT.contiguous().mT if by_columns else L
+    W, wanted = torch.zeros(2, n, n, dtype=dtype, device=L.device), torch.zeros_like(L)
+    for size, target in ((half, W), (2 * half, wanted)):
+        for start in range(0, n, size):
+            block = slice(start, min(start + size, n))
+            target[:, block, block] = torch.linalg.inv(L[:, block, block].tril())
+    pairs = -(-n // (2 * half))
+    shared = half * (_STRIP + _DEPTH + 1) * L.element_size()
+    operands = (L.data_ptr(), *L.stride(), W.data_ptr(), *W.stride()[:2])
+    plan = ("triangle", "merge_inverses<{T}>", L, (half // _STRIP, pairs, 2), half, shared)
+    machine.launch((*plan, *operands, n, half))
+    assert_close(W, wanted.tril(), INVERTED_BLOCKS)
