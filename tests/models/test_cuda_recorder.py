@@ -171,3 +171,23 @@ def test_waits_are_noticed_where_they_are(notes: Notes) -> None:
     assert notes.mode == 0
     with pytest.warns(UserWarning, match="of another kind"):
         recorder.watched(lambda: warnings.warn("of another kind", UserWarning, stacklevel=1))
+
+
+def test_other_threads_read_when_nothing_is_watched(notes: Notes) -> None:
+    """Torch looks for waits in all threads at once."""
+    modes: list[int | str] = []
+
+    def read() -> None:
+        with _captured.undisturbed():
+            modes.append(notes.mode)
+
+    other = threading.Thread(target=read)
+
+    def started() -> None:
+        other.start()
+        other.join(0.05)
+        assert other.is_alive()
+
+    assert CudaRecorder(torch.device("cuda", 0)).watched(started) is None
+    other.join()
+    assert modes == [0]

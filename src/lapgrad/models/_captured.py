@@ -31,6 +31,16 @@ _one_at_a_time = threading.Lock()
 _streams = threading.local()
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """For what fits read from a device: not while a call of another thread is watched.
+
+    Torch's mode of looking for synchronisation is one for all threads: it would warn of the reading, too.
+    """
+    with _one_at_a_time:
+        yield
+
+
 def places(module: nn.Module) -> list[object]:
     """What recordings of a module rely on, and others may change: addresses, and what is learned."""
     tensors = [*module.parameters(), *module.buffers()]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _lbfgs, _plots, _progress
-from lapgrad.models._captured import CudaRecorder
+from lapgrad.models._captured import CudaRecorder, undisturbed
 from lapgrad.models._evaluation import Evaluation, Replayed
 
 OPTIMIZERS = ("lbfgs", "adam")
@@ -236,7 +236,9 @@ class _Run:
             loss, gradients = self.evaluation()
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self.failed(error) from error
-        return loss.item(), [
+        with undisturbed():
+            value = loss.item()
+        return value, [
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]

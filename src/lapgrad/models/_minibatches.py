@@ -300,13 +300,15 @@ class Training:
 
     def _look(self, taken: int) -> float:
         """The mean loss of the steps since the last look; the one place that waits for the device."""
-        mean = float(self.total) / taken
-        self.total.zero_()
         try:
-            for layer in self.layers:
-                layer.check()
+            with _captured.undisturbed():
+                mean = float(self.total) / taken
+                for layer in self.layers:
+                    layer.check()
         except _errors.LapgradError as error:
             raise self._failed(str(error)) from error
+        finally:
+            self.total.zero_()
         if not math.isfinite(mean):
             raise self._failed(f"the loss is not finite ({mean})")
         with torch.no_grad():
