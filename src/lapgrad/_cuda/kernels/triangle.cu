@@ -136,12 +136,23 @@ __global__ void finish_inverse(T* data, Index item, Index row, Index n, const T*
   }
 }
 
-// target := source, row by row. grid = (rows, items).
+// target := source, row by row, which do not overlap. grid = (rows, items). A thread asks for eight numbers before it
+// waits for the first of them.
 template <typename T>
 __global__ void copy_rows(T* target, Index t_item, Index t_row, const T* source, Index s_item, Index s_row, Index n) {
+  constexpr int at_once = 8;
   T* const to = target + blockIdx.y * t_item + blockIdx.x * t_row;
   const T* const from = source + blockIdx.y * s_item + blockIdx.x * s_row;
-  for (Index j = threadIdx.x; j < n; j += blockDim.x) to[j] = from[j];
+  const Index step = blockDim.x;
+  Index j = threadIdx.x;
+  for (; j + (at_once - 1) * step < n; j += at_once * step) {
+    T values[at_once];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) values[k] = from[j + k * step];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) to[j + k * step] = values[k];
+  }
+  for (; j < n; j += step) to[j] = from[j];
 }
 
 // target := source^T, target of order m x n. grid = (tiles down, tiles across, items); memory: one padded tile.
@@ -177,10 +188,20 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
   const int size = static_cast<int>(n - start < kLeaf ? n - start : kLeaf), j = threadIdx.x;
   const Matrix<const T> source{L + blockIdx.y * l_item + start * (l_row + l_col), l_row, l_col};
   const Matrix<T> target{W + blockIdx.y * w_item + start * (w_row + 1), w_row, 1};
-  // Consecutive threads read consecutive addresses, whichever way L lies.
-  for (int k = 0; k < kLeaf; ++k) {
-    const int i = l_col == 1 ? k : j, c = l_col == 1 ? j : k;
-    if (c <= i) column[c * kLeaf + i] = i < size ? source(i, c) : T(i == c);
+  // Consecutive threads read consecutive addresses, whichever way L lies; 16 numbers are on their way at a time.
+  constexpr int at_once = 16;
+  for (int first = 0; first < kLeaf; first += at_once) {
+    T values[at_once];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) {
+      const int i = l_col == 1 ? first + k : j, c = l_col == 1 ? j : first + k;
+      values[k] = c <= i && i < size ? source(i, c) : T(i == c);
+    }
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) {
+      const int i = l_col == 1 ? first + k : j, c = l_col == 1 ? j : first + k;
+      if (c <= i) column[c * kLeaf + i] = values[k];
+    }
   }
   __syncthreads();
   reciprocal[j] = T(1) / column[j * kLeaf + j];
