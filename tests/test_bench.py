@@ -205,6 +205,8 @@ def test_cases_on_a_gpu(name):
     case = Case(OPERATORS[name], Shape.parse("3x4x4"), torch.float64, torch.device("cuda"))
     (found,) = runner.measure(case, ["step"], 1, seconds=0)
     assert found.ours.median > 0
+    assert 0 < found.device["lapgrad"].median < 1
+    assert found.device_ratio > 0
 
 
 def test_bars_are_measured_on_the_device_of_the_bench():

@@ -216,7 +216,7 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return 2.5
 
-    table = [Bar(f"potrf {n} forward", "≥", 2.0, figure) for n in (1, 2, 3)]
+    table = [Bar(f"potrf {n} forward", "≥", 2.0, figure, device=lambda bench: 7.25) for n in (1, 2, 3)]
     monkeypatch.setattr("lapgrad.bench.command.bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert bench("--bars", "--output", file) == 130
@@ -225,8 +225,10 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
     assert len(measured) == 4
     stored = Results.load(file)
     assert [bar["figure"] for bar in stored.bars] == [2.5] * 3
-    assert stored.bars[0].keys() == {"what", "wanted", "sense", "figure", "unit", "passed"}
-    assert "3 of 3 bars reached" in capsys.readouterr().out
+    assert stored.bars[0].keys() == {"what", "wanted", "sense", "figure", "unit", "passed", "device"}
+    printed = capsys.readouterr().out
+    assert "3 of 3 bars reached" in printed
+    assert printed.count("7.25×") == 3, "one of them from the file"
 
 
 def test_results_that_differ_end_in_an_error_after_the_others(monkeypatch, capsys):

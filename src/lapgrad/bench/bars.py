@@ -54,6 +54,7 @@ class Bar:
         bound: the figure that is to be reached.
         value: measures the figure.
         unit: printed behind both figures.
+        device: the same figure of a GPU's work alone, where there is one.
     """
 
     what: str
@@ -61,6 +62,7 @@ class Bar:
     bound: float
     value: Callable[[Bench], float]
     unit: str = "×"
+    device: Callable[[Bench], float | None] = lambda bench: None
 
     def holds(self, figure: float) -> bool:
         """Whether the figure reaches the bar."""
@@ -69,10 +71,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bar and what was measured."""
+    """A bar and what was measured; ``device``: of a GPU's work alone, without its waiting for the host."""
 
     bar: Bar
     figure: float
+    device: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -89,6 +92,7 @@ class Verdict:
             "figure": self.figure,
             "unit": bar.unit,
             "passed": self.passed,
+            "device": self.device,
         }
 
 
@@ -105,7 +109,7 @@ def bars(machine: Machine) -> list[Bar]:
 def judge(bar: Bar, bench: Bench) -> Verdict:
     """Measures one bar."""
     with thread_count(bench.threads):
-        return Verdict(bar, bar.value(bench))
+        return Verdict(bar, bar.value(bench), bar.device(bench))
 
 
 _Bounds = tuple[float | None, float | None]
@@ -232,7 +236,13 @@ def _speedups(name: str | Operator, shape: int | str, float64: _Bounds, float32:
 
 
 def _speedup(case: Case, phase: Phase, bound: float) -> Bar:
-    return Bar(f"{case} {phase}", "≥", bound, lambda bench: bench.measurement(case, phase).ratio)
+    return Bar(
+        f"{case} {phase}",
+        "≥",
+        bound,
+        lambda bench: bench.measurement(case, phase).ratio,
+        device=lambda bench: bench.measurement(case, phase).device_ratio,
+    )
 
 
 def _backward_over_forward(case: Case, bound: float) -> Bar:

@@ -189,9 +189,13 @@ def _run_bars(arguments: argparse.Namespace) -> int:
     wanted = [bar for bar in bars(machine) if arguments.ops is None or bar.what.split()[0] in arguments.ops]
     options = {"bars": machine, "threads": [threads], "device": arguments.device, "seconds": seconds}
     results = begun("ops", arguments, {**options, "operators": arguments.ops})
-    known = {bar["what"]: bar["figure"] for bar in results.bars}
+    known = {bar["what"]: bar for bar in results.bars}
     before = list(results.rows)
-    verdicts = [Verdict(bar, _figure(known[bar.what])) for bar in wanted if bar.what in known]
+    verdicts = [
+        Verdict(bar, _figure(known[bar.what]["figure"]), known[bar.what].get("device"))
+        for bar in wanted
+        if bar.what in known
+    ]
     try:
         with Progress(len(wanted), len(verdicts)) as progress:
             for bar in wanted:

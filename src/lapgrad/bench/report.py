@@ -34,13 +34,16 @@ def circumstances(threads: Sequence[int], device: str = "cpu") -> str:
 
 
 def bars_table(verdicts: Sequence[Verdict]) -> Table:
-    """Wanted and measured figures."""
+    """Wanted and measured figures; on a GPU also those of its work alone."""
     rows = []
     for verdict in verdicts:
         bar = verdict.bar
         wanted, figure = f"{bar.sense} {bar.bound:g}{bar.unit}", f"{verdict.figure:.2f}{bar.unit}"
-        rows.append([bar.what, wanted, figure, "pass" if verdict.passed else "MISS"])
-    return ["what", "wanted", "measured", ""], rows
+        device = "-" if verdict.device is None else f"{verdict.device:.2f}{bar.unit}"
+        rows.append([bar.what, wanted, figure, "pass" if verdict.passed else "MISS", device])
+    if all(verdict.device is None for verdict in verdicts):
+        return ["what", "wanted", "measured", ""], [row[:-1] for row in rows]
+    return ["what", "wanted", "measured", "", "GPU's work alone"], rows
 
 
 def markdown(table: Table) -> str:

@@ -15,7 +15,7 @@ from lapgrad.bench.agreement import DisagreementError, Values, compare
 from lapgrad.bench.cases import Case, dtype_name
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.peers import PeerError, Peers
-from lapgrad.bench.timing import Sampler, Thunk, Timing, interleaved, sampler, take_turns
+from lapgrad.bench.timing import Sampler, Thunk, Timing, device_work, interleaved, sampler, take_turns
 
 __all__ = ["PHASES", "DisagreementError", "Measurement", "Phase", "Side", "measure", "measure_alone"]
 
@@ -40,6 +40,7 @@ class Measurement:
         gemm_rate: flop/s of torch.mm in between; None where it was not measured.
         moved: bytes that have to be read or written once: inputs, results, cotangents, gradients.
         extra_bytes: peak memory of a call by library, where it was measured.
+        device: what a GPU works on a call, by library; empty on a CPU.
     """
 
     case: Case
@@ -51,11 +52,17 @@ class Measurement:
     gemm_rate: float | None = None
     moved: float | None = None
     extra_bytes: dict[str, int | None] = field(default_factory=dict)
+    device: dict[str, Timing] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         """How many times faster than torch."""
         return self.peer.median / self.ours.median
+
+    @property
+    def device_ratio(self) -> float | None:
+        """How many times less the GPU works; None on a CPU."""
+        return self.device["torch"].median / self.device["lapgrad"].median if self.device else None
 
     def rate(self, timing: Timing) -> float:
         """Gflop/s, or GB/s for operators that only move elements."""
@@ -92,6 +99,7 @@ class Measurement:
             "gemm_fraction": fraction,
             "gemm_rate": self.gemm_rate,
             "extra_bytes": self.extra_bytes.get(library),
+            "device_s": self.device[library].median if library in self.device else None,
         }
 
 
@@ -198,6 +206,7 @@ class _Pair:
             gemm.flops(case.device, threads) / yardstick.median if yardstick else None,
             self._moved_bytes(phase),
             extra,
+            {name: device_work(thunk) for name, thunk in thunks.items()} if case.device.type == "cuda" else {},
         )
 
     def _operand_bytes(self) -> int:

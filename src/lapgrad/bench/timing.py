@@ -22,6 +22,9 @@ _SHORTEST_SAMPLE = 2e-3
 """Seconds. A faster function is called several times per sample: the clock's own cost vanishes, and what the
 other function left behind (cold caches, memory given back to the system) is paid once per sample."""
 
+_FILLER_BYTES = 2**28
+"""What a GPU is kept busy with: writing this takes a tenth of a millisecond."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -159,6 +162,31 @@ def _sample_on_gpu(function: Thunk, calls: int) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 1e3 / calls
+
+
+def device_work(function: Thunk, *, samples: int = 9) -> Timing:
+    """Seconds that a GPU works on a call, without those that it waits for the host.
+
+    A call is launched while the GPU is still busy with something else, as it is in the middle of a program
+    that keeps it busy (NVBench's way to measure). Nothing of the call is in the GPU's caches. A function that
+    reads from the GPU waits in between, and that counts.
+    """
+    with torch.no_grad():
+        filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device="cuda")
+    function()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    function()
+    launched = time.perf_counter() - began
+    torch.cuda.synchronize()
+    fills = 1 + round(2.0 * launched / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
+    found = []
+    with _no_garbage_collection():
+        for _ in range(samples):
+            for _ in range(fills):
+                filler.zero_()
+            found.append(_sample_on_gpu(function, 1))
+    return Timing.of(found)
 
 
 @contextmanager
