@@ -186,6 +186,7 @@ def in_place_of_the_gpu() -> Iterator[None]:
         mock.patch.object(_launch, "launch", emulated.launch),
         mock.patch.object(_stream, "current_device", return_value=-1),
         mock.patch.object(_stream, "being_captured", return_value=False),
+        mock.patch.object(_stream, "multiplies_float64_fast", return_value=True),
         mock.patch.object(_items, "_mailbox", pinned_elsewhere),
         mock.patch.object(_stream, "current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),

@@ -280,6 +280,17 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
         assert_near(C.triu(), wanted.triu())
 
 
+def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cholesky's way and the polar decomposition take more operations than Householder's, in float64."""
+    monkeypatch.setattr(_stream, "multiplies_float64_fast", lambda device: False)
+    A = torch.randn(150, 200)
+    Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)
+    with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gelqf"):
+        _cuda.gelqf(L, Q, A, False)
+    with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gesvd"):
+        _cuda.gesvd(S, L, Q, A)
+
+
 def test_a_dependent_row_is_found() -> None:
     L = factor(2, 150)
     assert _cuda.dependent_row(L, 1e-10, False) is None

@@ -117,6 +117,16 @@ def test_mail_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(work.is_cpu for work in _solver.work_space(4, 4, like))
 
 
+@pytest.mark.parametrize(("ratio", "fast"), [(2, True), (64, False)])
+def test_devices_for_pictures_are_slow_in_float64(
+    ratio: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(single_to_double_precision_perf_ratio=ratio)
+    device = SimpleNamespace(Device=lambda number: SimpleNamespace(properties=properties))
+    monkeypatch.setitem(sys.modules, "cuda.core", device)
+    assert _stream.multiplies_float64_fast.__wrapped__(0) is fast
+
+
 def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would stay the current one: which it is, is up to the user."""
     bound: list[int] = []

@@ -85,3 +85,15 @@ def block_memory(device: int) -> int:
     """Bytes of a multiprocessor's memory that one block may have."""
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
+
+
+#: Times that float32 may be faster than float64: 2 on devices for computing, 32 and 64 on those for pictures.
+_LARGEST_RATIO = 4
+
+
+@functools.cache
+def multiplies_float64_fast(device: int) -> bool:
+    """Whether algorithms are worth while that trade more operations, in float64, for better ones."""
+    from cuda.core import Device
+
+    return int(Device(device).properties.single_to_double_precision_perf_ratio) <= _LARGEST_RATIO

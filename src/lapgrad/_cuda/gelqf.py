@@ -21,6 +21,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
     serves = rank >= _sizes.LARGE and _sizes.one_by_one(items, rank) and not _stream.being_captured()
+    serves = serves and _stream.multiplies_float64_fast(A.get_device())
     if not serves or not (Q is None or _device.storable(Q)):
         return _fallback.gelqf(L, Q, A, True)
     matrices, factors, rows = (None if X is None else _device.flat(X) for X in (A, L, Q))

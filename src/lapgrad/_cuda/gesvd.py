@@ -47,6 +47,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
         return None if failure is None else _fallback.gesvd(S, U, V, A)
     m, n = A.shape[-2:]
     large = min(m, n) >= _sizes.POLAR_FROM and _sizes.one_by_one(A.shape[:-2].numel(), min(m, n))
+    large = large and _stream.multiplies_float64_fast(A.get_device())
     if U is None or V is None or not large or _stream.being_captured() or not bool(A.isfinite().all()):
         return _fallback.gesvd(S, U, V, A)
     flat = [X if X.dim() == dim else X.reshape(-1, *X.shape[1 - dim :]) for X, dim in ((A, 3), (S, 2))]

@@ -206,7 +206,9 @@ class _Pair:
             gemm.flops(case.device, threads) / yardstick.median if yardstick else None,
             self._moved_bytes(phase),
             extra,
-            {name: device_work(thunk) for name, thunk in thunks.items()} if case.device.type == "cuda" else {},
+            {name: device_work(thunk) for name, thunk in thunks.items()}
+            if case.device.type == "cuda"
+            else {},
         )
 
     def _operand_bytes(self) -> int:
