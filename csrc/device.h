@@ -80,7 +80,7 @@ enum Kernel {
     kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kMergeInverses
 };
 
-constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 256;
+constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 128;
 constexpr unsigned kThreads = 256;
 
 inline void check(int status) {

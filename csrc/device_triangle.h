@@ -2,8 +2,8 @@
 //
 // The inverse of a triangle is all gemm but for its smallest blocks: with L = [[A, 0], [C, B]],
 //     L^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
-// so blocks of 64 come from a kernel, and each doubling is another one, or from blocks of 512 on two products, for all
-// blocks at once.
+// so blocks of 64 come from a kernel, and each doubling is another one, or from 256 to 512 on two products, for all blocks
+// at once.
 #pragma once
 
 #include <algorithm>

@@ -79,9 +79,17 @@ def both(
     return found, wanted
 
 
+@pytest.fixture(params=["whole", "by blocks"])
+def _factorised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by blocks":
+        monkeypatch.setattr(_sizes, "FACTOR_BY_BLOCKS_FROM", 0)
+        monkeypatch.setattr(_sizes, "FACTOR_BLOCK", 64)
+
+
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 class TestCholesky:
+    @pytest.mark.usefixtures("_factorised")
     def test_potrf(self, batch: tuple[int, ...], lower: bool) -> None:
         A = positive_definite(*batch, ORDER)
         named = A.tril() if lower else A.triu()
@@ -158,17 +166,20 @@ class TestCholesky:
         assert torch.equal(found[0], wanted[0])
 
 
+@pytest.mark.usefixtures("_factorised")
 @pytest.mark.parametrize("lower", [True, False])
 def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
-    A = positive_definite(4, 150)
+    A = positive_definite(6, 150)
     A[1, 7, 7] = -5.0
     A[2, 9, 4] = A[2, 4, 9] = float("nan")
     A[3, 20, 20] = float("inf")
-    codes = [torch.zeros(4, dtype=torch.int32) for _ in range(2)]
+    A[4, 140, 140] = -5.0
+    A[5, 100, 80] = A[5, 80, 100] = float("nan")
+    codes = [torch.zeros(6, dtype=torch.int32) for _ in range(2)]
     results = [torch.empty_like(A) for _ in range(2)]
     _cuda.potrf(results[0], A, lower, codes[0])
     _fallback.potrf(results[1], A, lower, codes[1])
-    assert codes[0].tolist() == codes[1].tolist() == [0, 8, -10, -21]
+    assert codes[0].tolist() == codes[1].tolist() == [0, 8, -10, -21, 141, -101]
     assert_near(*results)
     assert _cuda.potrf(results[0], A, lower, None) == (1, 8)
 

@@ -20,6 +20,7 @@ from tolerances import assert_close, of_order
 
 from lapgrad._cpu import available, core
 from lapgrad._cuda import _items, _launch, _potrf_batch, _solver, _stream
+from lapgrad._cuda._stream import multiplies_float64_fast
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),
@@ -124,7 +125,7 @@ def test_devices_for_pictures_are_slow_in_float64(
     properties = SimpleNamespace(single_to_double_precision_perf_ratio=ratio)
     device = SimpleNamespace(Device=lambda number: SimpleNamespace(properties=properties))
     monkeypatch.setitem(sys.modules, "cuda.core", device)
-    assert _stream.multiplies_float64_fast.__wrapped__(0) is fast
+    assert multiplies_float64_fast.__wrapped__(0) is fast
 
 
 def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:

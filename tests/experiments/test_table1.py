@@ -27,7 +27,7 @@ TIMES = ("seconds", "seconds_per_step")
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tiny_data.write_all(tmp_path, monkeypatch)
-    monkeypatch.setattr(folds, "KEPT_EVERY", 5)
+    monkeypatch.setattr(folds, "KEPT_EVERY", {"adam": 5, "lbfgs": 5})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAPGRAD_DATA", str(tmp_path))
     return

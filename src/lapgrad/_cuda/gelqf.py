@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,8 @@ from lapgrad import _fallback
 from lapgrad._cuda import _device, _gelqf_batch, _gelqf_wide, _sizes, _stream
 from lapgrad._cuda._lq import by_cholesky
 from lapgrad._cuda._stream import on_its_device
+
+_prepared = threading.local()
 
 
 @on_its_device
@@ -24,6 +28,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     serves = serves and _stream.multiplies_float64_fast(A.get_device())
     if not serves or not (Q is None or _device.storable(Q)):
         return _fallback.gelqf(L, Q, A, True)
+    _prepare_torchs_driver(A)
     matrices, factors, rows = (None if X is None else _device.flat(X) for X in (A, L, Q))
     assert matrices is not None
     assert factors is not None
@@ -38,6 +43,19 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
         if m > n:
             factors[item, rank:] = matrices[item, rank:].to(orthogonal.dtype) @ orthogonal.mT
     return None
+
+
+def _prepare_torchs_driver(like: Tensor) -> None:
+    """torch's driver serves while a graph is captured, and then it is too late to make its handle of cuSOLVER.
+
+    Who captures a graph has called what is in it before: here, in the same thread.
+    """
+    devices: set[int] | None = getattr(_prepared, "devices", None)
+    if devices is None:
+        devices = _prepared.devices = set()
+    if like.get_device() not in devices:
+        torch.linalg.qr(like.new_ones(1, 1))
+        devices.add(like.get_device())
 
 
 dependent_row = on_its_device(_gelqf_batch.dependent_row)

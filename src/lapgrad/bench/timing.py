@@ -25,6 +25,9 @@ other function left behind (cold caches, memory given back to the system) is pai
 _FILLER_BYTES = 2**28
 """What a GPU is kept busy with: writing this takes a tenth of a millisecond."""
 
+_LEAST_AHEAD = 1e-3
+"""Seconds that a GPU is kept busy for: threads of autograd's may take long to wake up."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -179,7 +182,8 @@ def device_work(function: Thunk, *, samples: int = 9) -> Timing:
     function()
     launched = time.perf_counter() - began
     torch.cuda.synchronize()
-    fills = 1 + round(2.0 * launched / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
+    ahead = max(_LEAST_AHEAD, 4.0 * launched)
+    fills = round(ahead / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
     found = []
     with _no_garbage_collection():
         for _ in range(samples):

@@ -28,8 +28,8 @@ PARTS = 10
 SHOWN_EVERY = {"cpu": 1, "cuda": 50}
 """Steps between two looks at the loss: on a GPU a look waits for all that was asked of it."""
 
-KEPT_EVERY = 250
-"""Steps between two checkpoints. L-BFGS starts with an empty memory after each."""
+KEPT_EVERY = {"adam": 250, "lbfgs": 1000}
+"""Steps between two checkpoints. L-BFGS starts with an empty memory after each, and takes a while to gather one."""
 
 _JITTER = 1e-6
 _LITTLE_JITTER = 1e-8
@@ -248,7 +248,8 @@ class _Run:
         advance = self._adam if self.how.optimizer == "adam" else self._lbfgs
         while self.done < self.how.steps and not self.finished:
             began = time.perf_counter() - self.seconds
-            interrupted = advance(min(self.how.steps, (self.done // KEPT_EVERY + 1) * KEPT_EVERY))
+            every = KEPT_EVERY[self.how.optimizer]
+            interrupted = advance(min(self.how.steps, (self.done // every + 1) * every))
             self.seconds = time.perf_counter() - began
             self._save()
             if interrupted:
