@@ -162,7 +162,7 @@ def expressions() -> dict[str, list[str]]:
 
 
 def to_compile(stem: str) -> list[str]:
-    """All but those in single precision, of which the first of each kernel: they share all but a few lines."""
+    """In single precision only the first of each kernel: they share all but a few lines with the others."""
     singles = {one.partition("<")[0]: one for one in reversed(expressions()[stem]) if "<float" in one}
     return [one for one in expressions()[stem] if "<float" not in one] + list(singles.values())
 

@@ -46,7 +46,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
 
 
 def _prepare_torchs_driver(like: Tensor) -> None:
-    """torch's driver serves while a graph is captured, and then it is too late to make its handle of cuSOLVER.
+    """Makes torch's handle of cuSOLVER: its driver serves while a graph is captured, and then it is too late.
 
     Who captures a graph has called what is in it before: here, in the same thread.
     """
