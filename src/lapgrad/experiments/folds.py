@@ -29,7 +29,7 @@ SHOWN_EVERY = {"cpu": 1, "cuda": 50}
 """Steps between two looks at the loss: on a GPU a look waits for all that was asked of it."""
 
 KEPT_EVERY = {"adam": 250, "lbfgs": 1000}
-"""Steps between two checkpoints. L-BFGS starts with an empty memory after each, and is slow until it is full."""
+"""Steps between two checkpoints. L-BFGS starts with an empty memory after each, and then goes slowly."""
 
 _JITTER = 1e-6
 _LITTLE_JITTER = 1e-8
