@@ -101,9 +101,9 @@ def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        A = positive_definite(shape, seed)
+        source = positive_definite(shape, seed)  # kept: its memory belongs to another stream, which may be ahead
         with torch.cuda.stream(torch.cuda.Stream()):
-            A = A.clone()
+            A = source.clone()
             for _ in range(5):
                 for name in names:
                     result, gA = with_gradient(ALL[name], A)
