@@ -101,7 +101,7 @@ def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        source = positive_definite(shape, seed)  # kept: its memory belongs to another stream, which may be ahead
+        source = positive_definite(shape, seed)  # kept: the memory is another stream's
         with torch.cuda.stream(torch.cuda.Stream()):
             A = source.clone()
             for _ in range(5):

@@ -167,16 +167,19 @@ def _sample_on_gpu(function: Thunk, calls: int) -> float:
     return begin.elapsed_time(end) / 1e3 / calls
 
 
-def device_work(function: Thunk, *, samples: int = 9) -> Timing:
+def device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> Timing:
     """Seconds that a GPU works on a call, without those that it waits for the host.
 
     A call is launched while the GPU is still busy with something else, as it is in the middle of a program
     that keeps it busy (NVBench's way to measure). Nothing of the call is in the GPU's caches. A function that
     reads from the GPU waits in between, and that counts.
+
+    Args:
+        function: what to time, without arguments; called before.
+        samples: how many are taken, unless they take longer than `seconds`: then three at least.
+        seconds: see there.
     """
-    with torch.no_grad():
-        filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device="cuda")
-    function()
+    filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     began = time.perf_counter()
     function()
@@ -184,9 +187,9 @@ def device_work(function: Thunk, *, samples: int = 9) -> Timing:
     torch.cuda.synchronize()
     ahead = max(_LEAST_AHEAD, 4.0 * launched)
     fills = round(ahead / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
-    found = []
+    found: list[float] = []
     with _no_garbage_collection():
-        for _ in range(samples):
+        while len(found) < 3 or (len(found) < samples and sum(found) < seconds):
             for _ in range(fills):
                 filler.zero_()
             found.append(_sample_on_gpu(function, 1))
