@@ -25,8 +25,9 @@ other function left behind (cold caches, memory given back to the system) is pai
 _FILLER_BYTES = 2**28
 """What a GPU is kept busy with: writing this takes a tenth of a millisecond."""
 
-_LEAST_AHEAD = 1e-3
-"""Seconds that a GPU is kept busy for: threads of autograd's may take long to wake up."""
+_LEAST_AHEAD, _MOST_AHEAD = 1e-3, 2e-2
+"""Seconds that a GPU is kept busy for: threads of autograd may take long to wake up. What takes longer to launch
+waits for the GPU."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> T
     function()
     launched = time.perf_counter() - began
     torch.cuda.synchronize()
-    ahead = max(_LEAST_AHEAD, 4.0 * launched)
+    ahead = min(max(_LEAST_AHEAD, 4.0 * launched), _MOST_AHEAD)
     fills = round(ahead / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
     found: list[float] = []
     with _no_garbage_collection():
