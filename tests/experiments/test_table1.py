@@ -100,8 +100,9 @@ def test_the_best_step_counts(tmp_path: Path) -> None:
 def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = Learning(steps=12)
+    how = Learning(steps=12, lr_end=1e-3)
     straight = learned(how, tmp_path / "straight")
+    assert straight["loss"] != learned(Learning(steps=12), tmp_path / "with the same rate")["loss"]
     evaluations = 0
 
     def loss(model: SparseGPRegression) -> torch.Tensor:
@@ -221,6 +222,11 @@ def test_a_process_that_is_lost_is_reported() -> None:
     workers._lost(Process(), under_way, events.append)
     assert events == [workers.Failed(FOLD, "its process ended with exit code -9")]
     assert list(under_way) == [Fold("power", 5, 0)]
+
+
+def test_the_rate_that_falls_is_that_of_adam(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--optimizer", "lbfgs", "--lr-end", "1e-4") == 1
+    assert "--lr-end is Adam's" in capsys.readouterr().err
 
 
 def test_missing_data_are_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,8 +26,8 @@ _FILLER_BYTES = 2**28
 """What a GPU is kept busy with: writing this takes a tenth of a millisecond."""
 
 _LEAST_AHEAD, _MOST_AHEAD = 1e-3, 2e-2
-"""Seconds that a GPU is kept busy for: threads of autograd may take long to wake up. A function that takes more
-time to launch waits for the GPU."""
+"""Seconds that a GPU is kept busy for: threads of autograd may take long to wake up. A function that takes
+more to launch waits for the GPU."""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Learning:
         dtype: A key of ``DTYPES``.
         jitter: Added to the diagonal of the kernel matrix of inducing inputs, in units of its mean; None: as
             the data want it.
+        lr_end: What Adam's step rate falls to, by the same factor in each step; None: it stays.
     """
 
     optimizer: str = "adam"
@@ -68,6 +69,16 @@ class Learning:
     seed: int = 0
     dtype: str = "float64"
     jitter: float | None = None
+    lr_end: float | None = None
+
+    def rate(self, step: int) -> float:
+        """Adam's in a step.
+
+        Example:
+            >>> [f"{Learning(steps=2, lr=1e-2, lr_end=1e-4).rate(step):.4f}" for step in range(3)]
+            ['0.0100', '0.0010', '0.0001']
+        """
+        return self.lr if self.lr_end is None else self.lr * (self.lr_end / self.lr) ** (step / self.steps)
 
     def for_task(self, dataset: str) -> Learning:
         """With the jitter of these data."""
@@ -261,6 +272,8 @@ class _Run:
         """Nothing in here waits for the device, but for what the criterion itself has to know."""
         shown_every = SHOWN_EVERY.get(self.model.X.device.type, 1)
         while self.done < until:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.how.rate(self.done)
             self.optimizer.zero_grad()
             loss = self.model.loss()
             loss.backward()
@@ -330,4 +343,6 @@ class _Run:
         self.done, self.seconds, self.finished = done, seconds, finished
 
     def _of(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how), "rows": len(self.model.X)}
+        options = {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how)}
+        chosen = {name: value for name, value in options.items() if value is not None}
+        return {**chosen, "rows": len(self.model.X)}

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--optimizer", choices=list(_LR), default="adam", help="[adam]; lbfgs goes further")
     how.add_argument("--steps", type=_number, default=3000, help="evaluations of the criterion [3000]")
     how.add_argument("--lr", type=_positive, help="step rate of Adam [1e-2], first step of L-BFGS [1]")
+    how.add_argument("--lr-end", type=_positive, help="what Adam's falls to, by one factor per step [--lr]")
     how.add_argument("--seed", type=int, default=0, help="of the folds and of the inducing inputs [0]")
     how.add_argument("--dtype", choices=list(folds.DTYPES), default="float64", help="of the data [float64]")
     how.add_argument("--jitter", type=_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
@@ -74,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, output: Path) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise _errors.DeviceError("--device cuda: torch finds no GPU.")
+    if arguments.lr_end is not None and arguments.optimizer != "adam":
+        raise _errors.OptionError("--lr-end is Adam's: L-BFGS finds the length of its steps itself.")
     how = Learning(
         optimizer=arguments.optimizer,
         steps=arguments.steps,
@@ -81,6 +84,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> int:
         seed=arguments.seed,
         dtype=arguments.dtype,
         jitter=arguments.jitter,
+        lr_end=arguments.lr_end,
     )
     sizes = {name: len(datasets.load(name, arguments.data_dir)[0]) for name in arguments.datasets}
     wanted = [
