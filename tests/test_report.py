@@ -193,6 +193,14 @@ def test_figures_of_the_paper_stand_beside_ours(whole: Page) -> None:
     assert "Architecture 5: test log likelihood 315 ± 1.5" in whole.text
 
 
+def test_bars_of_a_gpu_are_shown_with_its_work_alone(whole: Page, tmp_path: Path) -> None:
+    results = sample_results.MAKERS["ops"]()
+    results.bars[0]["device"] = 7.25
+    assert "GPU's work alone" in (shown := page_of(tmp_path, results).text)
+    assert "7.25×" in shown
+    assert "GPU's work alone" not in whole.text
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_alone(tmp_path: Path, kind: str) -> None:
     shown = page_of(tmp_path, sample_results.MAKERS[kind]())

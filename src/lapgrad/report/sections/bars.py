@@ -17,7 +17,10 @@ TITLE = "Bars"
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that was wanted, and the one that was measured; None: it could not be measured."""
+    """A figure that was wanted, and the one that was measured; None: it could not be measured.
+
+    ``device`` is the same figure of a GPU's work alone, without its waiting for the host.
+    """
 
     what: str
     wanted: str
@@ -25,11 +28,20 @@ class Bar:
     unit: str
     passed: bool | None
     file: str
+    device: float | None = None
 
     @property
     def measured(self) -> str:
         """With its unit."""
-        return "not measured" if self.figure is None else f"{quantities.number(self.figure, 3)}{self.unit}"
+        return "not measured" if self.figure is None else self._text(self.figure)
+
+    @property
+    def of_device(self) -> str:
+        """Likewise."""
+        return "-" if self.device is None else self._text(self.device)
+
+    def _text(self, figure: float) -> str:
+        return f"{quantities.number(figure, 3)}{self.unit}"
 
 
 def bars_of(runs: Sequence[Run]) -> list[Bar]:
@@ -40,8 +52,7 @@ def bars_of(runs: Sequence[Run]) -> list[Bar]:
 
 
 def _bar(entry: dict[str, Any], file: str) -> Bar:
-    seen, unit, wanted = entry.get("figure"), str(entry.get("unit") or ""), entry.get("wanted")
-    figure = float(seen) if isinstance(seen, (int, float)) and not isinstance(seen, bool) else None
+    unit, wanted, figure = str(entry.get("unit") or ""), entry.get("wanted"), _number(entry.get("figure"))
     text = f"{wanted:g}{unit}" if isinstance(wanted, (int, float)) else str(wanted or "")
     sense = str(entry.get("sense") or "")
     return Bar(
@@ -52,7 +63,12 @@ def _bar(entry: dict[str, Any], file: str) -> Bar:
         unit=unit,
         passed=bool(entry["passed"]) if figure is not None and entry.get("passed") is not None else None,
         file=file,
+        device=_number(entry.get("device")),
     )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def cards(runs: Sequence[Run]) -> list[Markup]:
@@ -77,7 +93,7 @@ def body(runs: Sequence[Run]) -> Markup:
     """Missed ones first."""
     order = {False: 0, None: 1, True: 2}
     found = sorted(bars_of(runs), key=lambda bar: order[bar.passed])
-    several = len({bar.file for bar in found}) > 1
+    several, on_a_gpu = len({bar.file for bar in found}) > 1, any(bar.device is not None for bar in found)
     words = {
         True: Cell("reached", 2, "good"),
         False: Cell("missed", 0, "bad"),
@@ -89,6 +105,7 @@ def body(runs: Sequence[Run]) -> Markup:
         Column("measured", figures=True),
         Column("verdict"),
     ]
+    columns += [Column("GPU's work alone", figures=True)] if on_a_gpu else []
     columns += [Column("file")] if several else []
     rows = [
         [
@@ -96,6 +113,7 @@ def body(runs: Sequence[Run]) -> Markup:
             Cell(bar.wanted),
             Cell(bar.measured, bar.figure),
             words[bar.passed],
+            *([Cell(bar.of_device, bar.device)] if on_a_gpu else []),
             *([Cell(bar.file, style="soft")] if several else []),
         ]
         for bar in found
