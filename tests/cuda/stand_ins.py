@@ -153,11 +153,12 @@ def queue(like: Tensor) -> tuple[Any, int, int]:
     return core.Device(size, [100 * size + place for place in range(len(_device._KERNELS))]), 0, 0
 
 
-def factorise_block(A: Tensor, code: int) -> None:
+def factorise_upper(A: Tensor, code: int) -> None:
     """As cuSOLVER leaves it: the named triangle is the factor, the other one untouched."""
     factor, status = torch.linalg.cholesky_ex(A, upper=True)
     A.copy_(torch.where(torch.ones_like(A, dtype=torch.bool).triu(), factor, A))
-    ctypes.c_int32.from_address(code).value = int(status)
+    codes = (ctypes.c_int32 * status.numel()).from_address(code)
+    codes[:] = status.flatten().tolist()
 
 
 def copy_to_host(place: int, address: int, count: int, stream: int) -> int:
@@ -188,7 +189,7 @@ def in_place_of_the_gpu() -> Iterator[None]:
         mock.patch.object(_stream, "multiplies_float64_fast", return_value=True),
         mock.patch.object(_items, "_mailbox", pinned_elsewhere),
         mock.patch.object(_stream, "current_stream", return_value=0),
-        mock.patch.object(_cholesky, "factorise_block", factorise_block),
+        mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
     )
     for patch in patches:
         patch.start()

@@ -79,17 +79,9 @@ def both(
     return found, wanted
 
 
-@pytest.fixture(params=["whole", "by blocks"])
-def _factorised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "by blocks":
-        monkeypatch.setattr(_sizes, "FACTOR_BY_BLOCKS_FROM", 0)
-        monkeypatch.setattr(_sizes, "FACTOR_BLOCK", 64)
-
-
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 class TestCholesky:
-    @pytest.mark.usefixtures("_factorised")
     def test_potrf(self, batch: tuple[int, ...], lower: bool) -> None:
         A = positive_definite(*batch, ORDER)
         named = A.tril() if lower else A.triu()
@@ -166,7 +158,6 @@ class TestCholesky:
         assert torch.equal(found[0], wanted[0])
 
 
-@pytest.mark.usefixtures("_factorised")
 @pytest.mark.parametrize("lower", [True, False])
 def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
     A = positive_definite(6, 150)

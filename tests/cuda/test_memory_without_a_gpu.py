@@ -45,11 +45,12 @@ NAMES = (
 )
 
 
-def factorise_block(A: Tensor, code: int) -> None:
+def factorise_upper(A: Tensor, code: int) -> None:
     """By NumPy, whose memory does not count, of matrices that are positive definite."""
-    R = A.numpy()
-    named = np.triu_indices(len(R))
-    R[named] = np.linalg.cholesky(np.triu(R).T + np.triu(R, 1)).T[named]
+    for item in A if A.dim() == 3 else A[None]:
+        R = item.numpy()
+        named = np.triu_indices(len(R))
+        R[named] = np.linalg.cholesky(np.triu(R).T + np.triu(R, 1)).T[named]
 
 
 def peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int:
@@ -75,7 +76,7 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
     monkeypatch.setattr(test_memory, "peak_extra_bytes", peak_of_allocator)
     with in_place_of_the_gpu():
-        monkeypatch.setattr(_cholesky, "factorise_block", factorise_block)
+        monkeypatch.setattr(_cholesky, "factorise_upper", factorise_upper)
         yield
 
 

@@ -135,7 +135,6 @@ OF_LARGE_MATRICES = (
     "take_triangle<{T}>",
     *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
     "finish_inverse<{T}>",
-    "add_code",
 )
 
 
@@ -162,9 +161,9 @@ def expressions() -> dict[str, list[str]]:
 
 
 def to_compile(stem: str) -> list[str]:
-    """In single precision only the first of each kernel: they share all but a few lines with the others."""
+    """All in double precision, and the first of each kernel in single: they share all but a few lines."""
     singles = {one.partition("<")[0]: one for one in reversed(expressions()[stem]) if "<float" in one}
-    return [one for one in expressions()[stem] if "<float" not in one] + list(singles.values())
+    return [one for one in expressions()[stem] if "<double" in one] + list(singles.values())
 
 
 def compile_quickly(stem: str, wanted: tuple[str, ...], architecture: str) -> tuple[bytes, dict[str, str]]:

@@ -123,8 +123,10 @@ def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
 def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
         learned(Learning(steps=12), tmp_path, after(3))
-    with pytest.raises(FileFormatError, match="other options: steps 12"):
+    with pytest.raises(FileFormatError, match=r"other options: steps 12\. Use"):
         learned(Learning(steps=13), tmp_path)
+    with pytest.raises(FileFormatError, match=r"other options: lr_end None\. Use"):
+        learned(Learning(steps=12, lr_end=1e-3), tmp_path)
     (tmp_path / FOLD.file).write_text("no checkpoint")
     with pytest.raises(FileFormatError, match="is no checkpoint"):
         learned(Learning(steps=12), tmp_path)

@@ -8,10 +8,6 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
-#: From this order on a Cholesky factorisation goes by blocks, which cuSOLVER factorises.
-FACTOR_BY_BLOCKS_FROM = 8192
-FACTOR_BLOCK = 4096
-
 #: A triangle of a product is cut into blocks down to this order, and those are computed whole.
 PRODUCT_CUT = 1024
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -187,7 +188,7 @@ def device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> T
     launched = time.perf_counter() - began
     torch.cuda.synchronize()
     ahead = min(max(_LEAST_AHEAD, 4.0 * launched), _MOST_AHEAD)
-    fills = round(ahead / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
+    fills = math.ceil(ahead / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
     found: list[float] = []
     with _no_garbage_collection():
         while len(found) < 3 or (len(found) < samples and sum(found) < seconds):

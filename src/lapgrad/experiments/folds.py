@@ -287,7 +287,7 @@ class _Run:
         return False
 
     def _lbfgs(self, until: int) -> bool:
-        """A piece with a memory of its own. An interruption goes back to its start, and so loses nothing."""
+        """A piece with a memory of its own. It begins anew after an interruption: figures stay the same."""
         before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         stopped = False
 
@@ -331,8 +331,9 @@ class _Run:
                 f"{self.checkpoint} is no checkpoint of this experiment ({type(error).__name__}: {error}). "
                 f"Remove it to start anew."
             ) from error
-        if of != self._of():
-            others = {key: value for key, value in of.items() if self._of().get(key) != value}
+        wanted = self._of()
+        if of != wanted:
+            others = {key: of.get(key) for key in (*of, *wanted) if of.get(key) != wanted.get(key)}
             raise _errors.FileFormatError(
                 f"{self.checkpoint} was written with other options: "
                 f"{', '.join(f'{key} {value}' for key, value in others.items())}. Use the same, or remove it."

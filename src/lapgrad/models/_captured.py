@@ -27,7 +27,7 @@ REHEARSALS = 3
 _WAITED = "called a synchronizing CUDA operation"
 _PROTOTYPE = "Synchronization debug mode"
 #: One recording at a time in a process: each begins with a look at the whole device.
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()
 _streams = threading.local()
 
 

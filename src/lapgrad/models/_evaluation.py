@@ -121,6 +121,7 @@ class Replayed(Evaluation):
 
     def _were_right(self) -> bool:
         try:
-            return all(guess.were_right() for guess in self._guesses)
+            with _captured.undisturbed():
+                return all(guess.were_right() for guess in self._guesses)
         except _errors.LapgradError:  # without a recording there may be a way out: jitter
             return False

@@ -145,7 +145,8 @@ def _evaluation_of(
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """All in one vector, in double precision and on the CPU: small, and read number by number."""
-    return torch.cat([tensor.flatten().to("cpu", torch.float64) for tensor in tensors])
+    with undisturbed():
+        return torch.cat([tensor.flatten().to("cpu", torch.float64) for tensor in tensors])
 
 
 class _Run:
@@ -265,7 +266,7 @@ class _Run:
     def set_flat(self, x: Tensor) -> None:
         """Take the parameters from one vector."""
         parts = x.split([parameter.numel() for parameter in self.parameters])
-        with torch.no_grad():
+        with torch.no_grad(), undisturbed():
             for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
 

@@ -85,11 +85,6 @@ __global__ void take_triangle(T* data, Index item, Index row, const T* source, I
   }
 }
 
-// Of a factorisation by blocks: LAPACK's code of a block, with `above` rows above it, counts if none before it failed.
-__global__ void add_code(int* code, const int* of_block, Index above) {
-  if (*code == 0 && *of_block != 0) *code = *of_block + static_cast<int>(above);
-}
-
 // The last step of a Cholesky factorisation. LAPACK's code k > 0: minor k is not positive. A spoilt row k makes it -k,
 // unless a smaller minor failed before. A failed item becomes the identity, in the others the triangle is reshaped.
 template <typename T, int kind>
