@@ -81,24 +81,47 @@ def test_a_peer_that_computes_something_else_is_not_timed(fake_jax):
     [
         ("does not load", "RuntimeError: no such backend"),
         ("dies on load", r"ended while it was loaded \(exit code 7: out of luck\)"),
+    ],
+)
+def test_a_peer_that_does_not_load_is_missing(trouble, why, fake_jax):
+    fake_jax(trouble)
+    found, facts = measured()
+    assert all(m.ours.samples >= 3 for m in found)
+    assert re.search(why, facts["jax"]["missing"])
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
         ("dies:0", r"ended in syrk 4×3 float64"),
         ("dies:9", r"ended in syrk 4×3 float64 (forward|backward|step) \(exit code 3"),
         ("raises:9", "failed in syrk 4×3 float64 (forward|backward|step): ValueError: cannot do that"),
     ],
 )
-def test_a_peer_that_fails_is_missing_and_the_others_go_on(trouble, why, fake_jax):
+def test_a_peer_that_fails_is_started_anew_and_then_dropped(trouble, why, fake_jax):
+    """The others go on."""
+    other = Case(OPERATORS["gemm2"], Shape(3, 2), torch.float64)
     fake_jax(trouble)
-    found, facts = measured()
-    assert [m.phase for m in found] == ["forward", "backward", "step"]
-    assert all(m.ours.samples >= 3 for m in found)
-    assert re.search(why, facts["jax"]["missing"])
+    with Peers([JAX], timeout=30.0) as peers:
+        found = runner.measure(SYRK, runner.PHASES, 1, seconds=0, peers=peers)
+        assert [m.phase for m in found] == ["forward", "backward", "step"]
+        assert all(m.ours.samples >= 3 for m in found)
+        assert re.search(why, peers.facts["jax"]["lacks"]["syrk 4×3 float64"])
+        fake_jax("")
+        (again,) = runner.measure(other, ["forward"], 1, seconds=0, peers=peers)
+        assert again.others["jax"].samples >= 3
+        peers.failed("jax", str(other), "died once more")
+        assert peers.facts["jax"]["missing"] == "died once more"
+        (without,) = runner.measure(other, ["forward"], 1, seconds=0, peers=peers)
+        assert not without.others
+        assert "syrk 4×3 float64" in peers.facts["jax"]["lacks"]
 
 
 def test_a_peer_that_hangs_is_given_up(fake_jax):
     fake_jax("hangs:9")
     found, facts = measured(timeout=1.0)
     assert len(found) == 3
-    assert facts["jax"]["missing"].startswith("no answer within 1 s in syrk 4×3 float64")
+    assert facts["jax"]["lacks"]["syrk 4×3 float64"].startswith("no answer within 1 s in syrk 4×3 float64")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def prepare(
             try:
                 prepared = _prepare_one(case, phases, peer, peers, file, inputs, len(weights), reference)
             except PeerError as error:
-                peers.drop(error.library, str(error))
+                peers.failed(error.library, str(case), str(error))
                 continue
             if prepared is not None:
                 found.append(prepared)

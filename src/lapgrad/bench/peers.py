@@ -211,6 +211,7 @@ class Peers:
     timeout: float = TIMEOUT
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     _running: dict[tuple[str, int], Peer] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Peers:
         return self
@@ -247,9 +248,21 @@ class Peers:
         """Keeps why a peer is not timed on a case."""
         self.facts[library].setdefault("lacks", {})[what] = why
 
+    def failed(self, library: str, what: str, why: str) -> None:
+        """A peer that hung or died in a case is started anew for the next; the second time it is dropped."""
+        if library in self._failed:
+            self.drop(library, why)
+            return
+        self._failed.add(library)
+        self.lacks(library, what, why)
+        self._close(library)
+
     def drop(self, library: str, why: str) -> None:
         """Ends a peer's part in the run."""
         self.facts[library] = {**self.facts.get(library, {}), "missing": why}
+        self._close(library)
+
+    def _close(self, library: str) -> None:
         for key in [key for key in self._running if key[0] == library]:
             self._running.pop(key).close()
 

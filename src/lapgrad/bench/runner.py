@@ -139,7 +139,7 @@ def measure(
                     break
                 except PeerError as error:  # the phase is measured again without it
                     assert peers is not None
-                    peers.drop(error.library, str(error))
+                    peers.failed(error.library, str(case), str(error))
                     guests = [guest for guest in guests if guest.peer.library != error.library]
         for guest in guests:
             guest.release()
