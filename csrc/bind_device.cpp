@@ -129,9 +129,9 @@ index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
 
 // X := alpha M^-1 B, or alpha B M^-1, for several sides one after another with the same inverses: each letter of `steps`
 // is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X.
+// `refine` is for solves from the left.
 index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
-              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine,
-              index_t size) {
+              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
         const Batch<T> factor = as<T>(M), target = as<T>(X);

@@ -79,7 +79,8 @@ def solve(
     """X := alpha M⁻¹ B and so on, with the inverses of the blocks of M's lower triangle.
 
     Each letter of ``steps`` is a solve: ``l`` with M from the left, ``r`` from the right; ``L``, ``R``: Mᵀ.
-    B is ``source``, row-major as X is, else X itself.
+    B is ``source``, row-major as X is, else X itself. ``refine``: a step of refinement per block, in solves
+    from the left.
     """
     right = blocks(X if source is None else source)
     _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, refine, size)
