@@ -16,7 +16,7 @@ CORE = ROOT / "csrc"
 
 #: From the ground up. A module imports from its own layer and from those below; packages are listed by name.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_errors", "_precision", "_torch_private", "_waiting"),
+    ("_errors", "_precision", "_torch_lu", "_torch_private", "_waiting"),
     ("_blas", "_core", "_cpu", "_cuda", "_fallback"),
     ("_kernels",),
     ("_layout", "_define", "_define_public"),

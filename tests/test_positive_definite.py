@@ -19,6 +19,7 @@ from torch import Tensor
 
 import lapgrad
 from lapgrad import _kernels
+from lapgrad import _torch_lu as torch_lu
 
 FACTORISING = ("linalg.logdet_psd", "linalg.solve_psd", "linalg.inverse_psd", "fused.mvn_nll")
 #: Those whose overwrite=True leaves the Cholesky factor in A.
@@ -217,7 +218,7 @@ def test_inverses_invert(seed: int, n: int, batch: tuple[int, ...], lower: bool)
     ):
         assert_close(inverse @ A, identity, of_order(n))
     logdet = lapgrad.linalg.logdet_psd(A, lower=lower)
-    assert_close(logdet, torch.linalg.slogdet(A).logabsdet, of_order(n))
+    assert_close(logdet, torch_lu.slogdet(A)[1], of_order(n))
 
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {

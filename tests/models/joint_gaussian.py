@@ -8,6 +8,8 @@ import torch
 from device import DEVICE
 from torch import Tensor
 
+from lapgrad import _torch_lu as torch_lu
+
 
 def at(X: Tensor, t: int) -> Tensor:
     """What X, a single matrix or one per time, is at time t."""
@@ -69,7 +71,7 @@ class JointGaussian:
         mean, covariance = self.state_mean, self.state_covariance
         if len(seen):
             cross = (self.H @ self.state_covariance)[seen]
-            gain = torch.linalg.solve(self.covariance[seen][:, seen], cross).mT
+            gain = torch_lu.solve(self.covariance[seen][:, seen], cross).mT
             mean = mean + gain @ (self.y - self.mean)[seen]
             covariance = covariance - gain @ cross
         return mean.reshape(self.times, self.n), covariance

@@ -12,6 +12,7 @@ from device import DEVICE
 from torch import Tensor, nn
 
 from lapgrad import NonFiniteError, OptionError, ShapeError
+from lapgrad import _torch_lu as torch_lu
 from lapgrad.models import BayesianLinearRegression, PolynomialFeatures, RandomFourierFeatures
 
 METHODS = ("lq", "cholesky")
@@ -49,7 +50,7 @@ def joint(model: BayesianLinearRegression, X_new: Tensor) -> torch.distributions
     K = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(
         len(Phi), dtype=Phi.dtype, device=DEVICE
     )
-    gain = torch.linalg.solve(K[:n, :n], K[:n, n:]).mT
+    gain = torch_lu.solve(K[:n, :n], K[:n, n:]).mT
     covariance = K[n:, n:] - gain @ K[:n, n:]
     return torch.distributions.MultivariateNormal((gain @ model.Y).mT, 0.5 * (covariance + covariance.mT))
 

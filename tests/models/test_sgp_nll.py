@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import lapgrad
+from lapgrad import _torch_lu as torch_lu
 from lapgrad.fused import KernelFunction, _sparse_gradient, _sparse_questions
 from lapgrad.models import sgp_nll
 
@@ -86,7 +87,7 @@ def definition(
 ) -> Tensor:
     """With all of Q, n x n."""
     Kuu, Kuf = rbf(Z, Z, lengthscale, variance), rbf(Z, X, lengthscale, variance)
-    Q = Kuf.mT @ torch.linalg.solve(
+    Q = Kuf.mT @ torch_lu.solve(
         Kuu + jitter * variance * torch.eye(len(Z), dtype=Z.dtype, device=DEVICE), Kuf
     )
     n, k = Y.shape

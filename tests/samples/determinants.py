@@ -8,6 +8,7 @@ import torch
 from device import DEVICE
 from torch import Tensor
 
+from lapgrad import _torch_lu as torch_lu
 from samples.case import OperatorCase, square_recipes
 
 
@@ -23,7 +24,7 @@ def _sign_and_diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
     leave out those of the factors. LAPACK computes them for every device: cuSOLVER's are less exact.
     """
     Q, R = torch.linalg.qr(A.cpu())
-    sign, diagonal = torch.linalg.det(Q.detach()).sign(), R.diagonal(dim1=-2, dim2=-1)
+    sign, diagonal = torch_lu.det(Q.detach()).sign(), R.diagonal(dim1=-2, dim2=-1)
     return sign.to(A.device), diagonal.to(A.device)
 
 
@@ -38,7 +39,7 @@ def det(A: Tensor) -> Tensor:
 
 
 def inverse(A: Tensor) -> Tensor:
-    return torch.linalg.inv(A)
+    return torch_lu.inv(A)
 
 
 #: The roundings of n pivots add up, in the operator and, differently, in its reference. Those of cuSOLVER's

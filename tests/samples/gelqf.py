@@ -8,6 +8,7 @@ import torch
 from tolerances import GRADIENT_OF_LQ
 from torch import Tensor
 
+from lapgrad import _torch_lu as torch_lu
 from samples.case import BATCH_PAIRS, OperatorCase, Recipe, Shape, all_flags, named
 
 #: Wide first, then square and tall; empty ones; batches.
@@ -37,8 +38,8 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
     Not with torch.linalg.solve: its second derivatives in forward mode are wrong (seen with torch 2.13).
     """
     if A.shape[-2] <= A.shape[-1]:
-        return A.mT @ (torch.linalg.inv(A @ A.mT) @ B)
-    return torch.linalg.inv(A.mT @ A) @ (A.mT @ B)
+        return A.mT @ (torch_lu.inv(A @ A.mT) @ B)
+    return torch_lu.inv(A.mT @ A) @ (A.mT @ B)
 
 
 def _lstsq_recipes() -> tuple[Recipe, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad import _torch_lu
 from lapgrad._waiting import may_look_at
 
 
@@ -40,7 +41,7 @@ def first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None:
 
 def factorise(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of A; they are left, transposed, in LU and pivots when those have room for them."""
-    factors, exchanges = torch.linalg.lu_factor_ex(A)[:2]
+    factors, exchanges = _torch_lu.lu_factor(A)
     if LU.numel():
         LU.copy_(factors.mT)
         pivots.copy_(exchanges)
@@ -51,8 +52,7 @@ def kept_factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]
     """The factors of A, from LU and pivots if they were kept there."""
     if LU.numel() or not A.numel():
         return LU.mT, pivots
-    factors, exchanges = torch.linalg.lu_factor_ex(A)[:2]
-    return factors, exchanges
+    return _torch_lu.lu_factor(A)
 
 
 def transposed_inverse(factors: Tensor, exchanges: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad import _torch_lu
 from lapgrad._fallback._lu import (
     determinant,
     factorise,
@@ -54,7 +55,7 @@ def replace_cofactors(gA: Tensor, A: Tensor, weight: Tensor, singular: Tensor) -
 def _cofactors(A: Tensor) -> Tensor:
     """The cofactors of A = U diag(s) V^T: det(U) det(V) U diag(product of the other s) V^T."""
     U, s, Vh = torch.linalg.svd(A)
-    sign = (torch.linalg.det(U) * torch.linalg.det(Vh)).sign()
+    sign = (_torch_lu.det(U) * _torch_lu.det(Vh)).sign()
     return sign[..., None, None] * ((U * _products_of_the_others(s)[..., None, :]) @ Vh)
 
 

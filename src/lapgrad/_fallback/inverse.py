@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad import _torch_lu
 from lapgrad._fallback._lu import first_failure, status_of
 from lapgrad._precision import in_full_precision
 
 
 def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
     """B := A^-1, the identity where there is none. Returns the first (item, status)."""
-    LU, pivots = torch.linalg.lu_factor_ex(A)[:2]
+    LU, pivots = _torch_lu.lu_factor(A)
     status = status_of(LU, A)
     failure = first_failure(status != 0, status)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

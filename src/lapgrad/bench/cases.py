@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import lapgrad as lg
+from lapgrad import _torch_lu
 from lapgrad.bench import in_torch, inputs
 from lapgrad.bench.inputs import Generate, Shape
 from lapgrad.bench.timing import CPU
@@ -169,16 +170,16 @@ _ROWS = (
         lambda n, m: 2 * n * n * m, lambda n, m: 5 * n * n * m, lower=(0,),
     ),
     Operator(
-        "linalg.logdet_psd", lg.linalg.logdet_psd, torch.logdet, "torch.logdet(A)", inputs.symmetric,
+        "linalg.logdet_psd", lg.linalg.logdet_psd, _torch_lu.logdet, "torch.logdet(A)", inputs.symmetric,
         lambda n, m: n**3 / 3, lambda n, m: 2 * n**3 / 3, symmetric=(0,),
     ),
     Operator(
-        "linalg.solve_psd", lg.linalg.solve_psd, torch.linalg.solve, "torch.linalg.solve(A, B)",
+        "linalg.solve_psd", lg.linalg.solve_psd, _torch_lu.solve, "torch.linalg.solve(A, B)",
         inputs.symmetric_and_matrix,
         lambda n, m: n**3 / 3 + 2 * n * n * m, lambda n, m: 4 * n * n * m, symmetric=(0,),
     ),
     Operator(
-        "linalg.inverse_psd", lg.linalg.inverse_psd, torch.linalg.inv, "torch.linalg.inv(A)",
+        "linalg.inverse_psd", lg.linalg.inverse_psd, _torch_lu.inv, "torch.linalg.inv(A)",
         inputs.symmetric,
         lambda n, m: n**3, lambda n, m: 3 * n**3, symmetric=(0,),
     ),
@@ -216,15 +217,15 @@ _ROWS = (
 
     # Inverses and determinants.
     Operator(
-        "inverse", lg.inverse, torch.linalg.inv, "torch.linalg.inv(A)", inputs.one_regular,
+        "inverse", lg.inverse, _torch_lu.inv, "torch.linalg.inv(A)", inputs.one_regular,
         lambda n, m: 2 * n**3, lambda n, m: 4 * n**3,
     ),
     Operator(
-        "det", lg.det, torch.linalg.det, "torch.linalg.det(A)", inputs.one_regular,
+        "det", lg.det, _torch_lu.det, "torch.linalg.det(A)", inputs.one_regular,
         lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3,
     ),
     Operator(
-        "slogdet", lambda A: lg.slogdet(A)[1], lambda A: torch.linalg.slogdet(A)[1],
+        "slogdet", lambda A: lg.slogdet(A)[1], lambda A: _torch_lu.slogdet(A)[1],
         "torch.linalg.slogdet(A)", inputs.one_regular, lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3,
     ),
 

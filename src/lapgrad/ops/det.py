@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _torch_lu
 from lapgrad._define import Formulas, define, define_fused
 from lapgrad._kernels import lookup
 from lapgrad._layout import fresh, square_matrix
@@ -127,7 +127,7 @@ def _cofactors_composite(A: Tensor) -> Tensor:
 def _singular_basis(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """U, s, V^T, det(U) det(V) and A itself, as constants: ``detach`` does not serve under all transforms."""
     U, s, Vh = torch.linalg.svd(A)
-    sign = (torch.linalg.det(U) * torch.linalg.det(Vh)).sign()
+    sign = (_torch_lu.det(U) * _torch_lu.det(Vh)).sign()
     return U.contiguous(), s, Vh.contiguous(), sign, A.clone(memory_format=torch.contiguous_format)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _torch_lu
 from lapgrad.models import _checks
 from lapgrad.models._parameters import Value, bounded, positive
 from lapgrad.models.components.base import Block, Component
@@ -171,7 +171,7 @@ class AR(Component):
         # vec(P) = (I - A ⊗ A)⁻¹ vec(Q): almost singular where A almost has a unit root.
         wide = A.double()
         system = torch.eye(n * n, dtype=wide.dtype, device=A.device) - torch.kron(wide, wide)
-        P = torch.linalg.solve(system, Q.double().reshape(-1, 1)).view(n, n).to(A.dtype)
+        P = _torch_lu.solve(system, Q.double().reshape(-1, 1)).view(n, n).to(A.dtype)
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
 
     def prepare(self, variance: float) -> None:
