@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "range.h"
+
 namespace lapgrad::isa::LAPGRAD_ISA {
 
 namespace {

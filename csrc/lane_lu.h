@@ -212,8 +212,19 @@ void substitute_both(const LaneView<T>& F, const LaneView<T>& X) {
     for (index_t i = n - 1; i >= 0; --i) row(i, i + 1, n, one / F(i, i));
 }
 
-// B := A^-1; with `weight` (one per item) B := weight A^-1, and with `by_determinant` also times det A: then the status of
-// an item whose inverse is not finite is n + 1.
+// For each lane a power of two that brings entries from the ends of the range of T towards 1; 1 for all other matrices.
+template <class T>
+Vec<T> lane_range_scales(const Vec<T>* entries, index_t size) {
+    using S = Simd<T>;
+    Vec<T> largest{};
+    for (index_t e = 0; e < size; ++e) largest = magnitude<T>(entries[e]) > largest ? magnitude<T>(entries[e]) : largest;
+    Vec<T> scale{};
+    for (int l = 0; l < S::W; ++l) scale[l] = range_scale(T(largest[l]));
+    return scale;
+}
+
+// B := A^-1; with `weight` (one per item) B := weight A^-1, and with `by_determinant` also times det A. The status of an item
+// whose inverse is not finite is n + 1. Plain inverses are then tried once more, scaled.
 template <class T>
 void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determinant, std::int32_t* status,
                   index_t begin, index_t end, void* scratch) {
@@ -223,18 +234,45 @@ void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determi
     const LaneView<T> F = lane_view<T>(factor_buffer, A), X = lane_view<T>(result_buffer, B);
     const index_t n = A.rows, size = n * n;
     for_groups<T>(begin, end, [&](Group<T> group) {
-        gather<T>(A, group, factor_buffer);
-        Elimination<T> found;
-        eliminate<T, true>(F, found);
         const Vec<T> one = S::fill(T(1));
-        for (index_t i = 0; i < n; ++i) {
-            const auto good = (F(i, i) != Vec<T>{}) & (magnitude<T>(F(i, i)) <= S::fill(std::numeric_limits<T>::max()));
-            F(i, i) = good ? F(i, i) : one;
-            for (index_t j = 0; j < n; ++j)
-                X(i, j) = found.origin[i] == static_cast<typename S::Lane>(j) ? one : Vec<T>{};
-        }
-        substitute_both<T>(F, X);
-        if (weight) {
+        Elimination<T> found;
+        const auto invert = [&] {
+            eliminate<T, true>(F, found);
+            for (index_t i = 0; i < n; ++i) {
+                const auto good =
+                    (F(i, i) != Vec<T>{}) & (magnitude<T>(F(i, i)) <= S::fill(std::numeric_limits<T>::max()));
+                F(i, i) = good ? F(i, i) : one;
+                for (index_t j = 0; j < n; ++j)
+                    X(i, j) = found.origin[i] == static_cast<typename S::Lane>(j) ? one : Vec<T>{};
+            }
+            substitute_both<T>(F, X);
+        };
+        const auto mark_overflow = [&](Vec<T> nothing) {
+            found.status = (found.status == 0) & (nothing != nothing) ? LaneMask<T>{} + static_cast<typename S::Lane>(n + 1)
+                                                                      : found.status;
+        };
+        gather<T>(A, group, factor_buffer);
+        invert();
+        if (!weight) {
+            Vec<T> nothing{};
+            for (index_t e = 0; e < size; ++e) nothing += result_buffer[e] * T(0);  // NaN if an entry is not finite
+            mark_overflow(nothing);
+            bool failed = false;
+            for (index_t l = 0; l < group.filled; ++l) failed |= found.status[l] != 0;
+            if (failed) {
+                gather<T>(A, group, factor_buffer);
+                const Vec<T> scale = lane_range_scales<T>(factor_buffer, size);
+                for (index_t e = 0; e < size; ++e) factor_buffer[e] *= scale;
+                found = Elimination<T>();
+                invert();
+                nothing = Vec<T>{};
+                for (index_t e = 0; e < size; ++e) {
+                    result_buffer[e] *= scale;
+                    nothing += result_buffer[e] * T(0);
+                }
+                mark_overflow(nothing);
+            }
+        } else {
             Vec<T> scale{}, low = one, high = one;
             for (index_t l = 0; l < group.filled; ++l) scale[l] = weight[group.begin + l];
             if (by_determinant) {
@@ -246,9 +284,7 @@ void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determi
                 nothing += result_buffer[e] * T(0);  // NaN as soon as an entry is infinite or NaN
                 result_buffer[e] = result_buffer[e] * low * scale * high;
             }
-            if (by_determinant)
-                found.status = (found.status == 0) & (nothing != nothing) ? LaneMask<T>{} + static_cast<typename S::Lane>(n + 1)
-                                                                          : found.status;
+            if (by_determinant) mark_overflow(nothing);
         }
         scatter<T>(result_buffer, B, group);
         for (index_t l = 0; l < group.filled; ++l) status[group.begin + l] = static_cast<std::int32_t>(found.status[l]);

@@ -20,6 +20,7 @@
 
 #include "items.h"
 #include "lapack.h"
+#include "range.h"
 #include "trmm.h"
 #include "triangle.h"
 
@@ -224,7 +225,35 @@ bool fits_lu_lanes(index_t count, index_t order, const Batches&... batches) {
     return (count > 1 || order <= lone_lane_order) && order <= plan::lane_order<T>() && (batches.dense() && ...);
 }
 
-// B := A^-1, status per item. Failed items become the identity. B may be A's own memory.
+template <class T>
+T largest_entry(View<const T> F) {
+    T largest = 0;
+    for (index_t j = 0; j < F.cols; ++j)
+        for (index_t i = 0; i < F.rows; ++i) largest = std::max(largest, std::abs(F(i, j)));
+    return largest;
+}
+
+// F := scale F^-1. Returns the status of its factorisation, or n + 1 if the inverse is not finite.
+template <class T>
+std::int32_t invert_in_place(View<T> F, T scale, bool parallel) {
+    std::vector<pivot_t> pivots(F.rows);
+    const std::int32_t status = factor_lu<T>(F, pivots.data());
+    if (status) return status;
+    std::atomic<bool> finite{true};
+    invert_factors<T>(F, pivots.data(), parallel, [&](T* x, index_t count) {
+        T nothing = 0;
+        for (index_t i = 0; i < count; ++i) {
+            x[i] *= scale;
+            nothing += x[i] * T(0);  // NaN as soon as an entry is infinite or NaN
+        }
+        if (nothing != nothing) finite = false;
+    });
+    return finite ? 0 : std::int32_t(F.rows + 1);
+}
+
+// B := A^-1, status per item: that of its factorisation, or n + 1 if the inverse is not finite. Failed items become the
+// identity. Entries near the ends of the range can overflow on the way to an inverse that does not: such a matrix is scaled
+// and tried once more. B may be A's own memory.
 template <class T>
 void inverse_batch(Batch<const T> A, Batch<T> B, std::int32_t* status) {
     const index_t n = A.rows;
@@ -240,10 +269,18 @@ void inverse_batch(Batch<const T> A, Batch<T> B, std::int32_t* status) {
     for_items(A.count, n, [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), B[b], parallel);
         const View<T> F = column_major<T>(B[b]);
-        std::vector<pivot_t> pivots(n);
-        status[b] = factor_lu<T>(F, pivots.data());
-        if (status[b]) return set_identity<T>(B[b]);
-        invert_factors<T>(F, pivots.data(), parallel, [](T*, index_t) {});
+        const T scale = range_scale<T>(largest_entry<T>(F));
+        std::vector<T> kept;  // B may be A's own memory
+        if (scale != T(1)) {
+            kept.resize(n * n);
+            copy<T>(F, T(1), View<T>{kept.data(), n, n, 1, n}, parallel);
+        }
+        status[b] = invert_in_place<T>(F, T(1), parallel);
+        if (status[b] && scale != T(1)) {
+            copy<T>(View<const T>{kept.data(), n, n, 1, n}, scale, F, parallel);
+            status[b] = invert_in_place<T>(F, scale, parallel);
+        }
+        if (status[b]) set_identity<T>(B[b]);
     });
 }
 

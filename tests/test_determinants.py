@@ -414,3 +414,35 @@ def test_properties(n: int, batch: int, seed: int, half: bool) -> None:
             left, right = (cotangent * pushed).sum(), (pulled * B).sum()
             size = (cotangent * pushed).abs().sum() + (pulled * B).abs().sum()
             assert float((left - right).abs()) <= 1e-10 * float(size)
+
+
+@pytest.mark.parametrize("n", [2, 8, 32, 33, 100, 300])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("overwrite", [False, True], ids=["", "overwrite"])
+def test_inverse_near_the_ends_of_the_range(
+    n: int, dtype: torch.dtype, overwrite: bool, kernels: str
+) -> None:
+    """Entries up to the largest number, whose sums overflow on the way, and such an inverse."""
+    A = sample("inverse", n, {}, batch=(3,), dtype=dtype).args[0]
+    A = A / A.abs().amax((-2, -1), keepdim=True)
+    expected = lapgrad.inverse(A)
+    top = 1023 if dtype == torch.float64 else 127
+    headroom = math.ceil(math.log2(float(expected.abs().max()))) + 1
+    for exponent in (top, top - 2, top - 20, headroom - top, headroom + 10 - top):
+        half = exponent // 2  # 2^exponent itself may be out of range
+        scaled = A * 2.0**half * 2.0 ** (exponent - half)
+        inverse = lapgrad.inverse(scaled.clone(), overwrite=overwrite)
+        assert_all_close(inverse * 2.0**half * 2.0 ** (exponent - half), expected, of_order(n))
+
+
+@pytest.mark.parametrize("n", [2, 8, 40])
+def test_inverse_that_overflows_is_an_error(n: int, kernels: str) -> None:
+    """One item of three has an inverse beyond the largest number: it is named, the others are inverted."""
+    A = 2.0 * torch.eye(n, dtype=torch.float64, device=DEVICE).repeat(3, 1, 1)
+    A[1, -1, -1] = 1e-310
+    with pytest.raises(lapgrad.NonFiniteError, match=r"^inverse: the inverse of A\[1\] overflows\.$"):
+        lapgrad.inverse(A)
+    with pytest.raises(lapgrad.NonFiniteError, match="overflows"):
+        lapgrad.inverse(A, overwrite=True)
+    identity = torch.eye(n, dtype=torch.float64, device=DEVICE)
+    assert_all_close(A, torch.stack([0.5 * identity, identity, 0.5 * identity]), 0.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from device import DEVICE
-from samples import OPERATORS, OperatorCase, Sample
+from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch.autograd import forward_ad
@@ -284,3 +286,83 @@ def test_alpha_with_gradients() -> None:
         expected = torch.autograd.grad(case.reference(*leaves, alpha=-1.5).sin().sum(), leaves)
         result = case.fn(leaves[0], leaves[1] * 1.0, alpha=-1.5, overwrite=True)
         assert_all_close(torch.autograd.grad(result.sin().sum(), leaves), expected)
+
+
+#: Ways to pass one piece of memory as two operands of order n, from a matrix of order n + 1.
+OVERLAPS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {
+    "the same object": lambda room, n: (room[:n, :n],) * 2,
+    "a view": lambda room, n: (room[:n, :n], room[:n, :n].view_as(room[:n, :n])),
+    "the transpose": lambda room, n: (room[:n, :n], room[:n, :n].mT),
+    "shifted rows": lambda room, n: (room[:n, :n], room[1:, :n]),
+    "shifted columns": lambda room, n: (room[:n, :n], room[:n, 1:]),
+    "a block in the middle": lambda room, n: (room[:n, :n], room[1:, 1:]),
+}
+
+
+def _room(n: int) -> Tensor:
+    """A positive definite matrix of order n + 1 with triangles of a small condition number."""
+    noise = torch.randn(n + 1, n + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) / n
+    return (noise + noise.mT + 2.0 * torch.eye(n + 1, dtype=torch.float64)).to(DEVICE)
+
+
+def _overlapping_pairs(case: OperatorCase) -> Iterator[tuple[int, int, str]]:
+    """Positions of two operands and a name from ``OVERLAPS``; the second one is moved, so it is general."""
+    for one, other in itertools.permutations(range(len(case.operands)), 2):
+        for name in OVERLAPS:
+            moved = name.startswith("shifted")
+            if not moved or case.kinds[other] == "general":
+                yield one, other, name
+
+
+SEVERAL_OPERANDS = [c for c in OPERATORS.values() if c.overwrites is not None and len(c.operands) > 1]
+
+
+@pytest.mark.parametrize("case", SEVERAL_OPERANDS, ids=lambda case: case.name)
+@pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])
+@pytest.mark.parametrize("n", [2, 5, 40, 200])
+def test_any_two_operands_may_share_memory(case: OperatorCase, n: int, recorded: bool) -> None:
+    """Every pair of operands, in every way: result and gradient are those of separate operands."""
+    for one, other, name in _overlapping_pairs(case):
+        found = []
+        for overwrite in (True, False):
+            leaf = _room(n).requires_grad_(recorded)
+            args = [_room(n)[:n, :n].roll(1, 0) for _ in case.operands]
+            args[one], args[other] = OVERLAPS[name](leaf * 1.0, n)
+            if not overwrite:
+                args = [arg.clone() for arg in args]
+            result = joined(case.fn(*args, **({"overwrite": True} if overwrite else {}))).clone()
+            found.append([result.detach()])
+            if recorded:
+                found[-1] += torch.autograd.grad(result.sin().sum(), leaf)
+        try:
+            assert_all_close(*found)
+        except AssertionError as error:
+            raise AssertionError(f"operands {one} and {other}, {name}: {error}") from None
+
+
+@pytest.mark.parametrize("name", ["trsm", "trmm", "gemm"])
+def test_one_operand_twice_under_transforms(name: str) -> None:
+    """The same object as two operands, where addresses are not known."""
+    case = OPERATORS[name]
+    X = torch.stack([_room(4)[:4, :4], 2.0 * _room(4)[:4, :4]])
+
+    def twice(X: Tensor, overwrite: bool) -> Tensor:
+        Z = X * 1.0
+        others = (X,) * (len(case.operands) - 2)
+        second = Z if overwrite else Z.clone()
+        flags = {"overwrite": True} if overwrite else {}
+        return case.fn(*others, Z, second, alpha=1.5, **flags)
+
+    for transform in (func.vmap, lambda f: func.grad(lambda X: f(X).sin().sum())):
+        ours, wanted = (transform(functools.partial(twice, overwrite=flag))(X) for flag in (True, False))
+        assert_all_close(ours, wanted)
+    compiled = torch.compile(functools.partial(twice, overwrite=True), backend="aot_eager", fullgraph=True)
+    assert_all_close(compiled(X), twice(X, False))
+
+
+def test_one_covariance_for_views_of_itself() -> None:
+    """mvn_nll with one A for several Y, which lie in the memory of A."""
+    A = _room(6)[:6, :6].contiguous()
+    Y = torch.stack([A, A])
+    expected = lapgrad.fused.mvn_nll(A, Y)
+    assert_all_close(lapgrad.fused.mvn_nll(A, A.expand(2, 6, 6), overwrite=True), expected)

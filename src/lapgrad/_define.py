@@ -315,18 +315,20 @@ def _overwriting_doors(
     def overwrite(*arguments: Any) -> Any:
         tensors, target = arguments[:operands], arguments[position]
         if not skips_dispatcher(tensors):
-            return copying_back(*arguments)
+            # Addresses are unknown here, but an operand that is passed twice can be told.
+            apart = [t.clone() if t is target and i != position else t for i, t in enumerate(tensors)]
+            return copying_back(*apart, *arguments[operands:])
         if _torch_private.internally_overlapping(target):
             raise _errors.overwritten_overlap(known_as, overwriting.argument, target)
         if is_grad_enabled() and target.requires_grad and _torch_private.is_leaf_or_view_of_one(target):
             raise _errors.overwritten_leaf(known_as, overwriting.argument)
+        apart = [
+            tensor.clone() if i != position and _layout.may_overlap(tensor, target) else tensor
+            for i, tensor in enumerate(tensors)
+        ]
         if several_results and _torch_private.is_view(target):
             # PyTorch does not record an in-place change of a view by a function with several results.
-            return copying_back(*arguments)
-        apart = [
-            tensor.clone() if tensor is not target and _layout.may_overlap(tensor, target) else tensor
-            for tensor in tensors
-        ]
+            return copying_back(*apart, *arguments[operands:])
         return write_into_target((*apart, *arguments[operands:]))
 
     def consume(*arguments: Any) -> Any:

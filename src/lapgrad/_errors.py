@@ -397,6 +397,12 @@ def elimination_failed(
     )
 
 
+def inverse_overflows(operator: str, batch: Sequence[int], flat: int) -> NonFiniteError:
+    """The factorisation of an item exists, but its inverse has entries beyond the largest number."""
+    item = batch_index(flat, batch)
+    return NonFiniteError(f"{operator}: the inverse of {_item_name('A', item)} overflows.", item)
+
+
 def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
     """Autograd needs the value of a leaf; it cannot be overwritten while gradients are recorded."""
     return RuntimeError(

@@ -11,18 +11,43 @@ from lapgrad._precision import in_full_precision
 
 
 def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
-    """B := A^-1, the identity where there is none. Returns the first (item, status)."""
+    """B := A^-1, the identity where there is none. Returns the first (item, status).
+
+    The status is that of the factorisation, or n + 1 where the inverse is not finite.
+    """
+    X, status = _invert(A)
+    failure = first_failure(status != 0, status)
+    if failure is not None:
+        # Sums of entries near the ends of the range overflow on the way to an inverse that does not.
+        scale = _range_scale(A)
+        again, status = _invert(A * scale)
+        again *= scale
+        overflows = ~again.isfinite().flatten(-2).all(-1)
+        status = torch.where((status == 0) & overflows, A.shape[-1] + 1, status)
+        identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        X = torch.where((status != 0)[..., None, None], identity, again)
+        failure = first_failure(status != 0, status)
+    B.copy_(X)
+    return failure
+
+
+def _invert(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns A^-1 and its status: that of the factorisation, or n + 1 where the inverse is not finite."""
+    n = A.shape[-1]
     LU, pivots = _torch_lu.lu_factor(A)
     status = status_of(LU, A)
-    failure = first_failure(status != 0, status)
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    if failure is not None:
-        LU = torch.where((status != 0)[..., None, None], identity, LU)
-        pivots = torch.where(
-            (status != 0)[..., None], torch.arange(1, A.shape[-1] + 1, device=A.device).int(), pivots
-        )
-    B.copy_(torch.linalg.lu_solve(LU, pivots, identity.expand_as(A)))
-    return failure
+    identity = torch.eye(n, dtype=A.dtype, device=A.device)
+    X = torch.linalg.lu_solve(LU, pivots, identity.expand_as(A))
+    overflows = ~X.isfinite().flatten(-2).all(-1)
+    return X, torch.where((status == 0) & overflows, n + 1, status)
+
+
+def _range_scale(A: Tensor) -> Tensor:
+    """Returns a power of two per item (*batch, 1, 1): 1, unless the largest entry is near the range's ends."""
+    factor = 2.0**32
+    largest, limit = A.abs().amax((-2, -1), keepdim=True), torch.finfo(A.dtype).max / factor
+    one = torch.ones_like(largest)
+    return torch.where(largest > limit, 1 / factor, torch.where(largest < 1 / limit, factor, one))
 
 
 @in_full_precision

@@ -82,6 +82,9 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
 def _of_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
     """One A for several Y: one factor, and for each Y its own value."""
     n, k = Y.shape[-2:]
+    # Tracers and transforms do not tell addresses: Y could be a view of A.
+    if overwrite and (not skips_dispatcher((A, Y)) or _layout.may_overlap(A, Y)):
+        Y = Y.clone()
     try:
         factor = _potrf.operator.overwrite if overwrite else _potrf.operator.call
         L = factor(A, lower)

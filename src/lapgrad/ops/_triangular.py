@@ -71,11 +71,11 @@ def run(
 
 def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:
     """A := alpha A, unless L is refused: an error must find A as it was. Returns L, or a copy on overlap."""
-    if skips_dispatcher((L, A)):
-        if refuse is not None:
-            refuse(L)
-        if _layout.may_overlap(L, A):
-            L = L.clone()
+    plain = skips_dispatcher((L, A))
+    if plain and refuse is not None:
+        refuse(L)
+    if not plain or _layout.may_overlap(L, A):  # addresses are unknown to tracers and transforms
+        L = L.clone()
     A.mul_(alpha)
     return L
 

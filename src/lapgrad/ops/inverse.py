@@ -30,7 +30,7 @@ def inverse(A: Tensor, *, overwrite: bool = False) -> Tensor:
 
     Raises:
         SingularMatrixError: Names the first item with an exact zero pivot, and the pivot.
-        NonFiniteError: A NaN or an infinity was met, or the factorisation overflows. In both cases, with
+        NonFiniteError: A NaN or an infinity was met, or the inverse overflows. In both cases, with
             ``overwrite=True``, the items that failed have been replaced by the identity and the others by
             their inverses.
         DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
@@ -57,16 +57,22 @@ def inverse(A: Tensor, *, overwrite: bool = False) -> Tensor:
 
 def _invert(A: Tensor) -> Tensor:
     B = fresh(A)
-    failure = lookup("inverse", A)(B, A)
-    if failure is not None:
-        raise _errors.elimination_failed("inverse", A.shape[:-2], failure)
+    _invert_into(B, A)
     return B
 
 
 def _invert_in_place(A: Tensor) -> None:
-    failure = lookup("inverse", A)(A, A)
-    if failure is not None:
-        raise _errors.elimination_failed("inverse", A.shape[:-2], failure)
+    _invert_into(A, A)
+
+
+def _invert_into(B: Tensor, A: Tensor) -> None:
+    failure = lookup("inverse", A)(B, A)
+    if failure is None:
+        return
+    item, status = failure
+    if status > A.shape[-1]:
+        raise _errors.inverse_overflows("inverse", A.shape[:-2], item)
+    raise _errors.elimination_failed("inverse", A.shape[:-2], failure)
 
 
 def _pulled_back(B: Tensor, gB: Tensor) -> Tensor:
