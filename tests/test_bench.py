@@ -139,10 +139,8 @@ def test_scaling_table_compares_with_the_fewest_threads():
 def test_command_prints_ratios_and_writes_the_machine(tmp_path, capsys):
     file = tmp_path / "bench.json"
     options = ["--quick", "--ops", "potrf,trmm", "--sizes", "8", "--batches", "3x4x4", "--output", str(file)]
-    assert (
-        cli.main(["bench", "ops", *options, "--dtypes", "float64", "--threads", "1,2", "--seconds", "0.001"])
-        == 0
-    )
+    options += ["--dtypes", "float64", "--threads", "1,2", "--seconds", "0.001", "--give-up", "0"]
+    assert cli.main(["bench", "ops", *options]) == 0
     printed = capsys.readouterr().out
     for text in ("potrf", "trmm", "3×4×4", "×", "GF/s", "scaling of lapgrad with threads"):
         assert text in printed
@@ -161,13 +159,13 @@ def test_command_prints_ratios_and_writes_the_machine(tmp_path, capsys):
 def test_command_warns_on_a_busy_machine(load, warned, monkeypatch, capsys):
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     options = ["--ops", "syrk", "--sizes", "4", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
-    assert cli.main(["bench", "ops", *options]) == 0
+    assert cli.main(["bench", "ops", "--give-up", "0", *options]) == 0
     assert ("this machine is busy" in capsys.readouterr().err) == warned
 
 
 def test_command_prints_markdown(capsys):
     options = ["--ops", "syrk", "--sizes", "4", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
-    assert cli.main(["bench", "ops", *options, "--markdown"]) == 0
+    assert cli.main(["bench", "ops", "--give-up", "0", *options, "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| operator | shape |")
     assert lines[2].startswith("| `syrk` | 4 | float64 |")
@@ -181,9 +179,14 @@ def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
         bars.Bar("potrf 2 forward", "≥", 2.0, lambda bench: 1.5),
         bars.Bar("syrk 2 forward", "≥", 2.0, lambda bench: 1.5),
     ]
-    monkeypatch.setattr("lapgrad.bench.command.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad.bench.bars.bars", lambda machine: table)
     file = tmp_path / "bars.json"
-    assert cli.main(["bench", "ops", "--ops", "potrf", "--bars", "--output", str(file), *strict]) == code
+    assert (
+        cli.main(
+            ["bench", "ops", "--give-up", "0", "--ops", "potrf", "--bars", "--output", str(file), *strict]
+        )
+        == code
+    )
     printed = capsys.readouterr().out
     assert "1 of 2 bars reached" in printed
     assert "MISS" in printed
@@ -193,7 +196,7 @@ def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("options", [[], ["--bars"]])
 def test_command_says_that_there_is_no_gpu(options, capsys):
-    assert cli.main(["bench", "ops", "--device", "cuda", *options]) == 2
+    assert cli.main(["bench", "ops", "--give-up", "0", "--device", "cuda", *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lapgrad bench: --device cuda: torch ")
     assert line.endswith("sees no CUDA device")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import command, plan, plots_ops, runner, tables_ops
+from lapgrad.bench import measuring, plan, plots_ops, runner, tables_ops
 from lapgrad.bench.bars import Bar
 from lapgrad.bench.cases import OPERATORS, Case
 from lapgrad.bench.inputs import Shape
@@ -33,7 +33,8 @@ def small_yardstick(monkeypatch):
 
 
 def bench(*options):
-    return cli.main(["bench", "ops", *map(str, options)])
+    """Measures in this process, where a test can put something else in place of what is measured."""
+    return cli.main(["bench", "ops", "--give-up", "0", *map(str, options)])
 
 
 def planned(*options, earlier=None):
@@ -44,7 +45,7 @@ def planned(*options, earlier=None):
 
 def test_rows_say_what_was_measured(tmp_path):
     file = tmp_path / "ops.json"
-    assert bench(*SMALL, "--output", file) == 0
+    assert bench(*SMALL, "--give-up", "60", "--output", file) == 0
     rows = Results.load(file, "ops").rows
     row = next(row for row in rows if row["operator"] == "trmm" and row["phase"] == "backward")
     assert row["shape"] == [4, 4]
@@ -114,7 +115,7 @@ def test_options_count_more_than_quick():
 
 def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
     file = tmp_path / "ops.json"
-    real, cases = command.measure, []
+    real, cases = measuring.measure, []
 
     def interrupted(case, *rest, **options):
         cases.append(str(case))
@@ -122,7 +123,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return real(case, *rest, **options)
 
-    monkeypatch.setattr(command, "measure", interrupted)
+    monkeypatch.setattr(measuring, "measure", interrupted)
     assert bench(*SMALL, "--output", file) == 130
     assert f"8 figures are in {file}, --resume goes on" in capsys.readouterr().err
     kept = Results.load(file, "ops")
@@ -217,7 +218,7 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
         return 2.5
 
     table = [Bar(f"potrf {n} forward", "≥", 2.0, figure, device=lambda bench: 7.25) for n in (1, 2, 3)]
-    monkeypatch.setattr("lapgrad.bench.command.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad.bench.bars.bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert bench("--bars", "--output", file) == 130
     assert [bar["what"] for bar in Results.load(file).bars] == ["potrf 1 forward"]
@@ -232,14 +233,14 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
 
 
 def test_results_that_differ_end_in_an_error_after_the_others(monkeypatch, capsys):
-    real = command.measure
+    real = measuring.measure
 
     def differs(case, *rest, **options):
         if case.operator.name == "syrk":
             raise runner.DisagreementError(f"{case}: result 0 differs")
         return real(case, *rest, **options)
 
-    monkeypatch.setattr(command, "measure", differs)
+    monkeypatch.setattr(measuring, "measure", differs)
     assert bench(*SMALL) == 1
     shown = capsys.readouterr()
     assert "not timed: syrk 4 float64: result 0 differs" in shown.err

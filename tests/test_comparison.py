@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import command, comparison
+from lapgrad.bench import comparison, measuring
 from lapgrad.bench.results import Results
 from lapgrad.bench.runner import Measurement
 from lapgrad.bench.timing import Timing
@@ -87,7 +87,7 @@ def small_yardstick(monkeypatch):
 
 
 def bench(*options):
-    return cli.main(["bench", "ops", *map(str, options)])
+    return cli.main(["bench", "ops", "--give-up", "0", *map(str, options)])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def bench(*options):
     ],
 )
 def test_files_are_compared_without_running(new, code, text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "measure", None)
+    monkeypatch.setattr(measuring, "measure", None)
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
     results(row()).write(old_file)
     results(*new).write(new_file)
@@ -136,7 +136,7 @@ def test_what_looks_worse_is_measured_again(seconds, code, kept, tmp_path, capsy
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
     results(row(), row(library="torch"), row(operator="no_more")).write(old_file)
     watch = Stopwatch(seconds)
-    monkeypatch.setattr(command, "measure", watch)
+    monkeypatch.setattr(measuring, "measure", watch)
     assert bench("--compare", old_file, "--output", new_file) == code
     assert watch.calls == [("syrk 8 float64", ("forward",))] * len(seconds)
     stored = Results.load(new_file)

@@ -88,7 +88,7 @@ def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.Captur
 
     found["rows"], found["complete"] = found["rows"][:4], False
     (tmp_path / "m.json").write_text(json.dumps(found))
-    assert command("--output", "m.json", "--resume", "--markdown") == 0
+    assert command("--output", "m.json", "--resume", "--markdown", "--give-up", "0") == 0
     resumed = contents(tmp_path / "m.json")
     assert resumed["complete"]
     assert resumed["rows"][:4] == found["rows"]
@@ -103,13 +103,13 @@ def test_an_interrupted_run_leaves_a_valid_file(
 ) -> None:
     of_all = model_runner.measure
 
-    def measure(case: ModelCase, *further: Any) -> Any:
+    def measure(case: ModelCase, *further: Any, **options: Any) -> Any:
         if case.model == "exact_gp":
             signal.raise_signal(signal.SIGINT)
-        return of_all(case, *further)
+        return of_all(case, *further, **options)
 
     monkeypatch.setattr(model_runner, "measure", measure)
-    assert command("--output", "m.json") == 130
+    assert command("--output", "m.json", "--give-up", "0") == 130
     assert "--resume goes on" in capsys.readouterr().err
     found = contents(tmp_path / "m.json")
     assert not found["complete"]

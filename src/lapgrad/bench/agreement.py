@@ -28,17 +28,24 @@ class Values:
 
 
 def compare(
-    case: Case, seen: Values, reference: Values, *, symmetric: Sequence[int] = (), who: str = ""
+    case: Case,
+    seen: Values,
+    reference: Values,
+    *,
+    symmetric: Sequence[int] = (),
+    who: str = "",
+    whose: str = "torch",
 ) -> None:
-    """Compares results, up to signs where these are free, and gradients with those of torch.
+    """Compares results, up to signs where these are free, and gradients with those of a reference.
 
     Args:
         case: what was computed.
         seen: by lapgrad, or another library.
-        reference: what torch computed.
+        reference: what torch computed, or lapgrad where torch is left out.
         symmetric: positions of inputs of which only the symmetric part of the gradient is compared, besides
             those that the case names.
         who: said in the message, with a space before it.
+        whose: the library of the reference.
 
     Raises:
         DisagreementError: They differ by more than both round.
@@ -58,11 +65,11 @@ def compare(
     for what, (mine, theirs) in pairs.items():
         if mine.shape != theirs.shape:
             raise DisagreementError(
-                f"{case}: {what}{who} is {tuple(mine.shape)}, {tuple(theirs.shape)} in torch"
+                f"{case}: {what}{who} is {tuple(mine.shape)}, {tuple(theirs.shape)} in {whose}"
             )
         difference = float((mine - theirs).abs().max() / theirs.abs().max())
         if not difference <= allowed:
             raise DisagreementError(
-                f"{case}: {what}{who} differs from torch by {difference:.1e} (relative to its largest "
+                f"{case}: {what}{who} differs from {whose} by {difference:.1e} (relative to its largest "
                 f"entry), allowed {allowed:.1e}"
             )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 import lapgrad as lg
+from lapgrad.bench.activity import Activity
 from lapgrad.bench.cases import L_OF_GELQF, OPERATORS, Case, Operator, dtype_name
 from lapgrad.bench.coexist import alternate
 from lapgrad.bench.in_torch import logdet_by_cholesky
@@ -35,12 +36,15 @@ class Bench:
     seconds: float
     device: torch.device = CPU
     measured: dict[tuple[Case, Phase], Measurement] = field(default_factory=dict)
+    activity: Activity = field(default_factory=Activity)
 
     def measurement(self, case: Case, phase: Phase) -> Measurement:
         """The measurement of one phase, from memory if it was taken before."""
         case = dataclasses.replace(case, device=self.device)
         if (case, phase) not in self.measured:
-            (self.measured[case, phase],) = measure(case, [phase], self.threads, self.seconds)
+            (self.measured[case, phase],) = measure(
+                case, [phase], self.threads, self.seconds, activity=self.activity
+            )
         return self.measured[case, phase]
 
 
@@ -108,6 +112,7 @@ def bars(machine: Machine) -> list[Bar]:
 
 def judge(bar: Bar, bench: Bench) -> Verdict:
     """Measures one bar."""
+    bench.activity.begin("", bar.what)
     with thread_count(bench.threads):
         return Verdict(bar, bar.value(bench), bar.device(bench))
 
@@ -255,7 +260,10 @@ def _backward_over_forward(case: Case, bound: float) -> Bar:
 
 def _scaling(case: Case, phase: Phase, bound: float) -> Bar:
     def value(bench: Bench) -> float:
-        one, every = (measure_alone(case, phase, threads, bench.seconds) for threads in (1, bench.threads))
+        one, every = (
+            measure_alone(case, phase, threads, bench.seconds, bench.activity)
+            for threads in (1, bench.threads)
+        )
         return one.median / every.median
 
     return Bar(f"{case} {phase}, 1 thread / all", "≥", bound, value)

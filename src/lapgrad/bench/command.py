@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 
-from lapgrad.bench import comparison, plan, report, tables_ops
-from lapgrad.bench.bars import MANY_CORES, Bench, Machine, Verdict, bars, judge
+from lapgrad.bench import bars, comparison, plan, report, tables_ops
+from lapgrad.bench.agreement import DisagreementError
+from lapgrad.bench.bars import MANY_CORES, Machine, Verdict
 from lapgrad.bench.options import add_arguments
 from lapgrad.bench.peers import Peers
 from lapgrad.bench.progress import Progress
-from lapgrad.bench.results import Results
+from lapgrad.bench.results import Results, Row
 from lapgrad.bench.resumption import UsageError, begun, load, say_interrupted, warn_when_busy, write
-from lapgrad.bench.runner import DisagreementError, measure
 from lapgrad.bench.timing import long_lived_objects_aside
+from lapgrad.bench.watchdog import FailedError, Measurer, measurer
 
 __all__ = ["add_arguments", "run"]
 
@@ -62,30 +63,25 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     results = begun("ops", arguments, chosen.options)
     done = {tables_ops.case_key(row) for row in results.rows}
     to_do = [item for item in chosen.items if item.key not in done]
-    disagreements: list[str] = []
-    invited = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
-    with long_lived_objects_aside(), invited as peers:
+    not_timed: list[str] = []
+    peers = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
+    with long_lived_objects_aside(), measurer(peers, arguments.give_up) as measuring:
         try:
             with Progress(len(chosen.items), len(chosen.items) - len(to_do)) as progress:
                 for item in to_do:
                     progress.now(str(item.case))
                     try:
-                        found = measure(
-                            item.case,
-                            item.phases,
-                            item.threads,
-                            chosen.seconds,
-                            peers=peers,
-                            against_gemm=True,
-                            memory=True,
-                        )
+                        found = _measure(measuring, item, chosen.seconds)
                     except DisagreementError as error:
-                        disagreements.append(f"not timed: {error}")
+                        not_timed.append(str(error))
                         continue
-                    results.rows += [row for measurement in found for row in measurement.rows()]
+                    except FailedError as error:
+                        not_timed.append(f"{item}: {error}")
+                        continue
+                    results.rows += found
                     write(results, arguments.output)
             if earlier is not None:
-                _measure_worse_again(chosen, earlier, results)
+                _measure_worse_again(measuring, chosen, earlier, results)
         except KeyboardInterrupt:
             write(results, arguments.output)
             say_interrupted(arguments, len(results.rows))
@@ -93,18 +89,32 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     results.complete = True
     write(results, arguments.output)
     _print_cases(arguments, results)
-    for line in disagreements:
-        print(f"lapgrad bench: {line}", file=sys.stderr)
+    for line in not_timed:
+        print(f"lapgrad bench: not timed: {line}", file=sys.stderr)
     if arguments.plots:
         _plot(results, arguments.plots)
-    code = 1 if disagreements else 0
+    code = 1 if not_timed else 0
     if earlier is not None:
         new = arguments.output or "this run"
         code = max(code, _print_comparison(arguments, earlier, results, str(new), repeated=True))
     return code
 
 
-def _measure_worse_again(chosen: plan.Plan, earlier: Results, results: Results) -> None:
+def _measure(
+    measuring: Measurer,
+    item: plan.Item,
+    seconds: float,
+    *,
+    again: bool = False,
+    failed: dict[str, str] | None = None,
+) -> list[Row]:
+    """Rows of a case; peers and memory are not measured again."""
+    request = {"item": item.as_request(), "seconds": seconds, "with_peers": not again, "memory": not again}
+    rows: list[Row] = measuring.measure("case", failed, **request)["rows"]
+    return rows
+
+
+def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Results, results: Results) -> None:
     """Replaces rows of what looks worse than before by better ones, if noise was the reason."""
     items = {item.key: item for item in chosen.items}
     for _ in range(_REPEATS):
@@ -112,23 +122,28 @@ def _measure_worse_again(chosen: plan.Plan, earlier: Results, results: Results) 
         with Progress(len(worse)) as progress:
             for change in worse:
                 case, phase = change.key
-                progress.now(f"again: {items[case].case} {phase}")
-                (again,) = measure(
-                    items[case].case,
-                    [p for p in items[case].phases if p == phase],
-                    items[case].threads,
-                    3.0 * chosen.seconds,
-                    against_gemm=True,
-                )
-                for row in again.rows():
-                    _replace_if_better(results, row)
+                item = items[case].only(phase)
+                progress.now(f"again: {item.case} {phase}")
+                # A library that failed would fail again, and take its time to do so.
+                failed = {
+                    row["library"]: row["error"]
+                    for row in results.rows
+                    if "error" in row and tables_ops.case_key(row) == case
+                }
+                try:
+                    again = _measure(measuring, item, 3.0 * chosen.seconds, again=True, failed=failed)
+                except (DisagreementError, FailedError):
+                    continue  # the figure that is there stays
+                for row in again:
+                    if "error" not in row:
+                        _replace_if_better(results, row)
 
 
 def _replace_if_better(results: Results, row: dict[str, object]) -> None:
     same = ("operator", "shape", "dtype", "device", "threads", "phase", "library")
     for i, present in enumerate(results.rows):
         if all(present[name] == row[name] for name in same):
-            if comparison.cost(row) < comparison.cost(present):
+            if "error" not in present and comparison.cost(row) < comparison.cost(present):
                 results.rows[i] = {**row, "extra_bytes": present["extra_bytes"]}
             return
 
@@ -161,6 +176,8 @@ def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
     else:
         title = f"lapgrad against {', '.join(others)}"
         report.show(tables_ops.timing_table(results.rows, others), title)
+    for line in tables_ops.notes_on_failures(results.rows):
+        print(line)
     for line in tables_ops.notes_on_peers(results.peers):
         print(line)
     if len(threads) > 1:
@@ -185,25 +202,35 @@ def _run_bars(arguments: argparse.Namespace) -> int:
     if arguments.bars != "auto":
         machine = arguments.bars
     seconds = arguments.seconds or plan.seconds(arguments.quick)
-    bench = Bench(threads, seconds, torch.device(arguments.device))
-    wanted = [bar for bar in bars(machine) if arguments.ops is None or bar.what.split()[0] in arguments.ops]
+    wanted = [
+        bar for bar in bars.bars(machine) if arguments.ops is None or bar.what.split()[0] in arguments.ops
+    ]
     options = {"bars": machine, "threads": [threads], "device": arguments.device, "seconds": seconds}
     results = begun("ops", arguments, {**options, "operators": arguments.ops})
-    known = {bar["what"]: bar for bar in results.bars}
-    before = list(results.rows)
+    known = {bar["what"]: bar for bar in results.bars if bar["figure"] is not None}
     verdicts = [
-        Verdict(bar, _figure(known[bar.what]["figure"]), known[bar.what].get("device"))
+        Verdict(bar, known[bar.what]["figure"], known[bar.what].get("device"))
         for bar in wanted
         if bar.what in known
     ]
+    not_measured: list[str] = []
+    common = {"machine": machine, "threads": threads, "seconds": seconds, "device": arguments.device}
     try:
-        with Progress(len(wanted), len(verdicts)) as progress:
+        with (
+            measurer(Peers(device=arguments.device), arguments.give_up) as measuring,
+            Progress(len(wanted), len(verdicts)) as progress,
+        ):
             for bar in wanted:
                 if bar.what not in known:
                     progress.now(bar.what)
-                    verdicts.append(judge(bar, bench))
+                    try:
+                        found = measuring.ask({"do": "bar", "what": bar.what, **common})
+                    except (DisagreementError, FailedError) as error:
+                        not_measured.append(f"{bar.what}: {error}")
+                        found = {"figure": float("nan"), "device": None, "rows": []}
+                    verdicts.append(Verdict(bar, found["figure"], found["device"]))
                     results.bars = [verdict.as_dict() for verdict in verdicts]
-                    results.rows = before + [row for m in bench.measured.values() for row in m.rows()]
+                    results.rows += found["rows"]
                     write(results, arguments.output)
     except KeyboardInterrupt:
         write(results, arguments.output)
@@ -215,11 +242,9 @@ def _run_bars(arguments: argparse.Namespace) -> int:
     where = machine if machine == "cuda" else f"{machine}, {threads} threads"
     title = f"{where}: {passed} of {len(verdicts)} bars reached"
     _print(report.bars_table(verdicts), title, arguments.markdown)
+    for line in not_measured:
+        print(f"lapgrad bench: not measured: {line}", file=sys.stderr)
     return 1 if arguments.strict and passed < len(verdicts) else 0
-
-
-def _figure(stored: float | None) -> float:
-    return float("nan") if stored is None else stored
 
 
 def _print(table: report.Table, title: str, markdown: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy
 import torch
 
 from lapgrad.bench import peer_cases
+from lapgrad.bench.activity import Activity
 from lapgrad.bench.agreement import DisagreementError
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.model_cases import Contest, ModelCase
@@ -41,7 +42,14 @@ class _Guest:
 
 
 def measure(
-    case: ModelCase, threads: int, seconds: float, device: torch.device, peers: Peers
+    case: ModelCase,
+    threads: int,
+    seconds: float,
+    device: torch.device,
+    peers: Peers,
+    *,
+    without: Sequence[str] = (),
+    activity: Activity | None = None,
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows, one per library, and the bars of the case.
 
@@ -51,27 +59,40 @@ def measure(
         seconds: How long to go on with two libraries; more for more, and for large cases.
         device: Where.
         peers: Libraries in processes of their own. Those that fail are left out and told why.
+        without: Libraries of this process, other than lapgrad, that are left out.
+        activity: Told what is called next.
 
     Raises:
         DisagreementError: lapgrad and torch do not agree.
     """
+    told = activity or Activity()
     with thread_count(threads):
+        told.begin("", "preparation of the model")
         contest = case.make(device)
-        values = {name: float(thunk()[0]) for name, thunk in contest.thunks.items()}
+        thunks = {name: thunk for name, thunk in contest.thunks.items() if name not in without}
+        values = {}
+        for name, thunk in thunks.items():
+            told.begin(name, "its first evaluation")
+            values[name] = float(thunk()[0])
         _check(case, contest, values)
         # Memory first: in a heap with holes left by others a peak is larger than what is asked for.
         extra: dict[str, int | None] = dict.fromkeys(values)
         if measurable(device):
-            extra = {name: peak_extra_bytes(thunk, device) for name, thunk in contest.thunks.items()}
+            for name, thunk in thunks.items():
+                told.begin(name, "an evaluation, for its memory")
+                extra[name] = peak_extra_bytes(thunk, device)
+        told.begin_unlimited("preparation of peers")
         guests = list(_invited(case, contest, values["lapgrad"], threads, peers))
         while True:
             samplers: dict[str, Sampler] = {
-                name: sampler(thunk, device, warm=bool(guests)) for name, thunk in contest.thunks.items()
+                name: told.watch(sampler(thunk, device, warm=bool(guests)), name, "an evaluation")
+                for name, thunk in thunks.items()
             }
-            samplers |= {guest.peer.library: guest.sample for guest in guests}
+            samplers |= {guest.peer.library: told.pause(guest.sample, "a peer's turn") for guest in guests}
             budget = seconds * case.weight * len(samplers) / 2.0
             try:
                 timings = take_turns(list(samplers.values()), budget, least_rounds=3)
+                told.begin_unlimited("memory of peers")
                 extra |= {guest.peer.library: guest.extra_bytes() for guest in guests}
                 break
             except PeerError as error:  # once more without it
@@ -101,6 +122,8 @@ def measure(
 
 
 def _check(case: ModelCase, contest: Contest, values: dict[str, float]) -> None:
+    if "torch" not in values:
+        return
     difference = abs(values["torch"] / values["lapgrad"] - 1.0)
     if not difference <= contest.different["torch"]:
         raise DisagreementError(f"{case}: the values of lapgrad and torch differ by {difference:.1e}")

@@ -14,16 +14,20 @@ from typing import Any
 
 import torch
 
-from lapgrad.bench import model_runner, report, sparse_gp, tables_ops
+from lapgrad.bench import report, sparse_gp, tables_ops
 from lapgrad.bench.agreement import DisagreementError
 from lapgrad.bench.model_cases import MODELS, cases
+from lapgrad.bench.options import add_give_up
 from lapgrad.bench.peers import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
 from lapgrad.bench.progress import Progress
 from lapgrad.bench.results import Results, Row
 from lapgrad.bench.resumption import UsageError, begun, say_interrupted, warn_when_busy, write
+from lapgrad.bench.watchdog import FailedError, measurer
 
 _SIZES = (3000,)
 _SECONDS = 2.0
+_PATIENCE = 600.0
+"""Seconds after which an evaluation is given up: thousands of inducing inputs take minutes in torch."""
 _QUICK_INDUCING, _QUICK_SIZES, _QUICK_SECONDS = (50, 200), (500,), 0.3
 
 
@@ -58,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"after which a peer that does not answer is given up [{2 * TIMEOUT:g}]",
     )
+    add_give_up(whom, _PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
     output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")
@@ -77,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     warn_when_busy()
-    quick, device = arguments.quick, torch.device(arguments.device)
+    quick = arguments.quick
     inducing = arguments.inducing or list(_QUICK_INDUCING if quick else sparse_gp.INDUCING)
     sizes = arguments.sizes or list(_QUICK_SIZES if quick else _SIZES)
     seconds = arguments.seconds if arguments.seconds is not None else _QUICK_SECONDS if quick else _SECONDS
@@ -102,21 +107,35 @@ def _run(arguments: argparse.Namespace) -> int:
     if specs is None:
         specs = [spec for spec in map(PeerSpec, LIBRARIES_OF_MODELS) if spec.installed]
     to_do = [case for case in chosen if (case.model, str(case.case)) not in done]
-    disagreements = []
-    with Peers(specs, arguments.device, arguments.peer_timeout, results.peers) as peers:
+    not_timed = []
+    of = {
+        "models": arguments.models,
+        "data": name,
+        "folder": str(arguments.data_dir.absolute()) if arguments.data_dir else None,
+        "rows": len(data[0]),
+        "inducing": inducing,
+        "sizes": sizes,
+        "quick": quick,
+    }
+    common = {"of": of, "threads": arguments.threads, "seconds": seconds, "device": arguments.device}
+    peers = Peers(specs, arguments.device, arguments.peer_timeout, results.peers)
+    with measurer(peers, arguments.give_up) as measuring:
         try:
             with Progress(len(chosen), len(chosen) - len(to_do)) as progress:
                 for case in to_do:
                     progress.now(str(case))
                     try:
-                        rows, bars = model_runner.measure(case, arguments.threads, seconds, device, peers)
+                        found = measuring.measure("model", index=chosen.index(case), **common)
                     except DisagreementError as error:
-                        disagreements.append(f"not timed: {error}")
+                        not_timed.append(str(error))
+                        continue
+                    except FailedError as error:
+                        not_timed.append(f"{case}: {error}")
                         continue
                     results.rows += [
-                        {**row, "data": name} if row["model"] == "sparse_gp" else row for row in rows
+                        {**row, "data": name} if row["model"] == "sparse_gp" else row for row in found["rows"]
                     ]
-                    results.bars += bars
+                    results.bars += found["bars"]
                     write(results, arguments.output)
         except KeyboardInterrupt:
             write(results, arguments.output)
@@ -125,11 +144,11 @@ def _run(arguments: argparse.Namespace) -> int:
     results.complete = True
     write(results, arguments.output)
     _print(arguments, results, name)
-    for line in disagreements:
-        print(f"lapgrad bench models: {line}", file=sys.stderr)
+    for line in not_timed:
+        print(f"lapgrad bench models: not timed: {line}", file=sys.stderr)
     if arguments.plots:
         _plot(results.rows, arguments.plots)
-    return 1 if disagreements else 0
+    return 1 if not_timed else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -156,6 +175,10 @@ def _print(arguments: argparse.Namespace, results: Results, name: str) -> None:
             print(f"{title}\n\n{report.markdown(table)}\n")
         else:
             report.show(table, title)
+    for row in results.rows:
+        if "error" in row:
+            sizes = ", ".join(f"{key} = {value}" for key, value in row["case"].items())
+            print(f"{row['model']}, {sizes}: {row['error']}")
     if arguments.markdown:
         print(report.circumstances([arguments.threads], arguments.device))
     for line in tables_ops.notes_on_peers(results.peers):
@@ -169,16 +192,16 @@ def timing_table(rows: Sequence[Row]) -> report.Table:
     own: dict[Any, Row] = {_key(row): row for row in rows if row["library"] == "lapgrad"}
     for row in rows:
         first = row["library"] == "lapgrad"
-        extra = row["extra_bytes"]
+        extra, failed = row["extra_bytes"], "error" in row
         lines.append(
             [
                 row["model"] if first else "",
                 ", ".join(f"{key} = {value}" for key, value in row["case"].items()) if first else "",
                 row["library"],
-                report.milliseconds(row["median_s"]),
-                f"{row['median_s'] / own[_key(row)]['median_s']:.2f}×",
+                tables_ops.failure_in_short(row) if failed else report.milliseconds(row["median_s"]),
+                "-" if failed else f"{row['median_s'] / own[_key(row)]['median_s']:.2f}×",
                 "-" if extra is None else f"{extra / 1e6:.1f}",
-                f"{row['value']:.8g}",
+                "-" if failed else f"{row['value']:.8g}",
             ]
         )
     return headings, lines

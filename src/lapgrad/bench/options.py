@@ -13,6 +13,7 @@ from lapgrad.bench.inputs import Shape
 from lapgrad.bench.peers import LIBRARIES, TIMEOUT, PeerSpec
 from lapgrad.bench.plan import BATCHES, DTYPES, SECONDS, SIZES
 from lapgrad.bench.runner import PHASES, Phase
+from lapgrad.bench.watchdog import PATIENCE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +74,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whom.add_argument(
         "--with", type=Path, dest="with_file", metavar="NEW", help="with --compare: this file, nothing is run"
     )
+    add_give_up(whom, PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
     output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")
     output.add_argument("--plots", type=Path, metavar="DIR", help="time over n, as PNG and SVG")
     output.add_argument("--markdown", action="store_true", help="print a shorter table, in Markdown")
     output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
+
+
+def add_give_up(group: argparse._ArgumentGroup, patience: float) -> None:
+    """The option that says when a call is given up."""
+    group.add_argument(
+        "--give-up",
+        type=_seconds,
+        default=patience,
+        metavar="SECONDS",
+        help="after which a call of torch or lapgrad that has not returned is given up: torch is then left "
+        "out of the case, and named. Large cases have more: the time of their flops at 1 Gflop/s. 0: never, "
+        f"and all is measured in this process, for profilers and debuggers [{patience:g}]",
+    )
 
 
 # Values. argparse turns an ArgumentTypeError into a usage message.
@@ -117,6 +132,10 @@ def _peer(text: str) -> PeerSpec:
         return PeerSpec.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _positive(text)
 
 
 def _positive(text: str) -> float:

@@ -49,8 +49,9 @@ def prepare(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     reference: Values,
+    whose: str = "torch",
 ) -> list[PeerCase]:
-    """Hands the case to all peers that are present, and compares what they return with torch's values.
+    """Hands the case to all peers that are present, and compares what they return with a reference.
 
     Args:
         case: what is computed.
@@ -59,7 +60,8 @@ def prepare(
         threads: of every peer.
         inputs: of the operator.
         weights: of the results in the loss; where signs are free, factors of the results.
-        reference: what torch computed with them.
+        reference: what torch computed with them, or lapgrad where torch is left out.
+        whose: the library of the reference.
     """
     present = peers.present(threads)
     if not present:
@@ -72,7 +74,9 @@ def prepare(
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy takes the names for its own keywords
         for peer in present:
             try:
-                prepared = _prepare_one(case, phases, peer, peers, file, inputs, len(weights), reference)
+                prepared = _prepare_one(
+                    case, phases, peer, peers, file, inputs, len(weights), reference, whose
+                )
             except PeerError as error:
                 peers.failed(error.library, str(case), str(error))
                 continue
@@ -90,6 +94,7 @@ def _prepare_one(
     inputs: Sequence[Tensor],
     weights: int,
     reference: Values,
+    whose: str,
 ) -> PeerCase | None:
     answer = peer.ask(
         f"in {case}, before it was timed",
@@ -113,7 +118,8 @@ def _prepare_one(
     # Some libraries put all of the gradient of a symmetric matrix into one triangle.
     symmetric = [i for i, x in enumerate(inputs) if _is_symmetric(x)]
     try:
-        compare(case, Values(results, gradients), reference, symmetric=symmetric, who=f" of {peer.library}")
+        seen, who = Values(results, gradients), f" of {peer.library}"
+        compare(case, seen, reference, symmetric=symmetric, who=who, whose=whose)
     except DisagreementError as error:
         peers.lacks(peer.library, str(case), f"not timed: {str(error).partition(': ')[2]}")
         return None

@@ -8,13 +8,9 @@ others go on without it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
-import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from lapgrad.bench.worker_process import EndedError, GarbledError, NoAnswerError, WorkerProcess
 
 _WORKER = Path(__file__).with_name("peer_worker")
 
@@ -82,15 +80,19 @@ class PeerSpec:
         return f"{self.library}={self.python}" if self.python else self.library
 
 
-class Peer:
+class Peer(WorkerProcess):
     """One library in a process, at one number of threads."""
 
     def __init__(self, spec: PeerSpec, threads: int, device: str, timeout: float = TIMEOUT) -> None:
         self.library, self._timeout = spec.library, timeout
-        self._received = b""
+        python = self._python(spec)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         try:
-            self._process = self._start(spec, threads, device)
+            command = [python, str(_WORKER), spec.library, device, str(threads)]
+            super().__init__(command, environment=_environment(threads, device), stderr=self._complaints)
+        except OSError as error:
+            self._complaints.close()
+            raise self._error(f"{python} cannot be run: {error.strerror}") from error
         except BaseException:
             self._complaints.close()
             raise
@@ -105,7 +107,7 @@ class Peer:
             self.close()
             raise
 
-    def _start(self, spec: PeerSpec, threads: int, device: str) -> subprocess.Popen[bytes]:
+    def _python(self, spec: PeerSpec) -> str:
         if spec.python is None and not spec.installed:
             raise self._error(
                 f"not installed in this Python; --peer {spec.library}=/path/to/python names one that has it"
@@ -113,18 +115,7 @@ class Peer:
         python = spec.python or sys.executable
         if not Path(python).exists():
             raise self._error(f"there is no {python}")
-        command = [python, str(_WORKER), spec.library, device, str(threads)]
-        try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-                env=_environment(threads, device),
-                start_new_session=True,  # Ctrl-C is for this process, which ends the others itself
-            )
-        except OSError as error:
-            raise self._error(f"{python} cannot be run: {error.strerror}") from error
+        return python
 
     def ask(self, what: str, **request: Any) -> dict[str, Any]:
         """One request and its answer.
@@ -136,13 +127,11 @@ class Peer:
         Raises:
             PeerError: The process died, did not answer in time, or could not do it.
         """
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise self._error(self._end(what)) from error
+            self.send(request)
+        except EndedError as error:
+            raise self._error(self._end(what, error)) from error
         answer = self._answer(what, self._timeout)
         if "error" in answer:
             raise self._error(f"failed {what}: {answer['error']}")
@@ -151,35 +140,21 @@ class Peer:
 
     def close(self) -> None:
         """Ends the process."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._complaints):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not sent when the process died
-                    pipe.close()
+        super().close()
+        self._complaints.close()
 
     def _answer(self, what: str, timeout: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
         end = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._received:
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise self._error(f"no answer within {timeout:g} s {what}")
-                chunk = os.read(self._process.stdout.fileno(), 65536)
-                if not chunk:
-                    raise self._error(self._end(what))
-                self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise self._error(f"answered {line[:80]!r} {what}") from error
-        return answer
+            return self.receive(lambda: end - time.monotonic())
+        except NoAnswerError as error:
+            raise self._error(f"no answer within {timeout:g} s {what}") from error
+        except EndedError as error:
+            raise self._error(self._end(what, error)) from error
+        except GarbledError as error:
+            raise self._error(f"answered {error} {what}") from error
 
-    def _end(self, what: str) -> str:
-        code = self._process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    def _end(self, what: str, how: EndedError) -> str:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").strip().splitlines()
         return f"its process ended {what} ({how}{': ' + lines[-1][:200] if lines else ''})"
@@ -188,11 +163,7 @@ class Peer:
         return PeerError(self.library, why)
 
     def _pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        self.signal(signal.SIGSTOP)
 
 
 @dataclass
@@ -204,14 +175,15 @@ class Peers:
         device: where they compute.
         timeout: seconds within which a request has to be answered.
         facts: per library {"version", "python", ...}, or {"missing": why}; for the results file.
+        failed_once: those that hung or died before.
     """
 
     specs: Sequence[PeerSpec] = ()
     device: str = "cpu"
     timeout: float = TIMEOUT
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed_once: set[str] = field(default_factory=set)
     _running: dict[tuple[str, int], Peer] = field(default_factory=dict)
-    _failed: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Peers:
         return self
@@ -250,10 +222,10 @@ class Peers:
 
     def failed(self, library: str, what: str, why: str) -> None:
         """A peer that hung or died in a case is started anew for the next; the second time it is dropped."""
-        if library in self._failed:
+        if library in self.failed_once:
             self.drop(library, why)
             return
-        self._failed.add(library)
+        self.failed_once.add(library)
         self.lacks(library, what, why)
         self._close(library)
 

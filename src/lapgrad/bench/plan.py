@@ -11,7 +11,7 @@ import torch
 
 from lapgrad.bench.cases import OPERATORS, Case, dtype_name
 from lapgrad.bench.inputs import Shape
-from lapgrad.bench.results import Results
+from lapgrad.bench.results import Results, Row
 from lapgrad.bench.runner import PHASES, Phase
 from lapgrad.bench.tables_ops import CaseKey
 
@@ -45,6 +45,24 @@ class Item:
         sizes = (*shape.batch, shape.n, shape.m)
         name, dtype = self.case.operator.name, dtype_name(self.case.dtype)
         return name, sizes, dtype, self.case.device.type, self.threads
+
+    def only(self, phase: str) -> Item:
+        """The same case, and one of its phases."""
+        return Item(self.case, self.threads, tuple(known for known in self.phases if known == phase))
+
+    def as_request(self) -> dict[str, Any]:
+        """As a process that measures is asked for it, in JSON."""
+        name, sizes, dtype, device, threads = self.key
+        case = {"operator": name, "shape": list(sizes), "dtype": dtype, "device": device}
+        return {**case, "threads": threads, "phases": list(self.phases)}
+
+    @classmethod
+    def of_request(cls, request: dict[str, Any]) -> Item:
+        """What `as_request` stands for."""
+        return cls(_case_of(request), request["threads"], tuple(request["phases"]))
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.threads} threads"
 
 
 @dataclass(frozen=True)
@@ -122,12 +140,14 @@ def _items_of(earlier: Results, device: str) -> list[Item]:
         known = row["operator"] in OPERATORS and row["dtype"] in DTYPES and row["phase"] in PHASES
         if not known or row["library"] != "lapgrad" or row["device"] != device:
             continue
-        *batch, n, m = row["shape"]
-        case = Case(
-            OPERATORS[row["operator"]], Shape(n, m, tuple(batch)), DTYPES[row["dtype"]], torch.device(device)
-        )
-        phases.setdefault((case, row["threads"]), {})[row["phase"]] = None
+        phases.setdefault((_case_of(row), row["threads"]), {})[row["phase"]] = None
     return [Item(case, threads, tuple(found)) for (case, threads), found in phases.items()]
+
+
+def _case_of(row: Row) -> Case:
+    *batch, n, m = row["shape"]
+    shape, device = Shape(n, m, tuple(batch)), torch.device(row["device"])
+    return Case(OPERATORS[row["operator"]], shape, DTYPES[row["dtype"]], device)
 
 
 def _texts(values: list[Any] | None) -> list[str] | None:

@@ -47,12 +47,13 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Figures by name, one or two per device and number of threads.
 
     Args:
-        rows: of results of kind "models".
+        rows: of results of kind "models". Those of libraries that failed are left out.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
     found = {}
+    rows = [row for row in rows if "error" not in row]
     for device, threads in dict.fromkeys((row["device"], row["threads"]) for row in rows):
         chosen = [row for row in rows if (row["device"], row["threads"]) == (device, threads)]
         where = "" if device == "cuda" else f"-{threads}-threads"

@@ -37,7 +37,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """One figure per device, dtype and number of threads that has something to show, by name.
 
     Args:
-        rows: of results of kind "ops". Batches and rectangles are left out, and operators at a single n.
+        rows: of results of kind "ops". Batches and rectangles are left out, operators at a single n, and rows
+            of libraries that failed.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -53,7 +54,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """
     wanted: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
-        if len(row["shape"]) == 2 and row["shape"][0] == row["shape"][1]:
+        if len(row["shape"]) == 2 and row["shape"][0] == row["shape"][1] and "error" not in row:
             wanted.setdefault((row["device"], row["dtype"], row["threads"]), []).append(row)
     found = {}
     for (device, dtype, threads), chosen in wanted.items():

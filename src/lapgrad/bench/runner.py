@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lapgrad.bench import gemm, peer_cases
+from lapgrad.bench.activity import Activity
 from lapgrad.bench.agreement import DisagreementError, Values, compare
 from lapgrad.bench.cases import Case, dtype_name
 from lapgrad.bench.memory import measurable, peak_extra_bytes
 from lapgrad.bench.peers import PeerError, Peers
-from lapgrad.bench.timing import Sampler, Thunk, Timing, device_work, interleaved, sampler, take_turns
+from lapgrad.bench.timing import Sampler, Thunk, Timing, device_work, sampler, take_turns
 
 __all__ = ["PHASES", "DisagreementError", "Measurement", "Phase", "Side", "measure", "measure_alone"]
 
@@ -28,6 +30,9 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 _LEAST_BYTES_OF_OPERANDS = 2**21
 """Peak memory is exact to some 100 kB: it is measured for operands of 2 MB and more."""
 
+_SLOWEST_RATE = 1e9
+"""Flops per second. A call is not given up before it has taken the time that its flops take at this rate."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -35,7 +40,7 @@ class Measurement:
 
     Attributes:
         case, phase, threads: what was timed.
-        ours, peer: lapgrad and torch.
+        ours, peer: lapgrad and torch; None where torch was left out.
         others: further libraries by name.
         gemm_rate: flop/s of torch.mm in between; None where it was not measured.
         moved: bytes that have to be read or written once: inputs, results, cotangents, gradients.
@@ -47,7 +52,7 @@ class Measurement:
     phase: Phase
     threads: int
     ours: Timing
-    peer: Timing
+    peer: Timing | None
     others: dict[str, Timing] = field(default_factory=dict)
     gemm_rate: float | None = None
     moved: float | None = None
@@ -56,13 +61,15 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """How many times faster than torch."""
-        return self.peer.median / self.ours.median
+        """How many times faster than torch; not a number where torch was left out."""
+        return float("nan") if self.peer is None else self.peer.median / self.ours.median
 
     @property
     def device_ratio(self) -> float | None:
-        """How many times less the GPU works; None on a CPU."""
-        return self.device["torch"].median / self.device["lapgrad"].median if self.device else None
+        """How many times less the GPU works; None on a CPU, and where torch was left out."""
+        if "torch" not in self.device:
+            return None
+        return self.device["torch"].median / self.device["lapgrad"].median
 
     def rate(self, timing: Timing) -> float:
         """Gflop/s, or GB/s for operators that only move elements."""
@@ -76,7 +83,8 @@ class Measurement:
         return [self._row(name, timing) for name, timing in self._timings().items()]
 
     def _timings(self) -> dict[str, Timing]:
-        return {"lapgrad": self.ours, "torch": self.peer, **self.others}
+        torch = {} if self.peer is None else {"torch": self.peer}
+        return {"lapgrad": self.ours, **torch, **self.others}
 
     def _row(self, library: str, timing: Timing) -> dict[str, Any]:
         work = self.case.work(self.phase)
@@ -112,6 +120,8 @@ def measure(
     peers: Peers | None = None,
     against_gemm: bool = False,
     memory: bool = False,
+    with_torch: bool = True,
+    activity: Activity | None = None,
 ) -> list[Measurement]:
     """Checks that all agree with torch on the case, then times each phase.
 
@@ -123,12 +133,14 @@ def measure(
         peers: other libraries, in processes of their own.
         against_gemm: time torch.mm in between.
         memory: measure peak memory as well, where operands are large enough.
+        with_torch: time torch as well. Without it, peers are compared with lapgrad.
+        activity: told what is called next, and how long it may take.
 
     Raises:
         DisagreementError: lapgrad and torch do not agree.
     """
     with thread_count(threads):
-        pair = _Pair(case)
+        pair = _Pair(case, with_torch, activity or Activity())
         guests = pair.invite(phases, peers, threads) if peers else []
         found = []
         for phase in phases:
@@ -141,25 +153,41 @@ def measure(
                     assert peers is not None
                     peers.failed(error.library, str(case), str(error))
                     guests = [guest for guest in guests if guest.peer.library != error.library]
+        pair.activity.begin_unlimited("end of the case")
         for guest in guests:
             guest.release()
         return found
 
 
 class _Pair:
-    """lapgrad and torch on one case, in agreement."""
+    """lapgrad and torch on one case, in agreement; or lapgrad alone, if torch is left out."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.ours, self.torch, self.weights = _prepare(case)
-        compare(case, self.ours.values(), self.torch.values())
+    def __init__(self, case: Case, with_torch: bool, activity: Activity) -> None:
+        self.case, self.activity = case, activity
+        self.extra_seconds = case.work("step") / _SLOWEST_RATE
+        self.sides, self.weights = _prepare(
+            case, ["lapgrad", "torch"] if with_torch else ["lapgrad"], self.begin
+        )
+        self.ours = self.sides["lapgrad"]
+        values = [self._values(library) for library in self.sides]
+        self.begin("", "comparison of results")
+        compare(case, values[0], values[-1])
+
+    def begin(self, library: str, what: str) -> None:
+        """Tells what is called next, and how long a case of this size may take."""
+        self.activity.begin(library, what, self.extra_seconds)
 
     def invite(self, phases: Sequence[Phase], peers: Peers, threads: int) -> list[peer_cases.PeerCase]:
-        """The peers that have prepared the case, and agree with torch."""
-        reference = self.torch.values().on_cpu()
-        return peer_cases.prepare(
-            self.case, phases, peers, threads, self.torch.plain, self.weights, reference
-        )
+        """The peers that have prepared the case, and agree with torch (lapgrad, if torch is left out)."""
+        *_, library = self.sides
+        reference = self._values(library).on_cpu()
+        self.activity.begin_unlimited("preparation of peers")
+        inputs = self.ours.plain
+        return peer_cases.prepare(self.case, phases, peers, threads, inputs, self.weights, reference, library)
+
+    def _values(self, library: str) -> Values:
+        self.begin(library, "its first gradient")
+        return self.sides[library].values()
 
     def measure(
         self,
@@ -172,17 +200,20 @@ class _Pair:
     ) -> Measurement:
         """One phase, all in turns."""
         case = self.case
-        thunks = {"lapgrad": self.ours.thunk(phase), "torch": self.torch.thunk(phase)}
+        thunks = {library: side.thunk(phase) for library, side in self.sides.items()}
         warm = bool(guests)
         samplers: dict[str, Sampler] = {
-            name: sampler(thunk, case.device, warm=warm) for name, thunk in thunks.items()
+            name: self._watched(name, phase, sampler(thunk, case.device, warm=warm))
+            for name, thunk in thunks.items()
         }
         for guest in guests:
-            samplers[guest.peer.library] = _sampler_of(guest, phase)
+            sample = functools.partial(guest.sample, phase)
+            samplers[guest.peer.library] = self.activity.pause(sample, "a peer's turn")
         budget = seconds * len(samplers) / 2.0
         rare = 0
         if against_gemm:
-            samplers["gemm"] = sampler(gemm.product(case.dtype, case.device, threads), case.device)
+            product = sampler(gemm.product(case.dtype, case.device, threads), case.device)
+            samplers["gemm"] = self._watched("torch.mm", "beside the case", product)
             rare = 1
         timings = dict(
             zip(samplers, take_turns(list(samplers.values()), budget, least_rounds=3, rare=rare), strict=True)
@@ -191,25 +222,31 @@ class _Pair:
         extra: dict[str, int | None] = {}
         if memory and self._operand_bytes() >= _LEAST_BYTES_OF_OPERANDS:
             if measurable(case.device):
-                extra = {
-                    name: peak_extra_bytes(thunk, case.device, called_before=True)
-                    for name, thunk in thunks.items()
-                }
+                for name, thunk in thunks.items():
+                    self.begin(name, f"{phase}, for its memory")
+                    extra[name] = peak_extra_bytes(thunk, case.device, called_before=True)
+            self.activity.begin_unlimited("memory of peers")
             extra |= {guest.peer.library: guest.extra_bytes(phase) for guest in guests}
+        device: dict[str, Timing] = {}
+        if case.device.type == "cuda":
+            for name, thunk in thunks.items():
+                self.begin(name, f"{phase}, for the GPU's work")
+                device[name] = device_work(thunk)
         return Measurement(
             case,
             phase,
             threads,
             timings.pop("lapgrad"),
-            timings.pop("torch"),
+            timings.pop("torch", None),
             timings,
             gemm.flops(case.device, threads) / yardstick.median if yardstick else None,
             self._moved_bytes(phase),
             extra,
-            {name: device_work(thunk) for name, thunk in thunks.items()}
-            if case.device.type == "cuda"
-            else {},
+            device,
         )
+
+    def _watched(self, library: str, what: str, sample: Sampler) -> Sampler:
+        return self.activity.watch(sample, library, what, self.extra_seconds)
 
     def _operand_bytes(self) -> int:
         return sum(x.nbytes for x in self.ours.plain)
@@ -220,15 +257,15 @@ class _Pair:
         return once * {"forward": 1.0, "backward": 2.0, "step": 3.0}[phase]
 
 
-def _sampler_of(guest: peer_cases.PeerCase, phase: Phase) -> Sampler:
-    return lambda calls: guest.sample(phase, calls)
-
-
-def measure_alone(case: Case, phase: Phase, threads: int, seconds: float) -> Timing:
+def measure_alone(
+    case: Case, phase: Phase, threads: int, seconds: float, activity: Activity | None = None
+) -> Timing:
     """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
+    told, extra = activity or Activity(), case.work("step") / _SLOWEST_RATE
     with thread_count(threads):
-        ours, _, _ = _prepare(case)
-        (timing,) = interleaved([ours.thunk(phase)], seconds, device=case.device)
+        sides, _ = _prepare(case, ["lapgrad"], lambda library, what: told.begin(library, what, extra))
+        sample = sampler(sides["lapgrad"].thunk(phase), case.device)
+        (timing,) = take_turns([told.watch(sample, "lapgrad", phase, extra)], seconds)
         return timing
 
 
@@ -280,21 +317,27 @@ class Side:
         return lambda: grad(function(*inputs), inputs, cotangents)
 
 
-def _prepare(case: Case) -> tuple[Side, Side, list[Tensor]]:
-    generator = torch.Generator(case.device).manual_seed(0)
-    inputs = case.operator.inputs(case.shape, case.dtype, generator)
+def _prepare(
+    case: Case, libraries: Sequence[str], begin: Callable[[str, str], None]
+) -> tuple[dict[str, Side], list[Tensor]]:
+    """The sides of a case, by library, and the weights of its cotangents; `begin` is told who is called."""
+    begin("", "preparation of inputs")
     operator = case.operator
+    generator = torch.Generator(case.device).manual_seed(0)
+    inputs = operator.inputs(case.shape, case.dtype, generator)
+    functions = {"lapgrad": operator.ours, "torch": operator.peer}
+    begin(libraries[-1], "its first call")
     with torch.no_grad():
-        results = as_tuple(operator.peer(*inputs))
+        results = as_tuple(functions[libraries[-1]](*inputs))
     weights = [
         torch.randn(result.shape, dtype=case.dtype, generator=generator, device=case.device)
         for result in results
     ]
-    return (
-        Side(operator.ours, inputs, weights, operator.signs),
-        Side(operator.peer, inputs, weights, operator.signs),
-        weights,
-    )
+    sides = {}
+    for library in libraries:
+        begin(library, "its first call")
+        sides[library] = Side(functions[library], inputs, weights, operator.signs)
+    return sides, weights
 
 
 def as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -217,10 +217,15 @@ def _installed(name: str) -> bool:
 def power_or_stand_in(folder: Path | None) -> tuple[tuple[Tensor, Tensor], str]:
     """The data and their name; a message where they are made up."""
     try:
-        return datasets.load("power", folder), "power"
+        return data_named("power", folder), "power"
     except FileNotFoundError as missing:
         print(f"{missing}\nMade-up data of the same size are used.", file=sys.stderr)
-        return datasets.stand_in(), "made up"
+        return data_named("made up"), "made up"
+
+
+def data_named(name: str, folder: Path | None = None) -> tuple[Tensor, Tensor]:
+    """The data that `power_or_stand_in` gave this name."""
+    return datasets.load("power", folder) if name == "power" else datasets.stand_in()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

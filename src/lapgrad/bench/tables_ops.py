@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def timing_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Ta
             line = [key[0], shape_text(key[1]), key[2], str(key[4]), phase, milliseconds(own["median_s"])]
             for name in others:
                 time, faster = _compared(own, found.get(name))
-                line.append(_NONE if time == _NONE else f"{time} ({faster})")
+                line.append(time if faster == _NONE else f"{time} ({faster})")
             line += [_rate(own), _percent(own["gemm_fraction"])]
             line += [_megabytes(found.get(name)) for name in ("lapgrad", "torch")]
             lines.append(line)
@@ -101,6 +102,34 @@ def scaling_table(rows: Sequence[Row]) -> Table:
     return ["operator", "shape", "dtype", "phase", *(f"{count} threads" for count in counts)], lines
 
 
+def failure_in_short(row: Row) -> str:
+    """Why a row has no figures, in few words.
+
+    Example:
+        >>> failure_in_short({"error": "torch did not finish within 120 s (its first call)"})
+        'torch did not finish within 120 s'
+        >>> failure_in_short({"error": "torch crashed: signal SIGSEGV (backward)"})
+        'torch crashed'
+    """
+    return re.split(r"[:(]", row["error"])[0].strip()
+
+
+def notes_on_failures(rows: Iterable[Row]) -> list[str]:
+    """Cases that a library did not finish, in lines to stand below a table.
+
+    Example:
+        >>> case = {"operator": "det", "shape": [9, 9], "dtype": "float64", "device": "cpu", "threads": 2}
+        >>> notes_on_failures([{**case, "phase": "step", "library": "torch", "error": "torch crashed"}])
+        ['det 9 float64, 2 threads: torch crashed']
+    """
+    found: dict[str, None] = {}
+    for row in rows:
+        if "error" in row:
+            name, sizes, dtype, _, threads = case_key(row)
+            found[f"{name} {shape_text(sizes)} {dtype}, {threads} threads: {row['error']}"] = None
+    return list(found)
+
+
 def notes_on_peers(peers: dict[str, dict[str, Any]]) -> list[str]:
     """What became of other libraries, in lines to stand below a table.
 
@@ -133,6 +162,8 @@ def _grouped(rows: Iterable[Row]) -> dict[CaseKey, dict[str, dict[str, Row]]]:
 def _compared(own: Row | None, other: Row | None) -> list[str]:
     if own is None or other is None:
         return [_NONE, _NONE]
+    if "error" in other:
+        return [failure_in_short(other), _NONE]
     ratio = other["median_s"] / own["median_s"]
     return [milliseconds(other["median_s"]), f"{ratio:.0f}×" if ratio >= 100.0 else f"{ratio:.1f}×"]
 

@@ -126,6 +126,17 @@ def memory_sentence(rows: Sequence[Timed]) -> Markup | None:
     return joined(lead, named(items))
 
 
+def failures_sentence(rows: Sequence[Timed]) -> Markup | None:
+    """Which libraries have no time on which cases, and why; None where all have."""
+    failed = [row for row in rows if row.timing is None]
+    if not failed:
+        return None
+    items = [f"{row.library}, {row.case}: {row.failure or 'no time'}" for row in failed]
+    return joined(
+        tag("p", tag("strong", f"No result in {quantities.counted(len(failed), 'case')}"), ":"), named(items)
+    )
+
+
 def _bar(faster: int, even: int, slower: int) -> Markup:
     total = faster + even + slower
     parts, start = [], 0.0

@@ -46,7 +46,7 @@ class Worker:
             if phases != ["forward"]:
                 self._prepare_gradients(function, inputs, weights, request, stored_results)
         except Exception as error:  # whatever a library raises, the next case may do
-            lacks = _in_a_line(error)
+            lacks = in_a_line(error)
         np.savez(request["file"] + ".out.npz", **stored_results)
         return {"phases": [phase for phase in phases if phase in self.thunks], "lacks": lacks}
 
@@ -141,7 +141,7 @@ def _numpy(result: Any) -> Any:
     return result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)
 
 
-def _in_a_line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """The first line of a message; the last where the first only announces it (TensorFlow's does)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = lines[-1] if lines[0].endswith(":") else lines[0]
@@ -157,13 +157,13 @@ def _resident(field: str) -> int:
     return 1024 * int(found.group(1))
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A worker that is stopped between its turns would not see that its parent has gone (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _answers() -> IO[str]:
+def answer_stream() -> IO[str]:
     """Where the answers go. What a library prints goes to stderr: it would be taken for an answer."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -172,8 +172,8 @@ def _answers() -> IO[str]:
 
 def main() -> None:
     """Answers requests until there are no more."""
-    _die_with_parent()
-    answers = _answers()
+    die_with_parent()
+    answers = answer_stream()
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -183,7 +183,7 @@ def main() -> None:
     try:
         library = importlib.import_module(f"in_{name}").Library(device, int(threads))
     except Exception as error:
-        say({"missing": _in_a_line(error)})
+        say({"missing": in_a_line(error)})
         return
     if hasattr(library, "start"):
         library.start()
@@ -195,7 +195,7 @@ def main() -> None:
         try:
             say(getattr(worker, request["do"])(request))
         except Exception as error:
-            say({"error": _in_a_line(error)})
+            say({"error": in_a_line(error)})
 
 
 if __name__ == "__main__":

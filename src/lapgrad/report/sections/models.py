@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lapgrad.experiments.paper import FIGURE2
 from lapgrad.report import findings, panels, quantities
 from lapgrad.report.axes import around, thinned
-from lapgrad.report.cards import card, memory_sentence, named, tally_card
+from lapgrad.report.cards import card, failures_sentence, memory_sentence, named, tally_card
 from lapgrad.report.case_tables import (
     case_table,
     difference_entry,
@@ -46,7 +46,9 @@ def cards(group: Group) -> list[Markup]:
         for tally in findings.tallies(findings.comparisons(rows))
     ]
     sentences = [
-        sentence for sentence in (memory_sentence(rows), _agreement(rows), _failures(rows)) if sentence
+        sentence
+        for sentence in (memory_sentence(rows), _agreement(rows), failures_sentence(rows))
+        if sentence
     ]
     if sentences:
         found.append(card(f"{prefix}memory and values", sentences))
@@ -79,16 +81,6 @@ def _agreement(rows: Sequence[Timed]) -> Markup | None:
     items = [f"{d.case}, {d.peer}: by {quantities.number(d.relative, 2)}" for d in apart]
     lead = tag("p", tag("strong", f"Values differ in {len(apart):,} of {total}"), ":", class_="lead")
     return joined(lead, named(items))
-
-
-def _failures(rows: Sequence[Timed]) -> Markup | None:
-    failed = [row for row in rows if row.timing is None]
-    if not failed:
-        return None
-    items = [f"{row.library}, {row.case}: {row.failure or 'no time'}" for row in failed]
-    return joined(
-        tag("p", tag("strong", f"No result in {quantities.counted(len(failed), 'case')}"), ":"), named(items)
-    )
 
 
 def _figures(rows: Sequence[Timed]) -> list[Markup]:

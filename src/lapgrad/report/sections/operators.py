@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lapgrad.report import findings, quantities
-from lapgrad.report.cards import card, memory_sentence, tally_card
+from lapgrad.report.cards import card, failures_sentence, memory_sentence, tally_card
 from lapgrad.report.case_tables import (
     Entry,
     case_table,
@@ -35,7 +35,7 @@ def rows_of(group: Group) -> tuple[Timed, ...]:
 
 
 def cards(group: Group) -> list[Markup]:
-    """One per device, number of threads and peer; one on memory."""
+    """One per device, number of threads and peer; one on memory; one on cases that a library failed on."""
     rows = rows_of(group)
     found = findings.tallies(findings.comparisons(rows))
     speed = [
@@ -47,8 +47,8 @@ def cards(group: Group) -> list[Markup]:
         )
         for tally in found
     ]
-    memory = memory_sentence(rows)
-    return speed + ([card(f"{_prefix(group)}memory", memory)] if memory else [])
+    others = {"memory": memory_sentence(rows), "failures": failures_sentence(rows)}
+    return speed + [card(f"{_prefix(group)}{title}", text) for title, text in others.items() if text]
 
 
 def _medians(tally: Tally) -> str:

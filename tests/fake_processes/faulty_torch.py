@@ -1,0 +1,34 @@
+"""A process that measures, in which torch hangs in syrk and mvn_nll and crashes in trmm."""
+
+import ctypes
+import dataclasses
+import resource
+import signal
+import sys
+import time
+
+from lapgrad.bench import gemm, measuring
+from lapgrad.bench.activity import SharedActivity
+from lapgrad.bench.cases import OPERATORS
+
+
+def hang(*inputs):
+    """Sleeps for ever, and no signal that can be blocked ends it. A second of that is allowed.
+
+    Everything else is given longer: a machine that is busy with other tests may take seconds for a gradient.
+    """
+    SharedActivity(int(sys.argv[1]), 1.0).begin("torch", "its first call")
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(1e6)
+
+
+def crash(*inputs):
+    """Reads from address 0."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+for name, peer in {"syrk": hang, "fused.mvn_nll": hang, "trmm": crash}.items():
+    OPERATORS[name] = dataclasses.replace(OPERATORS[name], peer=peer)
+gemm.order = lambda device, threads: 32
+measuring.main()
