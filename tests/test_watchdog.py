@@ -80,7 +80,7 @@ def test_several_libraries_may_fail(actor):
 
 
 def test_a_limit_is_that_of_one_call_not_of_a_case(actor):
-    steps = [("torch", "sleep", 0.4 * PATIENCE)] * 4
+    steps = [("torch", "sleep", 0.2 * PATIENCE)] * 7
     assert measure(actor, *steps)["rows"] == ROWS
 
 
