@@ -1,5 +1,6 @@
 """What hangs or crashes in a benchmark costs one figure: it is named, and the run goes on."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -8,14 +9,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lapgrad import cli
-from lapgrad.bench import activity, tables_ops, watchdog, worker_process
+from lapgrad.bench import activity, runner, tables_ops, watchdog, worker_process
 from lapgrad.bench.agreement import DisagreementError
+from lapgrad.bench.bars import Bar
+from lapgrad.bench.cases import OPERATORS, Case
+from lapgrad.bench.inputs import Shape
 from lapgrad.bench.peers import Peers, PeerSpec
 from lapgrad.bench.results import Results
 from lapgrad.bench.resumption import UsageError
-from lapgrad.bench.watchdog import FailedError, WatchedMeasurer
+from lapgrad.bench.watchdog import FailedError, Measurer, WatchedMeasurer
 
 PROCESSES = Path(__file__).parent / "fake_processes"
 PATIENCE = 1.0
@@ -199,3 +204,63 @@ def test_models_go_on_without_torch(faulty_torch, tmp_path, capsys, monkeypatch)
     assert rows["mvn_nll", "torch"]["error"] == "torch did not finish within 1 s (its first call)"
     assert rows["kalman", "torch"]["median_s"] > 0
     assert "mvn_nll, n = 500: torch did not finish within 1 s" in capsys.readouterr().out
+
+
+def test_a_case_in_which_lapgrad_fails_is_named_and_the_others_are_timed(monkeypatch, capsys):
+    real = Measurer.ask
+
+    def ask(self, request):
+        if request["item"]["operator"] == "syrk":
+            raise FailedError("lapgrad", "crashed: signal SIGSEGV", "backward")
+        return real(self, request)
+
+    monkeypatch.setattr(Measurer, "ask", ask)
+    options = ["--ops", "syrk,copyltu", "--sizes", "4", "--batches", "", "--dtypes", "float64"]
+    assert cli.main(["bench", "ops", *options, "--threads", "1", "--seconds", "0.001", "--give-up", "0"]) == 1
+    shown = capsys.readouterr()
+    named = "not timed: syrk 4 float64, 1 threads: lapgrad crashed: signal SIGSEGV (backward)"
+    assert named in shown.err
+    assert "copyltu" in shown.out
+    assert "syrk" not in shown.out
+
+
+def test_a_bar_that_cannot_be_measured_is_missed_and_tried_again_later(monkeypatch, tmp_path, capsys):
+    table = [Bar(f"potrf {n} forward", "≥", 2.0, lambda bench: 2.5) for n in (1, 2)]
+    monkeypatch.setattr("lapgrad.bench.bars.bars", lambda machine: table)
+    real, hangs = Measurer.ask, ["potrf 1 forward"]
+
+    def ask(self, request):
+        if request["what"] in hangs:
+            raise FailedError("torch", "did not finish within 1 s", "forward")
+        return real(self, request)
+
+    monkeypatch.setattr(Measurer, "ask", ask)
+    options = ["--bars", "--strict", "--give-up", "0", "--output", str(tmp_path / "bars.json")]
+    assert cli.main(["bench", "ops", *options]) == 1
+    shown = capsys.readouterr()
+    assert "not measured: potrf 1 forward: torch did not finish within 1 s (forward)" in shown.err
+    assert "1 of 2 bars reached" in shown.out
+    hangs.clear()
+    assert cli.main(["bench", "ops", *options, "--resume"]) == 0
+    assert "2 of 2 bars reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["-1", "soon"])
+def test_a_limit_is_a_number_of_seconds(text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "ops", f"--give-up={text}"])
+    assert f"{text!r} is no number of seconds" in capsys.readouterr().err
+
+
+def test_peers_are_compared_with_lapgrad_where_torch_is_left_out(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "fake_peers"))
+    hanging = dataclasses.replace(OPERATORS["syrk"], peer=None)
+    case = Case(hanging, Shape(4, 3), torch.float64)
+    with Peers([PeerSpec("jax", sys.executable)], timeout=30.0) as peers:
+        (found,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
+        assert [row["library"] for row in found.rows()] == ["lapgrad", "jax"]
+        monkeypatch.setenv("FAKE_JAX", "wrong")
+        peers.failed("jax", "another case", "died")
+        (alone,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
+        assert [row["library"] for row in alone.rows()] == ["lapgrad"]
+        assert "of jax differs from lapgrad by" in peers.facts["jax"]["lacks"][str(case)]

@@ -6,6 +6,9 @@ inputs.py     the inputs; in_torch.py the peers, as a user of torch writes them
 agreement.py  results and gradients are compared before anything is timed
 gemm.py       torch.mm, the yardstick of every case
 runner.py     times forward and backward of cases
+measuring.py  answers requests to measure; runs as a process of its own
+watchdog.py   starts that process, and ends it when a call hangs; activity.py: what it is calling
+worker_process.py  a process that answers requests, of either kind
 peers.py      JAX, TensorFlow and MXNet in processes of their own, which run peer_worker/
 peer_cases.py a case given to them
 bars.py       the speed the operators have to reach, and how each of these is measured

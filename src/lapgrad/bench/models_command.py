@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"after which a peer that does not answer is given up [{2 * TIMEOUT:g}]",
     )
-    add_give_up(whom, _PATIENCE)
+    add_give_up(parser, _PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
     output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whom.add_argument(
         "--with", type=Path, dest="with_file", metavar="NEW", help="with --compare: this file, nothing is run"
     )
-    add_give_up(whom, PATIENCE)
+    add_give_up(parser, PATIENCE, "Large cases have more: the time of their flops at 1 Gflop/s. ")
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
     output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")
@@ -83,15 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
 
 
-def add_give_up(group: argparse._ArgumentGroup, patience: float) -> None:
-    """The option that says when a call is given up."""
-    group.add_argument(
+def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = "") -> None:
+    """The option that says when a call is given up; `more` is said about it."""
+    parser.add_argument_group("when a call hangs").add_argument(
         "--give-up",
         type=_seconds,
         default=patience,
         metavar="SECONDS",
         help="after which a call of torch or lapgrad that has not returned is given up: torch is then left "
-        "out of the case, and named. Large cases have more: the time of their flops at 1 Gflop/s. 0: never, "
+        f"out of the case, and named. {more}0: never, "
         f"and all is measured in this process, for profilers and debuggers [{patience:g}]",
     )
 

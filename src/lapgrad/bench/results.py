@@ -42,7 +42,8 @@ class Results:
         complete: False for a run that was interrupted, or goes on; the rows that are there are valid.
         machine: date, load, environment, processor, versions, commit, threads.
         peers: other libraries by name: {"version": ..., "python": ...} or {"missing": why}.
-        rows: one flat dict per measured figure.
+        rows: one flat dict per measured figure. Where a library hung, crashed or failed, its figures are None
+            and `error` says why.
         bars: one dict per figure that was to be reached: what, wanted, sense, figure, unit, passed.
         options: what was asked for, so that an interrupted run can be gone on with.
 

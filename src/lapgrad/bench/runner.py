@@ -31,7 +31,7 @@ _LEAST_BYTES_OF_OPERANDS = 2**21
 """Peak memory is exact to some 100 kB: it is measured for operands of 2 MB and more."""
 
 _SLOWEST_RATE = 1e9
-"""Flops per second. A call is not given up before it has taken the time that its flops take at this rate."""
+"""Flops per second. The time that the flops of a call take at this rate is added to its limit."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _Pair:
 
     def __init__(self, case: Case, with_torch: bool, activity: Activity) -> None:
         self.case, self.activity = case, activity
-        self.extra_seconds = case.work("step") / _SLOWEST_RATE
+        self.extra_seconds = _extra_seconds(case)
         self.sides, self.weights = _prepare(
             case, ["lapgrad", "torch"] if with_torch else ["lapgrad"], self.begin
         )
@@ -261,12 +261,17 @@ def measure_alone(
     case: Case, phase: Phase, threads: int, seconds: float, activity: Activity | None = None
 ) -> Timing:
     """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
-    told, extra = activity or Activity(), case.work("step") / _SLOWEST_RATE
+    told, extra = activity or Activity(), _extra_seconds(case)
     with thread_count(threads):
         sides, _ = _prepare(case, ["lapgrad"], lambda library, what: told.begin(library, what, extra))
         sample = sampler(sides["lapgrad"].thunk(phase), case.device)
         (timing,) = take_turns([told.watch(sample, "lapgrad", phase, extra)], seconds)
         return timing
+
+
+def _extra_seconds(case: Case) -> float:
+    """Whole seconds that a call of a large case may take beyond those that every call may take."""
+    return float(round(case.work("step") / _SLOWEST_RATE))
 
 
 @contextmanager
