@@ -446,3 +446,13 @@ def test_inverse_that_overflows_is_an_error(n: int, kernels: str) -> None:
         lapgrad.inverse(A, overwrite=True)
     identity = torch.eye(n, dtype=torch.float64, device=DEVICE)
     assert_all_close(A, torch.stack([0.5 * identity, identity, 0.5 * identity]), 0.0)
+
+
+def test_sign_is_differentiable_as_that_of_torch() -> None:
+    """Its derivative is zero, in both modes and to second order."""
+    A = sample("slogdet", 4, {}, batch=(2,)).args[0].requires_grad_()
+    assert lapgrad.slogdet(A).sign.requires_grad
+    assert torch.autograd.gradcheck(lapgrad.slogdet, (A,), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(lapgrad.slogdet, (A,))
+    (gA,) = torch.autograd.grad(lapgrad.slogdet(A).sign.sum(), A, materialize_grads=True)
+    assert not gA.any()

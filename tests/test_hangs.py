@@ -26,8 +26,10 @@ def test_hangs_are_failures(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING_TESTS)
     settings = Path(__file__).resolve().parents[1] / "pyproject.toml"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "1", f"--config-file={settings}", f"--rootdir={tmp_path}"]
-        + ["-o", "timeout=1", "-o", "faulthandler_timeout=2", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "pytest", "-n", "1", f"--config-file={settings}", f"--rootdir={tmp_path}"),
+            *("-o", "timeout=1", "-o", "faulthandler_timeout=2", str(tmp_path)),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lapgrad
+
 Function = Callable[..., Any]
 
 # PyTorch looks at .grad of its own intermediate results while it traces.
@@ -196,6 +198,19 @@ def test_export_with_dynamic_sizes() -> None:
     program = torch.export.export(Criterion(), (A, y), dynamic_shapes=({0: n, 1: n}, {0: n, 1: n}))
     A, y = resized(OPERATORS["trsm"], 8)
     assert_all_close(program.module()(A, y), Criterion()(A, y))
+
+
+def test_export_of_any_function_of_a_matrix() -> None:
+    """eigh_fn differentiates the function that it is given; the batch stays dynamic."""
+
+    class Sine(torch.nn.Module):
+        def forward(self, A: Tensor) -> Tensor:
+            return lapgrad.linalg.eigh_fn(A, torch.sin)
+
+    args = [OPERATORS["linalg.eigh_fn"].batched((size,)).args[0] for size in (3, 7)]
+    dynamic = {"A": {0: torch.export.Dim("batch", min=2)}}
+    program = torch.export.export(Sine(), (args[0],), dynamic_shapes=dynamic)
+    assert_all_close(program.module()(args[1]), Sine()(args[1]))
 
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])

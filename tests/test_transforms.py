@@ -12,6 +12,7 @@ from samples import OPERATORS, OperatorCase, Sample, joined
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
 
 Function = Callable[..., Any]
 
@@ -297,3 +298,20 @@ def test_potrf_third_derivative_agrees_to_rounding() -> None:
             slope(slope(slope(loss(theirs), 1), 2), 3)(*args),
             500,
         )
+
+
+@pytest.mark.parametrize("strategy", ["forward-mode", "reverse-mode"])
+def test_jacobian_of_nothing(case: OperatorCase, strategy: str) -> None:
+    """Operands without elements: wherever torch's own functions have a Jacobian, the operator has one."""
+
+    def shapes(f: Function) -> list[tuple[int, ...]] | None:
+        try:
+            columns = jacobian(f, sample.args, vectorize=True, strategy=strategy)
+        except (IndexError, RuntimeError):
+            return None
+        return [tuple(column.shape) for column in columns]
+
+    for sample in case.samples():
+        if not any(arg.numel() for arg in sample.args):
+            ours, theirs = map(shapes, ours_and_theirs(case, sample))
+            assert theirs is None or ours == theirs, sample.id

@@ -246,7 +246,9 @@ def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formula
         result = compute(*arguments)
         needs = ctx.needs_input_grad[1 : 1 + operands]
         # The plain eager path calls the kernel itself, and has no tangents.
-        remember(ctx, needs, arguments, result, compute is not kernel)
+        forward_mode = compute is not kernel
+        remember(ctx, needs, arguments, result, forward_mode)
+        ctx.results_of_nothing = result if forward_mode and _are_empty(arguments[:operands]) else None
         return result
 
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -255,9 +257,28 @@ def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formula
         return (None, *gradients, *(None,) * (len(needs) - 1 - operands))
 
     def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
+        if ctx.results_of_nothing is not None:
+            # torch's legacy vmap, which its Jacobians use, refuses operators of ours on a batch of size 0.
+            return _zeros_like(ctx.results_of_nothing, formulas.constant_results)
         return _torch_private.in_forward_mode(jvp, ctx.saved_tensors, ctx.flags, tangents[:operands])
 
     return _torch_private.single_level_function(name, forward=forward, backward=backward, jvp=push_forward)
+
+
+def _are_empty(operands: Sequence[Tensor]) -> bool:
+    """Whether no operand has an element; sizes that a tracer does not know count as positive."""
+    sizes = [operand.numel() for operand in operands]
+    return all(type(size) is int and size == 0 for size in sizes)
+
+
+def _zeros_like(results: Any, constant_results: tuple[int, ...]) -> Any:
+    """The tangents of results that depend on nothing: zeros, None for those without a derivative."""
+    if isinstance(results, Tensor):
+        return torch.zeros_like(results)
+    return tuple(
+        None if position in constant_results else torch.zeros_like(result)
+        for position, result in enumerate(results)
+    )
 
 
 def _remember(formulas: Formulas) -> Callable[..., None]:

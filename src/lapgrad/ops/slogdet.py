@@ -47,7 +47,8 @@ def slogdet(A: Tensor) -> LogDeterminant:
         DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
 
     Gradient:
-        gA = g A^-T, g the cotangent of the logarithm; the sign is constant. Saves A and, from n = 33 on, its
+        gA = g A^-T, g the cotangent of the logarithm. The derivative of the sign is zero; as torch's, it
+        requires grad where A does. Saves A and, from n = 33 on, its
         LU factors, which have been computed anyway.
 
     Memory:
@@ -100,7 +101,7 @@ def _vjp(
     needs: Sequence[bool],
     saved: Sequence[Tensor],
     flags: Sequence[Any],
-    g_sign: None,
+    g_sign: Tensor | None,
     g_logabsdet: Tensor | None,
     *others: None,
 ) -> tuple[Tensor | None]:
@@ -112,7 +113,8 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
     """d logabsdet = tr(A^-1 dA)."""
     A, LU, pivots = saved
     transposed_inverse = operator_vjp.call(A, LU, pivots, A.new_ones(A.shape[:-2]))
-    return None, (transposed_inverse * dA).sum((-2, -1)), None, None
+    slope = (transposed_inverse * dA).sum((-2, -1))
+    return torch.zeros_like(slope), slope, None, None
 
 
 operator_vjp = define_fused(
@@ -130,5 +132,5 @@ operator = define(
     "(Tensor A) -> (Tensor, Tensor, Tensor, Tensor)",
     kernel=_factorise,
     fake=_fake,
-    formulas=Formulas(saves=((_A, _LU, _PIVOTS),), vjp=_vjp, jvp=_jvp, constant_results=(0, 2, 3)),
+    formulas=Formulas(saves=((_A, _LU, _PIVOTS),), vjp=_vjp, jvp=_jvp, constant_results=(2, 3)),
 )
