@@ -128,7 +128,7 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"other options: lr_end None\. Use"):
         learned(Learning(steps=12, lr_end=1e-3), tmp_path)
     (tmp_path / FOLD.file).write_text("no checkpoint")
-    with pytest.raises(FileFormatError, match="is no checkpoint"):
+    with pytest.raises(FileFormatError, match="is not a checkpoint of this experiment.*Remove it"):
         learned(Learning(steps=12), tmp_path)
 
 
