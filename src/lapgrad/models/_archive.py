@@ -87,18 +87,19 @@ def read_archive(path: str | PathLike[str], what: str, device: torch.device | st
         DeviceError: The tensors were on a device that this machine does not have.
         OSError: The file cannot be opened or read.
     """
+    place = None if device is None else torch.device(device)
     with open(path, "rb") as file:
         sealed = _has_seal(file)
         if sealed:
             _check_seal(file, path)
             _check_start(file, path, what)
-            return Archive(_unpack(file, path, what, device), sealed)
+            return Archive(_unpack(file, path, what, place), sealed)
         # In memory, where failures of the disk cannot be taken for faults of the content.
         file.seek(0)
         whole = io.BytesIO(file.read())
     _check_start(whole, path, what)
     _check_entries(whole, path)
-    return Archive(_unpack(whole, path, what, device), sealed)
+    return Archive(_unpack(whole, path, what, place), sealed)
 
 
 def _seal(file: io.BufferedRandom) -> None:
@@ -113,7 +114,9 @@ def _seal(file: io.BufferedRandom) -> None:
 
 def _has_seal(file: BinaryIO) -> bool:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _SEAL_SIZE))
+    if size < _SEAL_SIZE:
+        return False
+    file.seek(-_SEAL_SIZE, os.SEEK_END)
     return file.read(len(_MARK)) == _MARK
 
 
@@ -161,7 +164,7 @@ def _check_entries(file: io.BytesIO, path: str | PathLike[str]) -> None:
 
 
 def _unpack(
-    file: BinaryIO, path: str | PathLike[str], what: str, device: torch.device | str | None
+    file: BinaryIO, path: str | PathLike[str], what: str, device: torch.device | None
 ) -> dict[str, Any]:
     file.seek(0)
     try:
@@ -176,7 +179,8 @@ def _unpack(
     except Exception as error:
         if isinstance(error, RuntimeError) and "deserialize object on" in str(error):
             raise _errors.DeviceError(
-                f"{path} was saved from a device that is not here: pass device='cpu'. ({error})"
+                f"{path}: the tensors cannot go to the device that was asked for, or that they were saved "
+                f"from, because it is not here: pass device='cpu'."
             ) from error
         raise _errors.FileFormatError(f"{path} is not {what}: it cannot be unpacked: {error}") from error
     if not isinstance(content, dict):

@@ -99,9 +99,11 @@ class DeepLayer(Parametrised):
         own = part_of_state(tensors, "functions.")
         functions = SparseLayer.from_config(config["functions"], own, modules, mean)
         inputs = own["raw_inducing"].shape[1]
-        shift, scale = tensors["recognition.shift"], tensors["recognition.scale"]
+        # In the dtype and the shape that they must have: whether they are so in the file is checked later.
+        like = own["raw_inducing"]
+        shift, scale = tensors["recognition.shift"].to(like), like.new_ones(())
         recognition = Recognition(len(shift), inputs, config["hidden"], shift, scale)
-        floor = tensors["noise_floor"]
+        floor = tensors["noise_floor"].to(like)
         return cls(functions, recognition, floor + 1.0, floor)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Mapping
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from lapgrad import _errors
 from lapgrad.models import _fitting, _saving
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._parameters import Parametrised
+
+AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
 
 class StoredModel(Parametrised, abc.ABC):
@@ -48,14 +50,15 @@ class StoredModel(Parametrised, abc.ABC):
         A file that is there is replaced, and only when the new one is complete.
 
         Raises:
-            NonFiniteError: A parameter is NaN or infinite; nothing is written.
+            NonFiniteError: A parameter or a scale is NaN or infinite; nothing is written.
             OSError: The file cannot be written.
         """
-        fault = _saving.find_fault(self)
+        tensors = self.state_dict()
+        fault = _saving.find_fault(self, tensors)
         if fault is not None:
             raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), self.state_dict(), fixed))
+        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), tensors, fixed))
 
     @classmethod
     def load(
@@ -89,7 +92,7 @@ class StoredModel(Parametrised, abc.ABC):
                 f"{cls.__name__}.load: {path} holds a model of class {saved.kind}.{hint}"
             )
         try:
-            return kind._from_saved(saved, given)
+            return _rebuild(kind, saved, given)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -100,18 +103,19 @@ class StoredModel(Parametrised, abc.ABC):
             reason = f"missing entry {error}" if isinstance(error, KeyError) else str(error)
             raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {reason}") from error
 
-    @classmethod
-    def _from_saved(cls, saved: _saving.Saved, modules: Mapping[str, nn.Module]) -> Self:
-        """The model of a file; raises whatever goes wrong with it."""
-        model = cls.from_config(saved.config, saved.tensors, modules)
-        _saving.check_fit(model, saved)
-        model.load_state_dict(saved.tensors)
-        fault = _saving.find_fault(model)
-        if fault is not None:
-            raise _errors.FileFormatError(fault)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in saved.fixed)
-        return model
+
+def _rebuild(kind: type[AnyModel], saved: _saving.Saved, modules: Mapping[str, nn.Module]) -> AnyModel:
+    """The model of class ``kind`` that a file holds; raises whatever goes wrong with it."""
+    model = kind.from_config(saved.config, saved.tensors, modules)
+    _saving.check_fit(model, saved)
+    # Before anything is written over the weights of the caller's networks.
+    fault = _saving.find_fault(model, saved.tensors)
+    if fault is not None:
+        raise _errors.FileFormatError(fault)
+    model.load_state_dict(saved.tensors)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in saved.fixed)
+    return model
 
 
 class _Networks(Mapping[str, nn.Module]):

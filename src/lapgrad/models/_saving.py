@@ -128,22 +128,28 @@ def check_fit(model: nn.Module, saved: Saved) -> None:
             )
 
 
-def find_fault(model: nn.Module) -> str | None:
-    """What is wrong with the numbers in a model, in words; None: nothing.
+def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
+    """What is wrong with numbers that a model has, or is to get, in words; None: nothing.
 
-    Parameters are finite. So are buffers, unless their class lists them in ``may_have_nan``, and those that
-    data are divided by are positive. Buffers of networks that users have passed in may be anything.
+    Args:
+        model: Says which of them are parameters, and whose.
+        tensors: A ``state_dict`` of the model.
+
+    Parameters are finite. So are buffers, but for NaN in those that ``may_have_nan`` of their class lists.
+    Those that data are divided by are positive. Buffers of networks of users may be anything.
     """
-    for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if name in tensors and not _is_finite(tensors[name]):
             return f"{name!r} has a value that is not finite."
     for prefix, module in _own_modules(model).items():
         allowed = module.may_have_nan if isinstance(module, Parametrised) else frozenset()
-        for name, buffer in module.named_buffers(recurse=False):
+        for name, _ in module.named_buffers(recurse=False):
             path = f"{prefix}.{name}" if prefix else name
-            if name not in allowed and not _is_finite(buffer):
+            if path not in tensors:  # it is not for files
+                continue
+            if not _is_finite(tensors[path], or_nan=name in allowed):
                 return f"{path!r} has a value that is not finite."
-            if name.endswith("scale") and not bool((buffer > 0).all()):
+            if name.endswith("scale") and not bool((tensors[path] > 0).all()):
                 return f"{path!r} has a value that is not positive."
     return None
 
@@ -157,8 +163,10 @@ def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    return is_lazy(tensor) or not tensor.dtype.is_floating_point or bool(tensor.detach().isfinite().all())
+def _is_finite(tensor: Tensor, *, or_nan: bool = False) -> bool:
+    if is_lazy(tensor) or not tensor.dtype.is_floating_point:
+        return True
+    return not bool(tensor.isinf().any()) and (or_nan or not bool(tensor.isnan().any()))
 
 
 def _converts(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:

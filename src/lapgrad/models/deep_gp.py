@@ -350,7 +350,7 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         layers = []
         for level, described in enumerate(config["layers"]):
             own = part_of_state(tensors, f"layers.{level}.")
-            mean = Shift(own["functions.mean.constant"]) if level == 0 else None
+            mean = Shift(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
             layers.append(DeepLayer.from_config(described, own, modules, mean))
         model.layers = nn.ModuleList(layers)
         return model
