@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from lapgrad.experiments.folds import Fold, Learning
 from lapgrad.experiments.interruption import wish_to_stop
 from lapgrad.experiments.paper import TABLE1
 from lapgrad.models import SparseGPRegression
+from lapgrad.models._archive import write_archive
 
 FOLD = Fold("naval1", 5, 2)
 TIMES = ("seconds", "seconds_per_step")
@@ -128,8 +130,36 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"other options: lr_end None\. Use"):
         learned(Learning(steps=12, lr_end=1e-3), tmp_path)
     (tmp_path / FOLD.file).write_text("no checkpoint")
-    with pytest.raises(FileFormatError, match="is no checkpoint"):
+    with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
         learned(Learning(steps=12), tmp_path)
+
+
+def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(folds.Interrupted):
+        learned(Learning(steps=12), tmp_path, after(3))
+    checkpoint = tmp_path / FOLD.file
+    whole = checkpoint.read_bytes()
+    for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:999] + b"?" + whole[1000:], b""):
+        checkpoint.write_bytes(damaged)
+        with pytest.raises(FileFormatError, match=r"(is damaged|is empty).*Remove it to start anew"):
+            learned(Learning(steps=12), tmp_path)
+    content = torch.load(io.BytesIO(whole), weights_only=True)
+    for name in content:
+        write_archive(checkpoint, {key: value for key, value in content.items() if key != name})
+        with pytest.raises(FileFormatError, match=f"missing entry '{name}'.*Remove it"):
+            learned(Learning(steps=12), tmp_path)
+    for name in ("of", "parameters", "optimizer", "best", "done"):
+        write_archive(checkpoint, {**content, name: ["something else"]})
+        with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
+            learned(Learning(steps=12), tmp_path)
+    renamed = {f"{name}_": value for name, value in content["parameters"].items()}
+    write_archive(checkpoint, {**content, "parameters": renamed})
+    with pytest.raises(FileFormatError, match="parameters are not those of the model"):
+        learned(Learning(steps=12), tmp_path)
+    # What earlier versions wrote, without a checksum, is still taken up.
+    torch.save(content, checkpoint)
+    with pytest.raises(folds.Interrupted):
+        learned(Learning(steps=12), tmp_path, after(1))
 
 
 def test_jitter_is_that_of_the_data(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from lapgrad.experiments import deep_run, mnist, table2
 from lapgrad.experiments.interruption import Wish
 from lapgrad.experiments.mnist import Scaling
 from lapgrad.models import DeepGP
+from lapgrad.models._archive import write_archive
 
 ENDINGS = {".json", ".png", ".svg", "-2-3.png", "-2-3.pt", "-2-3.checkpoint.pt"}
 
@@ -169,9 +171,21 @@ def test_what_is_there_is_not_overwritten(capsys: pytest.CaptureFixture[str]) ->
     assert "--resume" in capsys.readouterr().err
     assert command("--steps", "4", "--output", "out", "--resume", "--lr", "0.1") == 1
     assert "was learned with lr 0.005" in capsys.readouterr().err
-    Path("out/table2-2-3.checkpoint.pt").write_bytes(b"nothing")
-    assert command("--steps", "4", "--output", "out", "--resume") == 1
-    assert "is not a checkpoint" in capsys.readouterr().err
+    checkpoint = Path("out/table2-2-3.checkpoint.pt")
+    whole = checkpoint.read_bytes()
+    content = torch.load(io.BytesIO(whole), weights_only=True)
+    for damaged, message in (
+        (b"nothing", "is not a checkpoint"),
+        (whole[:-9], "truncated"),
+        (whole[:999] + b"?" + whole[1000:], "the checksum does not match"),
+    ):
+        checkpoint.write_bytes(damaged)
+        assert command("--steps", "4", "--output", "out", "--resume") == 1
+        assert message in capsys.readouterr().err
+    for name in content:
+        write_archive(checkpoint, {key: value for key, value in content.items() if key != name})
+        assert command("--steps", "4", "--output", "out", "--resume") == 1
+        assert f"missing entry '{name}'" in capsys.readouterr().err
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -329,6 +329,14 @@ def test_bad_data_are_named():
     model.fit(Y, steps=1, batch=10)
     with pytest.raises(OptionError, match="60 rows, Y has 20"):
         model.fit(Y[:20], steps=1, resume=model.training_state())
+    state = model.training_state()
+    for name in state:
+        lacking = {key: value for key, value in state.items() if key != name}
+        for wrong in (lacking, {**lacking, name: "something else"}):
+            with pytest.raises(OptionError, match=f"missing entry '{name}'"):
+                model.fit(Y, steps=1, resume=wrong)
+    with pytest.raises(OptionError, match="resume must be what training_state has returned"):
+        model.fit(Y, steps=1, resume=[])
 
 
 def test_epochs_and_seconds():

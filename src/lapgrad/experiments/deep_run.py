@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from lapgrad import _errors
 from lapgrad.experiments import digits, mnist
 from lapgrad.experiments.mnist import Scaling
 from lapgrad.models import DeepGP, LogLikelihood
+from lapgrad.models._archive import read_archive, write_archive
 
 Row = dict[str, Any]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -25,6 +25,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LOOK_EVERY = 100
 #: Seconds between two checkpoints.
 KEEP_EVERY = 60.0
+_CHECKPOINT = "a checkpoint of this experiment"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,27 +202,28 @@ class Run:
             "model": self.model.state_dict(),
             "training": self.state,
         }
-        partial = self.checkpoint.with_suffix(".partial")
         self.output.mkdir(parents=True, exist_ok=True)
-        torch.save(content, partial)
-        partial.replace(self.checkpoint)
+        write_archive(self.checkpoint, content)
         self.kept = time.monotonic()
 
     def _take_up(self) -> None:
-        try:
-            content = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-            settings = content["settings"]
-        except (UnpicklingError, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-            raise _errors.FileFormatError(
-                f"{self.checkpoint} is not a checkpoint of this experiment: {error}"
-            ) from error
+        content, _ = read_archive(self.checkpoint, _CHECKPOINT, self.device)
+        for name in ("settings", "model", "training"):
+            if not isinstance(content.get(name), dict):
+                raise _errors.FileFormatError(
+                    f"{self.checkpoint} is not {_CHECKPOINT}: missing entry {name!r}."
+                )
+        settings = content["settings"]
         for name, value in dataclasses.asdict(self.settings).items():
             if settings.get(name) != value:
                 raise _errors.OptionError(
                     f"{self.checkpoint} was learned with {name} {settings.get(name)}, and this run has "
                     f"{name} {value}: use the same, or another --output."
                 )
-        self.model.load_state_dict(content["model"])
+        try:
+            self.model.load_state_dict(content["model"])
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise _errors.FileFormatError(f"{self.checkpoint} is not {_CHECKPOINT}: {error}") from error
         self.state = content["training"]
 
     def _row(self, **figures: Any) -> Row:

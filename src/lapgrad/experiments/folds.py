@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.models import SparseGPRegression
+from lapgrad.models._archive import read_archive, write_archive
 
 PARTS = 10
 """A tenth of the data is kept for the test: there are ten different folds."""
@@ -309,7 +309,6 @@ class _Run:
     def _save(self) -> None:
         """Whole or not at all: a process may end at any time."""
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        part = self.checkpoint.with_suffix(f".{os.getpid()}.part")
         values = (
             self._of(),
             dict(self.model.named_parameters()),
@@ -319,29 +318,41 @@ class _Run:
             self.seconds,
             self.finished,
         )
-        torch.save(dict(zip(_CHECKPOINT, values, strict=True)), part)
-        os.replace(part, self.checkpoint)
+        write_archive(self.checkpoint, dict(zip(_CHECKPOINT, values, strict=True)))
 
     def _load(self) -> None:
         try:
-            known = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            of, parameters, optimizer, best, done, seconds, finished = (known[name] for name in _CHECKPOINT)
-        except Exception as error:
-            raise _errors.FileFormatError(
-                f"{self.checkpoint} is no checkpoint of this experiment ({type(error).__name__}: {error}). "
-                f"Remove it to start anew."
-            ) from error
+            known, _ = read_archive(self.checkpoint, "a checkpoint of this experiment", "cpu")
+        except _errors.FileFormatError as error:
+            raise _errors.FileFormatError(f"{error} Remove it to start anew.") from error
+        missing = [name for name in _CHECKPOINT if name not in known]
+        if missing:
+            raise self._refused(f"missing entry {missing[0]!r}")
+        of, parameters, optimizer, best, done, seconds, finished = (known[name] for name in _CHECKPOINT)
         wanted = self._of()
+        if not isinstance(of, dict):
+            raise self._refused(f"its options are of type {type(of).__name__}")
         if of != wanted:
             others = {key: of.get(key) for key in (*of, *wanted) if of.get(key) != wanted.get(key)}
             raise _errors.FileFormatError(
                 f"{self.checkpoint} was written with other options: "
                 f"{', '.join(f'{key} {value}' for key, value in others.items())}. Use the same, or remove it."
             )
-        self.model.load_state_dict(parameters, strict=False)
-        self.optimizer.load_state_dict(optimizer)
-        self.best.load(best)
-        self.done, self.seconds, self.finished = done, seconds, finished
+        try:
+            unused = self.model.load_state_dict(parameters, strict=False).unexpected_keys
+            lacking = dict(self.model.named_parameters()).keys() - parameters.keys()
+            self.optimizer.load_state_dict(optimizer)
+            self.best.load(best)
+            self.done, self.seconds, self.finished = int(done), float(seconds), bool(finished)
+        except Exception as error:  # whatever entries of other types make of these lines
+            raise self._refused(f"{type(error).__name__}: {error}") from error
+        if unused or lacking:
+            raise self._refused(f"its parameters are not those of the model: {sorted([*unused, *lacking])}")
+
+    def _refused(self, why: str) -> _errors.FileFormatError:
+        return _errors.FileFormatError(
+            f"{self.checkpoint} is not a checkpoint of this experiment: {why}. Remove it to start anew."
+        )
 
     def _of(self) -> dict[str, Any]:
         options = {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how)}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad.models import _inducing_inputs, _layer_algebra
+from lapgrad.models._entries import INTEGERS, PART, check_entries
 from lapgrad.models._parameters import Parametrised, above
 from lapgrad.models._products import product
 from lapgrad.models._recognition import Recognition
@@ -94,12 +95,15 @@ class DeepLayer(Parametrised):
         mean: nn.Module | None,
     ) -> Self:
         """A layer of this description, with the shapes of ``tensors``, its ``state_dict``."""
+        check_entries(config, {"functions": PART, "hidden": INTEGERS}, "a layer")
         own = part_of_state(tensors, "functions.")
         functions = SparseLayer.from_config(config["functions"], own, modules, mean)
         inputs = own["raw_inducing"].shape[1]
-        shift, scale = tensors["recognition.shift"], tensors["recognition.scale"]
+        # In the dtype and the shape that they must have: whether they are so in the file is checked later.
+        like = own["raw_inducing"]
+        shift, scale = tensors["recognition.shift"].to(like), like.new_ones(())
         recognition = Recognition(len(shift), inputs, config["hidden"], shift, scale)
-        floor = tensors["noise_floor"]
+        floor = tensors["noise_floor"].to(like)
         return cls(functions, recognition, floor + 1.0, floor)
 
 

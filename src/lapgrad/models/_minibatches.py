@@ -32,6 +32,16 @@ from lapgrad.models._fit_plan import Plan
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._sparse_layer import SparseLayer
 
+#: The entries of ``training_state``.
+_STATE = {
+    "optimizer": dict,
+    "step": int,
+    "seconds": float,
+    "order": Tensor,
+    "position": int,
+    "generator": Tensor,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Minibatch:
@@ -174,6 +184,12 @@ class Training:
         }
 
     def _take_up(self, state: dict[str, Any]) -> None:
+        known = state if isinstance(state, dict) else {}
+        for name, kind in _STATE.items():
+            if not isinstance(known.get(name), kind):
+                raise _errors.OptionError(
+                    f"{self.who}: resume must be what training_state has returned: missing entry {name!r}."
+                )
         if len(state["order"]) not in (0, self.count):
             raise _errors.OptionError(
                 f"{self.who}: resume is of a run on {len(state['order'])} rows, Y has {self.count}."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from lapgrad import _errors
 from lapgrad.models import _fitting, _saving
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._parameters import Parametrised
+
+AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
 
 class StoredModel(Parametrised, abc.ABC):
@@ -43,9 +45,20 @@ class StoredModel(Parametrised, abc.ABC):
         """
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write data (if the model holds any), parameters and description into one file, without code."""
+        """Write data (if the model holds any), parameters and description into one file, without code.
+
+        A file that is there is replaced, and only when the new one is complete.
+
+        Raises:
+            NonFiniteError: A parameter or a scale is NaN or infinite; nothing is written.
+            OSError: The file cannot be written.
+        """
+        tensors = self.state_dict()
+        fault = _saving.find_fault(self, tensors)
+        if fault is not None:
+            raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), self.state_dict(), fixed))
+        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), tensors, fixed))
 
     @classmethod
     def load(
@@ -64,9 +77,13 @@ class StoredModel(Parametrised, abc.ABC):
             device: Where the model goes; None: to the device it was saved from.
 
         Raises:
-            FileFormatError: It is no file of a model, of another class, or of a newer format.
+            FileFormatError: The file is damaged (truncated, changed, with numbers that are not finite), is no
+                file of a model, of another class, or of a newer format.
             OptionError: A network is missing.
+            DeviceError: The model was saved from a device that this machine does not have.
+            OSError: The file cannot be opened or read; ``FileNotFoundError``: there is none.
         """
+        given = _Networks({} if modules is None else modules)
         saved = _saving.read(path, device)
         kind = cls._kinds.get(saved.kind)
         if kind is None or not issubclass(kind, cls):
@@ -74,14 +91,58 @@ class StoredModel(Parametrised, abc.ABC):
             raise _errors.FileFormatError(
                 f"{cls.__name__}.load: {path} holds a model of class {saved.kind}.{hint}"
             )
-        model = kind.from_config(saved.config, saved.tensors, modules or {})
         try:
-            model.load_state_dict(saved.tensors)
-        except RuntimeError as error:
-            raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {error}") from error
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in saved.fixed)
-        return model
+            return _rebuild(kind, saved, given)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # Descriptions and data of a sound file pass the checks of constructors. A network that is missing
+            # is a fault of the call.
+            if isinstance(error, _errors.OptionError) and given.missing:
+                raise
+            reason = f"missing entry {error}" if isinstance(error, KeyError) else str(error)
+            raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {reason}") from error
+
+
+def _rebuild(kind: type[AnyModel], saved: _saving.Saved, modules: Mapping[str, nn.Module]) -> AnyModel:
+    """The model of class ``kind`` that a file holds; raises whatever goes wrong with it."""
+    model = kind.from_config(saved.config, saved.tensors, modules)
+    _saving.check_fit(model, saved)
+    # Before anything is written over the weights of the caller's networks.
+    fault = _saving.find_fault(model, saved.tensors)
+    if fault is not None:
+        raise _errors.FileFormatError(fault)
+    model.load_state_dict(saved.tensors)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in saved.fixed)
+    return model
+
+
+class _Networks(Mapping[str, nn.Module]):
+    """The networks that were passed to ``load``.
+
+    Attributes:
+        missing: Names that were asked for, and are not there.
+    """
+
+    def __init__(self, given: Mapping[str, nn.Module]) -> None:
+        for name, module in given.items():
+            if not isinstance(module, nn.Module):
+                raise _errors.OptionError(
+                    f"load: modules[{name!r}] must be a module, got {type(module).__name__}."
+                )
+        self.given, self.missing = given, list[object]()
+
+    def __getitem__(self, name: str) -> nn.Module:
+        if name not in self.given:
+            self.missing.append(name)
+        return self.given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
 
 
 class Model(StoredModel):

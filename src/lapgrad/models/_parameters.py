@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -141,7 +141,13 @@ def unbounded() -> Any:
 
 
 class Parametrised(nn.Module):
-    """A module with hyper-parameters of its own or in its parts."""
+    """A module with hyper-parameters of its own or in its parts.
+
+    Attributes:
+        may_have_nan: Buffers that may hold NaN, such as series with gaps; files refuse it everywhere else.
+    """
+
+    may_have_nan: ClassVar[frozenset[str]] = frozenset()
 
     def hyperparameters(self) -> dict[str, Tensor]:
         """All hyper-parameters in their own units, by their path (``kernel.lengthscale``), detached."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _layer_algebra
+from lapgrad.models._entries import FLAG, INTEGER, NUMBER, PART, TEXT, check_entries
 from lapgrad.models._jitter import added
 from lapgrad.models._parameters import Parametrised, unbounded
 from lapgrad.models._products import product
@@ -36,6 +37,10 @@ COVARIANCES = ("shared", "separate")
 #: K_uu, its factor, and solves with it: K_uu of smooth kernels has eigenvalues down to its jitter, of which
 #: float32 leaves nothing, least of all in the gradient.
 ARITHMETIC = torch.float64
+
+
+#: Of the description of a layer in a file.
+_ENTRIES = {"outputs": INTEGER, "kernel": PART, "whiten": FLAG, "covariance": TEXT, "jitter": NUMBER}
 
 
 class Prepared(NamedTuple):
@@ -267,6 +272,7 @@ class SparseLayer(Parametrised):
         mean: nn.Module | None = None,
     ) -> Self:
         """A layer of this description, with the shapes of ``tensors``, its ``state_dict``."""
+        check_entries(config, _ENTRIES, "a layer")
         kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         options = {name: config[name] for name in ("whiten", "covariance", "jitter")}
         return cls(tensors["raw_inducing"], config["outputs"], kernel, mean=mean, **options)

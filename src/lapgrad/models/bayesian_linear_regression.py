@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _plots, _scaling, _weights
+from lapgrad.models._entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
@@ -19,6 +20,16 @@ from lapgrad.models._remembered import Remembered
 from lapgrad.models._ridge import METHODS, Method
 from lapgrad.models._weights import WeightPosterior
 from lapgrad.models.features import Features, described, evaluated, from_description, parameters_fixed
+
+#: Of the description in a file.
+_ENTRIES = {
+    "features": PART,
+    "bias": FLAG,
+    "ard": FLAG,
+    "normalise": FLAG,
+    "method": TEXT,
+    "one_target": FLAG,
+}
 
 
 class BayesianLinearRegression(Model):
@@ -316,6 +327,7 @@ class BayesianLinearRegression(Model):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of this description, with the data of the file."""
+        check_entries(config, _ENTRIES)
         Y = tensors["Y"]
         return cls(
             tensors["X"],

@@ -13,6 +13,7 @@ from lapgrad._waiting import without_waiting
 from lapgrad.models import _checks, _deep_bound, _deep_learning, _deep_likelihood, _minibatches
 from lapgrad.models._deep_gp_options import check_options
 from lapgrad.models._deep_layer import DeepLayer, Shift, initial_layer
+from lapgrad.models._entries import INTEGER, INTEGERS, PARTS, check_entries
 from lapgrad.models._fit_plan import checked_plan
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._importance import LogLikelihood
@@ -21,6 +22,9 @@ from lapgrad.models.kernels.base import Kernel, part_of_state
 
 #: Rows of data that the start is computed from.
 _ROWS_AT_THE_START = 10_000
+
+#: Of the description in a file.
+_ENTRIES = {"widths": INTEGERS, "outputs": INTEGER, "layers": PARTS}
 
 
 class DeepGP(_minibatches.Resumable, StoredModel):
@@ -339,13 +343,14 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of this description, which starts from no data."""
+        check_entries(config, _ENTRIES)
         model = cls.__new__(cls)
         super().__init__(model)
         model.widths, model.outputs = config["widths"], config["outputs"]
         layers = []
         for level, described in enumerate(config["layers"]):
             own = part_of_state(tensors, f"layers.{level}.")
-            mean = Shift(own["functions.mean.constant"]) if level == 0 else None
+            mean = Shift(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
             layers.append(DeepLayer.from_config(described, own, modules, mean))
         model.layers = nn.ModuleList(layers)
         return model

@@ -14,6 +14,7 @@ from lapgrad import _errors
 from lapgrad.models import _checks, _deep_start, _inducing_inputs, _minibatches, _propagation, _scaling
 from lapgrad.models._deep_inference import Layered
 from lapgrad.models._deep_start import Covariance
+from lapgrad.models._entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
 from lapgrad.models._fit_plan import checked_plan
 from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._parameters import Value
@@ -22,6 +23,18 @@ from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_stat
 
 _STEPS = 5000
 _WIDEST = 30
+
+#: Of the description in a file.
+_ENTRIES = {
+    "mean": TEXT,
+    "whiten": FLAG,
+    "covariance": TEXT,
+    "jitter": NUMBER,
+    "widths": INTEGERS,
+    "kernels": PARTS,
+    "normalise": FLAG,
+    "vector": FLAG,
+}
 
 
 class DeepGPRegression(_minibatches.Resumable, Layered):
@@ -257,6 +270,7 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of this description on the data that were saved."""
+        check_entries(config, _ENTRIES)
         options = dict(config)
         kernels = [
             kernel_from_config(kernel, part_of_state(tensors, f"layers.{number}.kernel."), modules)

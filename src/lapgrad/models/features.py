@@ -9,13 +9,14 @@ import abc
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
+from lapgrad.models._entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PART, TEXT, Entry, check_entries
 from lapgrad.models._parameters import Parametrised, Value, positive
 from lapgrad.models._products import product
 
@@ -27,7 +28,12 @@ class Features(Parametrised, abc.ABC):
     """Features of inputs that files can describe: (*batch, n, d) to (*batch, n, m).
 
     The constant 1 is not among them: it is the business of the model.
+
+    Attributes:
+        config_entries: What ``config`` returns: ``from_config`` of this class checks it.
     """
+
+    config_entries: ClassVar[Mapping[str, Entry]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -40,6 +46,7 @@ class Features(Parametrised, abc.ABC):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Features:
         """Features of this description; parameters and buffers are filled in from the file."""
+        check_entries(config, cls.config_entries, f"the features {cls.__name__}")
         return cls(**config)
 
 
@@ -58,6 +65,8 @@ class PolynomialFeatures(Features):
         >>> PolynomialFeatures(2)(torch.tensor([[2.0, 3.0]]))
         tensor([[2., 3., 4., 6., 9.]])
     """
+
+    config_entries: ClassVar[Mapping[str, Entry]] = {"degree": INTEGER, "interactions": FLAG}
 
     def __init__(self, degree: int, interactions: bool = True) -> None:
         super().__init__()
@@ -128,6 +137,12 @@ class RandomFourierFeatures(Features):
                 [0.6000, 1.0000]], dtype=torch.float64)
     """
 
+    config_entries: ClassVar[Mapping[str, Entry]] = {
+        "dimension": INTEGER,
+        "count": INTEGER,
+        "lengthscale": NUMBER_OR_NUMBERS,
+        "kernel": TEXT,
+    }
     lengthscale = positive()
 
     def __init__(
@@ -218,6 +233,7 @@ def from_description(
         OptionError: The network is missing.
         FileFormatError: No features of that name are known.
     """
+    check_entries(description, {"kind": TEXT}, "the features")
     kind = description["kind"]
     if kind == "inputs":
         return None
@@ -233,6 +249,7 @@ def from_description(
         raise _errors.FileFormatError(
             f"{who}.load: the features {kind} are not known. Import the module that defines them first."
         )
+    check_entries(description, {"arguments": PART}, f"the features {kind}")
     return known.from_config(description["arguments"])
 
 

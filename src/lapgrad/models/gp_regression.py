@@ -21,6 +21,7 @@ from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _jitter, _plots, _sampling, _scaling
+from lapgrad.models._entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
@@ -43,6 +44,15 @@ class _Posterior(NamedTuple):
     L: Tensor
     weights: Tensor
     at: list[Tensor]
+
+
+#: Of the description in a file.
+_ENTRIES = {
+    "mean": TEXT,
+    "normalise": FLAG,
+    "vector": FLAG,
+    "kernel": PART,
+}
 
 
 class GPRegression(Standardised, Model):
@@ -267,6 +277,7 @@ class GPRegression(Standardised, Model):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of this description on the data that were saved."""
+        check_entries(config, _ENTRIES)
         kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         y = tensors["y"][:, 0] if config["vector"] else tensors["y"]
         return cls(tensors["X"], y, kernel, mean=config["mean"], normalise=config["normalise"])

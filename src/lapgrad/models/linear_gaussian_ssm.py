@@ -21,6 +21,7 @@ from lapgrad.fused.kalman_nll import kalman_nll
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _diffuse, _plots, _time_series
 from lapgrad.models._covariance import Covariance
+from lapgrad.models._entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
@@ -31,6 +32,16 @@ from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
+
+#: Of the description in a file.
+_ENTRIES = {
+    "component": PART,
+    "noise": TEXT,
+    "without_noise": FLAG,
+    "diffuse_variance": OPTIONAL_NUMBER,
+    "single": FLAG,
+    "vector": FLAG,
+}
 
 
 class Matrices(NamedTuple):
@@ -88,6 +99,7 @@ class LinearGaussianSSM(Model):
 
     y: Tensor
     lengths: Tensor
+    may_have_nan = frozenset({"y"})
 
     def __init__(
         self,
@@ -439,6 +451,7 @@ class LinearGaussianSSM(Model):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of the same series and components."""
+        check_entries(config, _ENTRIES)
         prefix = "component."
         own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         y = tensors["y"]

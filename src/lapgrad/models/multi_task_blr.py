@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _weights
+from lapgrad.models._entries import FLAG, INTEGERS, PART, TEXT, check_entries
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
@@ -23,6 +24,14 @@ from lapgrad.models.criteria.blr_nll import blr_nll
 from lapgrad.models.features import described, evaluated, from_description, parameters_fixed
 
 _LOG_2_PI = math.log(2.0 * math.pi)
+
+#: Of the description in a file.
+_ENTRIES = {
+    "features": PART,
+    "bias": FLAG,
+    "method": TEXT,
+    "sizes": INTEGERS,
+}
 
 
 class MultiTaskBLR(Model):
@@ -241,6 +250,7 @@ class MultiTaskBLR(Model):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of this description, with the data of the file."""
+        check_entries(config, _ENTRIES)
         parts = (tensors[name].split(config["sizes"]) for name in ("X", "y"))
         features = from_description(cls.__name__, config["features"], modules)
         return cls(list(zip(*parts, strict=True)), features, bias=config["bias"], method=config["method"])

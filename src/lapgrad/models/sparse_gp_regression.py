@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lapgrad import _errors, fused
 from lapgrad.fused import _inducing, _kernel_function
 from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sampling, _scaling, _sparse_posterior
+from lapgrad.models._entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
@@ -21,6 +22,16 @@ from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_stat
 from lapgrad.models.kernels.stationary import RBF
 
 _MEANS = ("constant", "zero")
+
+#: Of the description in a file.
+_ENTRIES = {
+    "mean": TEXT,
+    "normalise": FLAG,
+    "jitter": NUMBER,
+    "chunk": OPTIONAL_INTEGER,
+    "vector": FLAG,
+    "kernel": PART,
+}
 
 
 class SparseGPRegression(Standardised, Model):
@@ -298,6 +309,7 @@ class SparseGPRegression(Standardised, Model):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A model of this description on the data that were saved."""
+        check_entries(config, _ENTRIES)
         kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         return cls(
             tensors["X"],

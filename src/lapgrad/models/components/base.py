@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.models._entries import PART, PARTS, TEXT, Entry, check_entries
 from lapgrad.models._parameters import Parametrised, Value
 
 
@@ -47,9 +48,11 @@ class Component(Parametrised, abc.ABC):
         states: How many states it has.
         observations: How many values it explains at each time.
         diffuse: For each state, whether nothing is known of it before the first observation.
+        config_entries: What ``config`` returns: ``from_config`` of this class checks it.
     """
 
     _kinds: ClassVar[dict[str, type[Component]]] = {}
+    config_entries: ClassVar[Mapping[str, Entry]] = {}
     states: int
     observations: int = 1
     diffuse: tuple[bool, ...]
@@ -84,6 +87,7 @@ class Component(Parametrised, abc.ABC):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A component of this description; the values of its parameters are filled in later."""
+        check_entries(config, cls.config_entries, f"the component {cls.__name__}")
         return cls(**config)
 
     def prepare(self, variance: float) -> None:
@@ -113,7 +117,9 @@ def component_from(
     description: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
 ) -> Component:
     """What ``described`` has described. ``tensors``: those of the component, by their names in it."""
-    return Component.known(description["kind"]).from_config(description["config"], tensors, modules)
+    check_entries(description, {"kind": TEXT, "config": PART}, "a component")
+    kind = Component.known(description["kind"])
+    return kind.from_config(description["config"], tensors, modules)
 
 
 class Sum(Component):
@@ -164,6 +170,7 @@ class Sum(Component):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """A sum of the parts that are described."""
+        check_entries(config, {"parts": PARTS}, "a sum of components")
         parts = []
         for position, part in enumerate(config["parts"]):
             prefix = f"parts.{position}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
 from lapgrad.models._covariance import Covariance
+from lapgrad.models._entries import FLAGS, INTEGER, TEXT, Entry, check_entries
 from lapgrad.models._parameters import unbounded
 from lapgrad.models.components.base import Block, Component
 
@@ -28,6 +29,7 @@ class LinearDynamics(Component):
         Q, P: Learned by their Cholesky factors (``Covariance``).
     """
 
+    config_entries: ClassVar[Mapping[str, Entry]] = {"states": INTEGER, "observations": INTEGER}
     A = unbounded()
     B = unbounded()
     m = unbounded()
@@ -122,6 +124,8 @@ class Emitted(Component):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """With the network that was passed to ``load``."""
+        wanted = {"states": INTEGER, "observations": INTEGER, "diffuse": FLAGS, "name": TEXT}
+        check_entries(config, wanted, f"the component {cls.__name__}")
         name = config["name"]
         if name not in modules:
             raise _errors.OptionError(

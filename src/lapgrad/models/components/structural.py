@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors, _torch_lu
 from lapgrad.models import _checks
+from lapgrad.models._entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
 from lapgrad.models._parameters import Value, bounded, positive
 from lapgrad.models.components.base import Block, Component
 
@@ -53,6 +54,7 @@ class LocalLinearTrend(Component):
         damped: Learn a damping between 0 and 1 of the slope: far forecasts level out.
     """
 
+    config_entries: ClassVar[Mapping[str, Entry]] = {"level_variance": OPTIONAL_NUMBER, "damped": FLAG}
     states = 2
     level_variance = positive()
     slope_variance = positive()
@@ -102,6 +104,7 @@ class Seasonal(Component):
         variance: Of the change; None: a hundredth of the variance of the data.
     """
 
+    config_entries: ClassVar[Mapping[str, Entry]] = {"period": INTEGER}
     variance = positive()
 
     def __init__(self, period: int, variance: Value | None = None) -> None:
@@ -140,6 +143,7 @@ class AR(Component):
         variance: Of the noise; None: a tenth of the variance of the data.
     """
 
+    config_entries: ClassVar[Mapping[str, Entry]] = {"order": INTEGER}
     variance = positive()
     partial = bounded(-1.0, 1.0)
 
@@ -229,4 +233,5 @@ class Regression(Component):
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """Inputs from the file."""
+        check_entries(config, {"wandering": FLAG}, f"the component {cls.__name__}")
         return cls(tensors["X"], 1.0 if config["wandering"] else None)

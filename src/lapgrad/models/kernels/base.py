@@ -15,6 +15,7 @@ from lapgrad import _errors
 from lapgrad._torch_private import skips_dispatcher
 from lapgrad.models import _checks
 from lapgrad.models._diagonal import added_to_diagonal
+from lapgrad.models._entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
 from lapgrad.models._parameters import Parametrised
 from lapgrad.models.kernels import _blocks, _gaussian
 from lapgrad.models.kernels._blocks import Tree
@@ -244,6 +245,7 @@ class _Combination(Kernel):
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
         """From the descriptions of the parts."""
+        check_entries(config, {"parts": PARTS}, f"the kernel {cls.__name__}")
         parts = [
             kernel_from_config(part, part_of_state(tensors, f"parts.{i}."), modules)
             for i, part in enumerate(config["parts"])
@@ -308,6 +310,9 @@ def kernel_from_config(
     Raises:
         FileFormatError: No kernel of that name is known.
     """
+    check_entries(config, {"kind": TEXT}, "a kernel")
+    if "active_dims" in config:
+        check_entries(config, {"active_dims": OPTIONAL_INTEGERS}, f"the kernel {config['kind']}")
     kind = _KINDS.get(config["kind"])
     if kind is None:
         raise _errors.FileFormatError(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.models._entries import PART, TEXT, check_entries
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
@@ -82,6 +83,7 @@ class Deep(Kernel):
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
         """With the network of that name."""
+        check_entries(config, {"name": TEXT, "base": PART}, f"the kernel {cls.__name__}")
         name = config["name"]
         if name not in modules:
             raise _errors.OptionError(

@@ -1,0 +1,81 @@
+"""Entries of descriptions in files, and the types that they must have.
+
+A description is what ``config`` of a model or of one of its parts returns, read back from JSON. Constructors
+take many values that are not quite right (any text is true), so the types are checked before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from lapgrad import _errors
+
+
+class Entry(NamedTuple):
+    """One entry of a description.
+
+    Attributes:
+        wanted: What it must be, in words.
+        fits: Whether a value is that.
+    """
+
+    wanted: str
+    fits: Callable[[Any], bool]
+
+
+def check_entries(config: object, entries: Mapping[str, Entry], what: str = "the description") -> None:
+    """Raise if a description lacks one of ``entries``, or has it with another type.
+
+    Args:
+        config: The description.
+        entries: Those that must be there; others may be.
+        what: What is described, for messages.
+
+    Raises:
+        FileFormatError: With the name of the entry.
+    """
+    if not isinstance(config, Mapping):
+        raise _errors.FileFormatError(f"{what} is {config!r:.40}; a JSON object was wanted.")
+    for name, entry in entries.items():
+        if name not in config:
+            raise _errors.FileFormatError(f"{what}: missing entry {name!r}.")
+        if not entry.fits(config[name]):
+            raise _errors.FileFormatError(
+                f"{what}: the entry {name!r} is {config[name]!r:.40}; {entry.wanted} was wanted."
+            )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _optional(entry: Entry) -> Entry:
+    return Entry(f"{entry.wanted} or null", lambda value: value is None or entry.fits(value))
+
+
+def _list_of(entry: Entry, wanted: str) -> Entry:
+    return Entry(wanted, lambda value: isinstance(value, list | tuple) and all(map(entry.fits, value)))
+
+
+#: Numbers 0 and 1, too, which callers may have passed for flags.
+FLAG = Entry("true or false", lambda value: isinstance(value, int) and value in (0, 1))
+TEXT = Entry("text", lambda value: isinstance(value, str))
+INTEGER = Entry("an integer", _is_integer)
+NUMBER = Entry("a finite number", _is_number)
+PART = Entry("a JSON object", lambda value: isinstance(value, Mapping))
+INTEGERS = _list_of(INTEGER, "a list of integers")
+FLAGS = _list_of(FLAG, "a list of true and false")
+NUMBERS = _list_of(NUMBER, "a list of finite numbers")
+NUMBER_OR_NUMBERS = Entry(
+    "a finite number, or a list", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)
+)
+PARTS = _list_of(PART, "a list of JSON objects")
+OPTIONAL_INTEGER = _optional(INTEGER)
+OPTIONAL_NUMBER = _optional(NUMBER)
+OPTIONAL_INTEGERS = _optional(INTEGERS)
