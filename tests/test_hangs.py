@@ -27,8 +27,8 @@ def test_hangs_are_failures(tmp_path: Path) -> None:
     settings = Path(__file__).resolve().parents[1] / "pyproject.toml"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-n", "1", f"--config-file={settings}", f"--rootdir={tmp_path}"),
-            *("-o", "timeout=1", "-o", "faulthandler_timeout=2", str(tmp_path)),
+            *(sys.executable, "-m", "pytest", "-n", "1", "-o", "timeout=1", "-o", "faulthandler_timeout=2"),
+            *(f"--config-file={settings}", f"--rootdir={tmp_path}", str(tmp_path)),
         ],
         cwd=tmp_path,
         capture_output=True,

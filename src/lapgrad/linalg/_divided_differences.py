@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
 Function = Callable[[Tensor], Tensor]
 
@@ -188,9 +189,13 @@ def from_callable(f: Function) -> Rule:
     """Of a function that maps a tensor entry by entry, with its derivative by autograd."""
 
     def derivative(x: Tensor) -> Tensor:
-        # Forward mode: torch.export keeps the example's batch size in what torch.func.vjp records.
-        slope: Tensor = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
-        return slope
+        if is_exporting():
+            # In what torch.func.vjp records, torch.export would keep the batch size of the example.
+            slope: Tensor = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
+            return slope
+        # Reverse mode, because x may carry a tangent, and torch.func.jvp refuses that.
+        pull_back = torch.func.vjp(f, x)[1]
+        return pull_back(torch.ones_like(x))[0]
 
     def differences(a: Tensor) -> Tensor:
         """The plain quotient; of close pairs the mean of f' between them, by Gauss' rule of three points."""
