@@ -47,9 +47,9 @@ def test_agrees_with_the_generalised_eigenproblem() -> None:
     X, Y = observations(50, 4), observations(50, 3, seed=1)
     Y = Y + X[:, :3]
     Cxx, Cyy, Cxy = covariance(X, X), covariance(Y, Y), covariance(X, Y)
-    squares = eigh(
-        (Cxy @ torch_lu.solve(Cyy, Cxy.mT)).cpu().numpy(), Cxx.cpu().numpy(), eigvals_only=True
-    )[::-1]
+    squares = eigh((Cxy @ torch_lu.solve(Cyy, Cxy.mT)).cpu().numpy(), Cxx.cpu().numpy(), eigvals_only=True)[
+        ::-1
+    ]
     assert_close(
         cca(X, Y, k=2).correlations.square(), torch.tensor(squares[:2].copy(), device=DEVICE), WHITENED
     )

@@ -43,7 +43,7 @@ def _invert(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _range_scale(A: Tensor) -> Tensor:
-    """Returns a power of two per item, (*batch, 1, 1): 1, unless the entries are near the ends of the range."""
+    """Returns a power of two per item, (*batch, 1, 1): 1 unless entries are near the ends of the range."""
     factor = 2.0**32
     largest, limit = A.abs().amax((-2, -1), keepdim=True), torch.finfo(A.dtype).max / factor
     one = torch.ones_like(largest)
