@@ -265,7 +265,7 @@ def test_figures_have_a_panel_per_operator_and_a_line_per_library_and_phase():
     ]
     rows += [row("syrk", 8), row("trsm", shape=[10, 8, 8])]  # one size alone, and a batch
     rows += [row("copyltu", n, flops=None, dtype="float32") for n in (8, 16)]
-    found = plots_ops.figures(rows)
+    found = plots_ops.draw_figures(rows)
     assert list(found) == ["ops-cpu-float64-2-threads", "ops-cpu-float32-2-threads"]
     potrf, gelqf, *rest = found["ops-cpu-float64-2-threads"].axes
     assert (potrf.get_title(), gelqf.get_title()) == ("potrf", "gelqf")
@@ -283,7 +283,7 @@ def test_figures_have_a_panel_per_operator_and_a_line_per_library_and_phase():
 def test_the_legend_of_one_panel_has_room():
     pytest.importorskip("matplotlib")
     rows = [row("potrf", n, library=library) for n in (8, 16) for library in plots_ops.COLORS]
-    (figure,) = plots_ops.figures(rows).values()
+    (figure,) = plots_ops.draw_figures(rows).values()
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0

@@ -16,8 +16,8 @@ import sample_results
 from lapgrad import cli
 from lapgrad.bench.results import Results
 from lapgrad.experiments.paper import TABLE2
-from lapgrad.report.page import page
-from lapgrad.report.sources import found_in, groups, read
+from lapgrad.report.page import render_page
+from lapgrad.report.sources import find_results, group_runs, read_runs
 
 KINDS = tuple(sample_results.MAKERS)
 VOID = {"meta", "link", "br", "hr", "input", "wbr"}
@@ -61,18 +61,18 @@ def page_of(tmp_path: Path, *results: Results) -> Page:
     for i, result in enumerate(results):
         paths.append(tmp_path / f"file{i}.json")
         result.write(paths[-1])
-    runs, problems = read(paths)
+    runs, problems = read_runs(paths)
     assert not problems
-    return Page(page(runs))
+    return Page(render_page(runs))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """A page of all kinds."""
     folder = tmp_path_factory.mktemp("results")
-    runs, problems = read(sample_results.write(folder, *KINDS))
+    runs, problems = read_runs(sample_results.write(folder, *KINDS))
     assert not problems
-    return Page(page(runs))
+    return Page(render_page(runs))
 
 
 def test_headings_are_in_order(whole: Page) -> None:
@@ -233,7 +233,7 @@ def test_facts_may_be_missing(tmp_path: Path) -> None:
     assert "a CPU that was not recorded" in shown.text
 
 
-HOSTILE = '</script><script>alert(1)</script><img src=x onerror="a()"> & \' \x00\ud800'
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="a()"> & \' {{ 1/0 }} $\\frac{$ \x00\ud800'
 
 
 def hostile(value: Any) -> Any:
@@ -256,9 +256,9 @@ def test_everything_is_escaped(tmp_path: Path, kind: str) -> None:
     results.bars, results.command = hostile(results.bars), results.command + HOSTILE
     path = tmp_path / f"{kind}.json"
     path.write_text(json.dumps(results.as_dict()))
-    runs, problems = read([path])
+    runs, problems = read_runs([path])
     assert not problems
-    html = page(runs)
+    html = render_page(runs)
     html.encode()
     shown = Page(html)
     for tag in ("script", "img", "style"):
@@ -311,7 +311,7 @@ def test_two_versions_on_one_machine_are_told_apart(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.json" for i in range(2)]
     for result, path in zip(results, paths, strict=True):
         result.write(path)
-    titles = [group.title for group in groups(read(paths)[0], "ops")]
+    titles = [group.title for group in group_runs(read_runs(paths)[0], "ops")]
     assert titles[0].endswith("commit 0123456789ab")
     assert titles[1].endswith("commit ba9876543210")
 
@@ -340,7 +340,7 @@ def changed(tmp_path: Path, name: str, value: Any) -> Path:
     ],
 )
 def test_wrong_rows_are_named(tmp_path: Path, name: str, value: Any, message: str) -> None:
-    runs, (problem,) = read([changed(tmp_path, name, value)])
+    runs, (problem,) = read_runs([changed(tmp_path, name, value)])
     assert not runs
     assert message in problem.reason
 
@@ -416,8 +416,8 @@ def test_files_that_are_no_good(
 def test_a_broken_file_of_ours_is_found_and_named(folder: Path) -> None:
     (path,) = sample_results.write(folder, "ops")
     path.write_bytes(path.read_bytes()[:2000])
-    assert found_in(Path()) == [Path("ops.json")]
-    assert "is not JSON" in read(found_in(Path()))[1][0].reason
+    assert find_results(Path()) == [Path("ops.json")]
+    assert "is not JSON" in read_runs(find_results(Path()))[1][0].reason
 
 
 def test_results_are_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,6 +235,6 @@ def test_bad_options(options: list[str]) -> None:
 def test_curves() -> None:
     rows = [{"arch": "5", "step": step, "seconds": 0.1 * step, "elbo": float(step)} for step in range(30)]
     rows.append({"arch": "5", "step": 30, "seconds": 3.0, "test_ll": 31.0, "test_ll_standard_error": None})
-    figure = plots_table2.curves(rows)
+    figure = plots_table2.draw_figure(rows)
     assert len(figure.axes) == 2
     assert figure.axes[0].get_ylim()[0] == 1.0

@@ -221,4 +221,4 @@ def test_a_figure_needs_two_sizes() -> None:
     timing = Timing(1.0, 0.9, 1.1, 3)
     row = {"model": "sparse_gp", "case": {"U": 50, "n": 9}, "device": "cuda", "threads": 1}
     rows = [{**row, "library": "lapgrad", "median_s": timing.median, "extra_bytes": None}]
-    assert not plots_models.figures(rows)
+    assert not plots_models.draw_figures(rows)

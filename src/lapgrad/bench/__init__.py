@@ -21,6 +21,7 @@ model_cases.py, model_runner.py, models_command.py, plots_models.py  `lapgrad be
 resumption.py results files, gone on with
 report.py     tables for the terminal, Markdown
 tables_ops.py rows of results of operators as tables; plots_ops.py as figures
+plotting.py   what all plots share: figures without a window, tick labels
 comparison.py two results files of operators: what got slower
 results.py    results files: one JSON format for everything that is measured
 machine.py    the machine and the moment, stored in these files

@@ -187,7 +187,7 @@ def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
 def _plot(results: Results, folder: Path) -> None:
     from lapgrad.bench import plots_ops
 
-    written = plots_ops.write(results.rows, folder)
+    written = plots_ops.write_figures(results.rows, folder)
     for path in written:
         print(f"written: {path}")
     if not written:

@@ -219,7 +219,7 @@ def bars_table(bars: Sequence[dict[str, Any]]) -> report.Table:
 def _plot(rows: Sequence[Row], folder: Path) -> None:
     from lapgrad.bench import plots_models
 
-    written = plots_models.write(rows, folder)
+    written = plots_models.write_figures(rows, folder)
     for path in written:
         print(f"written: {path}")
     if not written:

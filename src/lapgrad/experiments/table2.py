@@ -315,7 +315,7 @@ def _draw(rows: list[Row], output: Path) -> None:
     if not rows:
         return
     try:
-        figure = plots_table2.curves(rows)
+        figure = plots_table2.draw_figure(rows)
     except ImportError:
         return
     for kind in ("png", "svg"):

@@ -1,4 +1,4 @@
-"""Comparisons of lapgrad with others, and what they come to: counts, medians, who is behind where."""
+"""Comparisons of lapgrad with other libraries, counted and summarised."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lapgrad.report.rows import OURS, Case, Timed, Timing
+from lapgrad.report.rows import OURS, Case, Measurement, Timing
 
 EVEN = 0.05
-"""Times that differ by less than this part count as equal: machines are not steadier."""
+"""Times that differ by less than this part count as equal: repeated runs on one machine differ as much."""
 
 EVEN_TEXT = f"{100 * EVEN:g} %"
 
@@ -33,14 +33,14 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Who is ahead."""
+        """Whether lapgrad is faster, slower, or within `EVEN`."""
         if self.ratio > 1 + EVEN:
             return "faster"
         return "slower" if self.ratio < 1 / (1 + EVEN) else "even"
 
     @property
-    def doubtful(self) -> bool:
-        """Whether the spreads of both overlap though one counts as faster."""
+    def is_doubtful(self) -> bool:
+        """Whether one counts as faster although the ranges between the quartiles overlap."""
         return self.verdict != "even" and self.ours.overlaps(self.theirs)
 
 
@@ -61,17 +61,17 @@ class Tally:
     threads: int
     comparisons: tuple[Comparison, ...]
 
-    def of(self, verdict: Verdict) -> list[Comparison]:
-        """Those of one verdict, the slowest first."""
+    def select(self, verdict: Verdict) -> list[Comparison]:
+        """Return the comparisons of one verdict, the slowest first."""
         return sorted((c for c in self.comparisons if c.verdict == verdict), key=lambda c: c.ratio)
 
     def count(self, verdict: Verdict) -> int:
-        """How many there are."""
-        return len(self.of(verdict))
+        """Return the number of comparisons of one verdict."""
+        return len(self.select(verdict))
 
     @property
     def median(self) -> float:
-        """Of the speed-ups."""
+        """The median speed-up."""
         return statistics.median(c.ratio for c in self.comparisons)
 
     @property
@@ -80,29 +80,28 @@ class Tally:
         ratios = [c.ratio for c in self.comparisons]
         return min(ratios), max(ratios)
 
-    def medians(self) -> dict[str, float]:
-        """The median speed-up of each operator or model."""
+    def compute_medians(self) -> dict[str, float]:
+        """Return the median speed-up of each operator or model."""
         ratios: dict[str, list[float]] = {}
         for comparison in self.comparisons:
             ratios.setdefault(comparison.case.subject, []).append(comparison.ratio)
         return {name: statistics.median(found) for name, found in ratios.items()}
 
-    def among(self, wanted: Callable[[Case], bool]) -> float | None:
-        """The median speed-up of some of the cases; None where there are none."""
+    def compute_median_of(self, wanted: Callable[[Case], bool]) -> float | None:
+        """Return the median speed-up of the cases that are wanted; None where there are none."""
         ratios = [c.ratio for c in self.comparisons if wanted(c.case)]
         return statistics.median(ratios) if ratios else None
 
-    @property
-    def doubtful(self) -> int:
-        """Speed-ups that the spread could explain."""
-        return sum(c.doubtful for c in self.comparisons)
+    def count_doubtful(self) -> int:
+        """Return the number of differences that the spread of the samples could explain."""
+        return sum(c.is_doubtful for c in self.comparisons)
 
 
-def where(device: str, threads: int) -> str:
-    """In words.
+def name_place(device: str, threads: int) -> str:
+    """Return a device and its number of threads in words.
 
     Example:
-        >>> where("cpu", 2), where("cuda", 8)
+        >>> name_place("cpu", 2), name_place("cuda", 8)
         ('CPU, 2 threads', 'CUDA')
     """
     if device != "cpu":
@@ -110,8 +109,8 @@ def where(device: str, threads: int) -> str:
     return f"CPU, {threads} thread" + ("" if threads == 1 else "s")
 
 
-def comparisons(rows: Iterable[Timed]) -> list[Comparison]:
-    """lapgrad against each other library, on the cases that both have a time of."""
+def compare_libraries(rows: Iterable[Measurement]) -> list[Comparison]:
+    """Return the comparisons of lapgrad with every other library, on the cases that both have a time of."""
     by_case: dict[Case, dict[str, Timing]] = {}
     for row in rows:
         if row.timing is not None:
@@ -125,8 +124,8 @@ def comparisons(rows: Iterable[Timed]) -> list[Comparison]:
     ]
 
 
-def tallies(found: Iterable[Comparison]) -> list[Tally]:
-    """By device, threads and peer, in the order in which they came."""
+def tally_comparisons(found: Iterable[Comparison]) -> list[Tally]:
+    """Return the comparisons grouped by device, threads and peer, in the order in which they came."""
     grouped: dict[tuple[str, int, str], list[Comparison]] = {}
     for comparison in found:
         case = comparison.case
@@ -137,7 +136,7 @@ def tallies(found: Iterable[Comparison]) -> list[Tally]:
 
 
 @dataclass(frozen=True)
-class Disagreement:
+class ValueDifference:
     """The value of a peer beside lapgrad's; `relative` is their distance over the larger of the two."""
 
     case: Case
@@ -145,14 +144,16 @@ class Disagreement:
     relative: float
 
 
-def disagreements(rows: Iterable[Timed]) -> list[Disagreement]:
-    """Of the values of all peers, the largest first."""
+def compare_values(rows: Iterable[Measurement]) -> list[ValueDifference]:
+    """Return how far the values of all peers are from lapgrad's, the largest difference first."""
     by_case: dict[Case, dict[str, float]] = {}
     for row in rows:
         if row.value is not None:
             by_case.setdefault(row.case, {})[row.library] = row.value
     found = [
-        Disagreement(case, library, abs(value - values[OURS]) / (max(abs(value), abs(values[OURS])) or 1.0))
+        ValueDifference(
+            case, library, abs(value - values[OURS]) / (max(abs(value), abs(values[OURS])) or 1.0)
+        )
         for case, values in by_case.items()
         if OURS in values
         for library, value in values.items()
@@ -162,7 +163,7 @@ def disagreements(rows: Iterable[Timed]) -> list[Disagreement]:
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryComparison:
     """Peak memory of lapgrad and of a peer on one case, in bytes."""
 
     case: Case
@@ -171,14 +172,14 @@ class Footprint:
     theirs: float
 
 
-def footprints(rows: Iterable[Timed]) -> list[Footprint]:
-    """Of all cases of which both are known."""
+def compare_memory(rows: Iterable[Measurement]) -> list[MemoryComparison]:
+    """Return the memory of lapgrad and of each peer, for the cases where both are known."""
     by_case: dict[Case, dict[str, float]] = {}
     for row in rows:
         if row.extra_bytes is not None:
             by_case.setdefault(row.case, {})[row.library] = row.extra_bytes
     return [
-        Footprint(case, library, found[OURS], other)
+        MemoryComparison(case, library, found[OURS], other)
         for case, found in by_case.items()
         if OURS in found
         for library, other in found.items()
@@ -186,14 +187,14 @@ def footprints(rows: Iterable[Timed]) -> list[Footprint]:
     ]
 
 
-def typical_spread(rows: Sequence[Timed]) -> float | None:
-    """The median of what quartiles lie beside the median, as a part of it."""
+def compute_typical_spread(rows: Sequence[Measurement]) -> float | None:
+    """Return the median over all rows of half the distance of the quartiles, relative to the median time."""
     spreads = [row.timing.spread for row in rows if row.timing is not None]
     return statistics.median(spreads) if spreads else None
 
 
-def libraries(rows: Iterable[Timed]) -> list[str]:
-    """lapgrad first, torch second, then others as they came."""
+def list_libraries(rows: Iterable[Measurement]) -> list[str]:
+    """Return the names of the libraries: lapgrad, torch, then the others in the order in which they came."""
     names = list(dict.fromkeys(row.library for row in rows))
     first = [name for name in (OURS, "torch") if name in names]
     return first + [name for name in names if name not in first]

@@ -17,11 +17,11 @@ class Mean:
     deviation: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> Mean | None:
-        """None where no fold has a value.
+    def from_values(cls, values: Sequence[float | None]) -> Mean | None:
+        """Return mean and deviation of the values that are known; None where there are none.
 
         Example:
-            >>> Mean.of([1.0, 3.0, None]), Mean.of([None])
+            >>> Mean.from_values([1.0, 3.0, None]), Mean.from_values([None])
             (Mean(mean=2.0, deviation=1.4142135623730951), None)
         """
         known = [value for value in values if value is not None]
@@ -30,5 +30,5 @@ class Mean:
         return cls(statistics.mean(known), statistics.stdev(known) if len(known) > 1 else None)
 
     def __str__(self) -> str:
-        shown = quantities.number(self.mean, 4)
-        return shown if self.deviation is None else f"{shown} ± {quantities.number(self.deviation, 2)}"
+        mean = quantities.format_number(self.mean, 4)
+        return mean if self.deviation is None else f"{mean} ± {quantities.format_number(self.deviation, 2)}"

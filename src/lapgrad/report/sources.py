@@ -1,4 +1,4 @@
-"""The files a page is made of: read, or found in a folder; those of one machine come together."""
+"""Results files: finds them in a folder, reads them, and groups those of one machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from lapgrad._errors import FileFormatError
 from lapgrad.bench.results import Results
-from lapgrad.report.rows import Row, Timed, parse
+from lapgrad.report.rows import Measurement, Row, parse_rows
 
 KINDS = ("ops", "models", "table1", "table2", "deep_gp_regression")
 """In the order of the page."""
@@ -20,7 +20,7 @@ _AnyRow = TypeVar("_AnyRow", bound=Row)
 
 @dataclass(frozen=True)
 class Run:
-    """One file."""
+    """One results file."""
 
     path: Path
     results: Results
@@ -30,11 +30,11 @@ class Run:
     def machine(self) -> Machine:
         """Where it was measured."""
         return Machine(
-            self.results.machine, any(getattr(row, "device", "") == "cuda" for row in self._devices())
+            self.results.machine, any(getattr(row, "device", "") == "cuda" for row in self._iterate_cases())
         )
 
-    def _devices(self) -> Iterable[Any]:
-        return (row.case if isinstance(row, Timed) else row for row in self.rows)
+    def _iterate_cases(self) -> Iterable[Any]:
+        return (row.case if isinstance(row, Measurement) else row for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Machine:
     facts: dict[str, Any]
     on_gpu: bool = False
 
-    def fact(self, *path: str) -> str:
-        """The text found by following keys.
+    def get_fact(self, *path: str) -> str:
+        """Return the text at a path of keys; empty where there is none.
 
         Example:
-            >>> Machine({"cpu": {"model": "Z80", "cores": 2}}).fact("cpu", "cores")
+            >>> Machine({"cpu": {"model": "Z80", "cores": 2}}).get_fact("cpu", "cores")
             '2'
-            >>> Machine({}).fact("cpu", "model")
+            >>> Machine({}).get_fact("cpu", "model")
             ''
         """
         value: Any = self.facts
@@ -73,14 +73,14 @@ class Machine:
     @property
     def cpu(self) -> str:
         """Model and number of cores."""
-        model = self.fact("cpu", "model") or "a CPU that was not recorded"
-        cores = self.fact("cpu", "cores_allowed") or self.fact("cpu", "cores")
+        model = self.get_fact("cpu", "model") or "a CPU that was not recorded"
+        cores = self.get_fact("cpu", "cores_allowed") or self.get_fact("cpu", "cores")
         return f"{model}, {cores} cores" if cores else model
 
     @property
     def gpu(self) -> str:
         """Names of CUDA devices."""
-        return self.fact("cuda", "devices")
+        return self.get_fact("cuda", "devices")
 
     @property
     def name(self) -> str:
@@ -90,15 +90,15 @@ class Machine:
     @property
     def date(self) -> str:
         """In ISO 8601: as text, dates are in their order."""
-        return self.fact("date")
+        return self.get_fact("date")
 
     @property
     def versions(self) -> tuple[str, str, str]:
         """lapgrad, its commit, torch."""
         return (
-            self.fact("lapgrad", "version") or self.fact("versions", "lapgrad"),
-            self.fact("commit") or self.fact("lapgrad", "commit"),
-            self.fact("torch", "version") or self.fact("versions", "torch"),
+            self.get_fact("lapgrad", "version") or self.get_fact("versions", "lapgrad"),
+            self.get_fact("commit") or self.get_fact("lapgrad", "commit"),
+            self.get_fact("torch", "version") or self.get_fact("versions", "torch"),
         )
 
     @property
@@ -132,21 +132,21 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Merged(Generic[_AnyRow]):
+class MergedRows(Generic[_AnyRow]):
     """Rows of several runs; `replaced` counts cases of which a newer run has the figures."""
 
     rows: tuple[_AnyRow, ...]
     replaced: int
 
 
-def read(paths: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
-    """Runs in the order of the files, and files that could not be used, each with the reason."""
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
+    """Return the runs in the order of the files, and the files that could not be used, with reasons."""
     runs: list[Run] = []
     problems: list[Problem] = []
     for path in dict.fromkeys(paths):
         try:
             results = Results.load(path)
-            runs.append(Run(path, results, parse(results.kind, results.rows, str(path))))
+            runs.append(Run(path, results, parse_rows(results.kind, results.rows, str(path))))
         except (FileNotFoundError, FileFormatError) as reason:
             problems.append(Problem(path, str(reason)))
         except OSError as reason:
@@ -160,17 +160,17 @@ def read(paths: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
     return runs, problems
 
 
-def found_in(folder: Path) -> list[Path]:
-    """Results files of a folder, by name. JSON files of others are passed over.
+def find_results(folder: Path) -> list[Path]:
+    """Return the results files of a folder, by name. JSON files of other programs are ignored.
 
-    A file that says it is one of lapgrad's, but is broken or of a newer format, is among them: `read` says
-    what is wrong with it.
+    A file that says it is one of lapgrad's, but is broken or of a newer format, is among them: `read_runs`
+    says what is wrong with it.
     """
-    return [path for path in sorted(folder.glob("*.json")) if path.is_file() and _is_marked(path)]
+    return [path for path in sorted(folder.glob("*.json")) if path.is_file() and _has_mark(path)]
 
 
-def _is_marked(path: Path) -> bool:
-    """Whether the file has the mark of the format at its beginning, where every writer puts it."""
+def _has_mark(path: Path) -> bool:
+    """Return whether the file has the mark of the format near its beginning, where writers put it."""
     try:
         with path.open("rb") as file:
             return _MARK in file.read(4096)
@@ -178,8 +178,8 @@ def _is_marked(path: Path) -> bool:
         return False
 
 
-def groups(runs: Iterable[Run], kind: str) -> list[Group]:
-    """Runs of one kind by machine and versions, the newest group first."""
+def group_runs(runs: Iterable[Run], kind: str) -> list[Group]:
+    """Return the runs of one kind grouped by machine and versions, the newest group first."""
     by_machine: dict[Hashable, list[Run]] = {}
     for run in runs:
         if run.results.kind == kind:
@@ -188,15 +188,20 @@ def groups(runs: Iterable[Run], kind: str) -> list[Group]:
             by_machine.setdefault(key, []).append(run)
     ordered = sorted(by_machine.values(), key=lambda group: max(r.machine.date for r in group), reverse=True)
     several = len(ordered) > 1
-    titles = _titles([group[0].machine for group in ordered])
+    titles = _make_titles([group[0].machine for group in ordered])
     return [
-        Group(kind, tuple(sorted(group, key=lambda r: r.machine.date)), _letter(i) if several else "", title)
+        Group(
+            kind,
+            tuple(sorted(group, key=lambda r: r.machine.date)),
+            _choose_letter(i) if several else "",
+            title,
+        )
         for i, (group, title) in enumerate(zip(ordered, titles, strict=True))
     ]
 
 
-def _titles(machines: Sequence[Machine]) -> list[str]:
-    """Names of machines; where two are equal, with the versions in which they differ."""
+def _make_titles(machines: Sequence[Machine]) -> list[str]:
+    """Return the names of machines; where two are equal, with the versions in which they differ."""
     titles = []
     for machine in machines:
         rivals = [other for other in machines if other is not machine and other.name == machine.name]
@@ -208,14 +213,15 @@ def _titles(machines: Sequence[Machine]) -> list[str]:
     return titles
 
 
-def _letter(i: int) -> str:
+def _choose_letter(i: int) -> str:
     return chr(ord("A") + i) if i < 26 else f"A{i}"
 
 
-def merged(group: Group, kind: type[_AnyRow], case: Callable[[_AnyRow], Hashable]) -> Merged[_AnyRow]:
-    """Rows of all runs of a group. Where two runs have the same case, all of its rows are the newer run's.
+def merge_rows(group: Group, kind: type[_AnyRow], case: Callable[[_AnyRow], Hashable]) -> MergedRows[_AnyRow]:
+    """Return the rows of all runs of a group; where two runs have the same case, those of the newer run.
 
-    Figures of two runs are never put side by side as a ratio: the machine may have changed its speed.
+    Rows of one case never come from two runs: the speed of the machine may have changed between them, and a
+    ratio would mean nothing.
     """
     newest: dict[Hashable, list[_AnyRow]] = {}
     replaced = 0
@@ -226,4 +232,4 @@ def merged(group: Group, kind: type[_AnyRow], case: Callable[[_AnyRow], Hashable
                 own.setdefault(case(row), []).append(row)
         replaced += sum(key in newest for key in own)
         newest.update(own)
-    return Merged(tuple(row for rows in newest.values() for row in rows), replaced)
+    return MergedRows(tuple(row for rows in newest.values() for row in rows), replaced)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from lapgrad.report.sources import Group, Run
 
 
-def versioned(group: Group, library: str) -> str:
-    """`torch 2.13.0`, or the name alone where no run has the version."""
-    versions = dict.fromkeys(version for run in group.runs if (version := version_of(run, library)))
+def name_with_version(group: Group, library: str) -> str:
+    """Return a name like "torch 2.13.0", or the name alone where no run has the version."""
+    versions = dict.fromkeys(version for run in group.runs if (version := find_version(run, library)))
     return " ".join([library, " and ".join(versions)]).strip()
 
 
-def version_of(run: Run, library: str) -> str:
-    """The version of a library in one run: of a peer in its own process, else of the machine."""
+def find_version(run: Run, library: str) -> str:
+    """Return the version of a library in one run: a peer's own, else that of the machine."""
     peer = run.results.peers.get(library)
     if isinstance(peer, dict) and peer.get("version"):
         return str(peer["version"])
     machine = run.machine
-    return machine.fact(library, "version") or machine.fact("versions", library)
+    return machine.get_fact(library, "version") or machine.get_fact("versions", library)
 
 
-def lacking(run: Run) -> dict[str, dict[str, str]]:
-    """Of libraries that took part: the cases they were not timed on, and why."""
+def find_skipped_cases(run: Run) -> dict[str, dict[str, str]]:
+    """Return the cases that a library was not timed on, with the reason, for every library that took part."""
     return {
         str(name): {str(case): str(why) for case, why in peer["lacks"].items()}
         for name, peer in run.results.peers.items()
@@ -29,8 +29,8 @@ def lacking(run: Run) -> dict[str, dict[str, str]]:
     }
 
 
-def missing(run: Run) -> dict[str, str]:
-    """Libraries that could not be compared with, and why."""
+def find_missing_peers(run: Run) -> dict[str, str]:
+    """Return the libraries that took no part, with the reason."""
     return {
         str(name): str(peer["missing"])
         for name, peer in run.results.peers.items()

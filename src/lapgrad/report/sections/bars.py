@@ -1,4 +1,4 @@
-"""Bars: figures that lapgrad holds itself to, reached or missed."""
+"""Bars: the speed and memory that lapgrad is held to, reached or missed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from lapgrad.report import quantities
-from lapgrad.report.cards import card, named
-from lapgrad.report.markup import Markup, tag
+from lapgrad.report.cards import Card, Item
 from lapgrad.report.sources import Run
-from lapgrad.report.tables import Cell, Column, table
+from lapgrad.report.tables import NOTHING, Cell, Column, Table
 
 TITLE = "Bars"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that was wanted, and the one that was measured; None: it could not be measured.
+    """A number that was wanted, and the one that was measured; None: it could not be measured.
 
-    ``device`` is the same figure of a GPU's work alone, without its waiting for the host.
+    ``device`` is the same number for the GPU's work alone, without its waiting for the host.
     """
 
     what: str
@@ -32,27 +31,34 @@ class Bar:
 
     @property
     def measured(self) -> str:
-        """With its unit."""
-        return "not measured" if self.figure is None else self._text(self.figure)
+        """The measured number with its unit."""
+        return "not measured" if self.figure is None else self._format(self.figure)
 
     @property
     def of_device(self) -> str:
-        """Likewise."""
-        return "-" if self.device is None else self._text(self.device)
+        """The number of the GPU's work alone, with its unit."""
+        return NOTHING if self.device is None else self._format(self.device)
 
-    def _text(self, figure: float) -> str:
-        return f"{quantities.number(figure, 3)}{self.unit}"
+    def _format(self, figure: float) -> str:
+        return f"{quantities.format_number(figure, 3)}{self.unit}"
 
 
-def bars_of(runs: Sequence[Run]) -> list[Bar]:
-    """All bars of all files."""
+def collect_bars(runs: Sequence[Run]) -> list[Bar]:
+    """Return all bars of all files."""
     return [
-        _bar(entry, run.path.name) for run in runs for entry in run.results.bars if isinstance(entry, dict)
+        _make_bar(entry, run.path.name)
+        for run in runs
+        for entry in run.results.bars
+        if isinstance(entry, dict)
     ]
 
 
-def _bar(entry: dict[str, Any], file: str) -> Bar:
-    unit, wanted, figure = str(entry.get("unit") or ""), entry.get("wanted"), _number(entry.get("figure"))
+def _make_bar(entry: dict[str, Any], file: str) -> Bar:
+    unit, wanted, figure = (
+        str(entry.get("unit") or ""),
+        entry.get("wanted"),
+        _read_number(entry.get("figure")),
+    )
     text = f"{wanted:g}{unit}" if isinstance(wanted, (int, float)) else str(wanted or "")
     sense = str(entry.get("sense") or "")
     return Bar(
@@ -63,59 +69,44 @@ def _bar(entry: dict[str, Any], file: str) -> Bar:
         unit=unit,
         passed=bool(entry["passed"]) if figure is not None and entry.get("passed") is not None else None,
         file=file,
-        device=_number(entry.get("device")),
+        device=_read_number(entry.get("device")),
     )
 
 
-def _number(value: Any) -> float | None:
+def _read_number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def cards(runs: Sequence[Run]) -> list[Markup]:
-    """How many were reached; those missed are named."""
-    found = bars_of(runs)
-    if not found:
-        return []
-    judged = [bar for bar in found if bar.passed is not None]
-    missed = [bar for bar in judged if not bar.passed]
-    lead = tag(
-        "p",
-        tag("strong", f"{len(judged) - len(missed):,} of {quantities.counted(len(judged), 'bar')} reached"),
-        f"; {quantities.counted(len(missed), 'is', 'are')} missed:" if missed else ".",
-        class_="lead",
-    )
-    unknown = len(found) - len(judged)
-    note = tag("p", f"{unknown:,} could not be measured here.", class_="soft") if unknown else None
-    return [card("Bars", lead, named([f"{b.what}: {b.measured}, wanted {b.wanted}" for b in missed]), note)]
+def make_cards(bars: Sequence[Bar]) -> list[Card]:
+    """Return a card that counts the bars and names those that were missed; none where there are no bars."""
+    missed = [Item(f"{b.what}: {b.measured}, wanted {b.wanted}") for b in bars if b.passed is False]
+    judged = sum(bar.passed is not None for bar in bars)
+    content = {"judged": judged, "missed": missed, "unknown": len(bars) - judged}
+    return [Card("Bars", "bars", content)] if bars else []
 
 
-def body(runs: Sequence[Run]) -> Markup:
-    """Missed ones first."""
+def make_table(bars: Sequence[Bar]) -> Table:
+    """Return a table of the bars, missed ones first."""
     order = {False: 0, None: 1, True: 2}
-    found = sorted(bars_of(runs), key=lambda bar: order[bar.passed])
-    several, on_a_gpu = len({bar.file for bar in found}) > 1, any(bar.device is not None for bar in found)
-    words = {
+    bars = sorted(bars, key=lambda bar: order[bar.passed])
+    has_files, has_gpu = len({bar.file for bar in bars}) > 1, any(bar.device is not None for bar in bars)
+    verdicts = {
         True: Cell("reached", 2, "good"),
         False: Cell("missed", 0, "bad"),
         None: Cell("not measured", 1, "soft"),
     }
-    columns = [
-        Column("what"),
-        Column("wanted", figures=True),
-        Column("measured", figures=True),
-        Column("verdict"),
-    ]
-    columns += [Column("GPU's work alone", figures=True)] if on_a_gpu else []
-    columns += [Column("file")] if several else []
+    columns = [Column("what"), Column("wanted", True), Column("measured", True), Column("verdict")]
+    columns += [Column("GPU's work alone", True)] if has_gpu else []
+    columns += [Column("file")] if has_files else []
     rows = [
         [
             Cell(bar.what),
             Cell(bar.wanted),
             Cell(bar.measured, bar.figure),
-            words[bar.passed],
-            *([Cell(bar.of_device, bar.device)] if on_a_gpu else []),
-            *([Cell(bar.file, style="soft")] if several else []),
+            verdicts[bar.passed],
+            *([Cell(bar.of_device, bar.device)] if has_gpu else []),
+            *([Cell(bar.file, style="soft")] if has_files else []),
         ]
-        for bar in found
+        for bar in bars
     ]
-    return table("bars-table", "Figures that were to be reached.", columns, rows)
+    return Table("bars-table", columns, rows)

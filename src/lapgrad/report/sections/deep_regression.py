@@ -2,128 +2,102 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from typing import Any
 
-from lapgrad.report import panels, quantities
-from lapgrad.report.axes import around
-from lapgrad.report.cards import card, named
-from lapgrad.report.markup import Markup, joined, tag
+from lapgrad.report import plots
+from lapgrad.report.cards import Card, Item
 from lapgrad.report.means import Mean
-from lapgrad.report.rows import Fold
-from lapgrad.report.sources import Group, merged
-from lapgrad.report.tables import Cell, Column, table
+from lapgrad.report.rows import FoldResult
+from lapgrad.report.sections.table1 import make_mean_cell, make_time_cells
+from lapgrad.report.sources import Group, merge_rows
+from lapgrad.report.tables import Cell, Column, Table
 
 TITLE = "Deep Gaussian process regression"
 
 _FIGURES = (("rmse", "RMSE", 1), ("tll", "log likelihood", -1))
-"""Name, title, and the sign with which less is better."""
+"""Field, name, and the sign with which less is better."""
 
 
-def identity(row: Fold) -> Hashable:
-    """What two files would have measured twice."""
+def identify_row(row: FoldResult) -> Hashable:
+    """Return what is equal in two rows that measure the same thing."""
     return row.dataset, row.fold, row.seed, row.model, row.device
 
 
-def rows_of(group: Group) -> tuple[Fold, ...]:
-    """All folds, one run for each."""
-    return merged(group, Fold, identity).rows
+def _collect_rows(group: Group) -> tuple[FoldResult, ...]:
+    return merge_rows(group, FoldResult, identify_row).rows
 
 
-def cards(group: Group) -> list[Markup]:
-    """In how many figures the deep model is at least as good, over the folds that both have."""
+def make_cards(group: Group) -> list[Card]:
+    """Return a card: in how many figures the deep model is at least as good, on the folds of both."""
     title = f"{group.letter}: {TITLE.lower()}" if group.letter else TITLE
     good, worse = 0, []
-    for dataset, pairs in _pairs(group).items():
-        for name, words, sign in _FIGURES:
-            sparse, deep = (Mean.of([getattr(pair[i], name) for pair in pairs]) for i in (0, 1))
+    for dataset, pairs in _pair_folds(group).items():
+        for field, name, sign in _FIGURES:
+            sparse, deep = (Mean.from_values([getattr(pair[i], field) for pair in pairs]) for i in (0, 1))
             if sparse is None or deep is None:
                 continue
             if sign * (deep.mean - sparse.mean) <= 0:
                 good += 1
             else:
-                worse.append(f"{dataset}, {words}: {deep}, sparse {sparse} ({len(pairs)} folds)")
-    total = good + len(worse)
-    if not total:
-        return [card(title, tag("p", "No fold was learned by both models."))]
-    lead = tag(
-        "p",
-        tag(
-            "strong",
-            f"At least as good as the sparse model in {good} of {quantities.counted(total, 'figure')}",
-        ),
-        "; worse in:" if worse else ".",
-        class_="lead",
-    )
-    return [card(title, lead, named(worse))]
+                worse.append(Item(f"{dataset}, {name}: {deep}, sparse {sparse} ({len(pairs)} folds)"))
+    return [Card(title, "deep_regression", {"total": good + len(worse), "good": good, "worse": worse})]
 
 
-def _pairs(group: Group) -> dict[str, list[tuple[Fold, Fold]]]:
-    """By data set: sparse and deep of the same fold."""
-    found: dict[Hashable, dict[str, Fold]] = {}
-    for row in rows_of(group):
+def _pair_folds(group: Group) -> dict[str, list[tuple[FoldResult, FoldResult]]]:
+    """Return the results of the sparse and the deep model on the same fold, by data set."""
+    found: dict[Hashable, dict[str, FoldResult]] = {}
+    for row in _collect_rows(group):
         found.setdefault((row.dataset, row.fold, row.seed), {})[row.model] = row
-    pairs: dict[str, list[tuple[Fold, Fold]]] = {}
+    pairs: dict[str, list[tuple[FoldResult, FoldResult]]] = {}
     for models in found.values():
         if models.keys() >= {"sparse", "deep"}:
             pairs.setdefault(models["sparse"].dataset, []).append((models["sparse"], models["deep"]))
     return pairs
 
 
-def body(group: Group, level: int) -> Markup:
-    """Means over folds, and every fold."""
-    rows = rows_of(group)
-    columns = [
-        Column("data"),
-        Column("model"),
-        Column("U", figures=True, hint="inducing inputs, of each layer"),
-    ]
-    columns += [
-        Column(name, figures=True) for name in ("folds", "RMSE", "log likelihood", "per fold", "per step")
-    ]
+def make_body(group: Group) -> dict[str, Any]:
+    """Return the table of means, and plots of every fold, for sections/deep_gp_regression.html.j2."""
+    rows = _collect_rows(group)
+    return {"means": _make_table(f"deep{group.letter}-means", rows), "plots": _plot_folds(rows)}
+
+
+def _make_table(identity: str, rows: Sequence[FoldResult]) -> Table:
+    columns = [Column("data"), Column("model"), Column("U", True, "inducing inputs, of each layer")]
+    headings = ("folds", "RMSE", "log likelihood", "per fold", "per step")
+    columns += [Column(name, is_numeric=True) for name in headings]
     lines = []
     for dataset, model in dict.fromkeys((row.dataset, row.model) for row in rows):
         own = [row for row in rows if (row.dataset, row.model) == (dataset, model)]
         cells = [Cell(dataset), Cell(model), Cell(f"{own[0].inducing:,}", own[0].inducing)]
         cells.append(Cell(str(len(own)), len(own)))
-        for name, _, _ in _FIGURES:
-            mean = Mean.of([getattr(row, name) for row in own])
-            cells.append(Cell("–" if mean is None else str(mean), mean.mean if mean else None))
-        for name in ("seconds", "seconds_per_step"):
-            times = [value for row in own if (value := getattr(row, name)) is not None]
-            middle = statistics.median(times) if times else None
-            cells.append(Cell(quantities.seconds(middle), middle))
-        lines.append(cells)
-    caption = "Mean and standard deviation over folds, in the units of the data; times are medians."
-    means = table(f"deep{group.letter}-means", caption, columns, lines)
-    return joined(means, tag(f"h{level}", "Fold by fold") if rows else None, _folds(rows))
+        cells += [make_mean_cell([getattr(row, field) for row in own]) for field, _, _ in _FIGURES]
+        lines.append([*cells, *make_time_cells(own)])
+    return Table(identity, columns, lines)
 
 
-def _folds(rows: tuple[Fold, ...]) -> Markup | None:
+def _plot_folds(rows: Sequence[FoldResult]) -> plots.PlotGroup | None:
     models = list(dict.fromkeys(row.model for row in rows))
     drawn = []
     for dataset in dict.fromkeys(row.dataset for row in rows):
-        for name, title, _ in _FIGURES:
-            series = [_line(rows, dataset, model, name, i) for i, model in enumerate(models)]
-            series = [one for one in series if one.points]
+        for field, name, _ in _FIGURES:
+            series = [
+                plots.Series(model, points, plots.get_color(i))
+                for i, model in enumerate(models)
+                if (points := _list_points(rows, dataset, model, field))
+            ]
             if series:
-                across = sorted({x for one in series for x, _ in one.points})
-                x = panels.Scale("fold", around(across), lambda v: f"{v:g}", across)
-                heights = [y for one in series for _, y in one.points]
-                y = panels.Scale("", around(heights), lambda v: quantities.number(v, 3))
-                drawn.append(panels.panel(f"{dataset}: {title}", series, x, y))
-    if not drawn:
-        return None
-    keys = [panels.Series(model, (), i) for i, model in enumerate(models)]
-    return panels.panels("RMSE: lower is better; log likelihood: higher is better.", keys, drawn)
+                drawn.append(plots.plot_series(f"{dataset}: {name}", "fold", series))
+    return plots.make_group(drawn)
 
 
-def _line(rows: tuple[Fold, ...], dataset: str, model: str, name: str, colour: int) -> panels.Series:
-    points = [
+def _list_points(
+    rows: Sequence[FoldResult], dataset: str, model: str, field: str
+) -> list[tuple[float, float]]:
+    return sorted(
         (float(row.fold + 1), value)
         for row in rows
         if (row.dataset, row.model) == (dataset, model)
         and row.fold is not None
-        and (value := getattr(row, name)) is not None
-    ]
-    return panels.Series(model, sorted(points), colour)
+        and (value := getattr(row, field)) is not None
+    )

@@ -1,26 +1,19 @@
-"""Models: time and memory of criterion and gradient over the size; do libraries agree on the value?"""
+"""Models: time and memory of criterion and gradient over the size, and whether libraries agree."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+from lapgrad.bench import plots_models, plotting
 from lapgrad.experiments.paper import FIGURE2
-from lapgrad.report import findings, panels, quantities
-from lapgrad.report.axes import around, thinned
-from lapgrad.report.cards import card, failures_sentence, memory_sentence, named, tally_card
-from lapgrad.report.case_tables import (
-    case_table,
-    difference_entry,
-    memory_entry,
-    name_entry,
-    speedup_entry,
-    spread_entry,
-    time_entry,
-)
-from lapgrad.report.markup import Markup, joined, tag
-from lapgrad.report.rows import OURS, Case, Timed
-from lapgrad.report.sources import Group, merged
-from lapgrad.report.versions import versioned
+from lapgrad.report import findings, plots, quantities
+from lapgrad.report.cards import Card, Item, list_failures, make_tally_card, summarise_memory
+from lapgrad.report.case_tables import make_speedup_cell, make_time_cell
+from lapgrad.report.rows import Case, Measurement
+from lapgrad.report.sources import Group, merge_rows
+from lapgrad.report.tables import Cell, Column, Table
+from lapgrad.report.versions import name_with_version
 
 TITLE = "Models"
 
@@ -28,117 +21,111 @@ AGREED = {"float64": 1e-6, "float32": 1e-3}
 """Relative distance up to which values of a criterion count as equal: libraries add different jitter."""
 
 
-def rows_of(group: Group) -> tuple[Timed, ...]:
-    """All timings, one run per case."""
-    return merged(group, Timed, lambda row: row.case).rows
+def _collect_rows(group: Group) -> tuple[Measurement, ...]:
+    return merge_rows(group, Measurement, lambda row: row.case).rows
 
 
-def cards(group: Group) -> list[Markup]:
-    """One per device, number of threads and peer; one on memory and agreement."""
-    rows = rows_of(group)
+def make_cards(group: Group) -> list[Card]:
+    """Return one card per device, number of threads and peer, and one on memory and agreement."""
+    rows = _collect_rows(group)
     prefix = f"{group.letter}: models, " if group.letter else "Models, "
     found = [
-        tally_card(
-            f"{prefix}{findings.where(tally.device, tally.threads)}, against {tally.peer}",
-            versioned(group, tally.peer),
+        make_tally_card(
+            f"{prefix}{findings.name_place(tally.device, tally.threads)}, against {tally.peer}",
+            name_with_version(group, tally.peer),
             tally,
         )
-        for tally in findings.tallies(findings.comparisons(rows))
+        for tally in findings.tally_comparisons(findings.compare_libraries(rows))
     ]
-    sentences = [
-        sentence
-        for sentence in (memory_sentence(rows), _agreement(rows), failures_sentence(rows))
-        if sentence
-    ]
-    if sentences:
-        found.append(card(f"{prefix}memory and values", sentences))
-    return found
+    content = {
+        "memory": summarise_memory(rows),
+        "agreement": _summarise_agreement(rows),
+        "failures": list_failures(rows),
+    }
+    return found + ([Card(f"{prefix}memory and values", "memory", content)] if any(content.values()) else [])
 
 
-def body(group: Group, level: int) -> Markup:
-    """A part for each model; `level` is that of its headings."""
-    rows = rows_of(group)
-    parts = []
-    for i, model in enumerate(dict.fromkeys(row.case.subject for row in rows)):
-        own = [row for row in rows if row.case.subject == model]
-        parts += [tag(f"h{level}", model), _figures(own), _table(f"models{group.letter}-{i}", own)]
-    return joined(*parts)
-
-
-def _agreement(rows: Sequence[Timed]) -> Markup | None:
-    found = findings.disagreements(rows)
+def _summarise_agreement(rows: Sequence[Measurement]) -> dict[str, Any] | None:
+    """Return how many values were compared, the largest difference, and those that are too far apart."""
+    found = findings.compare_values(rows)
     if not found:
         return None
-    apart = [d for d in found if d.relative > AGREED.get(d.case.dtype, 1e-6)]
-    total = quantities.counted(len(found), "comparison")
-    if not apart:
-        return tag(
-            "p",
-            tag("strong", f"Values agree in all {total}"),
-            f", to {quantities.number(found[0].relative, 1)} at worst.",
-            class_="lead",
+    apart = [
+        Item(f"{d.case}, {d.peer}: by {quantities.format_number(d.relative, 2)}")
+        for d in found
+        if d.relative > AGREED.get(d.case.dtype, 1e-6)
+    ]
+    return {"total": len(found), "worst": found[0].relative, "apart": apart}
+
+
+def make_body(group: Group) -> dict[str, Any]:
+    """Return plots and a table for each model, for sections/models.html.j2."""
+    rows = _collect_rows(group)
+    models = []
+    for i, model in enumerate(dict.fromkeys(row.case.subject for row in rows)):
+        own = [row for row in rows if row.case.subject == model]
+        size = _choose_size(own)
+        models.append(
+            {
+                "name": model,
+                "size": size,
+                "figures": list(_plot_over_size(own, size)) if size else [],
+                "table": _make_table(f"models{group.letter}-{i}", own),
+            }
         )
-    items = [f"{d.case}, {d.peer}: by {quantities.number(d.relative, 2)}" for d in apart]
-    lead = tag("p", tag("strong", f"Values differ in {len(apart):,} of {total}"), ":", class_="lead")
-    return joined(lead, named(items))
+    return {"models": models}
 
 
-def _figures(rows: Sequence[Timed]) -> list[Markup]:
-    """Time and memory over the size that varies; a figure for each dtype, device and other sizes."""
-    swept = _swept(rows)
-    if not swept:
-        return []
-    figures = []
-    libraries = findings.libraries(rows)
-    for variant in dict.fromkeys(_variant(row.case, swept) for row in rows):
-        own = [row for row in rows if _variant(row.case, swept) == variant]
-        case = own[0].case
-        beside = _of_the_paper() if (case.subject, swept, case.dtype) == ("sparse_gp", "U", "float64") else []
-        times = [_line(own, name, i, swept, "time") for i, name in enumerate(libraries)]
-        memory = [_line(own, name, i, swept, "memory") for i, name in enumerate(libraries)]
-        drawn = [
-            _panel(title, [one for one in series if one.points], swept, text)
-            for title, series, text in (
-                ("time", times + beside, quantities.round_seconds),
-                ("extra memory", memory, quantities.round_memory),
-            )
-            if any(len(one.points) > 1 for one in series[: len(libraries)])
-        ]
-        if drawn:
-            keys = [panels.Series(name, (), i) for i, name in enumerate(libraries)]
-            keys += (
-                [panels.Series("the paper's Figure 2 (its machines)", (), None, joined=False)]
-                if beside
-                else []
-            )
-            caption = f"Value and gradient over {swept}: {variant}. Lower is better."
-            figures.append(panels.panels(caption, keys, drawn))
-    return figures
+def _plot_over_size(rows: Sequence[Measurement], size: str) -> Iterator[Mapping[str, Any]]:
+    """Yield time and memory over one size, for each dtype, device and set of other sizes, named in words."""
+    rows = [row for row in rows if dict(row.case.sizes).get(size, 0) > 0]
+    for variant in dict.fromkeys(_name_variant(row.case, size) for row in rows):
+        timed = [row for row in rows if _name_variant(row.case, size) == variant and row.timing]
+        with_memory = [row for row in timed if row.extra_bytes]
+        found = []
+        if _count_sizes(timed) > 1:
+            found.append(_plot_quantity(timed, size, "seconds"))
+        if _count_sizes(with_memory) > 1:
+            found.append(_plot_quantity(with_memory, size, "megabytes"))
+        group = plots.make_group(found)
+        if group:
+            yield {"variant": variant, "group": group, "has_paper": _is_figure_2(timed[0].case, size)}
 
 
-def _panel(title: str, series: Sequence[panels.Series], swept: str, text: panels.Text) -> Markup:
-    across = sorted({x for one in series for x, _ in one.points})
-    x = panels.Scale(swept, around(across, logarithmic=True), lambda v: f"{v:g}", thinned(across))
-    heights = [y for one in series for _, y in one.points]
-    y = panels.Scale("", around(heights, logarithmic=True), text)
-    return panels.panel(title, series, x, y)
+def _count_sizes(rows: Sequence[Measurement]) -> int:
+    return len({row.case.sizes for row in rows})
 
 
-def _line(rows: Sequence[Timed], library: str, colour: int, swept: str, what: str) -> panels.Series:
-    points = []
-    for row in rows:
-        value = row.extra_bytes if what == "memory" else row.timing.median if row.timing else None
-        if row.library == library and value is not None and value > 0:
-            points.append((dict(row.case.sizes)[swept], value))
-    return panels.Series(library, sorted(points), colour)
+def _plot_quantity(
+    rows: Sequence[Measurement], size: str, quantity: Literal["seconds", "megabytes"]
+) -> plots.Plot:
+    """Return a plot of time or memory; of sparse Gaussian processes with those of the paper's Figure 2."""
+    figure, axes = plots.make_panel()
+    plots_models.draw_over_size(axes, [row.as_row() for row in rows], size, quantity)
+    case = rows[0].case
+    if quantity == "seconds" and _is_figure_2(case, size):
+        for points in FIGURE2.values():
+            label = "the paper's Figure 2"
+            axes.plot(*zip(*points, strict=True), "x", color=plots.GREY, ms=5, label=label)
+        sizes = {x for points in FIGURE2.values() for x, _ in points}
+        plotting.label_sizes(axes.xaxis, sizes | {dict(row.case.sizes)[size] for row in rows})
+    if quantity == "seconds":
+        plotting.label_round_values(axes.yaxis, quantities.format_tick_seconds)
+    else:
+        plotting.label_round_values(axes.yaxis, lambda value: quantities.format_tick_memory(1e6 * value))
+    axes.set_title({"seconds": "time", "megabytes": "extra memory"}[quantity])
+    plot = plots.finish_plot(figure)
+    axes.set_ylabel("")  # The ticks have units.
+    return plot
 
 
-def _of_the_paper() -> list[panels.Series]:
-    return [panels.Series(f"paper, {name}", points, None, joined=False) for name, points in FIGURE2.items()]
+def _is_figure_2(case: Case, size: str) -> bool:
+    """Return whether the paper's Figure 2 shows this model over this size."""
+    return (case.subject, size, case.dtype) == ("sparse_gp", "U", "float64")
 
 
-def _swept(rows: Sequence[Timed]) -> str:
-    """The size that takes most values; of several such the first. Empty: none takes two."""
+def _choose_size(rows: Sequence[Measurement]) -> str:
+    """Return the size that takes most values, of several such the first; empty where none takes two."""
     values: dict[str, set[float]] = {}
     for row in rows:
         for name, size in row.case.sizes:
@@ -147,24 +134,47 @@ def _swept(rows: Sequence[Timed]) -> str:
     return max(varying, key=lambda name: varying[name]) if varying else ""
 
 
-def _variant(case: Case, swept: str) -> str:
-    """All of a case but the model and the size on the axis."""
-    others = ", ".join(f"{name} = {size:,.10g}" for name, size in case.sizes if name != swept)
-    parts = (case.dtype, case.variant, findings.where(case.device, case.threads), others)
+def _name_variant(case: Case, size: str) -> str:
+    """Return all of a case but the model and the size on the axis, in words."""
+    others = ", ".join(f"{name} = {value:,.10g}" for name, value in case.sizes if name != size)
+    parts = (case.dtype, case.variant, findings.name_place(case.device, case.threads), others)
     return ", ".join(part for part in parts if part)
 
 
-def _table(identity: str, rows: Sequence[Timed]) -> Markup:
-    entries = [
-        name_entry("case", lambda case: " ".join(filter(None, (case.extent, case.variant))), sizes=True),
-        name_entry("dtype", lambda case: case.dtype),
-        name_entry("where", lambda case: findings.where(case.device, case.threads)),
+def _make_table(identity: str, rows: Sequence[Measurement]) -> Table:
+    """Return a table of one line per case and library: a column per library would need too much width."""
+    differences = {(d.case, d.peer): d.relative for d in findings.compare_values(rows)}
+    speedups = {(c.case, c.peer): c.ratio for c in findings.compare_libraries(rows)}
+    columns = [
+        Column("case"),
+        Column("dtype"),
+        Column("where"),
+        Column("library"),
+        Column("time", True, "median"),
     ]
-    for name in findings.libraries(rows):
-        entries.append(time_entry(name))
-        if name == OURS:
-            entries += [spread_entry(), memory_entry(name)]
-        else:
-            entries += [speedup_entry(name), memory_entry(name), difference_entry(name, rows)]
-    caption = "Value and gradient: medians per call, and the peak of extra memory."
-    return case_table(identity, caption, rows, entries)
+    columns += [
+        Column("±", True, "half the distance of the quartiles"),
+        Column("lapgrad is faster", True, "ratio of the times"),
+        Column("extra memory", True, "peak beyond what was there before"),
+        Column("value differs", True, "from lapgrad's, relative"),
+    ]
+    order = findings.list_libraries(rows)
+    cases = list(dict.fromkeys(row.case for row in rows))
+    lines = []
+    for row in sorted(rows, key=lambda row: (cases.index(row.case), order.index(row.library))):
+        case, key = row.case, (row.case, row.library)
+        spread = row.timing.spread if row.timing else None
+        lines.append(
+            [
+                Cell(" ".join(filter(None, (case.extent, case.variant))), case.count_elements()),
+                Cell(case.dtype),
+                Cell(findings.name_place(case.device, case.threads)),
+                Cell(row.library),
+                make_time_cell(row),
+                Cell(quantities.format_percent(spread), spread, "soft"),
+                make_speedup_cell(speedups.get(key)),
+                Cell(quantities.format_memory(row.extra_bytes), row.extra_bytes),
+                Cell(quantities.format_number(differences.get(key), 1), differences.get(key), "soft"),
+            ]
+        )
+    return Table(identity, columns, lines)

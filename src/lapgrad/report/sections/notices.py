@@ -1,32 +1,31 @@
-"""What to know before any figure: interrupted runs, busy machines, files that could not be used."""
+"""Warnings above all numbers: interrupted runs, busy machines, files that could not be used."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lapgrad.report.markup import Markup, tag
-from lapgrad.report.rows import Fold, Learned, Timed
+from lapgrad.report.rows import FoldResult, Measurement, TrainingRecord
 from lapgrad.report.sections import deep_regression, table1
-from lapgrad.report.sources import Group, Problem, Run, merged
+from lapgrad.report.sources import Group, Problem, Run, merge_rows
 
 
-def notices(runs: Sequence[Run], problems: Sequence[Problem], groups: Sequence[Group]) -> list[Markup]:
-    """In the order of their weight."""
+def write_notices(runs: Sequence[Run], problems: Sequence[Problem], groups: Sequence[Group]) -> list[str]:
+    """Return sentences, the most important first."""
     texts = [f"Left out: {problem.reason}." for problem in problems]
     for run in runs:
-        found = list(_of(run))
+        found = list(_describe_run(run))
         if found:
             texts.append(f"{run.path.name} {'; it '.join(found)}.")
     for group in groups:
-        replaced = _replaced(group)
+        replaced = _count_replaced(group)
         if replaced:
             files = ", ".join(run.path.name for run in group.runs)
             texts.append(f"{replaced:,} cases are in more than one of {files}: the newest file counts.")
-    return [tag("p", text, class_="notice", role="note") for text in texts]
+    return texts
 
 
-def _of(run: Run) -> Iterator[str]:
-    """What is to be known of one file."""
+def _describe_run(run: Run) -> Iterator[str]:
+    """Yield what a reader must know about one file."""
     machine = run.machine
     if not run.results.complete:
         yield "was interrupted, or its run has not ended: it holds a part of what was asked for"
@@ -39,11 +38,12 @@ def _of(run: Run) -> Iterator[str]:
         yield f"comes from sources with changes that are in no commit ({machine.versions[1]})"
 
 
-def _replaced(group: Group) -> int:
+def _count_replaced(group: Group) -> int:
+    """Return the number of cases of which an older file has figures, too."""
     if group.kind == "table1":
-        return merged(group, Fold, table1.identity).replaced
+        return merge_rows(group, FoldResult, table1.identify_row).replaced
     if group.kind == "deep_gp_regression":
-        return merged(group, Fold, deep_regression.identity).replaced
+        return merge_rows(group, FoldResult, deep_regression.identify_row).replaced
     if group.kind == "table2":
-        return merged(group, Learned, lambda row: row.arch).replaced
-    return merged(group, Timed, lambda row: row.case).replaced
+        return merge_rows(group, TrainingRecord, lambda row: row.arch).replaced
+    return merge_rows(group, Measurement, lambda row: row.case).replaced

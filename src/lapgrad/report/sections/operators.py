@@ -2,146 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from lapgrad.report import findings, quantities
-from lapgrad.report.cards import card, failures_sentence, memory_sentence, tally_card
+from lapgrad.bench import plots_ops
+from lapgrad.report import findings, plots
+from lapgrad.report.cards import Card, list_failures, make_tally_card, summarise_memory
 from lapgrad.report.case_tables import (
     Entry,
-    case_table,
-    gemm_entry,
-    memory_entry,
-    name_entry,
-    rate_entry,
-    speedup_cell,
-    speedup_entry,
-    spread_entry,
-    time_entry,
+    make_case_table,
+    make_gemm_entry,
+    make_memory_entry,
+    make_name_entry,
+    make_rate_entry,
+    make_speedup_cell,
+    make_speedup_entry,
+    make_spread_entry,
+    make_time_entry,
 )
-from lapgrad.report.findings import Tally
-from lapgrad.report.markup import Markup, joined, tag
-from lapgrad.report.rows import OURS, Timed
-from lapgrad.report.sections import operator_plots
-from lapgrad.report.sources import Group, merged
-from lapgrad.report.tables import Cell, Column, table
-from lapgrad.report.versions import versioned
+from lapgrad.report.findings import Comparison, Tally
+from lapgrad.report.rows import OURS, Measurement
+from lapgrad.report.sources import Group, merge_rows
+from lapgrad.report.tables import Cell, Column, Table
+from lapgrad.report.versions import name_with_version
 
 TITLE = "Operators"
 
-
-def rows_of(group: Group) -> tuple[Timed, ...]:
-    """All timings, one run per case."""
-    return merged(group, Timed, lambda row: row.case).rows
+_FIRST = ("potrf", "gelqf", "syevd", "gesvd")
+"""The operators of the paper's Figure 1, whose plots come first."""
 
 
-def cards(group: Group) -> list[Markup]:
-    """One per device, number of threads and peer; one on memory; one on cases that a library failed on."""
-    rows = rows_of(group)
-    found = findings.tallies(findings.comparisons(rows))
-    speed = [
-        tally_card(
-            f"{_prefix(group)}{findings.where(tally.device, tally.threads)}, against {tally.peer}",
-            versioned(group, tally.peer),
+def _collect_rows(group: Group) -> tuple[Measurement, ...]:
+    return merge_rows(group, Measurement, lambda row: row.case).rows
+
+
+def make_cards(group: Group) -> list[Card]:
+    """Return one card per device, number of threads and peer; one on memory; one on cases that failed."""
+    rows = _collect_rows(group)
+    prefix = f"{group.letter}: operators, " if group.letter else "Operators, "
+    found = [
+        make_tally_card(
+            f"{prefix}{findings.name_place(tally.device, tally.threads)}, against {tally.peer}",
+            name_with_version(group, tally.peer),
             tally,
-            _medians(tally),
+            _compute_medians(tally),
         )
-        for tally in found
+        for tally in findings.tally_comparisons(findings.compare_libraries(rows))
     ]
-    others = {"memory": memory_sentence(rows), "failures": failures_sentence(rows)}
-    return speed + [card(f"{_prefix(group)}{title}", text) for title, text in others.items() if text]
+    content: dict[str, Any] = {"memory": summarise_memory(rows), "failures": list_failures(rows)}
+    empty = {"memory": None, "agreement": None, "failures": []}
+    return found + [
+        Card(f"{prefix}{name}", "memory", {**empty, name: value}) for name, value in content.items() if value
+    ]
 
 
-def _medians(tally: Tally) -> str:
-    """Of phases, of single matrices and of batches."""
-
-    def of_phase(phase: str) -> float | None:
-        return tally.among(lambda case: case.phase == phase)
-
-    parts = {phase: of_phase(phase) for phase in dict.fromkeys(c.case.phase for c in tally.comparisons)}
-    parts["single matrices"] = tally.among(lambda case: len(case.shape) == 2)
-    parts["batches"] = tally.among(lambda case: len(case.shape) > 2)
-    known = [f"{name} {quantities.ratio(value)}" for name, value in parts.items() if value is not None]
-    return f"Medians: {', '.join(known)}."
+def _compute_medians(tally: Tally) -> dict[str, float]:
+    """Return the median speed-ups of each phase, of single matrices and of batches."""
+    parts = {
+        phase: tally.compute_median_of(lambda case, phase=phase: case.phase == phase)  # type: ignore[misc]
+        for phase in dict.fromkeys(c.case.phase for c in tally.comparisons)
+    }
+    parts["single matrices"] = tally.compute_median_of(lambda case: len(case.shape) == 2)
+    parts["batches"] = tally.compute_median_of(lambda case: len(case.shape) > 2)
+    return {name: value for name, value in parts.items() if value is not None}
 
 
-def _prefix(group: Group) -> str:
-    return f"{group.letter}: operators, " if group.letter else "Operators, "
+def make_body(group: Group) -> dict[str, Any]:
+    """Return the plots and tables of one group, for sections/ops.html.j2."""
+    rows = _collect_rows(group)
+    compared = findings.compare_libraries(rows)
+    cases = dict.fromkeys(row.case for row in rows)
+    return {
+        "cases": len(cases),
+        "operators": len({case.subject for case in cases}),
+        "dtypes": list(dict.fromkeys(case.dtype for case in cases)),
+        "phases": list(dict.fromkeys(case.phase for case in cases)),
+        "shapes": list(dict.fromkeys(case.extent for case in cases)),
+        "spread": findings.compute_typical_spread(rows),
+        "sorted_speedups": _plot_sorted(group, compared) if compared else None,
+        "by_operator": plots.make_group(
+            [
+                plots.plot_speedups_by_operator(tally, _name_comparison(group, tally))
+                for tally in findings.tally_comparisons(compared)
+            ]
+        ),
+        "over_size": list(_plot_over_size(rows)),
+        "fractions": _plot_fractions(rows),
+        "table": _make_table(f"ops{group.letter}-cases", rows),
+    }
 
 
-def body(group: Group, level: int) -> Markup:
-    """Everything about one group; `level` is that of its headings."""
-    rows = rows_of(group)
-    compared = findings.comparisons(rows)
-    heading = f"h{level}"
-    identity = f"ops{group.letter}"
-    parts = [_described(rows)]
-    if compared:
-        parts += [
-            tag(heading, "All cases"),
-            operator_plots.ranked(group, compared),
-            tag(heading, "By operator"),
-        ]
-        parts += [operator_plots.by_operator(group, tally) for tally in findings.tallies(compared)]
-    over_size = operator_plots.over_size(rows)
-    if over_size:
-        parts += [tag(heading, "Time over size"), *over_size]
-    fractions = operator_plots.fractions(rows)
-    if fractions:
-        parts += [tag(heading, "Fraction of a matrix product"), fractions]
-    parts += [tag(heading, "Every case"), _every_case(identity, rows)]
-    return joined(*parts)
-
-
-def overview(groups: Sequence[Group]) -> Markup | None:
-    """Median speed-up of each operator, one column per group and peer: for several machines or versions."""
+def make_overview(groups: Sequence[Group]) -> Table | None:
+    """Return the median speed-up of each operator, one column per group and peer; None for a single group."""
     if len(groups) < 2:
         return None
     columns, found = [Column("operator")], []
     for group in groups:
-        for tally in findings.tallies(findings.comparisons(rows_of(group))):
-            place = findings.where(tally.device, tally.threads)
-            columns.append(Column(f"{group.letter}: {place}, {tally.peer}", figures=True, hint=group.title))
-            found.append(tally.medians())
+        for tally in findings.tally_comparisons(findings.compare_libraries(_collect_rows(group))):
+            place = findings.name_place(tally.device, tally.threads)
+            heading = f"{group.letter}: {place}, {tally.peer}"
+            columns.append(Column(heading, is_numeric=True, hint=group.title))
+            found.append(tally.compute_medians())
     names = dict.fromkeys(name for medians in found for name in medians)
-    rows = [[Cell(name), *(speedup_cell(medians.get(name)) for medians in found)] for name in names]
-    caption = (
-        "Median speed-up of lapgrad by operator. Each is a ratio within one run; columns are different runs."
-    )
-    return table("ops-overview", caption, columns, rows) if rows else None
+    rows = [[Cell(name), *(make_speedup_cell(medians.get(name)) for medians in found)] for name in names]
+    return Table("ops-overview", columns, rows) if rows else None
 
 
-def _described(rows: Sequence[Timed]) -> Markup:
-    cases = dict.fromkeys(row.case for row in rows)
-    operators = dict.fromkeys(case.subject for case in cases)
-    spread = findings.typical_spread(rows)
-    text = (
-        f"{quantities.counted(len(cases), 'case')} of {quantities.counted(len(operators), 'operator')}: "
-        f"{', '.join(dict.fromkeys(case.dtype for case in cases))}; "
-        f"{', '.join(dict.fromkeys(case.phase for case in cases))}; "
-        f"shapes {', '.join(dict.fromkeys(case.extent for case in cases))}. "
-    )
-    text += "Results and gradients of all libraries were compared before anything was timed. "
-    if spread is not None:
-        text += f"Quartiles lie {quantities.percent(spread)} beside the median (median of all cases)."
-    return tag("p", text)
+def _plot_sorted(group: Group, compared: Sequence[Comparison]) -> plots.PlotGroup:
+    names = {peer: name_with_version(group, peer) for peer in dict.fromkeys(c.peer for c in compared)}
+    return plots.plot_sorted_speedups(compared, names)
 
 
-def _every_case(identity: str, rows: Sequence[Timed]) -> Markup:
+def _name_comparison(group: Group, tally: Tally) -> str:
+    return f"over {tally.peer}, {findings.name_place(tally.device, tally.threads)}"
+
+
+def _plot_over_size(rows: Sequence[Measurement]) -> Iterator[Mapping[str, Any]]:
+    """Yield the plots of each device, dtype and number of threads, named in words; float64 first."""
+    stored = [row.as_row() for row in rows if row.timing is not None]
+    places = plots_ops.group_panels(stored)
+    for device, dtype, threads in sorted(places, key=lambda place: place[1] != "float64"):
+        panels = places[device, dtype, threads]
+        found = []
+        for name in sorted(panels, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)):
+            figure, axes = plots.make_panel()
+            plots_ops.draw_operator(axes, plots.shorten(name), panels[name])
+            found.append(plots.finish_plot(figure))
+        keys = plots_ops.make_legend_keys([row for own in panels.values() for row in own])
+        place = f"{dtype}, {findings.name_place(device, threads)}"
+        yield {"place": place, "group": plots.PlotGroup(found, plots.make_legend(keys))}
+
+
+def _plot_fractions(rows: Sequence[Measurement]) -> Mapping[str, Any] | None:
+    """Return the dtype, and a plot of the fractions at the largest single matrix of each operator."""
+    known = [row for row in rows if row.gemm_fraction is not None and row.timing and len(row.case.shape) == 2]
+    if not known:
+        return None
+    dtype = "float64" if any(row.case.dtype == "float64" for row in known) else known[0].case.dtype
+    threads = max(row.case.threads for row in known)
+    known = [row for row in known if (row.case.dtype, row.case.threads) == (dtype, threads)]
+    largest: dict[tuple[str, str], int] = {}
+    for row in known:
+        key = (row.case.subject, row.case.phase)
+        largest[key] = max(largest.get(key, 0), max(row.case.shape))
+    fractions: dict[str, dict[str, float]] = {}
+    order = findings.list_libraries(known)
+    for row in sorted(known, key=lambda row: order.index(row.library)):
+        subject, phase, n = row.case.subject, row.case.phase, max(row.case.shape)
+        if n == largest[subject, phase]:
+            fractions.setdefault(f"{subject} {phase} {n}", {})[row.library] = row.gemm_fraction or 0.0
+    ordered = sorted(fractions.items(), key=lambda pair: -pair[1].get(OURS, 0.0))
+    return {"dtype": dtype, "group": plots.make_group([plots.plot_fractions(dict(ordered), "of torch.mm")])}
+
+
+def _make_table(identity: str, rows: Sequence[Measurement]) -> Table:
     entries: list[Entry] = [
-        name_entry("operator", lambda case: case.subject),
-        name_entry("shape", lambda case: case.extent, sizes=True),
-        name_entry("dtype", lambda case: case.dtype),
-        name_entry("phase", lambda case: case.phase),
+        make_name_entry("operator", lambda case: case.subject),
+        make_name_entry("shape", lambda case: case.extent, has_sizes=True),
+        make_name_entry("dtype", lambda case: case.dtype),
+        make_name_entry("phase", lambda case: case.phase),
     ]
     if len({(row.case.device, row.case.threads) for row in rows}) > 1:
-        entries.append(name_entry("where", lambda case: findings.where(case.device, case.threads)))
+        entries.append(make_name_entry("where", lambda case: findings.name_place(case.device, case.threads)))
     with_memory = {row.library for row in rows if row.extra_bytes is not None}
-    for name in findings.libraries(rows):
-        entries.append(time_entry(name))
-        entries.append(spread_entry() if name == OURS else speedup_entry(name))
-    entries.append(rate_entry())
+    for name in findings.list_libraries(rows):
+        entries.append(make_time_entry(name))
+        entries.append(make_spread_entry() if name == OURS else make_speedup_entry(name))
+    entries.append(make_rate_entry())
     if any(row.gemm_fraction is not None for row in rows):
-        entries.append(gemm_entry())
-    entries += [memory_entry(name) for name in findings.libraries(rows) if name in with_memory]
-    caption = "Medians per call. Faster: how many times; within one run."
-    return case_table(f"{identity}-cases", caption, rows, entries)
+        entries.append(make_gemm_entry())
+    entries += [make_memory_entry(name) for name in findings.list_libraries(rows) if name in with_memory]
+    return make_case_table(identity, rows, entries)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lapgrad.experiments.paper import TABLE1, Figure, Quality
-from lapgrad.report import panels, quantities
-from lapgrad.report.axes import around
-from lapgrad.report.cards import card, named
-from lapgrad.report.markup import Markup, joined, tag
+from lapgrad.report import plots, quantities
+from lapgrad.report.cards import Card, Item
 from lapgrad.report.means import Mean
-from lapgrad.report.rows import Fold
-from lapgrad.report.sources import Group, merged
-from lapgrad.report.tables import Cell, Column, table
+from lapgrad.report.rows import FoldResult
+from lapgrad.report.sources import Group, merge_rows
+from lapgrad.report.tables import NOTHING, Cell, Column, Table
 
 TITLE = "Table 1: quality of sparse Gaussian processes"
+
+_FIGURES = (("rmse", "RMSE"), ("tll", "log likelihood"))
 
 
 @dataclass(frozen=True)
@@ -34,185 +35,159 @@ class Setting:
         return f"{self.dataset}, U = {self.inducing:,}"
 
 
-def settings_of(group: Group) -> dict[Setting, list[Fold]]:
-    """Folds by what they share."""
-    found: dict[Setting, list[Fold]] = {}
-    rows = merged(group, Fold, identity).rows
+def _collect_settings(group: Group) -> dict[Setting, list[FoldResult]]:
+    found: dict[Setting, list[FoldResult]] = {}
+    rows = merge_rows(group, FoldResult, identify_row).rows
     for row in sorted(rows, key=lambda row: (row.dataset, row.inducing)):
-        found.setdefault(_setting(row), []).append(row)
+        found.setdefault(_get_setting(row), []).append(row)
     return found
 
 
-def identity(row: Fold) -> Hashable:
-    """What two files would have measured twice."""
-    return _setting(row), row.fold, row.seed
+def identify_row(row: FoldResult) -> Hashable:
+    """Return what is equal in two rows that measure the same thing."""
+    return _get_setting(row), row.fold, row.seed
 
 
-def _setting(row: Fold) -> Setting:
+def _get_setting(row: FoldResult) -> Setting:
     return Setting(row.dataset, row.inducing, row.optimizer, row.steps, row.device, row.dtype)
 
 
-def cards(group: Group) -> list[Markup]:
-    """How many figures are better than the paper's, as good, and worse."""
+def make_cards(group: Group) -> list[Card]:
+    """Return a card: how many figures are better than the paper's, as good, and worse."""
     title = f"{group.letter}: Table 1 of the paper" if group.letter else "Table 1 of the paper"
-    judged = [j for setting, folds in settings_of(group).items() for j in _judged(setting, folds)]
-    if not judged:
-        return [card(title, tag("p", "No figure here has one of the paper's to compare with."))]
-    counts = {
-        verdict: [text for v, text in judged if v == verdict] for verdict in ("better", "equal", "worse")
+    judged = [j for setting, folds in _collect_settings(group).items() for j in _judge(setting, folds)]
+    found = {
+        verdict: [Item(text) for v, text in judged if v == verdict]
+        for verdict in ("better", "equal", "worse")
     }
-    lead = tag(
-        "p",
-        tag("strong", f"Better than the paper's MXNet in {len(counts['better'])} of {len(judged)} figures"),
-        f", within its deviation in {len(counts['equal'])}, ",
-        tag("strong", f"worse in {len(counts['worse'])}"),
-        ":" if counts["worse"] else ".",
-        class_="lead",
-    )
-    return [card(title, lead, named(counts["worse"]))]
+    return [Card(title, "table1", {"total": len(judged), **found})]
 
 
-def _judged(setting: Setting, folds: Sequence[Fold]) -> list[tuple[str, str]]:
-    """better, equal (within the paper's deviation) or worse than MXNet with as many inducing inputs."""
-    theirs = _paper(setting, "MXNet")
+def _judge(setting: Setting, folds: Sequence[FoldResult]) -> list[tuple[str, str]]:
+    """Return for each figure whether it is better, equal or worse than the paper's, and a sentence.
+
+    The paper's figures are those of MXNet with as many inducing inputs; equal means within their deviation.
+    """
+    theirs = _find_paper(setting, "MXNet")
     if theirs is None:
         return []
     judged = []
-    for name, ours, wanted in (
-        ("RMSE", Mean.of([f.rmse for f in folds]), theirs.rmse),
-        ("log likelihood", Mean.of([f.tll for f in folds]), theirs.tll),
-    ):
+    for field, name in _FIGURES:
+        ours, wanted = Mean.from_values([getattr(fold, field) for fold in folds]), getattr(theirs, field)
         if ours is not None:
             verdict = "equal" if abs(ours.mean - wanted.mean) <= wanted.deviation else "better"
             verdict = verdict if wanted.reached(ours.mean) else "worse"
-            judged.append((verdict, f"{setting}, {name}: {ours}; the paper's {_printed(wanted)}"))
+            judged.append((verdict, f"{setting}, {name}: {ours}; the paper's {_format_figure(wanted)}"))
     return judged
 
 
-def body(group: Group, level: int) -> Markup:
-    """The table, and errors over the number of inducing inputs."""
-    found = settings_of(group)
+def make_body(group: Group) -> dict[str, Any]:
+    """Return tables of means and of folds, and plots of the folds, for sections/table1.html.j2."""
+    found = _collect_settings(group)
     identity = f"table1{group.letter}"
-    return joined(
-        _table(f"{identity}-means", found),
-        tag(f"h{level}", "Folds"),
-        _folds(found),
-        _every_fold(identity, found),
-    )
+    return {
+        "means": _make_table(f"{identity}-means", found),
+        "plots": plots.make_group(_plot_folds(found)),
+        "folds": _make_fold_table(f"{identity}-folds", found),
+    }
 
 
-def _table(identity: str, found: dict[Setting, list[Fold]]) -> Markup:
+def _make_table(identity: str, found: dict[Setting, list[FoldResult]]) -> Table:
     columns = [
         Column("data"),
-        Column("U", figures=True, hint="inducing inputs"),
+        Column("U", True, "inducing inputs"),
         Column("learned by"),
-        Column("folds", figures=True),
-        Column("RMSE", figures=True),
-        Column("paper: MXNet", figures=True),
-        Column("paper: GPy", figures=True),
-        Column("log likelihood", figures=True),
-        Column("paper: MXNet", figures=True),
-        Column("paper: GPy", figures=True),
-        Column("per fold", figures=True, hint="median time of learning"),
-        Column("per step", figures=True, hint="median"),
+        Column("folds", True),
     ]
+    for _, name in _FIGURES:
+        columns += [Column(heading, True) for heading in (name, "paper: MXNet", "paper: GPy")]
+    columns += [Column("per fold", True, "median time of learning"), Column("per step", True, "median")]
     rows = []
     for setting, folds in found.items():
-        judged = [verdict for verdict, _ in _judged(setting, folds)]
+        judged = [verdict for verdict, _ in _judge(setting, folds)]
         cells = [
             Cell(setting.dataset),
             Cell(f"{setting.inducing:,}", setting.inducing),
-            Cell(_learned(setting), style="soft"),
+            Cell(_describe_training(setting), style="soft"),
+            Cell(str(len(folds)), len(folds)),
         ]
-        cells.append(Cell(str(len(folds)), len(folds)))
-        for i, name in enumerate(("rmse", "tll")):
-            ours = Mean.of([getattr(fold, name) for fold in folds])
+        for i, (field, _) in enumerate(_FIGURES):
             style = {"better": "good", "worse": "bad"}.get(judged[i], "") if len(judged) == 2 else ""
-            cells.append(Cell("–" if ours is None else str(ours), ours.mean if ours else None, style))
+            cells.append(make_mean_cell([getattr(fold, field) for fold in folds], style))
             for method in ("MXNet", "GPy"):
-                theirs = _paper(setting, method)
-                figure = getattr(theirs, name) if theirs else None
-                cells.append(
-                    Cell(_printed(figure) if figure else "–", figure.mean if figure else None, "soft")
-                )
-        for name in ("seconds", "seconds_per_step"):
-            times = [value for fold in folds if (value := getattr(fold, name)) is not None]
-            middle = statistics.median(times) if times else None
-            cells.append(Cell(quantities.seconds(middle), middle))
-        rows.append(cells)
-    caption = (
-        "Mean and standard deviation over folds, in the units of the data, beside the paper's figures with "
-        "as many inducing inputs. Colour: better or worse than its MXNet by more than its deviation."
-    )
-    return table(identity, caption, columns, rows)
+                theirs = _find_paper(setting, method)
+                figure = getattr(theirs, field) if theirs else None
+                text, key = (_format_figure(figure), figure.mean) if figure else (NOTHING, None)
+                cells.append(Cell(text, key, "soft"))
+        rows.append([*cells, *make_time_cells(folds)])
+    return Table(identity, columns, rows)
 
 
-def _folds(found: dict[Setting, list[Fold]]) -> Markup | None:
-    """RMSE and log likelihood of every fold over U, with the paper's means."""
+def make_mean_cell(values: Sequence[float | None], style: str = "") -> Cell:
+    """Return the cell of a mean over folds with its deviation."""
+    mean = Mean.from_values(values)
+    return Cell(str(mean), mean.mean, style) if mean else Cell(NOTHING)
+
+
+def make_time_cells(folds: Sequence[FoldResult]) -> list[Cell]:
+    """Return two cells: the median times of a fold and of a step."""
+    cells = []
+    for field in ("seconds", "seconds_per_step"):
+        times = [value for fold in folds if (value := getattr(fold, field)) is not None]
+        middle = statistics.median(times) if times else None
+        cells.append(Cell(quantities.format_seconds(middle), middle))
+    return cells
+
+
+def _plot_folds(found: dict[Setting, list[FoldResult]]) -> list[plots.Plot]:
+    """Return plots of the RMSE and of the log likelihood of every fold over U, with the paper's means."""
     drawn = []
     for dataset in dict.fromkeys(setting.dataset for setting in found):
-        own = {setting: folds for setting, folds in found.items() if setting.dataset == dataset}
-        for name, title in (("rmse", "RMSE"), ("tll", "log likelihood")):
+        for field, name in _FIGURES:
             points = [
                 (float(setting.inducing), value)
-                for setting, folds in own.items()
+                for setting, folds in found.items()
                 for fold in folds
-                if (value := getattr(fold, name)) is not None
+                if setting.dataset == dataset and setting.inducing > 0
+                if (value := getattr(fold, field)) is not None
             ]
-            if not points:
-                continue
             theirs = [
-                (float(inducing), getattr(tasks[dataset], name).mean)
+                (float(inducing), getattr(tasks[dataset], field).mean)
                 for (library, inducing), tasks in TABLE1.items()
                 if library == "MXNet" and dataset in tasks
             ]
-            series = [panels.Series("folds", points, 0, joined=False)]
-            series += [panels.Series("the paper's MXNet", theirs, None, dashed=True)] if theirs else []
-            across = sorted({x for x, _ in (*points, *theirs)})
-            x = panels.Scale("U", around(across, logarithmic=True, margin=0.15), lambda v: f"{v:g}", across)
-            y = panels.Scale(
-                "", around([v for _, v in (*points, *theirs)]), lambda v: quantities.number(v, 3)
-            )
-            drawn.append(panels.panel(f"{dataset}: {title}", series, x, y))
-    if not drawn:
-        return None
-    keys = [
-        panels.Series("one fold", (), 0, joined=False),
-        panels.Series("the paper's MXNet (mean)", (), None, dashed=True),
-    ]
-    return panels.panels("Every fold. RMSE: lower is better; log likelihood: higher is better.", keys, drawn)
+            series = [plots.Series("one fold", points, plots.get_color(0), "o")]
+            series += [plots.Series("the paper's MXNet (mean)", theirs, plots.GREY, "s--")] if theirs else []
+            if points:
+                drawn.append(plots.plot_series(f"{dataset}: {name}", "U", series, has_log_sizes=True))
+    return drawn
 
 
-def _every_fold(identity: str, found: dict[Setting, list[Fold]]) -> Markup:
+def _make_fold_table(identity: str, found: dict[Setting, list[FoldResult]]) -> Table:
     columns = [Column("data")]
-    columns += [
-        Column(name, figures=True) for name in ("U", "fold", "seed", "RMSE", "log likelihood", "seconds")
-    ]
+    columns += [Column(name, True) for name in ("U", "fold", "seed", "RMSE", "log likelihood", "seconds")]
     rows = [
         [
             Cell(setting.dataset),
             Cell(f"{setting.inducing:,}", setting.inducing),
-            *(Cell("–" if value is None else str(value), value) for value in (fold.fold, fold.seed)),
-            *(Cell(quantities.number(value), value) for value in (fold.rmse, fold.tll)),
-            Cell(quantities.seconds(fold.seconds), fold.seconds),
+            *(Cell(NOTHING if value is None else str(value), value) for value in (fold.fold, fold.seed)),
+            *(Cell(quantities.format_number(value), value) for value in (fold.rmse, fold.tll)),
+            Cell(quantities.format_seconds(fold.seconds), fold.seconds),
         ]
         for setting, folds in found.items()
         for fold in folds
     ]
-    caption = "Every fold."
-    return tag(
-        "details", tag("summary", "The folds as a table"), table(f"{identity}-folds", caption, columns, rows)
-    )
+    return Table(identity, columns, rows)
 
 
-def _learned(setting: Setting) -> str:
-    steps = "" if setting.steps is None else quantities.counted(setting.steps, "step")
+def _describe_training(setting: Setting) -> str:
+    steps = "" if setting.steps is None else quantities.format_count(setting.steps, "step")
     return ", ".join(part for part in (setting.optimizer, steps, setting.dtype, setting.device) if part)
 
 
-def _paper(setting: Setting, library: str) -> Quality | None:
+def _find_paper(setting: Setting, library: str) -> Quality | None:
     return TABLE1.get((library, setting.inducing), {}).get(setting.dataset)
 
 
-def _printed(figure: Figure) -> str:
-    return f"{quantities.number(figure.mean)} ± {figure.deviation:g}"
+def _format_figure(figure: Figure) -> str:
+    return f"{quantities.format_number(figure.mean)} ± {figure.deviation:g}"
