@@ -39,13 +39,14 @@ def test_data_are_shipped_with_their_provenance():
         assert "Source:" in (data / name.replace(".csv", ".md")).read_text()
 
 
-def test_the_report_is_shipped_with_its_style_and_script():
+def test_the_report_is_shipped_with_its_templates_style_and_script():
     folder = resources.files("lapgrad") / "report"
-    for name in ("style.css", "page.js"):
+    for name in ("style.css", "page.js", "templates/page.html.j2", "templates/sections/ops.html.j2"):
         assert (folder / name).read_text(encoding="utf-8")
     # Wheels carry what git does not ignore.
     ignored = (ROOT / ".gitignore").read_text().split()
-    assert not {"*.css", "*.js", "report", "report/", "src/lapgrad/report/"} & set(ignored)
+    files = {"*.css", "*.js", "*.j2", "templates", "report", "report/", "src/lapgrad/report/"}
+    assert not files & set(ignored)
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import statistics
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,17 @@ def test_names_are_unique_and_links_lead_somewhere(whole: Page) -> None:
     assert len(names) == len(set(names))
     for link in whole.named("a"):
         assert (link["href"] or "").removeprefix("#") in names
+
+
+def test_plots_take_their_colours_and_font_from_the_page(whole: Page) -> None:
+    """Black is the colour of text; the style sheet says how much white is in other colours."""
+    inside = [attributes for tag, attributes in whole.elements if tag in ("path", "use", "text")]
+    assert any(attributes.get("stroke") == "currentColor" for attributes in inside)
+    for attributes in inside:
+        assert "font-family" not in attributes
+        for name in ("fill", "stroke"):
+            color = attributes.get(name)
+            assert color in (None, "none", "currentColor") or "white var(--tint)" in (color or ""), color
 
 
 def test_nothing_is_fetched(whole: Page) -> None:
@@ -418,6 +430,19 @@ def test_a_broken_file_of_ours_is_found_and_named(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:2000])
     assert find_results(Path()) == [Path("ops.json")]
     assert "is not JSON" in read_runs(find_results(Path()))[1][0].reason
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib", "matplotlib.style"])
+def test_a_missing_package_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    sample_results.write(folder, "table1")
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "lapgrad.report.svg", raising=False)
+    code, _, err = report(capsys)
+    assert code == 1
+    assert "pip install 'lapgrad[bench]'" in err
+    assert not (folder / "report.html").exists()
 
 
 def test_results_are_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

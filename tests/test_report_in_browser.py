@@ -58,7 +58,7 @@ def make_wide_results() -> Results:
     results.machine = sample_results.machine(cpu={"model": "Wide CPU", "cores": 4})
     square = [row for row in results.rows if row["shape"] == [64, 64]]
     results.rows += [
-        {**row, "shape": [n, n], "median_s": row["median_s"] * (n / 64) ** 2.5}
+        {**row, "shape": [n, n], **sample_results.timing(row["median_s"] * (n / 64) ** 2.5)}
         for row in square
         for n in (16, 32, 128, 500, 512, 1000, 1536, 2048, 4096)
     ]
@@ -67,7 +67,7 @@ def make_wide_results() -> Results:
         row["shape"] = [10000, 64, 64] if len(row["shape"]) == 3 else row["shape"]
         row["extra_bytes"] = 123456789 if row["library"] == "torch" else row["extra_bytes"]
     results.rows += [
-        {**row, "library": library, "median_s": row["median_s"] * factor}
+        {**row, "library": library, **sample_results.timing(row["median_s"] * factor)}
         for row in results.rows
         for library, factor in (("tensorflow", 1.7), ("mxnet", 3.1))
         if row["library"] == "jax"

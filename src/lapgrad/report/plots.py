@@ -22,7 +22,9 @@ _LEGEND_LINE = 0.21
 _CHARACTER = 0.078
 """Inches: the height of a line of a legend, and a width that no letter exceeds on average."""
 
-_LONGEST_NAME = 30
+_LONGEST_NAME, _LONGEST_TITLE = 30, 40
+"""Characters."""
+
 GREY = "#808080"
 _SHADE = "#d0453c"
 _DTYPES = {"float64": "#0b62c4", "float32": "#d1600a"}
@@ -135,7 +137,7 @@ def plot_series(title: str, across: str, series: Sequence[Series], *, has_log_si
     else:
         axes.set_xticks(places[:: -(-len(places) // 10)])
     axes.yaxis.set_major_formatter(lambda value, _: quantities.format_number(value, 3))
-    axes.set_title(shorten(title))
+    axes.set_title(shorten(title, _LONGEST_TITLE))
     axes.set_xlabel(across)
     return finish_plot(figure)
 
@@ -188,7 +190,7 @@ def plot_speedups_by_operator(tally: Tally, title: str) -> Plot:
     axes.set_xscale("log")
     _shade_below_one(axes, axes.axvspan, axes.axvline, axes.get_xlim())
     plotting.label_round_values(axes.xaxis, "{:g}×".format)
-    axes.set_title(shorten(title))
+    axes.set_title(shorten(title, _LONGEST_TITLE))
     ratios = {name: [c.ratio for c in tally.comparisons if c.case.subject == name] for name in names}
     words = [
         f"{name}: {quantities.format_ratio(min(own))} to {quantities.format_ratio(max(own))}, median "
@@ -217,7 +219,7 @@ def plot_fractions(fractions: Mapping[str, Mapping[str, float]], title: str) -> 
     axes.axvline(1, color="#000000", lw=1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.locator_params(axis="x", nbins=3)
-    axes.set_title(shorten(title))
+    axes.set_title(shorten(title, _LONGEST_TITLE))
     words = []
     for name, own in fractions.items():
         parts = [f"{library} {quantities.format_percent(part)}" for library, part in own.items()]
@@ -225,9 +227,14 @@ def plot_fractions(fractions: Mapping[str, Mapping[str, float]], title: str) -> 
     return Plot(figure, " ".join(words))
 
 
-def shorten(name: str) -> str:
-    """Return a name that has room in a plot: a long one loses its end."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
+    """Return a name that has room in a plot: a long one loses its end.
+
+    Example:
+        >>> shorten("linalg.solve_psd", longest=8)
+        'linalg.…'
+    """
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 @dataclass(frozen=True)
