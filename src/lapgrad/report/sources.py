@@ -102,7 +102,7 @@ class Machine:
         )
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether others were at work when the run began: more than half of the cores were taken."""
         try:
             load, cores = float(self.facts["load_average"][0]), float(self.facts["cpu"]["cores"])

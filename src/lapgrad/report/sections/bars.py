@@ -30,12 +30,12 @@ class Bar:
     device: float | None = None
 
     @property
-    def measured(self) -> str:
+    def measured_text(self) -> str:
         """The measured number with its unit."""
         return "not measured" if self.figure is None else self._format(self.figure)
 
     @property
-    def of_device(self) -> str:
+    def device_text(self) -> str:
         """The number of the GPU's work alone, with its unit."""
         return NOTHING if self.device is None else self._format(self.device)
 
@@ -79,7 +79,7 @@ def _read_number(value: Any) -> float | None:
 
 def make_cards(bars: Sequence[Bar]) -> list[Card]:
     """Return a card that counts the bars and names those that were missed; none where there are no bars."""
-    missed = [Item(f"{b.what}: {b.measured}, wanted {b.wanted}") for b in bars if b.passed is False]
+    missed = [Item(f"{b.what}: {b.measured_text}, wanted {b.wanted}") for b in bars if b.passed is False]
     judged = sum(bar.passed is not None for bar in bars)
     content = {"judged": judged, "missed": missed, "unknown": len(bars) - judged}
     return [Card("Bars", "bars", content)] if bars else []
@@ -102,9 +102,9 @@ def make_table(bars: Sequence[Bar]) -> Table:
         [
             Cell(bar.what),
             Cell(bar.wanted),
-            Cell(bar.measured, bar.figure),
+            Cell(bar.measured_text, bar.figure),
             verdicts[bar.passed],
-            *([Cell(bar.of_device, bar.device)] if has_gpu else []),
+            *([Cell(bar.device_text, bar.device)] if has_gpu else []),
             *([Cell(bar.file, style="soft")] if has_files else []),
         ]
         for bar in bars

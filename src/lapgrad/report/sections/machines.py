@@ -53,4 +53,4 @@ def _format_load(run: Run) -> str:
     load = run.machine.facts.get("load_average")
     if not isinstance(load, list) or not load or not isinstance(load[0], (int, float)):
         return ""
-    return f"{load[0]:.2f}{' (busy)' if run.machine.busy else ''}"
+    return f"{load[0]:.2f}{' (busy)' if run.machine.is_busy else ''}"

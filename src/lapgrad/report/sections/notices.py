@@ -31,7 +31,7 @@ def _describe_run(run: Run) -> Iterator[str]:
         yield "was interrupted, or its run has not ended: it holds a part of what was asked for"
     if not run.rows:
         yield "holds no figures"
-    if machine.busy:
+    if machine.is_busy:
         load = machine.facts["load_average"][0]
         yield f"began on a busy machine (load {load:.1f}): expect odd figures"
     if machine.versions[1].endswith("dirty"):
