@@ -205,6 +205,15 @@ def test_figures_of_the_paper_stand_beside_ours(whole: Page) -> None:
     assert "Architecture 5: test log likelihood 315 ± 1.5" in whole.text
 
 
+def test_operators_that_a_library_failed_on_are_named(tmp_path: Path) -> None:
+    results = sample_results.ops()
+    failed = results.rows[2]
+    failed |= {"median_s": None, "error": "it hangs"}
+    text = page_of(tmp_path, results).text
+    assert "No result in 1 case" in text
+    assert "jax, potrf 64 float64 forward: it hangs" in text
+
+
 def test_bars_of_a_gpu_are_shown_with_its_work_alone(whole: Page, tmp_path: Path) -> None:
     results = sample_results.MAKERS["ops"]()
     results.bars[0]["device"] = 7.25

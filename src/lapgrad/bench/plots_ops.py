@@ -75,7 +75,8 @@ def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
 def group_panels(rows: Sequence[Row]) -> dict[tuple[str, str, int], dict[str, list[Row]]]:
     """Return the rows of single square matrices by (device, dtype, threads), and therein by operator.
 
-    Rows of libraries that failed, operators that were timed at a single size, and places without any other operator, are left out.
+    Rows of libraries that failed, operators that were timed at a single size, and places without any other
+    operator are left out.
     """
     places: dict[tuple[str, str, int], dict[str, list[Row]]] = {}
     for row in rows:

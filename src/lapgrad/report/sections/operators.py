@@ -50,7 +50,7 @@ def make_cards(group: Group) -> list[Card]:
         for tally in findings.tally_comparisons(findings.compare_libraries(rows))
     ]
     content: dict[str, Any] = {"memory": summarise_memory(rows), "failures": list_failures(rows)}
-    empty = {"memory": None, "agreement": None, "failures": []}
+    empty: dict[str, Any] = {"memory": None, "agreement": None, "failures": []}
     return found + [
         Card(f"{prefix}{name}", "memory", {**empty, name: value}) for name, value in content.items() if value
     ]
