@@ -27,7 +27,7 @@ COMPILER = shutil.which("g++")
 
 _HEADER = "cuda_on_cpu.h"
 #: Calls before each access to memory, into the emulation: the library of the sanitizer is not linked.
-_WATCHED = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+_WATCHED = ("-fsanitize=thread",)
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -46,7 +46,7 @@ def launch(
     """The emulated twin of ``lapgrad._cuda._launch.launch``: the same arguments, CPU tensors' addresses.
 
     ``unwritten`` is a contiguous tensor, and a mask of its elements that must not be read before they are
-    written. Raises ``KernelFault``.
+    written. Raises ``FaultyKernelError``.
     """
     if 0 in grid:
         return
@@ -59,10 +59,10 @@ def launch(
     addresses = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(value) for value in values])
     fault = run(stem, named(name, like.dtype), geometry, addresses, unwritten)
     if fault is not None:
-        raise KernelFault(f"{name} of {stem}: {fault}")
+        raise FaultyKernelError(f"{name} of {stem}: {fault}")
 
 
-class KernelFault(AssertionError):
+class FaultyKernelError(AssertionError):
     """What a kernel did to memory that a device may punish: a race, or a read of what nobody has written."""
 
 
@@ -103,11 +103,11 @@ def named(name: str, dtype: torch.dtype) -> str:
 def _library(stem: str, expression: str) -> ctypes.CDLL:
     source = (
         f'#include "{SOURCES / f"{stem}.cu"}"\n'
-        f'extern "C" const char* run(const int* geometry, void** arguments, const emulation::Unwritten* marked) {{\n'
-        f"  return emulation::run({expression}, geometry, arguments, marked);\n}}\n"
+        'extern "C" const char* run(const int* geometry, void** arguments, const emulation::Unwritten* marks)'
+        f"{{ return emulation::run({expression}, geometry, arguments, marks); }}\n"
     )
     digest = _digest(source.encode(), *_contents(EMULATION), *_contents(SOURCES))
-    library = _folder() / f"{stem}-{digest}.so"
+    library = _folder() / f"{Path(stem).name}-{digest}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             driver, built = Path(scratch) / "driver.cpp", Path(scratch) / library.name
