@@ -5,7 +5,8 @@
 #   VENV         where the environment lives
 #   CONSTRAINTS  what pip is held to (the torch version)
 #   WORKERS      test processes
-#   ARGS         further arguments of `make demo`, `make bench`, `make pytest` and `make test-cuda`
+#   ARGS         further arguments of `make demo`, `make bench`, `make pytest`, `make test-cuda` and
+#                `make test-cuda-sanitize`
 #   GPU_WORKERS  test processes that share a GPU
 
 PYTHON      ?= python3
@@ -28,10 +29,10 @@ BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test environment pytest test-cuda test-torch bench lint types clean
+.PHONY: help demo test environment pytest test-cuda test-cuda-sanitize test-torch bench lint types clean
 
 help: ## list the commands
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
 
 demo: $(VENV)/core $(VENV)/packages-demo ## fit a Gaussian process, print a summary, write demo.png
 	$(BIN)/lapgrad demo --output demo.png $(ARGS)
@@ -55,6 +56,10 @@ test-cuda: environment ## the shared tests, and those of the CUDA kernels, on a 
 	    f"make test-cuda: torch {torch.__version__} sees no CUDA device (on a machine with one, remove the torch " \
 	    "pin of constraints.txt if it chose a torch without CUDA)")'
 	LAPGRAD_TEST_DEVICE=cuda $(TEST_ENV) $(BIN)/python -m pytest -n $(GPU_WORKERS) $(CUDA_TESTS) $(ARGS)
+
+# With the environment where there is one, else with $(PYTHON), which then needs torch and lapgrad's core.
+test-cuda-sanitize: ## every CUDA kernel under compute-sanitizer: memcheck, racecheck, initcheck
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/cuda/sanitize.py $(ARGS)
 
 lint: $(VENV)/packages-test ## ruff
 	$(BIN)/ruff check .

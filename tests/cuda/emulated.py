@@ -1,4 +1,7 @@
-"""Kernels of ``_cuda/kernels`` compiled for the CPU: see ``emulation/cuda_on_cpu.h``."""
+"""Kernels of ``_cuda/kernels`` compiled for the CPU: see ``emulation/cuda_on_cpu.h``.
+
+Their accesses to memory are watched, as ``emulation/watched_memory.h`` says; a fault is an exception.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,12 @@ from torch import Tensor
 
 from lapgrad._cuda._compile import SOURCES
 
-EMULATION = Path(__file__).parent / "emulation" / "cuda_on_cpu.h"
+EMULATION = Path(__file__).parent / "emulation"
 COMPILER = shutil.which("g++")
+
+_HEADER = "cuda_on_cpu.h"
+#: Calls before each access to memory, into the emulation: the library of the sanitizer is not linked.
+_WATCHED = ("-fsanitize=thread",)
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -34,19 +41,57 @@ def launch(
     shared: int,
     *arguments: int | float,
     reverse_order: bool = False,
+    unwritten: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The emulated twin of ``lapgrad._cuda._launch.launch``: the same arguments, CPU tensors' addresses."""
+    """The emulated twin of ``lapgrad._cuda._launch.launch``: the same arguments, CPU tensors' addresses.
+
+    ``unwritten`` is a contiguous tensor, and a mask of its elements that must not be read before they are
+    written. Raises ``FaultyKernelError``.
+    """
     if 0 in grid:
         return
-    run = _library(stem, named(name, like.dtype)).run
     sizes = [*grid, 1, 1][:3]
-    geometry = (ctypes.c_int * 8)(*sizes, block, 1, 1, shared, int(reverse_order))
+    geometry = (*sizes, block, 1, 1, shared, int(reverse_order))
     values: list[Any] = [
         ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
         for value in arguments
     ]
     addresses = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(value) for value in values])
-    run(geometry, addresses)
+    fault = run(stem, named(name, like.dtype), geometry, addresses, unwritten)
+    if fault is not None:
+        raise FaultyKernelError(f"{name} of {stem}: {fault}")
+
+
+class FaultyKernelError(AssertionError):
+    """What a kernel did to memory that a device may punish: a race, or a read of what nobody has written."""
+
+
+class _Unwritten(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        ("element", ctypes.c_size_t),
+        ("marks", ctypes.c_void_p),
+    )
+
+
+def run(
+    stem: str,
+    expression: str,
+    geometry: Sequence[int],
+    addresses: Any,
+    unwritten: tuple[Tensor, Tensor] | None = None,
+) -> str | None:
+    """Runs a kernel whose arguments lie at ``addresses``; the first fault of its accesses, or None."""
+    marked = None
+    if unwritten is not None:
+        data, marks = unwritten
+        assert data.is_contiguous()
+        marks = marks.contiguous().clone()
+        marked = _Unwritten(data.data_ptr(), data.numel(), data.element_size(), marks.data_ptr())
+    given = None if marked is None else ctypes.byref(marked)
+    fault: bytes | None = _library(stem, expression).run((ctypes.c_int * 8)(*geometry), addresses, given)
+    return None if fault is None else fault.decode()
 
 
 def named(name: str, dtype: torch.dtype) -> str:
@@ -58,31 +103,36 @@ def named(name: str, dtype: torch.dtype) -> str:
 def _library(stem: str, expression: str) -> ctypes.CDLL:
     source = (
         f'#include "{SOURCES / f"{stem}.cu"}"\n'
-        f'extern "C" void run(const int* geometry, void** arguments) {{\n'
-        f"  emulation::run({expression}, geometry, arguments);\n}}\n"
+        'extern "C" const char* run(const int* geometry, void** arguments, const emulation::Unwritten* marks)'
+        f"{{ return emulation::run({expression}, geometry, arguments, marks); }}\n"
     )
-    digest = _digest(source.encode(), *(path.read_bytes() for path in [EMULATION, *SOURCES.iterdir()]))
-    library = _folder() / f"{stem}-{digest}.so"
+    digest = _digest(source.encode(), *_contents(EMULATION), *_contents(SOURCES))
+    library = _folder() / f"{Path(stem).name}-{digest}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             driver, built = Path(scratch) / "driver.cpp", Path(scratch) / library.name
             driver.write_text(source)
-            _compile("-shared", "-include", str(_header()), f"-I{SOURCES}", "-o", str(built), str(driver))
+            translated = str(driver.with_suffix(".o"))
+            _compile(
+                *_WATCHED, "-c", "-include", str(_header()), f"-I{SOURCES}", "-o", translated, str(driver)
+            )
+            _compile("-shared", "-o", str(built), translated)
             built.replace(library)
-    return ctypes.CDLL(str(library))
+    loaded = ctypes.CDLL(str(library))
+    loaded.run.restype = ctypes.c_char_p
+    return loaded
 
 
 @functools.cache
 def _header() -> Path:
     """A copy of the emulation beside its precompiled form: reading it is half of the work on a kernel."""
-    place = _folder() / f"header-{_digest(EMULATION.read_bytes())}"
-    header = place / EMULATION.name
+    place = _folder() / f"header-{_digest(*_contents(EMULATION))}"
+    header = place / _HEADER
     if not place.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
-            complete = Path(scratch) / "complete"
-            complete.mkdir()
-            copy = shutil.copy(EMULATION, complete)
-            _compile("-x", "c++-header", "-o", f"{copy}.gch", copy)
+            complete = shutil.copytree(EMULATION, Path(scratch) / "complete")
+            copy = str(complete / _HEADER)
+            _compile(*_WATCHED, "-x", "c++-header", "-o", f"{copy}.gch", copy)
             with contextlib.suppress(OSError):  # another process was first
                 complete.rename(place)
     return header
@@ -92,6 +142,10 @@ def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"lapgrad-emulation-{np.__version__}"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def _contents(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
 
 
 def _digest(*contents: bytes) -> str:

@@ -24,7 +24,7 @@ from lapgrad._cuda import _cholesky, _device, _items, _launch, _stream
 
 _TYPES: dict[str, Any] = {"S": ctypes.c_float, "D": ctypes.c_double}
 _DTYPES = {4: torch.float32, 8: torch.float64}
-_SUCCESS = 0
+_SUCCESS, _FAILURE = 0, 1
 
 
 def columns_first(kind: Any, address: int, rows: int, cols: int, leading: int) -> NDArray[Any]:
@@ -98,9 +98,12 @@ def launch_kernel(function: int, *rest: int) -> int:
     """``function`` is the number that ``queue`` gave to a kernel."""
     *geometry, shared, _, parameters, _ = rest
     size, place = divmod(function, 100)
-    library = emulated._library("triangle", emulated.named(_device._KERNELS[place], _DTYPES[size]))
-    library.run((ctypes.c_int * 8)(*geometry, shared, 0), ctypes.c_void_p(parameters))
-    return _SUCCESS
+    name = emulated.named(_device._KERNELS[place], _DTYPES[size])
+    fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
+    if fault is None:
+        return _SUCCESS
+    print(f"{name}: {fault}")  # an exception would be lost on its way through the core
+    return _FAILURE
 
 
 def fill_bytes(address: int, value: int, count: int, stream: int) -> int:

@@ -9,6 +9,7 @@ import emulated
 import places
 import pytest
 import torch
+from machines import MACHINES, Machine
 from stand_ins import in_place_of_the_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
@@ -203,14 +204,60 @@ def test_ends_of_the_number_range(run: Run) -> None:
     assert run(U, S, V, (None, gS, None), "mask", 0.0)[1] == 1
 
 
+def turned(*parts: Tensor) -> list[Tensor]:
+    """The same numbers, neighbours in columns."""
+    return [part.mT.contiguous().mT for part in parts]
+
+
 def test_strides(run: Run) -> None:
+    """Against the formula: a library adds up a product in an order of its own for each layout.
+
+    That changes its sums by a few units in the last place. What is read from the wrong place is off by as
+    much as the numbers themselves are.
+    """
     U, S, V, (gU, gS, gV) = problem(8, 12)
     assert gU is not None
     assert gV is not None
-    turned = [part.mT.contiguous().mT for part in (U, V, gU, gV)]
+    by_columns = turned(U, V, gU, gV)
+    gA, _ = run(by_columns[0], S, by_columns[1], (by_columns[2], gS, by_columns[3]), "mask", 1e-14)
+    wanted, _ = expected(U, S, V, (gU, gS, gV), "mask", 1e-14)
+    assert_close(gA, wanted, of_order(12) * 12)
+
+
+@pytest.mark.parametrize("run", places.both(on_cpu, on_device))
+def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
+    """To the last bit: all its sums are its own."""
+    U, S, V, (gU, gS, gV) = problem(8, 12)
+    assert gU is not None
+    assert gV is not None
+    by_columns = turned(U, V, gU, gV)
     gA, _ = run(U, S, V, (gU, gS, gV), "mask", 1e-14)
-    again, _ = run(turned[0], S, turned[1], (turned[2], gS, turned[3]), "mask", 1e-14)
+    again, _ = run(by_columns[0], S, by_columns[1], (by_columns[2], gS, by_columns[3]), "mask", 1e-14)
     assert torch.equal(gA, again)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine) -> None:
+    """The kernel between the products, from the same products. Of gU it takes the sizes of rows only."""
+    U, S, V, (gU, gS, gV) = problem(8, 12)
+    assert gU is not None
+    assert gS is not None
+    assert gV is not None
+    S[1, -2:] = 0.0  # what gV has outside of the rows of V is asked for
+    gU, gS, gV, S, U, V = (part.to(machine.device) for part in (gU, gS, gV, S, U, V))
+    products = gU @ U.mT, gV @ V.mT
+    results = []
+    for u, v, right in ((gU, gV, V), turned(gU, gV, V)):
+        G, Y = (product.clone() for product in products)
+        inverse, cell = torch.empty_like(S), _items.new_cell(S)
+        plan = _gesvd_vjp_medium.weighing(G, Y, S, gS, u, v, right, inverse, "mask", 1e-14, cell, 0)
+        machine.launch(plan)
+        results.append((G, inverse, _items.first_failure(cell)))
+    (G, inverse, failure), (again, inverse_again, failure_again) = results
+    assert torch.equal(G, again)
+    assert torch.equal(inverse, inverse_again)
+    assert failure is not None
+    assert failure == failure_again
 
 
 def test_medium_batches_as_the_operator_hands_them_over() -> None:

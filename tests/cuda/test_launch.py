@@ -51,8 +51,8 @@ class Driver:
         assert extra is None
         self.geometry = tuple(geometry)
         if self.status == 0:
-            library = emulated._library(*self.kernels[kernel - 1])
-            library.run((ctypes.c_int * 8)(*geometry, 0), ctypes.c_void_p(parameters))
+            addresses = ctypes.c_void_p(parameters)
+            assert emulated.run(*self.kernels[kernel - 1], (*geometry, 0), addresses) is None
         return self.status
 
 

@@ -1,7 +1,8 @@
-"""Inverses of diagonal blocks, from those of half the order."""
+"""Triangles that are mirrored, moved and cleared, and inverses of diagonal blocks."""
 
 from __future__ import annotations
 
+import emulated
 import pytest
 import torch
 from machines import MACHINES, Machine
@@ -9,6 +10,7 @@ from tolerances import INVERTED_BLOCKS, assert_close
 from torch import Tensor
 
 from lapgrad import _torch_lu as torch_lu
+from lapgrad._cuda import _device
 
 _STRIP, _DEPTH = 8, 16  # as in csrc/device.h
 
@@ -37,3 +39,39 @@ def test_merged_inverses(dtype: torch.dtype, half: int, n: int, by_columns: bool
     plan = ("triangle", "merge_inverses<{T}>", L, (half // _STRIP, pairs, 2), half, shared)
     machine.launch((*plan, *operands, n, half))
     assert_close(W, wanted.tril(), INVERTED_BLOCKS)
+
+
+#: What becomes of a square matrix; and whether its upper triangle, or the lower one, may be anything before.
+RESHAPED = {
+    _device.MIRROR_UP: (lambda A: A.tril() + A.tril(-1).mT, "upper"),
+    _device.MIRROR_DOWN: (lambda A: A.triu() + A.triu(1).mT, "lower"),
+    _device.MOVE_DOWN: (lambda A: A.triu().mT, "lower"),
+    _device.CLEAR_UPPER: (torch.tril, "upper"),
+    _device.CLEAR_LOWER: (torch.triu, "lower"),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels")
+@pytest.mark.parametrize("reverse_order", [False, True])
+@pytest.mark.parametrize("n", [20, 32, 70])
+@pytest.mark.parametrize("kind", RESHAPED)
+def test_reshaped_triangles_of_which_only_one_was_written(kind: int, n: int, reverse_order: bool) -> None:
+    reshaped, free = RESHAPED[kind]
+    A = torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    wanted = reshaped(A)
+    everywhere = torch.ones(2, n, n, dtype=torch.bool)
+    unwritten = everywhere.triu(1) if free == "upper" else everywhere.tril(-1)
+    A[unwritten] = torch.nan
+    tiles = -(-n // 32)
+    plan = (
+        "triangle",
+        f"reshape_triangle<{{T}}, {kind}>",
+        A,
+        (tiles * (tiles + 1) // 2, 2),
+        256,
+        2 * 32 * 33 * 8,
+    )
+    arguments = (A.data_ptr(), *A.stride()[:2], n)
+    emulated.launch(*plan, *arguments, reverse_order=reverse_order, unwritten=(A, unwritten))
+    assert torch.equal(A, wanted)

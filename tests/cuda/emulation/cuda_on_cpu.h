@@ -1,9 +1,10 @@
 // Runs CUDA kernels on the CPU, so that what they compute can be tested where there is no GPU.
 //
 // The threads of a block are fibers of one CPU thread; they change over at barriers only, in the order of their
-// numbers. A kernel that forgets a barrier is therefore found only when the order matters; `reversed` runs the
-// threads in the opposite order, and a result that changes with it is a race. Threads that wait for one that has
-// left, or that wait at different barriers, are a deadlock, and end the run with a message.
+// numbers, or in the opposite one (`reversed`). Threads that wait for one that has left, or that wait at different
+// barriers, are a deadlock, and end the run with a message.
+//
+// What a kernel does to memory is watched (watched_memory.h), so that a missing barrier is found in any order.
 //
 // Forced in front of a .cu file (g++ -include). Shared memory is what `shared_memory` in block.cuh returns.
 #pragma once
@@ -35,8 +36,7 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 
-constexpr int kEmulatedSharedBytes = 227 * 1024;  // what a block may have on sm_90
-alignas(16) unsigned char lapgrad_shared_bytes[kEmulatedSharedBytes];
+#include "watched_memory.h"
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
@@ -46,7 +46,6 @@ namespace emulation {
 
 constexpr int kWarp = 32;
 constexpr std::size_t kStackBytes = 64 * 1024;
-constexpr std::size_t kSharedBytes = kEmulatedSharedBytes;
 
 struct Barrier {
   int waiting = 0;
@@ -56,6 +55,7 @@ struct Barrier {
 struct Warp {
   Barrier barrier;
   int live = 0;
+  unsigned fences = 0;  // how often the lanes have met at __syncwarp
   std::uint64_t slots[2][kWarp];  // taken in turns: who is late still finds what was put
 };
 
@@ -102,15 +102,18 @@ inline void yield() {
   if (!_setjmp(block->running->place)) _longjmp(block->scheduler, 1);
 }
 
-inline void wait(Barrier& barrier, const int& live) {
+// `clock` goes on when all have come: what was done before is ordered before what is done after. Null where threads only
+// exchange values: shuffles and votes order nothing.
+inline void wait(Barrier& barrier, const int& live, unsigned* clock) {
   const unsigned mine = barrier.generation;
-  ++barrier.waiting;
-  block->progress = true;
-  if (barrier.waiting == live) {
+  const auto open = [&] {
     barrier.waiting = 0;
     ++barrier.generation;
-    return;
-  }
+    if (clock) ++*clock;
+  };
+  ++barrier.waiting;
+  block->progress = true;
+  if (barrier.waiting == live) return open();
   Fiber& self = *block->running;
   self.waits_at = &barrier;
   self.generation = mine;
@@ -118,9 +121,7 @@ inline void wait(Barrier& barrier, const int& live) {
   yield();
   self.waits_at = nullptr;
   if (barrier.generation != mine) return;
-  // A thread that left since was the last that was missing.
-  barrier.waiting = 0;
-  ++barrier.generation;
+  open();  // a thread that left since was the last that was missing
   block->progress = true;
 }
 
@@ -179,15 +180,13 @@ inline void run_block(Block& it, bool reversed) {
       Fiber& fiber = *fibers[reversed ? count - 1 - step : step];
       if (fiber.done || has_to_wait(fiber)) continue;
       it.running = &fiber;
+      watch.thread = fiber.number;
+      watch.fences = &it.warps[fiber.number / kWarp].fences;
       resume(it, fiber);
+      watch.fences = nullptr;
     }
     if (!it.progress && it.live > 0) fail("deadlock: threads wait at different barriers");
   }
-}
-
-// Whether all bytes are as `launch` has set them.
-inline bool untouched(const unsigned char* first, std::size_t count) {
-  return count == 0 || (*first == 0xff && std::memcmp(first, first + 1, count - 1) == 0);
 }
 
 inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool reversed, Body body) {
@@ -196,16 +195,14 @@ inline void launch(dim3 grid, dim3 size, std::size_t dynamic_shared, bool revers
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
-        // What a kernel did not write is NaN, and stays visible past the end of what it asked for.
-        std::memset(lapgrad_shared_bytes, 0xff, sizeof lapgrad_shared_bytes);
+        std::memset(lapgrad_shared_bytes, 0xff, dynamic_shared);  // what a kernel did not write is NaN
+        watch.begin_block(dynamic_shared);
         Block it;
         it.body = body;
         it.index = {x, y, z};
         it.block_size = size;
         it.grid_size = grid;
         run_block(it, reversed);
-        if (!untouched(lapgrad_shared_bytes + dynamic_shared, sizeof lapgrad_shared_bytes - dynamic_shared))
-          fail("a kernel wrote past its shared memory");
       }
 }
 
@@ -214,12 +211,15 @@ void invoke(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_const_t<std::remove_reference_t<P>>*>(arguments[I])...);
 }
 
+// Returns what a kernel did wrong first, or null.
 template <typename... P>
-void run(void (*kernel)(P...), const int* geometry, void** arguments) {
+const char* run(void (*kernel)(P...), const int* geometry, void** arguments, const Unwritten* unwritten) {
+  watch.begin_launch(unwritten);
   const auto at = [&](int i) { return static_cast<unsigned>(geometry[i]); };
   const auto body = [&] { invoke(kernel, arguments, std::index_sequence_for<P...>{}); };
   const auto call = [](const void* object) { (*static_cast<const decltype(body)*>(object))(); };
   launch({at(0), at(1), at(2)}, {at(3), at(4), at(5)}, at(6), geometry[7] != 0, {call, &body});
+  return watch.complaint;
 }
 
 template <typename T>
@@ -229,7 +229,7 @@ T exchange(T value, int source_lane) {
   Warp& warp = block->warps[self.number / kWarp];
   std::uint64_t* const slots = warp.slots[warp.barrier.generation % 2];
   std::memcpy(&slots[self.number % kWarp], &value, sizeof(T));
-  wait(warp.barrier, warp.live);
+  wait(warp.barrier, warp.live, nullptr);
   T result = value;
   if (source_lane >= 0 && source_lane < kWarp) std::memcpy(&result, &slots[source_lane], sizeof(T));
   return result;
@@ -244,11 +244,13 @@ inline int lane() { return static_cast<int>(block->running->number % kWarp); }
 #define blockDim (emulation::block->block_size)
 #define gridDim (emulation::block->grid_size)
 
-inline void __syncthreads() { emulation::wait(emulation::block->barrier, emulation::block->live); }
+inline void __syncthreads() {
+  emulation::wait(emulation::block->barrier, emulation::block->live, &emulation::watch.epoch);
+}
 
 inline void __syncwarp(unsigned = 0xffffffffu) {
   auto& warp = emulation::block->warps[emulation::block->running->number / emulation::kWarp];
-  emulation::wait(warp.barrier, warp.live);
+  emulation::wait(warp.barrier, warp.live, &warp.fences);
 }
 
 // `width` splits the warp into groups of that many lanes, as on the device.
@@ -281,12 +283,12 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   auto& warp = emulation::block->warps[self.number / emulation::kWarp];
   std::uint64_t* const slots = warp.slots[warp.barrier.generation % 2];
   slots[self.number % emulation::kWarp] = predicate != 0;
-  emulation::wait(warp.barrier, warp.live);
+  emulation::wait(warp.barrier, warp.live, nullptr);
   unsigned result = 0;
   const unsigned first = self.number / emulation::kWarp * emulation::kWarp;
   for (unsigned bit = 0; bit < emulation::kWarp && first + bit < emulation::block->threads; ++bit)
     if (!emulation::fibers[first + bit]->done && slots[bit]) result |= 1u << bit;
-  emulation::wait(warp.barrier, warp.live);
+  emulation::wait(warp.barrier, warp.live, nullptr);
   return result;
 }
 
@@ -316,25 +318,25 @@ inline int __syncthreads_count(int predicate) {
 }
 
 template <typename T>
-T atomicAdd(T* target, T value) {
+UNWATCHED __attribute__((noinline)) T atomicAdd(T* target, T value) {
   const T before = *target;
   *target += value;
   return before;
 }
 template <typename T>
-T atomicMax(T* target, T value) {
+UNWATCHED __attribute__((noinline)) T atomicMax(T* target, T value) {
   const T before = *target;
-  *target = std::max(before, value);
+  *target = before < value ? value : before;
   return before;
 }
 template <typename T>
-T atomicMin(T* target, T value) {
+UNWATCHED __attribute__((noinline)) T atomicMin(T* target, T value) {
   const T before = *target;
-  *target = std::min(before, value);
+  *target = value < before ? value : before;
   return before;
 }
 template <typename T>
-T atomicCAS(T* target, T compare, T value) {
+UNWATCHED __attribute__((noinline)) T atomicCAS(T* target, T compare, T value) {
   const T before = *target;
   if (before == compare) *target = value;
   return before;

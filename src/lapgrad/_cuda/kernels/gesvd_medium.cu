@@ -87,6 +87,7 @@ struct Warp {
     const T xx = squares[first], yy = squares[second];
     const Rotation<T> turn = rotation(xx, yy, xy, true, allowed);
     if (!__any_sync(kAllLanes, turn.oblique)) return false;
+    __syncwarp();  // a vote does not order accesses to memory: the squares have been read
     if (lane % 8 == 0) {
       const bool keeps = !turn.oblique || turn.first_is_longer == longer_first;
       const T moved = turn.tangent * xy, x = xx + moved, y = yy - moved;

@@ -82,41 +82,41 @@ __device__ void complete_rows(T* V, int filled, int k, int n, bool fix_sign, T* 
   for (int i = 0; i < k; ++i) {
     const bool open = i >= filled;
     if (!team.any_around(open)) continue;
+    // Teams that only keep their warp company touch nothing: their rows may be those of another team, which writes them.
+    const int length = open ? n : 0, before = open ? i : 0;
     T* const row = V + static_cast<Index>(i) * n;
-    for (int c = team.rank; c < n; c += threads) {
+    for (int c = team.rank; c < length; c += threads) {
       T inside = 0;
-      for (int j = 0; j < i; ++j) inside += V[static_cast<Index>(j) * n + c] * V[static_cast<Index>(j) * n + c];
+      for (int j = 0; j < before; ++j) inside += V[static_cast<Index>(j) * n + c] * V[static_cast<Index>(j) * n + c];
       along[c] = inside;
     }
     team.wait();
     int best = 0;
-    for (int c = 1; c < n; ++c) best = along[c] < along[best] ? c : best;
-    for (int c = team.rank; c < n; c += threads)
-      if (open) row[c] = T(c == best);
+    for (int c = 1; c < length; ++c) best = along[c] < along[best] ? c : best;
+    for (int c = team.rank; c < length; c += threads) row[c] = T(c == best);
     team.wait();
     for (int pass = 0; pass < 3; ++pass) {
-      for (int j = team.rank; j < i; j += threads) {
+      for (int j = team.rank; j < before; j += threads) {
         T sum = 0;
-        for (int c = 0; c < n; ++c) sum += V[static_cast<Index>(j) * n + c] * row[c];
+        for (int c = 0; c < length; ++c) sum += V[static_cast<Index>(j) * n + c] * row[c];
         along[j] = sum;
       }
       team.wait();
-      for (int c = team.rank; c < n; c += threads) {
+      for (int c = team.rank; c < length; c += threads) {
         T rest = row[c];
-        for (int j = 0; j < i; ++j) rest -= along[j] * V[static_cast<Index>(j) * n + c];
-        if (open) row[c] = rest;
+        for (int j = 0; j < before; ++j) rest -= along[j] * V[static_cast<Index>(j) * n + c];
+        row[c] = rest;
       }
       team.wait();
       T square = 0, most = 0, decisive = 0;
-      for (int c = 0; c < n; ++c) {
+      for (int c = 0; c < length; ++c) {
         square += row[c] * row[c];
         most = absolute(row[c]) > most ? absolute(row[c]) : most;
       }
-      for (int c = n - 1; c >= 0; --c) decisive = absolute(row[c]) >= most * T(kSameSize) ? row[c] : decisive;
+      for (int c = length - 1; c >= 0; --c) decisive = absolute(row[c]) >= most * T(kSameSize) ? row[c] : decisive;
       const T inverse = (fix_sign && decisive < T(0) ? T(-1) : T(1)) / sqrt(square);
       team.wait();
-      for (int c = team.rank; c < n; c += threads)
-        if (open) row[c] *= inverse;
+      for (int c = team.rank; c < length; c += threads) row[c] *= inverse;
       team.wait();
     }
   }

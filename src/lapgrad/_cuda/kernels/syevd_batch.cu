@@ -53,7 +53,8 @@ __device__ T load_scaled(const Eigenproblem<T>& p, const Matrix<const T>& source
   T scale = most >= Numbers<T>::smallest && finite ? T(ldexp(1.0, ilogb(most))) : Numbers<T>::smallest;
   const T inverse = T(1) / scale;
   __syncwarp();
-  for (int index = lane; index < p.n * p.stride; index += lanes) p.rows[index] = finite ? p.rows[index] * inverse : T(0);
+  for (int i = 0; i < p.n; ++i)
+    for (int k = lane; k < p.n; k += lanes) p.at(i, k) = finite ? p.at(i, k) * inverse : T(0);
   __syncwarp();
   return finite ? scale : T(0);
 }

@@ -19,7 +19,8 @@ constexpr int kMoveDown = 2;    // the upper one goes to the lower place, and 0 
 constexpr int kClearUpper = 3;  // the upper one becomes 0
 constexpr int kClearLower = 4;  // the lower one becomes 0
 
-// In place; 256 threads have one pair of tiles. grid = (tiles (tiles + 1) / 2, items).
+// In place; 256 threads have one pair of tiles. What a triangle is replaced by need not have been written: a tile on the
+// diagonal is read up to it. grid = (tiles (tiles + 1) / 2, items).
 // Memory of a block: two tiles of 32 x 33.
 template <typename T, int kind>
 __device__ void reshape_tiles(const Matrix<T>& A, Index n) {
@@ -30,9 +31,9 @@ __device__ void reshape_tiles(const Matrix<T>& A, Index n) {
   const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
   for (int r = first; r < kTile; r += kTileRows) {
     const Index i = ti * kTile + r, j = tj * kTile + column;  // of the lower tile
-    if (kind == kMirrorUp && i < n && j < n) below[r * (kTile + 1) + column] = A(i, j);
+    if (kind == kMirrorUp && i < n && j < i) below[r * (kTile + 1) + column] = A(i, j);
     const Index p = tj * kTile + r, q = ti * kTile + column;  // of the upper tile
-    if ((kind == kMirrorDown || kind == kMoveDown) && p < n && q < n) above[r * (kTile + 1) + column] = A(p, q);
+    if ((kind == kMirrorDown || kind == kMoveDown) && p < q && q < n) above[r * (kTile + 1) + column] = A(p, q);
   }
   __syncthreads();
   for (int r = first; r < kTile; r += kTileRows) {

@@ -1,0 +1,255 @@
+"""Every kernel of ``_cuda/kernels`` at small sizes, forward and backward, through the public operators.
+
+    python tests/cuda/every_kernel.py [GROUP ...]
+
+runs groups of operators on the GPU, all unless some are named, and fails where one does not launch all
+kernels of the files that it stands for.
+``sanitize.py`` runs it under NVIDIA's compute-sanitizer, ``test_every_kernel.py`` on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import lapgrad
+from lapgrad._cuda import _compile, _libraries, _sizes
+
+#: (file, kernel)
+Kernel = tuple[str, str]
+
+
+def kernels_of_sources() -> set[Kernel]:
+    """All kernels that the files define."""
+    found = set()
+    for source in _compile.SOURCES.glob("*.cu"):
+        for definition in source.read_text().split("__global__")[1:]:
+            named = re.match(r"\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\(", definition)
+            assert named, f"a kernel without a name in {source.name}: {definition[:80]}"
+            found.add((source.stem, named[1]))
+    return found
+
+
+def kernel_of(stem: str, expression: str) -> Kernel:
+    """Which kernel an instance like ``syevd<double, 8, 8, true>`` is of."""
+    return stem, expression.partition("<")[0]
+
+
+class Draw:
+    """Operands of one type on one device, always the same ones."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator().manual_seed(0)
+
+    def normal(self, *shape: int) -> Tensor:
+        drawn = torch.randn(shape, dtype=torch.float64, generator=self._generator)
+        return drawn.to(self._device, self._dtype).requires_grad_()
+
+    def positive_definite(self, *shape: int) -> Tensor:
+        """(..., n, n)"""
+        root = self.normal(*shape, shape[-1]).detach()
+        return self._plus_identity(root @ root.mT / shape[-1])
+
+    def triangle(self, *shape: int) -> Tensor:
+        """(..., n, n), with numbers above its diagonal that count for nothing."""
+        return self._plus_identity(0.2 * self.normal(*shape, shape[-1]).detach() / shape[-1] ** 0.5)
+
+    def _plus_identity(self, A: Tensor) -> Tensor:
+        return (A + torch.eye(A.shape[-1]).to(A)).requires_grad_()
+
+
+def pull_back(results: Tensor | Sequence[Tensor], *operands: Tensor) -> None:
+    """Gradients of the operands, for cotangents without a pattern."""
+    outputs = [results] if isinstance(results, Tensor) else list(results)
+    cotangents = [torch.cos(torch.arange(1, X.numel() + 1).to(X)).view(X.shape) for X in outputs]
+    torch.autograd.grad(outputs, operands, cotangents, retain_graph=True)
+
+
+def cholesky(draw: Draw) -> None:
+    for items, n in ((5, 3), (5, 7), (5, 13), (3, 30), (2, 40), (2, 100), (2, 200), (1, 201)):
+        A, lower = draw.positive_definite(items, n), n % 3 != 0
+        pull_back(lapgrad.potrf(A, lower=lower), A)
+    A, Y = draw.positive_definite(200), draw.normal(200, 2)
+    pull_back(lapgrad.fused.mvn_nll(A, Y), A, Y)
+    for lower in (True, False):
+        L = draw.triangle(200)
+        pull_back(lapgrad.potri(L, lower=lower), L)
+        lapgrad.potri(L.detach(), lower=lower, overwrite=True)
+
+
+def triangular(draw: Draw) -> None:
+    for items, n, columns in ((5, 3, 4), (5, 12, 7), (3, 40, 9), (1, 300, 20)):
+        for lower, transpose, rightside in ((True, False, False), (False, True, True), (True, True, False)):
+            L = draw.triangle(items, n)
+            A = draw.normal(items, columns, n) if rightside else draw.normal(items, n, columns)
+            for operator in (lapgrad.trsm, lapgrad.trmm):
+                pull_back(operator(L, A, lower=lower, transpose=transpose, rightside=rightside), L, A)
+
+
+def products(draw: Draw) -> None:
+    A, B = draw.normal(150, 30), draw.normal(30, 150)
+    pull_back(lapgrad.syrk(A), A)
+    for lower in (True, False):
+        C = draw.normal(150, 150)
+        pull_back(lapgrad.gemmt(A, B, lower=lower), A, B)
+        pull_back(lapgrad.copyltu(C, lower=lower), C)
+
+
+def packing(draw: Draw) -> None:
+    for n, offset, lower in ((20, 0, True), (50, 0, False), (50, -2, True), (70, 1, False)):
+        A = draw.normal(3, n, n)
+        v = lapgrad.extracttrian(A, offset=offset, lower=lower)
+        pull_back(lapgrad.maketrian(v, offset=offset, lower=lower), A)
+
+
+def orthogonal(draw: Draw) -> None:
+    for shape in ((5, 3, 4), (5, 7, 13), (5, 16, 9), (3, 40, 50), (2, 20, 100), (4, 12, 200), (150, 200)):
+        A = draw.normal(*shape)
+        Q, L = lapgrad.gelqf(A)
+        pull_back((Q, L), A)
+        if shape[-2] <= shape[-1]:
+            pull_back(lapgrad.gelqf(A, mode="l"), A)
+
+
+def eigenvalues(draw: Draw) -> None:
+    for items, n, lower in ((9, 5, True), (5, 13, False), (3, 30, True), (3, 50, True)):
+        A = draw.positive_definite(items, n)
+        pull_back(lapgrad.syevd(A, lower=lower), A)
+        pull_back(lapgrad.syevd(A, lower=lower, vectors=False), A)
+
+
+def singular_values(draw: Draw) -> None:
+    for shape in ((5, 6, 8), (5, 40, 5), (5, 12, 12), (3, 10, 40), (3, 20, 30), (2, 20, 50), (2, 50, 34)):
+        _decompose(draw, shape)
+        _decompose_otherwise(draw, shape)
+
+
+def medium_singular_values(draw: Draw) -> None:
+    for shape in ((2, 70, 20), (2, 20, 150), (2, 65, 66), (2, 97, 98)):
+        _decompose(draw, shape)
+    _decompose_otherwise(draw, (2, 70, 20))
+
+
+def _decompose(draw: Draw, shape: tuple[int, int, int]) -> None:
+    A = draw.normal(*shape)
+    found = lapgrad.gesvd(A)
+    pull_back(found, A)
+    pull_back(found[:1], A)
+
+
+def _decompose_otherwise(draw: Draw, shape: tuple[int, int, int]) -> None:
+    items, m, n = shape
+    rank = min(m, n) - 2
+    A, left, right = (draw.normal(items, *part).detach() for part in ((m, n), (m, rank), (rank, n)))
+    lapgrad.gesvd(A, vectors=False)
+    # Rows that belong to zeros are completed. One item has none, and its threads go along.
+    less = left @ right
+    less[-1] = A[-1]
+    lapgrad.gesvd(less)
+
+
+def filters(draw: Draw) -> None:
+    for series, times, n, p, varies in (
+        (3, 5, 3, 1, False),
+        (2, 6, 7, 5, True),
+        (2, 4, 12, 3, False),
+        (1, 3, 20, 10, True),
+    ):
+        models, steps = (series, times) if varies else (1, 1)
+        y, m = draw.normal(series, times, p), draw.normal(series, n)
+        y.detach()[0, 1:, 0] = torch.nan  # missing
+        A, B = draw.triangle(models, steps, n), draw.normal(models, steps, p, n)
+        Q, R = draw.positive_definite(models, steps, n), draw.positive_definite(models, steps, p)
+        operands = y, A, B, Q, R, m, draw.positive_definite(series, n)
+        pull_back(lapgrad.fused.kalman_nll(*operands), *operands)
+
+
+#: Groups of operators, and the files all of whose kernels they launch.
+GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
+    "cholesky": (cholesky, ("potrf_batch", "triangle")),
+    "triangular": (triangular, ("triangular_batch",)),
+    "products": (products, ()),
+    "packing": (packing, ("packing",)),
+    "orthogonal": (orthogonal, ("gelqf_batch", "gelqf_vjp_batch", "gelqf_wide")),
+    "eigenvalues": (eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
+    "singular_values": (singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
+    "medium_singular_values": (medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
+    "filters": (filters, ("kalman_nll",)),
+}
+
+
+def run(name: str, draw: Draw, launched: set[Kernel]) -> None:
+    """Runs a group, and makes sure that it has launched all that it stands for."""
+    group, stems = GROUPS[name]
+    with small_blocks():
+        group(draw)
+    missing = {kernel for kernel in kernels_of_sources() if kernel[0] in stems} - launched
+    assert not missing, f"{name} has not launched {sorted(missing)}"
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Within it algorithms for large matrices take small ones, in several blocks."""
+    orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
+    small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
+    with mock.patch.multiple(_sizes, **small):
+        yield
+
+
+@contextmanager
+def recorded_launches() -> Iterator[set[Kernel]]:
+    """The kernels that the driver is asked to launch within it, by whichever way."""
+    from lapgrad._cpu import core
+
+    launched: set[Kernel] = set()
+    by_handle: dict[int, Kernel] = {}
+    load = _compile.kernel
+
+    @functools.wraps(load)
+    def remember(stem: str, expression: str, *place: Any) -> Any:
+        kernel = load(stem, expression, *place)
+        by_handle[int(kernel.handle)] = kernel_of(stem, expression)
+        return kernel
+
+    launch_kernel = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    signature = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[number] * 7, pointer, pointer, pointer)
+    launch_kernel.argtypes = signature._argtypes_
+
+    def launch(handle: int, *rest: Any) -> int:
+        launched.add(by_handle[handle])
+        status: int = launch_kernel(handle, *rest)
+        return status
+
+    callback = signature(launch)
+    _libraries.bind_driver()
+    core.device_bind("cuLaunchKernel", ctypes.cast(callback, pointer).value)
+    try:
+        with mock.patch.object(_compile, "kernel", remember):
+            yield launched
+    finally:
+        core.device_bind("cuLaunchKernel", ctypes.cast(launch_kernel, pointer).value)
+
+
+def main() -> None:
+    """Runs the groups named on the command line."""
+    with recorded_launches() as launched:
+        for name in sys.argv[1:] or GROUPS:
+            for dtype in (torch.float64, torch.float32):
+                run(name, Draw("cuda", dtype), launched)
+        torch.cuda.synchronize()
+    print(f"launched {len(launched)} kernels")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What ``make test-cuda-sanitize`` launches on a GPU, emulated: every kernel, its accesses watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import emulated
+import every_kernel
+import pytest
+import stand_ins
+import torch
+
+from lapgrad import _cuda, _kernels
+from lapgrad._cpu import available
+from lapgrad._cuda import _stream
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
+    pytest.mark.skipif(not available(), reason="the algorithms are in the compiled core"),
+]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[every_kernel.Kernel]]:
+    """CPU tensors go to the kernels of CUDA; which of them were launched."""
+    found: set[every_kernel.Kernel] = set()
+    run = emulated.run
+
+    def remember(stem: str, expression: str, *rest: Any) -> str | None:
+        found.add(every_kernel.kernel_of(stem, expression))
+        return run(stem, expression, *rest)
+
+    monkeypatch.setattr(emulated, "run", remember)
+    monkeypatch.setattr(_stream, "bind_context", lambda device: None)
+    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+    kernels = {name: getattr(_cuda, name) for name in _kernels.ROUTINES}
+    with stand_ins.in_place_of_the_gpu(), mock.patch.dict(_kernels._CPU, kernels):
+        yield found
+
+
+def test_groups_stand_for_all_files() -> None:
+    stems = [stem for _, stems in every_kernel.GROUPS.values() for stem in stems]
+    assert sorted(stems) == sorted({stem for stem, _ in every_kernel.kernels_of_sources()})
+
+
+@pytest.mark.parametrize("name", every_kernel.GROUPS)
+def test_every_kernel_is_launched_and_does_no_wrong_to_memory(
+    name: str, launched: set[every_kernel.Kernel]
+) -> None:
+    every_kernel.run(name, every_kernel.Draw("cpu", torch.float64), launched)
