@@ -9,7 +9,7 @@ from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
 from lapgrad._define import Formulas, define, define_fused
-from lapgrad._fallback.gesvd import NOT_FINITE, coefficients, inverse_values, pulled_back
+from lapgrad._fallback.gesvd import DISCARDS, NOT_FINITE, coefficients, inverse_values, pulled_back
 from lapgrad._kernels import lookup
 from lapgrad._layout import fresh_matrix, matrix
 from lapgrad.ops import _spectral
@@ -199,7 +199,8 @@ def _pulled_back_composite(
     tol: float | None,
 ) -> Tensor:
     allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    return pulled_back(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply)
+    discards = degeneracy in DISCARDS
+    return pulled_back(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
