@@ -81,10 +81,11 @@ def syevd(
         A: (*batch, n, n), symmetric. Only the named triangle is read.
         lower: Read the lower triangle, else the upper one.
         degeneracy: What stands for 1 / gap in the gradient where the gap between two eigenvalues closes.
-            "mask": 0 for gaps up to the threshold. "lorentz": gap / (gap^2 + threshold^2). "clamp": gaps are
-            at least the threshold, and rounding errors are divided by it. "nan": the bare formula, not finite
-            at equal eigenvalues. "raise": as "mask", with a DegenerateSpectrumError in the backward where the
-            loss has no gradient.
+            "mask": 0 for gaps up to the threshold; also 0 for gaps up to eps^(1/4) of the largest
+            |eigenvalue| where the entry of gU U^T - U gU^T that is divided is only rounding. "lorentz":
+            gap / (gap^2 + threshold^2). "clamp": gaps are at least the threshold, and rounding errors are
+            divided by it. "nan": the bare formula, not finite at equal eigenvalues. "raise": as "mask", with
+            a DegenerateSpectrumError in the backward where the loss has no gradient.
         tol: The threshold, relative to the largest |eigenvalue|; 8 (1 + sqrt(n)) eps when None.
         k: Only the k largest eigenvalues and their eigenvectors, in ascending order as well.
         vectors: Return eigenvectors. With False the result is the tensor of eigenvalues alone.
@@ -107,8 +108,9 @@ def syevd(
 
         With "mask" the gradient is finite at every matrix, and exact whenever the loss depends on a group of
         equal eigenvalues only through their projector and treats the eigenvalues alike (sums, traces,
-        projectors). Otherwise the loss has no gradient: a DegenerateSpectrumWarning says so, once, and can be
-        switched off like every warning. The check is part of the kernel of the first derivative, also in
+        projectors). Where they are close, not equal, the gradient of such a loss has the same precision.
+        Other losses have no gradient at equal eigenvalues: a DegenerateSpectrumWarning says so, once, and can
+        be switched off like every warning. The check is part of the kernel of the first derivative, also in
         compiled code, where an exception comes out of the compiled backward; forward mode and higher
         derivatives do not check. For functions of a matrix use ``linalg.eigh_fn``, which is exact at equal
         eigenvalues.
