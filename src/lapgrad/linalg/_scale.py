@@ -17,7 +17,9 @@ def find_unit(X: Tensor, least: float = 0.0) -> Tensor:
     """
     if X.shape[-2] == 0 or X.shape[-1] == 0:
         return X.new_ones((*X.shape[:-2], 1, 1))
-    largest = torch.linalg.vector_norm(X.detach(), torch.inf, (-2, -1), keepdim=True).clamp_min(least)
+    entries = X.detach()
+    highest, lowest = entries.amax((-2, -1), keepdim=True), entries.amin((-2, -1), keepdim=True)
+    largest = torch.maximum(highest, -lowest).clamp_min(least)
     limit = _LARGEST_EXPONENT[X.dtype]
     exponent = torch.where(largest == 0, 1.0, largest).log2().floor().clamp(-limit, limit)
     return torch.exp2(exponent)

@@ -107,7 +107,7 @@ def pca(
     centred = centred * unit.reciprocal()
     components, variance = _of_centred(centred, unit, k, degeneracy, tol)
     scores = _gemm2.operator.call(centred, components, False, True, 1.0) * unit
-    return PrincipalComponents(components, variance * unit.squeeze(-1) * unit.squeeze(-1), mean, scores)
+    return PrincipalComponents(components, variance * unit.squeeze(-1).square(), mean, scores)
 
 
 def _of_centred(
@@ -119,9 +119,9 @@ def _of_centred(
     degrees = max(n - 1, 1)
     moments = _syrk.operator.call(centred, not wide)
     # Variances that overflow in the unit of X make the moments NaN, which syevd refuses.
-    largest = moments.detach().diagonal(dim1=-2, dim2=-1)[..., None] / degrees * unit * unit
-    fits = largest.isfinite().all(-2, keepdim=True)
-    moments = moments / torch.where(fits, float(degrees), torch.nan).to(moments.dtype)
+    diagonal = moments.detach().diagonal(dim1=-2, dim2=-1) / degrees
+    fits = (diagonal * unit.squeeze(-1).square()).isfinite().all(-1)[..., None, None]
+    moments = moments / degrees + torch.where(fits, 0.0, torch.nan).to(moments.dtype)
     U, ascending, _, _ = _syevd.operator_top.call(moments, True, k, degeneracy, tol)
     U, variance = U.flip(-2), ascending.flip(-1).clamp_min(0.0)
     if not wide:
