@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "gemm.h"
 #include "gesvd_types.h"
@@ -160,17 +162,25 @@ template <class T>
 struct Spectrum {
     View<const T> S;
     Degeneracy policy;
-    T largest, small;
+    T largest, small, close;
 
     Spectrum(View<const T> values, Degeneracy how, T tol)
         : S(values), policy(how), largest(values(0, 0)),
-          small(std::max(tol * (values(0, 0) == T(0) ? T(1) : values(0, 0)), std::numeric_limits<T>::min())) {}
+          small(std::max(tol * (values(0, 0) == T(0) ? T(1) : values(0, 0)), std::numeric_limits<T>::min())),
+          close(close_gap<T> * values(0, 0)) {}
 
     bool null(index_t i) const { return S(0, i) <= small; }
     bool has_ties() const {
         for (index_t i = 1; i < S.cols; ++i)
             if (S(0, i - 1) - S(0, i) <= small) return true;
         return false;
+    }
+    // Some gap, or some value, is so small that rounding may have to be discarded.
+    bool may_discard() const {
+        if (policy != Degeneracy::mask) return false;
+        bool some = S(0, S.cols - 1) < close;
+        for (index_t i = 1; i < S.cols; ++i) some |= S(0, i - 1) - S(0, i) < close;
+        return some;
     }
     // No policy matters, and products of two differences neither overflow nor vanish.
     bool untied_and_moderate() const {
@@ -267,36 +277,94 @@ bool is_ambiguous(const SvdGradient<T>& g, index_t b, const Spectrum<T>& spectru
     return false;
 }
 
+// Of one item, for each row: how far gU U' and gV V' together, and gV V' alone, may be off by rounding (zeros where nothing can
+// be discarded), the cotangent of the value, and what stands for 1 / S (zeros unless A is wide).
+template <class T>
+struct Rows {
+    bool discards;
+    std::vector<T> noise, slope, inverse;
+
+    Rows(const SvdGradient<T>& g, index_t b, const Spectrum<T>& spectrum, View<const T> Y, bool wide, bool parallel)
+        : discards(spectrum.may_discard()), noise(Y.rows, T(0)), slope(Y.rows, T(0)), inverse(Y.rows, T(0)) {
+        const index_t k = Y.rows;
+        std::vector<T> noise_v(k, T(0));
+        const T units = rounding_units<T>(double(g.V.cols));
+        if (discards && g.gU.data) measure_rows<T>(g.gU[b], rounding_units<T>(double(g.U.cols)), noise.data(), parallel);
+        if (discards && g.gV.data) measure_rows<T>(g.gV[b], units, noise_v.data(), parallel);
+        for (index_t i = 0; i < k; ++i) {
+            noise[i] += noise_v[i];
+            if (g.gS.data) slope[i] = g.gS[b](0, i);
+            if (wide) inverse[i] = spectrum.inverse(spectrum.S(0, i));
+        }
+        for (index_t i = k - 1; wide && discards && i >= 0 && spectrum.S(0, i) < spectrum.close; --i)
+            if (is_inside(g.gV[b], g.V[b], Y, i, noise_v[i], noise_v[i] / units) &&
+                only_rounding<T>(T(0), noise_v[i], spectrum.S(0, i), spectrum.close, slope[i]))
+                inverse[i] = T(0);
+    }
+
+    // Whether row i of gV is in the space of V up to rounding. Most rows are not even nearly so, as lengths tell; their
+    // squares, relative to the largest entry, neither overflow nor vanish.
+    static bool is_inside(View<const T> gV, View<const T> V, View<const T> Y, index_t i, T noise, T most) {
+        if (!(most > T(0))) return false;
+        T all = 0, inside = 0;
+        for (index_t c = 0; c < gV.cols; ++c) all += (gV(i, c) / most) * (gV(i, c) / most);
+        for (index_t j = 0; j < Y.cols; ++j) inside += (Y(i, j) / most) * (Y(i, j) / most);
+        if (all - inside > std::sqrt(std::numeric_limits<T>::epsilon()) * all) return false;
+        std::vector<T> rest(gV.cols);
+        for (index_t c = 0; c < gV.cols; ++c) rest[c] = gV(i, c);
+        for (index_t j = 0; j < Y.cols; ++j)
+            for (index_t c = 0; c < gV.cols; ++c) rest[c] -= Y(i, j) * V(j, c);
+        for (const T x : rest)
+            if (!(std::abs(x) < noise)) return false;
+        return true;
+    }
+};
+
 // One pair of blocks that mirror each other, [begin, end) x [first, last) above the diagonal, where nothing is tied:
 // C_ij = S_j E and C_ji = -S_i E with E = 1 / ((S_i - S_j) (S_i + S_j)). The lower block is turned around in a buffer.
-template <class T, bool Left, bool Right>
-void combine_untied(const T* S, const T* inverse, View<T> X, View<const T> Y, index_t begin, index_t end, index_t first,
-                    index_t last) {
+// With u and v the entries of sk(X) and sk(Y), G_ij = 1/2 [(u + v) / (S_i - S_j) - (u - v) / (S_i + S_j)]: Discard leaves out
+// the quotient whose numerator is only rounding.
+template <class T, bool Left, bool Right, bool Discard>
+void combine_untied(const T* S, T close, const Rows<T>& rows, View<T> X, View<const T> Y, index_t begin, index_t end,
+                    index_t first, index_t last) {
     T x_below[strip][strip], y_below[strip][strip];
     for (index_t j = first; j < last; ++j)
         for (index_t i = begin; i < end; ++i) {
             if (Left) x_below[i - begin][j - first] = X(j, i);
             if (Right) y_below[i - begin][j - first] = Y(j, i);
         }
+    const T *const inverse = rows.inverse.data(), *const noise = rows.noise.data(), *const slope = rows.slope.data();
     for (index_t i = begin; i < end; ++i) {
         T *const x_row = X.at(i, 0), *const below = x_below[i - begin];
         const T* const y_row = Right ? Y.at(i, 0) : nullptr;
-        const T si = S[i], inverse_i = inverse[i];
+        const T si = S[i], inverse_i = inverse[i], noise_i = noise[i], slope_i = slope[i];
         for (index_t j = first; j < last; ++j) {
-            const T sj = S[j], E = T(1) / ((si - sj) * (si + sj));
+            const T sj = S[j], gap = si - sj, total = si + sj, E = T(1) / (gap * total);
+            const T y = Right ? y_row[j] : T(0), mirrored = Right ? y_below[i - begin][j - first] : T(0);
+            const T u = Left ? x_row[j] - below[j - first] : T(0), v = y - mirrored;
             T upper = 0, lower = 0;
             if (Left) {
-                const T u = x_row[j] - below[j - first];
                 upper = u * sj;
                 lower = u * si;
             }
             if (Right) {
-                const T y = y_row[j], mirrored = y_below[i - begin][j - first], v = y - mirrored;
-                upper = (upper + v * si) * E - inverse_i * y;
-                lower = (lower + v * sj) * E - inverse[j] * mirrored;
-            } else {
-                upper *= E;
-                lower *= E;
+                upper += v * si;
+                lower += v * sj;
+            }
+            if (Discard) {
+                const T both = noise_i + noise[j];
+                const bool unturned = only_rounding<T>(u + v, both, gap, close, slope_i - slope[j]);
+                const bool unparted = only_rounding<T>(u - v, both, total, close, slope_i + slope[j]);
+                const T turning = unturned ? T(0) : T(0.5) * (u + v) * total;
+                const T parting = unparted ? T(0) : T(0.5) * (u - v) * gap;
+                upper = unturned | unparted ? turning - parting : upper;
+                lower = unturned | unparted ? turning + parting : lower;
+            }
+            upper *= E;
+            lower *= E;
+            if (Right) {
+                upper -= inverse_i * y;
+                lower -= inverse[j] * mirrored;
             }
             x_row[j] = upper;
             below[j - first] = lower;
@@ -306,41 +374,64 @@ void combine_untied(const T* S, const T* inverse, View<T> X, View<const T> Y, in
         for (index_t i = begin; i < end; ++i) X(j, i) = x_below[i - begin][j - first];
 }
 
+// u C_ij - v C_ji and v C_ij - u C_ji, i < j, by any policy, and without quotients of rounding as above.
+template <class T>
+void combine_pair(const Spectrum<T>& spectrum, const Rows<T>& rows, index_t i, index_t j, T u, T v, T& upper, T& lower) {
+    T above, below;
+    spectrum.coefficients(i, j, above, below);
+    upper = u * above - v * below;
+    lower = v * above - u * below;
+    if (!rows.discards || spectrum.null(i)) return;
+    const T si = spectrum.S(0, i), sj = spectrum.S(0, j), both = rows.noise[i] + rows.noise[j];
+    const bool tied = si - sj <= spectrum.small;
+    const bool unturned =
+        tied || only_rounding<T>(u + v, both, si - sj, spectrum.close, rows.slope[i] - rows.slope[j]);
+    const bool unparted = only_rounding<T>(u - v, both, si + sj, spectrum.close, rows.slope[i] + rows.slope[j]);
+    if (!unturned && !unparted) return;
+    const T turning = unturned ? T(0) : T(0.5) * (u + v) / (si - sj);
+    const T parting = unparted ? T(0) : T(0.5) * (u - v) / (si + sj);
+    upper = turning - parting;
+    lower = turning + parting;
+}
+
 // G := diag gS + sk(X) o C - sk(Y) o C' (- S^-1 Y), in the memory of X; pairs of blocks that mirror each other at a time.
 template <class T>
-void combine(const Spectrum<T>& spectrum, const SvdGradient<T>& g, index_t b, View<T> X, View<const T> Y, bool wide,
+void combine(const Spectrum<T>& spectrum, const Rows<T>& rows, View<T> X, View<const T> Y, bool left, bool right, bool wide,
              bool parallel) {
     const index_t k = X.rows, blocks = (k + strip - 1) / strip;
-    const bool left = g.gU.data, right = g.gV.data;
-    auto inverses = workspace<T>(k);
-    for (index_t i = 0; i < k; ++i) inverses[i] = wide ? spectrum.inverse(spectrum.S(0, i)) : T(0);
     const bool plain = spectrum.untied_and_moderate();
+    const auto untied = [&](auto discard, auto... range) {
+        constexpr bool Discard = decltype(discard)::value;
+        const auto both = left && right ? combine_untied<T, true, true, Discard>
+                          : left        ? combine_untied<T, true, false, Discard>
+                                        : combine_untied<T, false, true, Discard>;
+        both(spectrum.S.data, spectrum.close, rows, X, Y, range...);
+    };
     const auto body = [&](index_t block) {
         const index_t begin = block * strip, end = std::min(k, begin + strip);
         for (index_t first = begin; first < k; first += strip) {
             if (plain && first > begin) {
-                const auto both = left && right ? combine_untied<T, true, true>
-                                  : left        ? combine_untied<T, true, false>
-                                                : combine_untied<T, false, true>;
-                both(spectrum.S.data, inverses.get(), X, Y, begin, end, first, std::min(k, first + strip));
+                // Values descend: the closest are the last of one block and the first of the other.
+                const index_t last = std::min(k, first + strip);
+                const bool near = rows.discards && spectrum.S(0, end - 1) - spectrum.S(0, first) < spectrum.close;
+                near ? untied(std::true_type{}, begin, end, first, last) : untied(std::false_type{}, begin, end, first, last);
                 continue;
             }
             for (index_t i = begin; i < end; ++i) {
-                const T inverse_i = inverses[i];
+                const T inverse_i = rows.inverse[i];
                 for (index_t j = std::max(first, i + 1); j < std::min(k, first + strip); ++j) {
-                    T above, below;
-                    spectrum.coefficients(i, j, above, below);
                     const T u = left ? X(i, j) - X(j, i) : T(0), v = right ? Y(i, j) - Y(j, i) : T(0);
-                    T upper = u * above - v * below, lower = v * above - u * below;
+                    T upper, lower;
+                    combine_pair<T>(spectrum, rows, i, j, u, v, upper, lower);
                     if (wide) {
                         upper -= inverse_i * Y(i, j);
-                        lower -= inverses[j] * Y(j, i);
+                        lower -= rows.inverse[j] * Y(j, i);
                     }
                     X(i, j) = upper;
                     X(j, i) = lower;
                 }
                 if (first == begin) {
-                    X(i, i) = g.gS.data ? g.gS[b](0, i) : T(0);
+                    X(i, i) = rows.slope[i];
                     if (wide) X(i, i) -= inverse_i * Y(i, i);
                 }
             }
@@ -375,13 +466,12 @@ void gesvd_vjp_item(const SvdGradient<T>& g, index_t b, bool parallel) {
     if (left) gemm<T>(T(1), g.gU[b], g.U[b].t(), false, X);
     if (right) gemm<T>(T(1), g.gV[b], g.V[b].t(), false, Y);
     g.ambiguous[b] |= is_ambiguous<T>(g, b, spectrum, X, Y);
-    combine<T>(spectrum, g, b, X, Y, wide, parallel);
+    const Rows<T> rows(g, b, spectrum, Y, wide, parallel);
+    combine<T>(spectrum, rows, X, Y, left, right, wide, parallel);
     if (wide)
         for_strips(k, n, parallel, [&](index_t begin, index_t end) {
-            for (index_t i = begin; i < end; ++i) {
-                const T inverse = spectrum.inverse(spectrum.S(0, i));
-                for (index_t c = 0; c < n; ++c) inner(i, c) = inverse * g.gV[b](i, c);
-            }
+            for (index_t i = begin; i < end; ++i)
+                for (index_t c = 0; c < n; ++c) inner(i, c) = rows.inverse[i] * g.gV[b](i, c);
         });
     gemm<T>(T(1), X, g.V[b], wide, inner);
     gemm<T>(T(1), g.U[b].t(), inner, false, g.gA[b]);

@@ -282,8 +282,31 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
                 default: return s > small ? one / (s > small ? s : one) : zero;
             }
         };
+        const Vec<T> close = largest * close_gap<T>;
+        M some = S(0, k - 1) < close;
+        for (index_t i = 1; i < k; ++i) some |= S(0, i - 1) - S(0, i) < close;
+        const bool discards = g.policy == Degeneracy::mask && any_lane<T>(some);
+        Vec<T> noise[lane_limit], inverse[lane_limit];
         for (index_t i = 0; i < k; ++i) {
-            const Vec<T> si = S(0, i), inverse_i = wide ? inverse_of(si) : zero;
+            inverse[i] = wide ? inverse_of(S(0, i)) : zero;
+            noise[i] = zero;
+            if (!discards) continue;
+            Vec<T> noise_v{};
+            if (g.gU.data) largest_entry<T>(gU.block(i, 0, 1, m), noise[i]);
+            if (g.gV.data) largest_entry<T>(gV.block(i, 0, 1, n), noise_v);
+            noise_v *= rounding_units<T>(double(n));
+            noise[i] = noise[i] * rounding_units<T>(double(m)) + noise_v;
+            if (!wide) continue;
+            M inside = only_rounding<Vec<T>>(zero, noise_v, S(0, i), close, g.gS.data ? gS(0, i) : zero);
+            for (index_t c = 0; c < n && any_lane<T>(inside); ++c) {
+                Vec<T> rest = gV(i, c);
+                for (index_t j = 0; j < k; ++j) rest -= Y(i, j) * V(j, c);
+                inside &= absolute<T>(rest) < noise_v;
+            }
+            inverse[i] = inside ? zero : inverse[i];
+        }
+        for (index_t i = 0; i < k; ++i) {
+            const Vec<T> si = S(0, i), inverse_i = inverse[i];
             const M null = si <= small;
             for (index_t j = i + 1; j < k; ++j) {
                 const Vec<T> sj = S(0, j), gap = si - sj, total = si + sj;
@@ -304,6 +327,18 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
                 const Vec<T> scale = open ? zero : one / (open ? one : total);
                 const Vec<T> above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
                 Vec<T> upper = left * above - right * below, lower = right * above - left * below;
+                if (discards) {
+                    // As combine_pair of gesvd.h.
+                    const Vec<T> both = noise[i] + noise[j], step = g.gS.data ? gS(0, i) - gS(0, j) : zero;
+                    const Vec<T> opposite = g.gS.data ? gS(0, i) + gS(0, j) : zero;
+                    const M unturned = tie | only_rounding<Vec<T>>(left + right, both, gap, close, step);
+                    const M unparted = only_rounding<Vec<T>>(left - right, both, total, close, opposite);
+                    const Vec<T> turning = unturned ? zero : half * (left + right) * F;
+                    const Vec<T> parting = unparted ? zero : half * (left - right) * scale;
+                    const M split = (unturned | unparted) & ~null;
+                    upper = split ? turning - parting : upper;
+                    lower = split ? turning + parting : lower;
+                }
                 if (g.policy != Degeneracy::nan && any_lane<T>(tie)) {
                     measure();
                     M turned = absolute<T>(left + right) > size;
@@ -318,7 +353,7 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
                 }
                 if (wide) {
                     upper -= inverse_i * Y(i, j);
-                    lower -= inverse_of(sj) * Y(j, i);
+                    lower -= inverse[j] * Y(j, i);
                 }
                 G(i, j) = upper;
                 G(j, i) = lower;

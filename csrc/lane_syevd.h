@@ -293,9 +293,20 @@ void lane_syevd_vjp(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, c
         const Vec<T> scale = larger<T>(larger<T>(absolute<T>(lambda[0]), absolute<T>(lambda[n - 1])), S::fill(tiny));
         const Vec<T> threshold = larger<T>(scale * S::fill(tol), S::fill(tiny));
         Mask broken{};
+        if (g_eigenvalues) load(g_eigenvalues, slope);
         if (gU.data) {
             gather<T>(gU, group, buffer + square);
             const LaneView<T> G = lane_view<T>(buffer + square, gU);
+            const Vec<T> close = scale * S::fill(close_gap<T>);
+            Mask some{};
+            for (index_t i = 1; i < n; ++i) some |= lambda[i] - lambda[i - 1] < close;
+            const bool discards = rule == Degeneracy::mask && any_lane<T>(some);
+            Vec<T> noise[lane_limit];
+            for (index_t i = 0; i < n && discards; ++i) {
+                noise[i] = Vec<T>{};
+                for (index_t k = 0; k < n; ++k) noise[i] = larger<T>(noise[i], absolute<T>(G(i, k)));
+                noise[i] *= rounding_units<T>(double(n));
+            }
             Vec<T> most{}, skew{};
             for (index_t i = 0; i < n; ++i)
                 for (index_t j = 0; j < n; ++j) {
@@ -308,7 +319,13 @@ void lane_syevd_vjp(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, c
                 for (index_t j = 0; j < i; ++j) {
                     const Vec<T> gap = lambda[i] - lambda[j], difference = M(i, j) - M(j, i);
                     skew = larger<T>(skew, gap > threshold ? Vec<T>{} : absolute<T>(difference));
-                    M(i, j) = M(j, i) = half * difference * inverse_gap<Vec<T>>(rule, gap, threshold, scale);
+                    Vec<T> quotient = half * difference * inverse_gap<Vec<T>>(rule, gap, threshold, scale);
+                    if (discards) {
+                        const Vec<T> step = g_eigenvalues ? slope[i] - slope[j] : Vec<T>{};
+                        const Mask rounding = only_rounding<Vec<T>>(difference, noise[i] + noise[j], gap, close, step);
+                        quotient = rounding ? Vec<T>{} : quotient;
+                    }
+                    M(i, j) = M(j, i) = quotient;
                 }
                 M(i, i) = Vec<T>{};
             }
@@ -317,7 +334,6 @@ void lane_syevd_vjp(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, c
             for (index_t i = 0; i < n * n; ++i) M.data[i] = Vec<T>{};
         }
         if (g_eigenvalues) {
-            load(g_eigenvalues, slope);
             Vec<T> most{}, step{};
             for (index_t i = 0; i < n; ++i) {
                 M(i, i) = slope[i];

@@ -137,22 +137,38 @@ struct Evenness {
     bool broken() const { return uneven > std::sqrt(std::numeric_limits<T>::epsilon()) * most; }
 };
 
+// Of one item. noise and slope: per row, what only_rounding takes; zeros where no gaps are close, or there are no slopes.
 template <class T>
 struct GapRule {
     Degeneracy gaps;
-    T threshold, scale;
+    T threshold, scale, close;
+    std::vector<T> noise, slope;
 
     GapRule(Degeneracy rule, T tol, const T* lambda, index_t n) : gaps(rule) {
         constexpr T tiny = std::numeric_limits<T>::min();
         scale = std::max(std::max(std::abs(lambda[0]), std::abs(lambda[n - 1])), tiny);
         threshold = std::max(tol * scale, tiny);
+        close = close_gap<T> * scale;
+    }
+    void measure(View<const T> gU, const T* lambda, const T* slopes, bool parallel) {
+        const index_t n = gU.rows;
+        noise.assign(n, T(0));
+        slope.assign(n, T(0));
+        bool some = false;
+        for (index_t i = 1; i < n; ++i) some |= lambda[i] - lambda[i - 1] < close;
+        if (gaps != Degeneracy::mask || !some) return;
+        measure_rows<T>(gU, rounding_units<T>(double(gU.cols)), noise.data(), parallel);
+        if (slopes) std::copy(slopes, slopes + n, slope.begin());
     }
 };
 
 // One pair of blocks of P, X = P(i, j) and Y = P(j, i)', i > j: both become half of X - Y, divided by the gaps.
 template <Degeneracy Rule, class T>
-void divide_block(View<T> X, View<T> Y, const T* lambda_i, const T* lambda_j, const GapRule<T>& rule,
+void divide_block(View<T> X, View<T> Y, const T* lambda, index_t first_i, index_t first_j, const GapRule<T>& rule,
                   Evenness<T>& found) {
+    const T *const lambda_i = lambda + first_i, *const lambda_j = lambda + first_j;
+    const T *const noise_i = rule.noise.data() + first_i, *const noise_j = rule.noise.data() + first_j;
+    const T *const slope_i = rule.slope.data() + first_i, *const slope_j = rule.slope.data() + first_j;
     T most = found.most, uneven = found.uneven;
     for (index_t i = 0; i < X.rows; ++i) {
         T *const x = X.at(i, 0), *const y = Y.at(i, 0);
@@ -160,7 +176,12 @@ void divide_block(View<T> X, View<T> Y, const T* lambda_i, const T* lambda_j, co
             const T difference = x[j] - y[j], gap = lambda_i[i] - lambda_j[j];
             most = std::max(most, std::max(std::abs(x[j]), std::abs(y[j])));
             uneven = std::max(uneven, gap > rule.threshold ? T(0) : std::abs(difference));
-            x[j] = y[j] = T(0.5) * difference * inverse_gap<T>(Rule, gap, rule.threshold, rule.scale);
+            T quotient = T(0.5) * difference * inverse_gap<T>(Rule, gap, rule.threshold, rule.scale);
+            if constexpr (Rule == Degeneracy::mask)
+                quotient = only_rounding<T>(difference, noise_i[i] + noise_j[j], gap, rule.close, slope_i[i] - slope_j[j])
+                               ? T(0)
+                               : quotient;
+            x[j] = y[j] = quotient;
         }
     }
     found.most = most;
@@ -180,12 +201,12 @@ Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, b
             const View<T> mirror = P.block(first, begin, strip, end - begin);
             const View<T> image{mirrored, end - begin, strip, strip, 1};
             copy_block<T>(mirror.readonly().t(), T(1), image);
-            divide_block<Rule, T>(block, image, lambda + begin, lambda + first, rule, here);
+            divide_block<Rule, T>(block, image, lambda, begin, first, rule, here);
             copy_block<T>(image.readonly().t(), T(1), mirror);
         }
         for (index_t i = begin; i < end; ++i) {
             for (index_t j = begin; j < i; ++j)
-                divide_block<Rule, T>(P.block(i, j, 1, 1), P.block(j, i, 1, 1), lambda + i, lambda + j, rule, here);
+                divide_block<Rule, T>(P.block(i, j, 1, 1), P.block(j, i, 1, 1), lambda, i, j, rule, here);
             here.most = std::max(here.most, std::abs(P(i, i)));
             P(i, i) = T(0);
         }
@@ -236,12 +257,13 @@ void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, 
     }
     for_items(U.count, n, [&](index_t b, bool parallel) {
         const T *const lambda = eigenvalues + b * n, *const slope = g_eigenvalues ? g_eigenvalues + b * n : nullptr;
-        const GapRule<T> rule(gaps, tol, lambda, n);
+        GapRule<T> rule(gaps, tol, lambda, n);
         const std::unique_ptr<T[]> buffer = uninitialised<T>(n * n);
         const View<T> gradient = gA[b], W{buffer.get(), n, n, n, 1};
         bool broken = slope && uneven_slope<T>(lambda, slope, n, rule);
         if (gU.data) {
             gemm<T>(T(1), gU[b], U[b].t(), false, gradient);
+            rule.measure(gU[b], lambda, slope, parallel);
             broken |= divide_by_gaps<T>(gradient, lambda, rule, parallel).broken();
             for (index_t i = 0; i < n && slope; ++i) gradient(i, i) = slope[i];
             // (U' M) U, not U' (M U): of one triangle, a product of two rows-first matrices is the faster one.

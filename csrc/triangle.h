@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "isa.h"
 #include "parallel.h"
@@ -21,6 +22,24 @@ void for_strips(index_t rows, index_t cols, bool parallel, F body) {
         parallel::for_each(strips, run);
     else
         for (index_t s = 0; s < strips; ++s) run(s);
+}
+
+// target[i] := the largest entry of row i, times `factor`.
+template <class T>
+void measure_rows(View<const T> X, T factor, T* target, bool parallel) {
+    for_strips(X.rows, X.cols, parallel, [&](index_t begin, index_t end) {
+        std::fill(target + begin, target + end, T(0));
+        if (X.col_stride == 1 || X.row_stride != 1)
+            for (index_t i = begin; i < end; ++i) {
+                T most = 0;
+                for (index_t k = 0; k < X.cols; ++k) most = std::max(most, std::abs(X(i, k)));
+                target[i] = most;
+            }
+        else
+            for (index_t k = 0; k < X.cols; ++k)
+                for (index_t i = begin; i < end; ++i) target[i] = std::max(target[i], std::abs(X(i, k)));
+        for (index_t i = begin; i < end; ++i) target[i] *= factor;
+    });
 }
 
 // dst := scale * src, a strip of columns at a time, so that a transposed source is read within the cache.

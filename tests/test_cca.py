@@ -113,3 +113,28 @@ def test_dependent_columns_are_named() -> None:
     X[0, 0, 0] = torch.nan
     with pytest.raises(lapgrad.NonFiniteError):
         cca(X, Y, regularisation=0.1)
+
+
+@pytest.mark.parametrize("exponent", [-1000, -508, 508, 1000])
+def test_small_and_large_data(exponent: int) -> None:
+    """Correlations and their gradients do not depend on the units of X and Y; directions scale with them."""
+    generator = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(12, q, generator=generator, dtype=torch.float64).to(DEVICE) for q in (3, 2))
+    unit = 2.0**exponent
+
+    def results(unit: float) -> tuple[Tensor, ...]:
+        leaf = (X * unit).requires_grad_()
+        found = lapgrad.linalg.cca(leaf, Y)
+        (gradient,) = torch.autograd.grad(found.correlations[0], leaf)
+        return found[0].detach(), found[1].detach() * unit, found[2].detach(), gradient * unit
+
+    for actual, expected in zip(results(unit), results(1.0), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_regularisation_of_data_that_are_all_but_zero() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(12, q, generator=generator, dtype=torch.float64).to(DEVICE) for q in (3, 2))
+    found = cca(X * 2.0**-1000, Y, regularisation=1e-3)
+    assert (found.correlations < 1e-290).all()
+    assert found[1].isfinite().all()

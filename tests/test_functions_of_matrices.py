@@ -245,6 +245,53 @@ def test_components_of_both_sides_agree() -> None:
     assert_all_close(variance, eigenvalues.flip(0), 1000)
 
 
+#: Powers of two, for which results scale exactly: around the roots of the smallest and the largest number,
+#: and far below.
+SCALES = {torch.float64: (-1000, -600, -508, 500, 508), torch.float32: (-100, -70, -60, 55, 60)}
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (4, 9), (2, 6, 6)], ids=str)
+@pytest.mark.parametrize("dtype", SCALES, ids=str)
+def test_components_of_small_and_large_data(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Components do not depend on the unit of the data, their gradient is in its reciprocal."""
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE, dtype)
+    W = torch.randn(12, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(DEVICE, dtype)
+
+    def results(exponent: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        unit = torch.tensor(2.0, dtype=dtype, device=DEVICE) ** exponent
+        leaf = (X * unit).requires_grad_()
+        components, _, _, scores = pca(leaf, k=2)
+        turned = (components * W[:2, : shape[-1]]).sum()
+        (of_components,) = torch.autograd.grad(turned, leaf, retain_graph=True)
+        (of_scores,) = torch.autograd.grad((scores * W[: shape[-2], :2]).sum(), leaf)
+        return components.detach(), scores.detach() / unit, of_components * unit, of_scores
+
+    for exponent in SCALES[dtype]:
+        for actual, expected in zip(results(exponent), results(0), strict=True):
+            assert torch.equal(actual, expected), exponent
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (4, 9)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "exponent"), [(torch.float64, -508), (torch.float64, 508), (torch.float32, -60)]
+)
+def test_variances_of_small_and_large_data(dtype: torch.dtype, exponent: int, shape: tuple[int, ...]) -> None:
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE, dtype)
+    unit = torch.tensor(2.0, dtype=dtype, device=DEVICE) ** exponent
+    leaf, scaled = X.clone().requires_grad_(), (X * unit).requires_grad_()
+    expected, actual = pca(leaf, k=2).variance, pca(scaled, k=2).variance
+    assert_all_close(actual / unit / unit, expected)
+    (expected,) = torch.autograd.grad(expected[0], leaf)
+    (actual,) = torch.autograd.grad(actual[0], scaled)
+    assert_all_close(actual / unit, expected)
+
+
+def test_variances_that_overflow() -> None:
+    X = torch.tensor([[1e200, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64, device=DEVICE)
+    with pytest.raises(lapgrad.NonFiniteError):
+        pca(X)
+
+
 @pytest.mark.parametrize("k", [-1, 4])
 def test_number_of_components(k: int) -> None:
     with pytest.raises(lapgrad.OptionError, match=r"^linalg.pca: k must be between 0 and the smaller side"):

@@ -124,3 +124,19 @@ def test_dependent_columns_are_named() -> None:
     ):
         lda(X, labels=[0, 1] * 5)
     assert lda(X, labels=[0, 1] * 5, regularisation=0.1).ratios.isfinite().all()
+
+
+@pytest.mark.parametrize("exponent", [-1000, -508, 508, 1000])
+def test_small_and_large_data(exponent: int) -> None:
+    """Ratios do not depend on the unit of the data, directions and gradients are in its reciprocal."""
+    X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
+    labels = [i % 3 for i in range(12)]
+
+    def results(unit: float) -> tuple[Tensor, ...]:
+        leaf = (X * unit).requires_grad_()
+        ratios, W = lapgrad.linalg.lda(leaf, labels=labels)
+        (gradient,) = torch.autograd.grad(ratios[0], leaf)
+        return ratios.detach(), W.detach() * unit, gradient * unit
+
+    for actual, expected in zip(results(2.0**exponent), results(1.0), strict=True):
+        assert torch.equal(actual, expected)

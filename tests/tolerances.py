@@ -97,6 +97,11 @@ PROMISED_ON_CUDA = 50.0
 #: 15 units at n = 4, where of_order has 14: 13 are seen on a CPU, 20 on CUDA.
 GRADIENT_OF_LQ = 2.0
 
+#: How much more than ``of_order``: the gradient of a projector onto a group of values whose distance from the
+#: others is a third of the largest one. Rounding turns the space by three times the error of the vectors, and
+#: the gradient, which divides by that distance, by three times as much again.
+OF_A_GROUP = 9.0
+
 
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.

@@ -204,6 +204,58 @@ def test_ends_of_the_number_range(run: Run) -> None:
     assert run(U, S, V, (None, gS, None), "mask", 0.0)[1] == 1
 
 
+@pytest.mark.parametrize(("m", "n"), [(7, 7), (6, 9), (12, 5), (18, 30)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
+    """Losses of the spaces of a group, and of U^T V; the last item tells the vectors of the group apart."""
+    U, S, V, (gU, _, gV) = problem(m, n, dtype)
+    assert gU is not None
+    assert gV is not None
+    generator = torch.Generator().manual_seed(0)
+    W_left, W_right, W_both = (
+        torch.randn(3, *shape, dtype=torch.float64, generator=generator).to(dtype)
+        for shape in ((m, m), (n, n), (m, n))
+    )
+    group, tight = slice(1, 4), 1e-15
+    of_u, of_v = torch.zeros_like(gU), torch.zeros_like(gV)
+    of_u[:, group] = U[:, group] @ (W_left + W_left.mT) + V[:, group] @ W_both.mT
+    of_v[:, group] = V[:, group] @ (W_right + W_right.mT) + U[:, group] @ W_both
+    of_u[2], of_v[2] = gU[2], gV[2]
+    units = of_order(max(m, n)) * max(m, n)
+    for gap in (1e-12, 1e-9, 1e-6) if dtype == torch.float64 else (1e-6, 1e-4):
+        S[:, group] = S[0, 2] - torch.tensor([0.0, gap, 3 * gap], dtype=dtype)
+        gA, marked = run(U, S, V, (of_u, None, of_v), "mask", tight)
+        assert marked is None
+        # With a threshold above its gaps the group is tied, and its gaps do not matter.
+        parts = (U.double(), S.double(), V.double())
+        exact, _ = expected(*parts, (of_u.double(), None, of_v.double()), "mask", 1e-2)
+        assert_close(gA[:2], exact[:2].to(dtype), units)
+        bare, _ = expected(U, S, V, (of_u, None, of_v), "nan", tight)
+        assert_close(gA[2], bare[2], units)
+        assert float(gA[2].abs().max()) > 0.01 / gap
+
+
+@pytest.mark.parametrize(("m", "n"), [(6, 6), (6, 9), (14, 40)])
+def test_rounding_is_not_divided_by_small_values(run: Run, m: int, n: int) -> None:
+    """Sums of small values, and what gV has out of the rows of V; in the last item that is not rounding."""
+    U, S, V, (_, _, gV) = problem(m, n)
+    assert gV is not None
+    generator = torch.Generator().manual_seed(0)
+    W_left, W_right = (torch.randn(3, m, m, dtype=torch.float64, generator=generator) for _ in range(2))
+    group = slice(m - 2, m)
+    of_u, of_v = torch.zeros_like(U), torch.zeros_like(V)
+    of_u[:, group] = U[:, group] @ (W_left + W_left.mT)
+    of_v[:, group] = ((W_right + W_right.mT) @ V)[:, group]
+    of_v[2] = gV[2]
+    for size in (1e-11, 1e-8, 1e-5):
+        S[:, group] = size * torch.tensor([1.5, 1.0], dtype=torch.float64)
+        gA, _ = run(U, S, V, (of_u, None, of_v), "mask", 1e-15)
+        exact, _ = expected(U, S, V, (of_u, None, of_v), "mask", 1e-3)
+        assert_close(gA[:2], exact[:2], of_order(n) * n)
+        bare, _ = expected(U, S, V, (of_u, None, of_v), "nan", 1e-15)
+        assert_close(gA[2], bare[2], of_order(n) * n)
+
+
 def turned(*parts: Tensor) -> list[Tensor]:
     """The same numbers, neighbours in columns."""
     return [part.mT.contiguous().mT for part in parts]

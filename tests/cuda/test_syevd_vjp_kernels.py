@@ -118,6 +118,28 @@ def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> N
     assert failure == (2, 1)
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(6, torch.float64), (13, torch.float64), (20, torch.float32)])
+def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dtype) -> None:
+    """Of a projector onto a group; in the last item the loss tells the vectors of the group apart."""
+    U, eigenvalues, gU, slope = problem(3, n, dtype)
+    W = torch.randn(3, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    group, loose, tight = slice(2, 5), 1e-2, 1e-15
+    even = torch.zeros_like(gU)
+    even[:, group] = U[:, group] @ (W + W.mT)
+    even[2] = gU[2]
+    slope[:, group] = 1.0
+    for gap in (1e-12, 1e-9, 1e-6) if dtype == torch.float64 else (1e-6, 1e-4):
+        eigenvalues[:, group] = torch.tensor([0.0, gap, 3 * gap], dtype=dtype) + eigenvalues[0, 3]
+        gA, failure = run(U, eigenvalues, even, slope, "mask", tight)
+        assert failure is None
+        # With a threshold above its gaps the group is tied, and its gaps do not matter.
+        exact = expected(U.double(), eigenvalues.double(), even.double(), slope.double(), "mask", loose)
+        assert_close(gA[:2], exact[:2].to(dtype), of_order(n) * n)
+        bare = expected(U, eigenvalues, even, slope, "nan", tight)
+        assert_close(gA[2], bare[2], of_order(n) * n)
+        assert float(gA[2].abs().max()) > 0.01 / gap
+
+
 def test_strides(run: Run) -> None:
     U, eigenvalues, gU, slope = problem(3, 10)
     gA, _ = run(U, eigenvalues, gU, slope, "mask", 1e-14)

@@ -146,7 +146,7 @@ def gradient_geometry(
         U,
         (-(-items // matrices),),
         threads,
-        matrices * (3 * k * (k | 1) + 2 * k * (n | 1) + 4 * k + 32) * U.element_size(),
+        matrices * (3 * k * (k | 1) + 2 * k * (n | 1) + 6 * k + 32) * U.element_size(),
         *_operand(U),
         *_operand(V),
         S.data_ptr(),

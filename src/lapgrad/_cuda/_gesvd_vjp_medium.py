@@ -106,7 +106,7 @@ def weighing(
         G,
         (items,),
         _THREADS,
-        (4 * k + 32) * G.element_size(),
+        (6 * k + 32) * G.element_size(),
         G.data_ptr(),
         Y.data_ptr(),
         S.data_ptr(),

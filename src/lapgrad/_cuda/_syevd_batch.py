@@ -116,7 +116,7 @@ def gradient_geometry(
         U,
         (-(-items // matrices),),
         threads,
-        matrices * (3 * n * (n | 1) + 2 * n + 32) * U.element_size(),
+        matrices * (3 * n * (n | 1) + 3 * n + 32) * U.element_size(),
         U.data_ptr(),
         *U.stride(),
         eigenvalues.data_ptr(),

@@ -93,6 +93,54 @@ def reciprocal(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Te
     return (1.0 / values.masked_fill(small, 1.0)).masked_fill(small, 0.0)
 
 
+def row_noise(g: Tensor) -> Tensor:
+    """How far an entry of g W^T may be off by rounding, for orthonormal rows of W, (*batch, k).
+
+    8 (1 + sqrt(n)) eps times the largest entry of each row of g. The norm of a row is at most sqrt(n) times
+    that entry, and a scalar product with a unit vector, like the product that g came from, is off by about
+    one eps times the norm. The rest is margin for losses whose cotangents are themselves small differences.
+    """
+    if g.shape[-1] == 0:
+        return g.new_zeros(g.shape[:-1])
+    return tolerance(g.shape[-1], g.dtype, None) * g.detach().abs().amax(-1)
+
+
+def close_gap(scale: Tensor) -> Tensor:
+    """The gap below which entries that are only rounding are discarded: eps^(1/4) of the largest value.
+
+    Dividing by wider gaps costs at most a quarter of the digits.
+    """
+    return torch.finfo(scale.dtype).eps ** 0.25 * scale
+
+
+def only_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step: Tensor | None) -> Tensor:
+    """Where ``turn`` is rounding that a small gap would magnify: there its quotient counts as 0.
+
+    An entry of sk(gU U^T) below ``noise`` is not distinguishable from 0: the loss does not tell these two
+    vectors apart. If their slopes differ, the loss tells the values apart, as a function of the matrix does,
+    and then a quotient as large as that difference is expected: the entry is kept unless the difference
+    drowns in rounding as well. A cotangent of zeros has no rounding: nothing is discarded.
+
+    Args:
+        turn: (*batch, k, n), entries of sk(gU U^T).
+        noise: Of the same shape, the sum of ``row_noise`` of both rows.
+        gap: Of the same shape, what the entries are divided by.
+        close: (*batch, 1, 1), ``close_gap`` of the values.
+        step: Differences of the cotangents of the values, or None.
+    """
+    gap = gap.detach()
+    found = (turn.detach().abs() < noise) & (gap.abs() < close)
+    return found if step is None else found & ((gap * step.detach()).abs() < noise)
+
+
+def discard(entries: Tensor, marked: Tensor) -> Tensor:
+    """``entries``, and zeros where marked; derivatives of the result are those of ``entries``.
+
+    A loss at a stationary point has cotangents that vanish there, but whose derivatives do not.
+    """
+    return entries - entries.detach().masked_fill(~marked, 0.0)
+
+
 def row_signs(U: Tensor) -> Tensor:
     """For each row of U the sign that makes its leading entry positive: 1 or -1, (*batch, k).
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
+from lapgrad.linalg._scale import find_unit
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trsm import trsm
@@ -32,19 +35,27 @@ def check_rows(function: str, argument: str, degrees: int, columns: int, regular
         )
 
 
-def directions(L: Tensor, rows: Tensor) -> Tensor:
-    """L^-T rows^T: whitened directions, in rows, as columns of weights for the observations."""
+def directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
+    """L^-T rows^T / unit: whitened directions, in rows, as columns of weights for the observations."""
     # A copy in row-major order: with one row, its transpose would count as contiguous in any case.
     columns = rows.mT.clone(memory_format=torch.contiguous_format)
-    return trsm(L, columns, transpose=True)
+    return trsm(L, columns, transpose=True) * unit.reciprocal()
 
 
-def factor(function: str, what: str, centred: Tensor, degrees: int, regularisation: float) -> Tensor:
-    """The Cholesky factor of centred^T centred / degrees + regularisation 1."""
+def normalise(centred: Tensor, regularisation: float) -> tuple[Tensor, Tensor]:
+    """``centred`` in a unit in which its covariance with regularisation is near 1, and the unit."""
+    unit = find_unit(centred, math.sqrt(regularisation))
+    return centred * unit.reciprocal(), unit
+
+
+def factor(
+    function: str, what: str, centred: Tensor, unit: Tensor, degrees: int, regularisation: float
+) -> Tensor:
+    """The Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""
     covariance = syrk(centred, transpose=True, alpha=1.0 / degrees)
     if regularisation != 0.0 or is_compiling():
         identity = covariance.new_ones(covariance.shape[-1]).diag_embed()
-        covariance = covariance + regularisation * identity
+        covariance = covariance + (regularisation / unit / unit) * identity
     try:
         return potrf(covariance)
     except _errors.NotPositiveDefiniteError as error:

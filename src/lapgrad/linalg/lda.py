@@ -92,15 +92,15 @@ def lda(
     member = (labels == torch.arange(classes, device=X.device)[:, None]).to(X.dtype)
     sizes = member.sum(-1, keepdim=True)
     means = gemm2(member / sizes, X)
-    within = X - gemm2(member, means, transpose_a=True)
+    within, unit = _whitening.normalise(X - gemm2(member, means, transpose_a=True), regularisation)
     L = _whitening.factor(
-        "linalg.lda", "the scatter of X within classes", within, n - classes, regularisation
+        "linalg.lda", "the scatter of X within classes", within, unit, n - classes, regularisation
     )
     # The c weighted means add up to zero: c - 1 combinations of them hold the same Sb, and have full rank.
     contrasts = _orthogonal_to(sizes[:, 0].sqrt()) * (sizes[:, 0] / (classes - 1)).sqrt()
-    between = gemm2(means, contrasts, transpose_a=True, transpose_b=True)
+    between = gemm2(means * unit.reciprocal(), contrasts, transpose_a=True, transpose_b=True)
     U, S, _ = gesvd(trsm(L, between), rank=k)
-    return LinearDiscriminants(S * S, _whitening.directions(L, U))
+    return LinearDiscriminants(S * S, _whitening.directions(L, unit, U))
 
 
 def _orthogonal_to(w: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._layout import matrix
+from lapgrad.linalg._scale import find_unit
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import syevd as _syevd
@@ -58,7 +59,7 @@ def pca(
         the data do not determine it.
 
     Raises:
-        NonFiniteError: Names the first item with NaN or infinity, or whose squares overflow.
+        NonFiniteError: Names the first item with NaN or infinity, or whose variances overflow.
         ConvergenceError: Names the first item whose eigenvalues did not converge.
         DegenerateSpectrumError: With ``degeneracy="raise"``, in the backward; names the first item.
         OptionError: ``k`` is not within 0 and the smaller side of X; ``degeneracy`` or ``tol`` is not as for
@@ -68,7 +69,8 @@ def pca(
 
     Gradient:
         That of the eigendecomposition (``syevd`` with ``k``) of the covariance X^T X / (n - 1) if d <= n,
-        else of the gram matrix X X^T / (n - 1), of centred X; finite always, and exact where the loss depends
+        else of the gram matrix X X^T / (n - 1), of centred X divided by a power of two, so that small and
+        large data lose no digits; finite always, and exact where the loss depends
         on components of equal variance only through their span. Saves X centred, all eigenvectors of the
         smaller side, and the components.
 
@@ -101,18 +103,25 @@ def pca(
         )
     mean = X.mean(-2)
     centred = X - mean.unsqueeze(-2)
-    components, variance = _of_centred(centred, k, degeneracy, tol)
-    scores = _gemm2.operator.call(centred, components, False, True, 1.0)
-    return PrincipalComponents(components, variance, mean, scores)
+    unit = find_unit(centred)
+    centred = centred * unit.reciprocal()
+    components, variance = _of_centred(centred, unit, k, degeneracy, tol)
+    scores = _gemm2.operator.call(centred, components, False, True, 1.0) * unit
+    return PrincipalComponents(components, variance * unit.squeeze(-1).square(), mean, scores)
 
 
 def _of_centred(
-    centred: Tensor, k: int, degeneracy: _syevd.Degeneracy, tol: float | None
+    centred: Tensor, unit: Tensor, k: int, degeneracy: _syevd.Degeneracy, tol: float | None
 ) -> tuple[Tensor, Tensor]:
+    """Components and variances of data in the given unit; the variances in the square of it."""
     n, d = centred.shape[-2:]
     wide = d > n
     degrees = max(n - 1, 1)
-    moments = _syrk.operator.call(centred, not wide) / degrees
+    moments = _syrk.operator.call(centred, not wide)
+    # Variances that overflow in the unit of X make the moments NaN, which syevd refuses.
+    diagonal = moments.detach().diagonal(dim1=-2, dim2=-1) / degrees
+    fits = (diagonal * unit.squeeze(-1).square()).isfinite().all(-1)[..., None, None]
+    moments = moments / degrees + torch.where(fits, 0.0, torch.nan).to(moments.dtype)
     U, ascending, _, _ = _syevd.operator_top.call(moments, True, k, degeneracy, tol)
     U, variance = U.flip(-2), ascending.flip(-1).clamp_min(0.0)
     if not wide:

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._fallback._gaps import (
+    close_gap,
+    discard,
     gaps,
     largest,
+    only_rounding,
     reciprocal,
     reciprocal_gap,
+    row_noise,
     row_signs,
     threshold,
     tied,
@@ -26,7 +30,8 @@ from lapgrad._fallback._gaps import (
 
 #: What a gradient makes of a gap t that is not larger than ``tol`` times the largest value, in place of 1/t:
 #: mask     0: exact when the loss depends on close values and their vectors only through what they have in
-#:          common (the space spanned, a symmetric function of the values);
+#:          common (the space spanned, a symmetric function of the values). Also 0 for wider gaps, up to
+#:          eps^(1/4) of the largest value, where what is divided is only rounding (``only_rounding``);
 #: lorentz  t / (t^2 + tol^2), also for wider gaps: smooth;
 #: clamp    1 / (sign(t) max(|t|, tol)), where a gap of 0 has the sign of the index order;
 #: nan      1/t, whatever comes of it;
@@ -37,11 +42,15 @@ __all__ = [
     "POLICIES",
     "check_policy",
     "check_tolerance",
+    "close_gap",
+    "discard",
     "gaps",
     "largest",
+    "only_rounding",
     "reciprocal",
     "reciprocal_gap",
     "report",
+    "row_noise",
     "row_signs",
     "threshold",
     "tied",

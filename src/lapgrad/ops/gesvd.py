@@ -9,7 +9,7 @@ from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
 from lapgrad._define import Formulas, define, define_fused
-from lapgrad._fallback.gesvd import NOT_FINITE, coefficients, inverse_values, pulled_back
+from lapgrad._fallback.gesvd import DISCARDS, NOT_FINITE, coefficients, inverse_values, pulled_back
 from lapgrad._kernels import lookup
 from lapgrad._layout import fresh_matrix, matrix
 from lapgrad.ops import _spectral
@@ -91,7 +91,10 @@ def gesvd(
         ``degeneracy``: "mask" puts 0 there, "lorentz" t / (t^2 + e^2), "clamp" 1 / max(t, e), "nan" 1/0;
         zeros of S in S^-1 likewise. "mask" is exact when the loss depends on equal singular values through
         what they have in common: the spaces spanned, U^T V restricted to them, a symmetric function of the
-        values. Where the cotangents show that it does not, the backward warns
+        values. Where singular values are close or small, not equal or zero, the gradient of such a loss has
+        the same precision: with "mask" and "raise", numerators that are only rounding are not divided by gaps
+        and sums up to eps^(1/4) of the largest value. Where the cotangents show that it does not depend on
+        equal ones in that way, the backward warns
         (``DegenerateSpectrumWarning``), or raises with "raise". At a zero of S a loss of S is taken with the
         slope of its right side (a subgradient of the nuclear norm). A loss of U^T diag(S) V at a matrix with
         zeros in S (one if m and n differ, two if m = n) has a gradient, but the part of it between vectors of
@@ -199,7 +202,8 @@ def _pulled_back_composite(
     tol: float | None,
 ) -> Tensor:
     allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    return pulled_back(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply)
+    discards = degeneracy in DISCARDS
+    return pulled_back(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:

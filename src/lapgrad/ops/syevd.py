@@ -20,6 +20,9 @@ Degeneracy = Literal["mask", "lorentz", "clamp", "nan", "raise"]
 #: A policy for formulas that know what they do: mask without the warning.
 QUIET = "quiet"
 
+#: Policies that discard quotients of rounding by small gaps.
+_DISCARDS = ("mask", "raise", QUIET)
+
 #: The square root of eps: a loss is even on equal eigenvalues up to this, relative to the largest entry.
 _UNEVEN = {torch.float64: 2.0**-26, torch.float32: 2.0**-11.5}
 
@@ -78,10 +81,11 @@ def syevd(
         A: (*batch, n, n), symmetric. Only the named triangle is read.
         lower: Read the lower triangle, else the upper one.
         degeneracy: What stands for 1 / gap in the gradient where the gap between two eigenvalues closes.
-            "mask": 0 for gaps up to the threshold. "lorentz": gap / (gap^2 + threshold^2). "clamp": gaps are
-            at least the threshold, and rounding errors are divided by it. "nan": the bare formula, not finite
-            at equal eigenvalues. "raise": as "mask", with a DegenerateSpectrumError in the backward where the
-            loss has no gradient.
+            "mask": 0 for gaps up to the threshold; also 0 for gaps up to eps^(1/4) of the largest
+            |eigenvalue| where the entry of gU U^T - U gU^T that is divided is only rounding. "lorentz":
+            gap / (gap^2 + threshold^2). "clamp": gaps are at least the threshold, and rounding errors are
+            divided by it. "nan": the bare formula, not finite at equal eigenvalues. "raise": as "mask", with
+            a DegenerateSpectrumError in the backward where the loss has no gradient.
         tol: The threshold, relative to the largest |eigenvalue|; 8 (1 + sqrt(n)) eps when None.
         k: Only the k largest eigenvalues and their eigenvectors, in ascending order as well.
         vectors: Return eigenvectors. With False the result is the tensor of eigenvalues alone.
@@ -104,8 +108,9 @@ def syevd(
 
         With "mask" the gradient is finite at every matrix, and exact whenever the loss depends on a group of
         equal eigenvalues only through their projector and treats the eigenvalues alike (sums, traces,
-        projectors). Otherwise the loss has no gradient: a DegenerateSpectrumWarning says so, once, and can be
-        switched off like every warning. The check is part of the kernel of the first derivative, also in
+        projectors). Where they are close, not equal, the gradient of such a loss has the same precision.
+        Other losses have no gradient at equal eigenvalues: a DegenerateSpectrumWarning says so, once, and can
+        be switched off like every warning. The check is part of the kernel of the first derivative, also in
         compiled code, where an exception comes out of the compiled backward; forward mode and higher
         derivatives do not check. For functions of a matrix use ``linalg.eigh_fn``, which is exact at equal
         eigenvalues.
@@ -224,8 +229,9 @@ def _pulled_back(
     relative = _spectral.tolerance(U.shape[-1], U.dtype, tol)
     uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
     if uneven is NotImplemented:
-        gA = _pulled_back_composite(U, eigenvalues, gU, slope, degeneracy, tol)
-        marked = _uneven(U, eigenvalues, gU, slope, relative)
+        turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
+        gA = _pulled_back_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
+        marked = _uneven(eigenvalues, turned, slope, relative)
     elif uneven is None:
         return gA
     else:
@@ -236,20 +242,20 @@ def _pulled_back(
     return gA
 
 
-def _uneven(U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
+def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
     """Per item: does the loss tell apart what belongs to one eigenvalue?
 
-    Within such a group the skew part of gU U^T, and differences of the slopes, must vanish. Rows that are not
-    among the k have cotangent zero.
+    Within such a group the skew part of ``turned``, gU U^T, and differences of the slopes, must vanish. Rows
+    that are not among the k have cotangent zero.
     """
-    n, allowed = U.shape[-1], _UNEVEN[U.dtype]
-    found = torch.zeros(U.shape[:-2], dtype=torch.bool, device=U.device)
+    n, allowed = eigenvalues.shape[-1], _UNEVEN[eigenvalues.dtype]
+    found = torch.zeros(eigenvalues.shape[:-1], dtype=torch.bool, device=eigenvalues.device)
     if n == 0:
         return found
     apart = ~_spectral.tied(_spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), tol)
-    if gU is not None:
-        P = U.new_zeros(U.shape)
-        P[..., n - gU.shape[-2] :, :] = _gemm2.operator.call(gU, U, False, True, 1.0)
+    if turned is not None:
+        P = turned.new_zeros((*turned.shape[:-2], n, n))
+        P[..., n - turned.shape[-2] :, :] = turned
         skew = (P - P.mT).masked_fill(apart, 0.0)
         found |= skew.abs().amax((-2, -1)) > allowed * P.abs().amax((-2, -1))
     if slope is not None:
@@ -277,18 +283,56 @@ def _pulled_back_composite(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    """gA = sym(U_k^T W), W = ((gU U^T) o F) U + diag(slope) U_k, for cotangents of the last k rows."""
+    turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
+    return _pulled_back_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
+
+
+def _pulled_back_turned(
+    U: Tensor,
+    eigenvalues: Tensor,
+    turned: Tensor | None,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float | None,
+) -> Tensor:
+    """gA = sym(U_k^T W), W = (S o F) U + diag(slope) U_k, for cotangents of the last k rows.
+
+    ``turned`` is gU U^T. S is half of its skew part between the k rows, and ``turned`` itself between them
+    and the others: skew first, because quotients by small gaps would not cancel.
+    """
     rest = U.shape[-1] - _rows(gU, slope)
     top = U[..., rest:, :]
     W: Any = 0.0
-    if gU is not None:
+    if gU is not None and turned is not None:
         F = _inverse_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
-        middle = _gemm2.operator.call(gU, U, False, True, 1.0) * F
-        W = _gemm2.operator.call(middle, U, False, False, 1.0)
+        between = turned[..., rest:]
+        skew = between - between.mT
+        if rest:
+            skew = torch.cat([2.0 * turned[..., :rest], skew], -1)
+        if degeneracy in _DISCARDS:
+            skew = _spectral.discard(skew, _only_rounding(skew, eigenvalues, gU, slope))
+        W = _gemm2.operator.call(0.5 * skew * F, U, False, False, 1.0)
     if slope is not None:
         W = W + slope.unsqueeze(-1) * top
     product = _gemm2.operator.call(top, W, True, False, 1.0)
     return 0.5 * (product + product.mT)
+
+
+def _only_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor | None) -> Tensor:
+    """Where entries of ``skew``, of the last k rows, are rounding that the gap would magnify."""
+    rest = eigenvalues.shape[-1] - gU.shape[-2]
+
+    def of_all(rows: Tensor) -> Tensor:
+        """With zeros for the rows that are not among the k."""
+        return torch.cat([rows.new_zeros((*rows.shape[:-1], rest)), rows], -1) if rest else rows
+
+    noise = _spectral.row_noise(gU)
+    pairs = noise.unsqueeze(-1) + of_all(noise).unsqueeze(-2)
+    gap = eigenvalues[..., rest:].unsqueeze(-1) - eigenvalues.unsqueeze(-2)
+    step = None if slope is None else slope.unsqueeze(-1) - of_all(slope).unsqueeze(-2)
+    close = _spectral.close_gap(_spectral.largest(eigenvalues))
+    return _spectral.only_rounding(skew, pairs, gap, close, step)
 
 
 def _rows(gU: Tensor | None, slope: Tensor | None) -> int:

@@ -11,7 +11,7 @@
 
 // Any of gU, gS and gV may be null. An item on which the loss tells apart what A does not determine is reported with code 1.
 // side: the largest n; the threads of a team are a grid of down x across.
-// Memory of a block: for each team 3 k (k | 1) + 2 k (n | 1) + 4 k + 32 numbers.
+// Memory of a block: for each team 3 k (k | 1) + 2 k (n | 1) + 6 k + 32 numbers.
 template <typename T, int side, int down, int across>
 __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     gesvd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* V, Index v_item, Index v_row, Index v_col,
@@ -26,14 +26,16 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
   const bool present = wanted < items;
   const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
-  T* const memory = shared_memory<T>() + number * (3 * small_size + 2 * large_size + 4 * k + 32);
+  T* const memory = shared_memory<T>() + number * (3 * small_size + 2 * large_size + 6 * k + 32);
   const Tile<T> left{memory, short_row}, G{memory + small_size, short_row}, Y{memory + 2 * small_size, short_row};
   const Tile<T> right{memory + 3 * small_size, long_row}, given{memory + 3 * small_size + large_size, long_row};
   T* const s = given.data + large_size;
   T* const slope = s + k;
   T* const most_u = slope + k;  // of each row of gU
   T* const most_v = most_u + k;
-  T* const scratch = most_v + k;
+  T* const inverse = most_v + k;  // of s, as the policy says
+  T* const marks = inverse + k;
+  T* const scratch = marks + k;
   T sum[side / down][side / across];
   const auto load = [&](const Tile<T>& target, const Matrix<const T>& source, int columns) {
     T most = 0;
@@ -79,9 +81,10 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     team.wait();
   }
   const T most_of_vectors = largest_of_team(most, scratch, team);
-  const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, most_of_vectors,
-                           largest_of_team(most_slope, scratch, team), static_cast<int>(policy), T(tol), k < n && gV);
+  const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, inverse, most_of_vectors,
+                           largest_of_team(most_slope, scratch, team), static_cast<int>(policy), T(tol), k, n);
   const Gaps<T>& gaps = weights.gaps;
+  weights.invert_values(inverse, marks, Y, given, right, k, n, team);
   bool ambiguous = false;
   for (int i = grid.y; i < k; i += down)
     for (int j = grid.x; j < k; j += across)
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
 
   grid.template multiply<false, false>(G, right, k, n, k, sum);
   grid.each(sum, k, n, [&](int i, int c, T value) {
-    given(i, c) = weights.wide ? value + gaps.inverse(s[i]) * given(i, c) : value;
+    given(i, c) = weights.wide ? value + inverse[i] * given(i, c) : value;
   });
   team.wait();
   grid.template multiply<true, false>(left, given, k, n, k, sum);

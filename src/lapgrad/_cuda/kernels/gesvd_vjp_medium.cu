@@ -29,7 +29,7 @@ __device__ T measure_rows(T* target, const Matrix<const T>& A, int rows, Index c
 // G: k x k, contiguous, gU U' before (nothing where gU is null) and the middle of the gradient after; Y: gV V', likewise, or
 // null. inverse: 1 / S as the policy says, k for each item, or null. An item on which the loss tells apart what A does not
 // determine is reported with code 1; items count from `first`.
-// Memory of a block: 4 k + 32 numbers. Threads: `threads`.
+// Memory of a block: 6 k + 32 numbers. Threads: `threads`.
 template <typename T, int threads>
 __global__ void __launch_bounds__(threads)
     weigh(T* G, const T* Y, const T* S, const T* gS, const T* gU, Index gu_item, Index gu_row, Index gu_col, const T* gV,
@@ -42,7 +42,9 @@ __global__ void __launch_bounds__(threads)
   T* const slope = s + k;
   T* const most_u = slope + k;
   T* const most_v = most_u + k;
-  T* const scratch = most_v + k;
+  T* const own_inverse = most_v + k;
+  T* const marks = own_inverse + k;
+  T* const scratch = marks + k;
   const Matrix<T> middle{G + item * k * k, height, 1};
   const Matrix<const T> moved{Y + item * k * k, height, 1};
   const Matrix<const T> of_v = Operand<T>{gV, gv_item, gv_row, gv_col}.of(item);
@@ -60,16 +62,17 @@ __global__ void __launch_bounds__(threads)
   }
   most = largest_of_team(most, scratch, team);
   most_slope = largest_of_team(most_slope, scratch, team);
-  const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, most, most_slope,
-                           static_cast<int>(policy), T(tol), height < width && gV);
+  const Matrix<const T> right = Operand<T>{V, v_item, v_row, v_col}.of(item);
+  const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, own_inverse, most, most_slope,
+                           static_cast<int>(policy), T(tol), k, static_cast<int>(width));
+  weights.invert_values(own_inverse, marks, moved, of_v, right, k, width, team);
   bool ambiguous = false;
   for (int place = rank; place < k * k; place += threads)
     if (place % k >= place / k) ambiguous = weights.take(middle, moved, place / k, place % k) || ambiguous;
   if (inverse)
-    for (int i = rank; i < k; i += threads) inverse[item * k + i] = weights.gaps.inverse(s[i]);
+    for (int i = rank; i < k; i += threads) inverse[item * k + i] = own_inverse[i];
   if (weights.wide && weights.checks && s[k - 1] <= weights.gaps.threshold) {
     // Vectors that belong to zeros are free in all directions: what gV has outside of the rows of V must vanish.
-    const Matrix<const T> right = Operand<T>{V, v_item, v_row, v_col}.of(item);
     for (int i = k - 1; i >= 0 && s[i] <= weights.gaps.threshold; --i)
       for (Index c = rank; c < width; c += threads) {
         T inside = 0;

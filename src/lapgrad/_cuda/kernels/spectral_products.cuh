@@ -96,6 +96,32 @@ struct Gaps {
   }
 };
 
+// Entries of sk(gU U') that are only rounding are not divided by small gaps (policy mask), as csrc/gaps.h says. How far one may
+// be off: for each of its two rows of gU, of `length` numbers, this many times the largest entry of the row.
+template <typename T>
+__device__ T rounding_units(double length) {
+  return T(8.0 * (1.0 + sqrt(length))) * Numbers<T>::eps;
+}
+
+// The gaps below which that is done, relative to the largest value: eps^(1/4).
+template <typename T>
+__device__ T close_gap();
+template <>
+__device__ inline double close_gap<double>() {
+  return 0x1p-13;
+}
+template <>
+__device__ inline float close_gap<float>() {
+  return 0.018581361171917516f;
+}
+
+// Whether `turn` is only rounding: below `noise`, the sum over its rows, where the gap is below `close`. Slopes that differ by
+// `step` let a quotient as large as that be expected, unless the difference drowns in rounding as well.
+template <typename T>
+__device__ bool only_rounding(T turn, T noise, T gap, T close, T step) {
+  return gap < close && absolute(turn) < noise && absolute(gap * step) < noise;
+}
+
 // A loss is even on equal values up to the root of eps, relative to the largest entry.
 template <typename T>
 __device__ T uneven_from();

@@ -7,7 +7,7 @@
 
 // gU or slope may be null. An item on which the loss tells apart what belongs to one eigenvalue is reported with code 1.
 // side: the largest n; the threads of a team are a grid of down x across.
-// Memory of a block: for each team 3 n (n | 1) + 2 n + 32 numbers.
+// Memory of a block: for each team 3 n (n | 1) + 3 n + 32 numbers.
 template <typename T, int side, int down, int across>
 __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     syevd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* eigenvalues, const T* gU, Index g_item, Index g_row,
@@ -19,11 +19,12 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
   const bool present = wanted < items;
   const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
-  T* const memory = shared_memory<T>() + number * (3 * n * stride + 2 * n + 32);
+  T* const memory = shared_memory<T>() + number * (3 * n * stride + 3 * n + 32);
   const Tile<T> rows{memory, stride}, given{memory + n * stride, stride}, M{memory + 2 * n * stride, stride};
   T* const lambda = memory + 3 * n * stride;
   T* const step = lambda + n;
-  T* const scratch = step + n;
+  T* const noise = step + n;
+  T* const scratch = noise + n;
   T sum[side / down][side / across];
 
   const Matrix<const T> vectors{U + item * u_item, u_row, u_col}, cotangent{gU + item * g_item, g_row, g_col};
@@ -44,6 +45,12 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   // M; P first.
   T most = 0, skew = 0;
   if (gU) {
+    const T units = rounding_units<T>(n);
+    for (int i = team.rank; i < n; i += threads) {
+      T largest = 0;
+      for (int k = 0; k < n; ++k) largest = absolute(given(i, k)) > largest ? absolute(given(i, k)) : largest;
+      noise[i] = units * largest;
+    }
     grid.template multiply<false, true>(given, rows, n, n, n, sum);
     grid.each(sum, n, n, [&](int i, int j, T value) {
       M(i, j) = value;
@@ -52,6 +59,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     team.wait();
     most = largest_of_team(most, scratch, team);
   }
+  const T close = close_gap<T>() * gaps.scale;
   for (int i = grid.y; i < n; i += down)
     for (int j = grid.x; j <= i; j += across) {
       if (i == j) {
@@ -59,7 +67,9 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
       } else if (gU) {
         const T gap = lambda[i] - lambda[j], difference = M(i, j) - M(j, i);
         if (gaps.tied(gap)) skew = absolute(difference) > skew ? absolute(difference) : skew;
-        M(i, j) = M(j, i) = T(0.5) * difference * gaps.inverse(gap);
+        const bool discarded = gaps.policy == kMask &&
+                               only_rounding(difference, noise[i] + noise[j], gap, close, step[i] - step[j]);
+        M(i, j) = M(j, i) = discarded ? T(0) : T(0.5) * difference * gaps.inverse(gap);
       } else {
         M(i, j) = M(j, i) = 0;
       }

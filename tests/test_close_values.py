@@ -1,0 +1,305 @@
+"""Values that are close but not equal: what is only rounding is not divided by their gaps, the rest is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from device import DEVICE, KERNELS
+from paths import path
+from tolerances import OF_A_GROUP, assert_close, of_order
+from torch import Tensor, func
+from torch.autograd import grad
+
+import lapgrad
+from lapgrad import _cpu, _kernels
+
+FLOATS = (torch.float64, torch.float32)
+GAPS = (1e-15, 1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
+SIZES = ((4, 2), (4, 3), (10, 2), (10, 5), (40, 3), (150, 5))
+
+#: Ways through the core, and the formulas in torch operations.
+WAYS = (
+    *((way, "") for way in ("default", "no lanes", "two threads inside")),
+    *(("default", isa) for isa in _cpu.ISA_VARIANTS),
+    ("fallback", ""),
+)
+
+
+@contextlib.contextmanager
+def taken(way: str, isa: str = "") -> Iterator[None]:
+    """While active, gradients take that way."""
+    if way != "fallback":
+        with path(way, isa):
+            yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for routine in ("syevd_vjp", "gesvd_vjp"):
+            patch.setitem(KERNELS, routine, getattr(_kernels._fallback, routine))
+        yield
+
+
+def _is_of_use(way: str, isa: str, n: int) -> bool:
+    """Large matrices leave the kernels of an instruction set; small ones do not keep two threads busy."""
+    return n <= 10 if isa else n > 10 or way != "two threads inside"
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
+
+
+def orthogonal(rows: int, columns: int, seed: int) -> Tensor:
+    """Orthonormal rows."""
+    return torch.linalg.qr(normal(columns, rows, seed=seed)).Q.mT
+
+
+def spread(n: int, group: int, gap: float) -> Tensor:
+    """A group at 1, its gaps relative to the largest value, and the others between 2 and 3."""
+    inside = 1 + 3 * gap * torch.arange(group, dtype=torch.float64, device=DEVICE)
+    return torch.cat([inside, torch.linspace(2, 3, n - group, dtype=torch.float64, device=DEVICE)])
+
+
+def symmetric(n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    Q = orthogonal(n, n, seed)
+    A = Q.mT @ (spread(n, group, gap)[:, None] * Q)
+    return (0.5 * (A + A.mT)).to(dtype)
+
+
+def weights(n: int, seed: int = 99) -> Tensor:
+    W = normal(n, n, seed=seed)
+    return W + W.mT
+
+
+def loss_of_space(rows: Tensor, W: Tensor) -> Tensor:
+    """<W, P> for the projector P onto the space of the rows."""
+    return ((rows.mT @ rows) * W.to(rows.dtype)).sum()
+
+
+def gradient_of_space(A: Tensor, group: int, W: Tensor) -> Tensor:
+    """Of <W, P>, P onto the lowest eigenvectors: only gaps between the group and the others occur in it."""
+    values, columns = torch.linalg.eigh(A.double())
+    inside, outside = columns[..., :group], columns[..., group:]
+    middle = inside.mT @ W @ outside / (values[..., :group, None] - values[..., None, group:])
+    half = inside @ middle @ outside.mT
+    return (half + half.mT).to(A.dtype)
+
+
+@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_projectors_onto_close_eigenvectors(dtype: torch.dtype, way: str, isa: str) -> None:
+    with taken(way, isa):
+        for n, group in SIZES:
+            if not _is_of_use(way, isa, n):
+                continue
+            W, units = weights(n), OF_A_GROUP * of_order(n)
+            for gap in GAPS if n <= 10 else GAPS[1::4]:
+                alone = symmetric(n, group, gap, dtype, seed=n)
+                batch = torch.stack([symmetric(n, group, gap, dtype, seed=i) for i in range(3)])
+                for A in (alone, batch):
+                    leaf = A.clone().requires_grad_()
+                    (actual,) = grad(loss_of_space(lapgrad.syevd(leaf).U[..., :group, :], W), leaf)
+                    assert_close(actual, gradient_of_space(A, group, W), units)
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_projectors_onto_the_largest(k: int) -> None:
+    """With ``k``: the group is the last of the spectrum."""
+    n = 10
+    W = weights(n)
+    for gap in GAPS:
+        A = -symmetric(n, k, gap, torch.float64)
+        leaf = A.clone().requires_grad_()
+        (actual,) = grad(loss_of_space(lapgrad.syevd(leaf, k=k).U, W), leaf)
+        assert_close(actual, -gradient_of_space(-A, k, W), OF_A_GROUP * of_order(n))
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("gap", [1e-11, 1e-8, 1e-6])
+def test_single_vectors_keep_their_gradient(gap: float, way: str) -> None:
+    """A loss that tells the vectors apart has a gradient of 1 / gap; beside it, one that does not."""
+    n, group = 6, 3
+    W = weights(n)
+    A = torch.stack([symmetric(n, group, gap, torch.float64, seed=i) for i in range(4)])
+    leaf = A.clone().requires_grad_()
+
+    def mixed(policy: str) -> Tensor:
+        U, _ = lapgrad.syevd(leaf, degeneracy=policy)
+        even = loss_of_space(U[::2, :group], W)
+        (gradient,) = grad(even + (U[1::2, 0] * W[0]).sum(), leaf)
+        return gradient
+
+    with taken(way):
+        kept, bare = mixed("mask"), mixed("nan")
+    assert_close(kept[1::2], bare[1::2])
+    assert (kept[1::2].abs().amax((-2, -1)) > 0.01 / gap).all()
+    assert_close(kept[::2], gradient_of_space(A[::2], group, W), OF_A_GROUP * of_order(n))
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("gap", [1e-12, 1e-10, 1e-8])
+def test_functions_of_the_matrix_keep_what_is_between_close_eigenvectors(gap: float, way: str) -> None:
+    """<W, U^T diag(l) U> has the gradient W: between close vectors a quotient of two small numbers.
+
+    Entries of W there of all sizes down to 1e-3 stay, up to what rounding makes of the quotient.
+    """
+    n, group = 6, 3
+    A = symmetric(n, group, gap, torch.float64)
+    U = lapgrad.syevd(A).U
+    inside = torch.tensor([[2.0, 1e-3, 1.0], [1e-3, -1.0, 1e-2], [1.0, 1e-2, 0.5]], dtype=torch.float64)
+    middle = weights(n)
+    middle[:group, :group] = inside.to(DEVICE)
+    W = U.mT @ middle @ U
+    allowed = 20 * torch.finfo(torch.float64).eps / gap
+    with taken(way):
+        for operand in (A, A.expand(3, n, n).clone()):
+            leaf = operand.clone().requires_grad_()
+            U, values = lapgrad.syevd(leaf)
+            (actual,) = grad(((U.mT @ (values[..., None] * U)) * W).sum(), leaf)
+            assert float((actual - W).abs().max()) <= allowed * float(W.abs().max())
+
+
+def test_second_derivatives_where_the_first_vanish() -> None:
+    """At a stationary point the cotangents are zero between close vectors, their derivatives are not."""
+    A = torch.diag(torch.tensor([1.0, 1 + 1e-6, 2.0], dtype=torch.float64, device=DEVICE))
+    W = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=DEVICE)
+    turn = torch.zeros_like(A)
+    turn[0, 1] = turn[1, 0] = 1.0
+
+    def curvature(policy: str) -> Tensor:
+        leaf = A.clone().requires_grad_()
+        U, _ = lapgrad.syevd(leaf, degeneracy=policy)
+        (first,) = grad((U.diagonal().square() * W).sum(), leaf, create_graph=True)
+        (second,) = grad((first * turn).sum(), leaf)
+        return second
+
+    assert float(curvature("nan").abs().max()) > 1e11
+    assert_close(curvature("mask"), curvature("nan"))
+
+
+def test_forward_mode_by_two_reverse_ones() -> None:
+    """The derivative with respect to cotangents that are zero."""
+    for A, f in (
+        (symmetric(5, 2, 1e-8, torch.float64), lambda A: lapgrad.syevd(A).U),
+        (rectangular(4, 6, 2, 1e-8, torch.float64), lambda A: lapgrad.gesvd(A).V),
+    ):
+        direction = normal(*A.shape, seed=3)
+        _, forward = func.jvp(f, (A,), (direction,))
+        _, reverse = torch.autograd.functional.jvp(f, (A,), (direction,))
+        assert_close(reverse, forward)
+
+
+def rectangular(m: int, n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Singular values as ``spread``."""
+    k = min(m, n)
+    return ((orthogonal(k, m, seed).mT * spread(k, group, gap)) @ orthogonal(k, n, seed + 1)).to(dtype)
+
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def losses_of_singular_vectors(m: int, n: int) -> dict[str, Loss]:
+    """Of the vectors of a group: they depend on the spaces spanned, and on U^T V."""
+    left, right, both = weights(m), weights(n), normal(m, n, seed=98)
+    return {
+        "left": lambda U, V, _: loss_of_space(U, left),
+        "right": lambda U, V, _: loss_of_space(V, right),
+        "both spaces": lambda U, V, _: loss_of_space(U, left) + loss_of_space(V, right),
+        "U^T V": lambda U, V, _: ((U.mT @ V) * both.to(U.dtype)).sum(),
+    }
+
+
+def gradient_of_group(
+    U: Tensor, S: Tensor, V: Tensor, group: int, loss: Loss, *, parted: bool = True
+) -> Tensor:
+    """Of a loss of the smallest singular values' vectors, without their gaps.
+
+    G_ij = 1/2 [(u + v) / (S_i - S_j) - (u - v) / (S_i + S_j)], u and v of sk(gU U^T) and sk(gV V^T): within
+    the group without the first term, and without the second where sums of its values are small, too.
+    """
+    k, inside = S.shape[-1], torch.arange(S.shape[-1], device=DEVICE) >= S.shape[-1] - group
+    U, V = U.clone().requires_grad_(), V.clone().requires_grad_()
+    gU, gV = grad(loss(U[..., k - group :, :], V[..., k - group :, :], V), (U, V), materialize_grads=True)
+    U, V = U.detach(), V.detach()
+    X, Y = gU @ U.mT, gV @ V.mT
+    u, v = X - X.mT, Y - Y.mT
+    pairs = inside[:, None] & inside
+    gap, total = S[..., :, None] - S[..., None, :], S[..., :, None] + S[..., None, :]
+    turning = ((u + v) / gap.masked_fill(pairs, 1.0)).masked_fill(pairs | (gap == 0), 0.0)
+    parting = ((u - v) / total).masked_fill(pairs & (not parted), 0.0)
+    middle = U.mT @ (0.5 * (turning - parting)) @ V
+    wide = U.mT @ ((gV - Y @ V) / S[..., None]) if parted else 0.0
+    tall = ((gU - X @ U) / S[..., None]).mT @ V if parted else 0.0
+    return middle + wide + tall
+
+
+@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_spaces_of_close_singular_vectors(dtype: torch.dtype, way: str, isa: str) -> None:
+    with taken(way, isa):
+        for m, n, group in ((4, 4, 2), (4, 7, 3), (9, 5, 2), (10, 10, 5), (40, 40, 3), (70, 100, 5)):
+            if not _is_of_use(way, isa, m):
+                continue
+            units = OF_A_GROUP * of_order(max(m, n))
+            losses = losses_of_singular_vectors(m, n)
+            for gap in GAPS[1::2] if m <= 10 else GAPS[2::6]:
+                A = torch.stack([rectangular(m, n, group, gap, dtype, seed=2 * i) for i in range(3)])
+                for operand in (A[0], A):
+                    columns, S, rows = torch.linalg.svd(operand.double(), full_matrices=False)
+                    for name, loss in losses.items():
+                        leaf = operand.clone().requires_grad_()
+                        U, _, V = lapgrad.gesvd(leaf)
+                        (actual,) = grad(loss(U[..., -group:, :], V[..., -group:, :], V), leaf)
+                        expected = gradient_of_group(columns.mT, S, rows, group, loss)
+                        assert float(expected.abs().max()) > 0.1, name
+                        assert_close(actual, expected.to(dtype), units)
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("shape", [(5, 5), (5, 8), (8, 5), (36, 50)], ids=str)
+@pytest.mark.parametrize("size", [1e-11, 1e-9, 1e-7, 1e-5])
+def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], way: str) -> None:
+    """Sums of two small values are small, too; and gV may be in the space of V, up to rounding.
+
+    The space of the short side is well determined; so is that of the long side within the space of all V,
+    which itself is not: the reference is a formula of the same U, S and V.
+    """
+    (m, n), k, group = shape, min(shape), 2
+    values = torch.linspace(3, 2, k, dtype=torch.float64, device=DEVICE)
+    values[k - group :] = size * torch.tensor([1.5, 1.0], dtype=torch.float64, device=DEVICE)
+    A = (orthogonal(k, m, 0).mT * values) @ orthogonal(k, n, 1)
+    short = weights(k)
+    short_side: Loss = lambda U, V, _: loss_of_space(U if m <= n else V, short)  # noqa: E731
+
+    def long_side(U: Tensor, V: Tensor, rows: Tensor) -> Tensor:
+        """<W, P P_0>, P_0 the constant projector onto all rows."""
+        frame = rows.detach()
+        return loss_of_space(V, frame.mT @ frame @ weights(n) @ frame.mT @ frame)
+
+    with taken(way):
+        for operand in (A, torch.stack([A, A])):
+            for loss in (short_side, long_side) if m <= n else (short_side,):
+                leaf = operand.clone().requires_grad_()
+                U, S, V = lapgrad.gesvd(leaf)
+                (actual,) = grad(loss(U[..., -group:, :], V[..., -group:, :], V), leaf)
+                found = (part.detach() for part in (U, S, V))
+                expected = gradient_of_group(*found, group, loss, parted=False)
+                assert_close(actual, expected, OF_A_GROUP * of_order(max(m, n)))
+
+
+@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+def test_single_singular_vectors_keep_their_gradient(way: str) -> None:
+    gap = 1e-8
+    A = torch.stack([rectangular(5, 7, 3, gap, torch.float64, seed=2 * i) for i in range(3)])
+    W = weights(7)
+
+    def gradient(policy: str) -> Tensor:
+        leaf = A.clone().requires_grad_()
+        U, _, V = lapgrad.gesvd(leaf, degeneracy=policy)
+        return grad((U[:, -1] * W[0, :5]).sum() + (V[:, -2] * W[1]).sum(), leaf)[0]
+
+    with taken(way):
+        kept, bare = gradient("mask"), gradient("nan")
+    assert_close(kept, bare)
+    assert (kept.abs().amax((-2, -1)) > 0.01 / gap).all()
