@@ -103,7 +103,7 @@ def of_order(n: int) -> float:
 
     Units of eps, relative to the largest entry of the result. A backward stable algorithm returns what is
     exact for operands that differ by about eps times their largest entry, and the condition number makes 10
-    units of that. Sums of n products add n roundings of random sign, whose sum grows with sqrt(n), once in the
+    units of that. Sums of n products add n roundings of random sign, which grow with sqrt(n), once in the
     operator and once in its reference; 8 units are the most that is seen at n = 257. What amplifies rounding
     by more, eigenvectors with small gaps say, multiplies this by ``OperatorCase.condition``.
     """
