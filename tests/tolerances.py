@@ -98,6 +98,11 @@ PROMISED_ON_CUDA = 50.0
 GRADIENT_OF_LQ = 2.0
 
 
+#: How much more than ``of_order``: the gradient of A^-1 B is made of two solves with A, and so is that of a
+#: least squares solution, whose reference solves with A^T A. The condition number comes in twice.
+SOLVED_TWICE = 2.0
+
+
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.
 
