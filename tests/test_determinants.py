@@ -223,9 +223,9 @@ def _of_elimination(A: Tensor, factors: Tensor) -> float:
     inverse errs by up to eps |A^-1| |L| |U| |A^-1|, entry by entry. At n = 40 that is 2000 units; 145
     are seen.
     """
-    P, L, U = torch.linalg.lu(factors * A)
+    P, L, U = torch.lu_unpack(*torch_lu.lu_factor(factors * A))
     grown = (P @ (L.abs() @ U.abs())) / factors
-    inverse = torch.linalg.inv(A).abs()
+    inverse = torch_lu.inv(A).abs()
     return float((inverse @ grown @ inverse).max() / inverse.max())
 
 
