@@ -53,7 +53,7 @@ def factorise_upper(A: Tensor, code: int) -> None:
         R[named] = np.linalg.cholesky(np.triu(R).T + np.triu(R, 1)).T[named]
 
 
-def peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int:
+def peak_of_allocator(function: Callable[[], Any]) -> int:
     """As ``bench.memory`` counts on a GPU. The first call compiles kernels, whose memory is not torch's."""
     gc.collect()
     with profile(profile_memory=True) as recorded:
@@ -74,7 +74,7 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(_kernels._CPU, name, getattr(_cuda, name))
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
-    monkeypatch.setattr(test_memory, "peak_extra_bytes", peak_of_allocator)
+    monkeypatch.setattr(test_memory, "peak_bytes", peak_of_allocator)
     with in_place_of_the_gpu():
         monkeypatch.setattr(_cholesky, "factorise_upper", factorise_upper)
         yield

@@ -65,6 +65,11 @@ class JointGaussian:
         covariance = self.covariance[seen][:, seen]
         return torch.distributions.MultivariateNormal(self.mean[seen], covariance).log_prob(self.y[seen])
 
+    def condition(self) -> float:
+        """Condition number of the covariance of what is observed; 1 if nothing is."""
+        seen = self._seen(self.times)
+        return float(torch.linalg.cond(self.covariance.detach()[seen][:, seen])) if len(seen) else 1.0
+
     def states(self, until: int) -> tuple[Tensor, Tensor]:
         """Mean (T, n) and covariance (T n, T n) of all states, given the observations before ``until``."""
         seen = self._seen(until)

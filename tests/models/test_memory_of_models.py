@@ -10,7 +10,7 @@ import pytest
 import torch
 from fresh_process import output
 
-from lapgrad.bench.memory import measurable, peak_extra_bytes
+from lapgrad.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_mapped_bytes
 from lapgrad.models import GPRegression
 from lapgrad.models.kernels import (
     RBF,
@@ -54,9 +54,9 @@ def measure() -> dict[str, dict[str, float]]:
 
 def _peaks(kernel: Kernel, X: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
     parameters = list(kernel.parameters())
-    forward = peak_extra_bytes(lambda: kernel(X))
+    forward = peak_mapped_bytes(lambda: kernel(X))
     backward = _peak_backward(kernel(X), parameters)
-    diagonal = peak_extra_bytes(lambda: kernel.diag(X))
+    diagonal = peak_mapped_bytes(lambda: kernel.diag(X))
     model = GPRegression(X, y, kernel)
 
     def criterion() -> Any:
@@ -66,20 +66,20 @@ def _peaks(kernel: Kernel, X: torch.Tensor, y: torch.Tensor) -> dict[str, float]
         "forward": forward,
         "backward": backward,
         "diagonal": diagonal,
-        "criterion": peak_extra_bytes(criterion),
+        "criterion": peak_mapped_bytes(criterion),
     }
     return {phase: peak / MATRIX_BYTES for phase, peak in found.items()}
 
 
 def _peak_backward(K: torch.Tensor, parameters: list[torch.nn.Parameter]) -> int:
     cotangent = torch.ones_like(K)
-    return peak_extra_bytes(lambda: torch.autograd.grad(K, parameters, cotangent, retain_graph=True))
+    return peak_mapped_bytes(lambda: torch.autograd.grad(K, parameters, cotangent, retain_graph=True))
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, dict[str, float]]:
     code = "import json; from models import test_memory_of_models as t; print(json.dumps(t.measure()))"
-    return json.loads(output(code, MALLOC_MMAP_THRESHOLD_="65536"))
+    return json.loads(output(code, **EVERY_BUFFER_MAPPED))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
-from tolerances import GRADIENT_OF_LQ
+from tolerances import GRADIENT_OF_LQ, SOLVED_TWICE
 from torch import Tensor
 
 from lapgrad import _torch_lu as torch_lu
@@ -76,5 +76,12 @@ CASES: tuple[OperatorCase, ...] = (
         ("A",),
         condition=lambda n: GRADIENT_OF_LQ,
     ),
-    OperatorCase("linalg.lstsq", lstsq, _lstsq_recipes(), ("full_rank", "general"), ("A", "B")),
+    OperatorCase(
+        "linalg.lstsq",
+        lstsq,
+        _lstsq_recipes(),
+        ("full_rank", "general"),
+        ("A", "B"),
+        condition=lambda n: SOLVED_TWICE,
+    ),
 )

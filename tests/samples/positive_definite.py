@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from tolerances import SOLVED_TWICE
 from torch import Tensor
 
 from samples.case import BATCH_PAIRS, OperatorCase, Recipe, all_flags, named, square_recipes
@@ -72,7 +73,14 @@ CASES: tuple[OperatorCase, ...] = (
         overwrites=0,
         leaves_result=False,
     ),
-    OperatorCase("linalg.solve_psd", solve_psd, _solve_recipes(), ("spd", "general"), ("A", "B")),
+    OperatorCase(
+        "linalg.solve_psd",
+        solve_psd,
+        _solve_recipes(),
+        ("spd", "general"),
+        ("A", "B"),
+        condition=lambda n: SOLVED_TWICE,
+    ),
     OperatorCase(
         "linalg.inverse_psd",
         inverse_psd,
@@ -80,6 +88,7 @@ CASES: tuple[OperatorCase, ...] = (
         ("spd",),
         ("A",),
         overwrites=0,
+        condition=lambda n: SOLVED_TWICE,
     ),
     OperatorCase(
         "fused.mvn_nll",
@@ -89,5 +98,6 @@ CASES: tuple[OperatorCase, ...] = (
         ("A", "Y"),
         overwrites=0,
         leaves_result=False,
+        condition=lambda n: SOLVED_TWICE,
     ),
 )

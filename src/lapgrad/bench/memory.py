@@ -1,6 +1,10 @@
 """Peak memory of one call.
 
 On the CPU as the operating system sees it (BLAS work space included), on a GPU as torch's allocator does.
+
+There are two measures on the CPU. Resident memory (``peak_extra_bytes``) is what a call really uses, in any
+process, to a few hundred kB. Address space (``peak_mapped_bytes``) is exact and the same in every run, but
+needs a process that was started with ``EVERY_BUFFER_MAPPED``.
 """
 
 from __future__ import annotations
@@ -8,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +29,10 @@ _RESET_PEAK = "5"
 
 _CPU = torch.device("cpu")
 
+#: In the environment of a process: the C library maps every block from 64 KiB on by itself, and unmaps it
+#: when it is freed. It is read once, when the process starts.
+EVERY_BUFFER_MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
 
 def measurable(device: torch.device = _CPU) -> bool:
     """Whether this system lets a process read and reset its own peak memory (Linux does)."""
@@ -32,7 +42,8 @@ def measurable(device: torch.device = _CPU) -> bool:
         _CLEAR_REFS.write_text(_RESET_PEAK)
     except OSError:
         return False
-    return "VmHWM" in _STATUS.read_text()
+    status = _STATUS.read_text()
+    return all(f"{field}:" in status for field in ("VmHWM", "VmPeak", "RssAnon"))
 
 
 def peak_extra_bytes(
@@ -50,11 +61,42 @@ def peak_extra_bytes(
         return _peak_of_allocator(function, device)
     _release_unused()
     _CLEAR_REFS.write_text(_RESET_PEAK)
-    before = _resident("VmRSS")
+    before = _status("RssAnon")
     result = function()
-    peak = _resident("VmHWM")
+    # The system may take pages of files (code of libraries, say) from a process, and they come back when they
+    # are used. They do not count: those that are there at the end are subtracted from the peak.
+    peak = _status("VmHWM") - _status("RssFile") - _status("RssShmem")
     del result
     return max(0, peak - before)
+
+
+def peak_mapped_bytes(function: Callable[[], Any]) -> int:
+    """Bytes of address space at the call's peak beyond those before; the result it returns counts.
+
+    Exact but for blocks below 64 KiB, which are not counted. Address space changes only when this process
+    maps or unmaps memory. It does not depend on other processes, on pages that the system takes away or gives
+    back, on the size of pages, or on whether a buffer is used once it is allocated. The function is called
+    once before, so that what libraries allocate on first use is there already.
+
+    Raises:
+        RuntimeError: The process was not started with ``EVERY_BUFFER_MAPPED``: buffers would come out of
+            memory that the C library has kept, and not be counted.
+    """
+    if any(os.environ.get(name) != value for name, value in EVERY_BUFFER_MAPPED.items()):
+        raise RuntimeError(f"peak_mapped_bytes needs a process started with {EVERY_BUFFER_MAPPED}")
+    function()
+    gc.collect()  # what is freed on the way would hide what is allocated
+    # The peak of address space cannot be reset. A mapping without access rights, which takes no memory,
+    # raises the present size to it instead, so that whatever the call maps on top is a new peak.
+    missing = _status("VmPeak") - _status("VmSize")
+    filler = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0) if missing else None
+    before = _status("VmSize")
+    result = function()
+    peak = _status("VmPeak")
+    del result
+    if filler is not None:
+        filler.close()
+    return peak - before
 
 
 def _release_unused() -> None:
@@ -74,7 +116,7 @@ def _peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int
     return max(0, int(peak) - int(before))
 
 
-def _resident(field: str) -> int:
+def _status(field: str) -> int:
     found = re.search(rf"^{field}:\s*(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if found is None:
         raise OSError(f"{_STATUS} has no {field}")

@@ -102,7 +102,7 @@ def gesvd(
         warning. Only where S is exactly zero does no cotangent show it. Take ``rank``, or A itself.
 
     Memory:
-        forward 2.9, backward 2
+        forward 3, backward 2
         In units of the results, 2 n^2 for n x n, and of the gradient: forward LAPACK's workspace and one
         buffer besides, backward one buffer besides (two if m and n differ).
 
