@@ -26,7 +26,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TORCHINDUCTOR_VEC_ISA_OK=0
 
 # What pip installs without isolation, so that a change in csrc/ is compiled in seconds.
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
-CORE_SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
+CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test environment pytest test-cuda test-cuda-sanitize test-torch bench lint types clean

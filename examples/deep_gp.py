@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot as plt
 
-from lapgrad.experiments import mnist
 from lapgrad.models import DeepGP, DeepGPRegression, SparseGPRegression
 from lapgrad.models.kernels import RBF
+from lapgrad_bench.experiments import mnist
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="few data and steps: seconds")

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot as plt
 
-from lapgrad.experiments import datasets
 from lapgrad.models import GPRegression, SparseGPRegression
 from lapgrad.models.kernels import RBF
+from lapgrad_bench import datasets
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="made-up data, few of them: seconds")

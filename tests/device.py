@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from lapgrad import _kernels
+from lapgrad._kernels import table as _kernels
 
 DEVICE = torch.device(os.environ.get("LAPGRAD_TEST_DEVICE", "cpu"))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device import DEVICE
 
-from lapgrad import _cpu
+from lapgrad._kernels import cpu as _cpu
 
 NEVER, ALWAYS = 0, 10**6
 FROM_THE_FIRST = 1
@@ -22,7 +22,7 @@ VENDOR = {
     "vendor_potrf_few_f64": FROM_THE_FIRST,
 }
 
-#: Entries of the plan (csrc/plan.h), and the number of threads.
+#: Entries of the plan (csrc/base/plan.h), and the number of threads.
 PATHS: dict[str, tuple[int, dict[str, int]]] = {
     "default": (1, {}),
     "no lanes": (1, {"lane_order_f32": NEVER, "lane_order_f64": NEVER}),

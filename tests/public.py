@@ -22,7 +22,7 @@ _FOUND: dict[str, Callable[..., Any]] = {
 }
 
 #: Functions of a function (a kernel) and tensors. The tables of samples and benchmarks know operands that are
-#: tensors; these have tests of their own (the file is named here), and `lapgrad.bench` times them as models.
+#: tensors; these have tests of their own (the file is named here), and benchmarks time them as models.
 OF_A_KERNEL: dict[str, str] = {"fused.sgp_nll": "models/test_sgp_nll.py"}
 
 OPERATORS: dict[str, Callable[..., Any]] = {

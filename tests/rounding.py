@@ -10,7 +10,7 @@ import torch
 from device import DEVICE
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapgrad import _precision
+from lapgrad._torch import precision as _precision
 
 #: What rounds products most: 10 or 7 bits in place of 23. A CPU without such products ignores it.
 ROUNDED = {"cuda": "tf32", "cpu": "bf16"}[DEVICE.type]

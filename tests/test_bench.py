@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import bars, report, runner, tables_ops
-from lapgrad.bench.cases import OPERATORS, Case, Operator
-from lapgrad.bench.coexist import Alternation
-from lapgrad.bench.inputs import Shape
-from lapgrad.bench.memory import measurable, peak_extra_bytes
-from lapgrad.bench.timing import Timing, interleaved
+from lapgrad_bench.bench import bars, report, runner, tables_ops
+from lapgrad_bench.bench.cases import OPERATORS, Case, Operator
+from lapgrad_bench.bench.coexist import Alternation
+from lapgrad_bench.bench.inputs import Shape
+from lapgrad_bench.bench.memory import measurable, peak_extra_bytes
+from lapgrad_bench.bench.timing import Timing, interleaved
 
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
 
 
 def test_every_operator_has_a_benchmark_case():
@@ -179,7 +179,7 @@ def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
         bars.Bar("potrf 2 forward", "≥", 2.0, lambda bench: 1.5),
         bars.Bar("syrk 2 forward", "≥", 2.0, lambda bench: 1.5),
     ]
-    monkeypatch.setattr("lapgrad.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert (
         cli.main(

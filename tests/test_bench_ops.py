@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import measuring, plan, plots_ops, runner, tables_ops
-from lapgrad.bench.bars import Bar
-from lapgrad.bench.cases import OPERATORS, Case
-from lapgrad.bench.inputs import Shape
-from lapgrad.bench.memory import measurable
-from lapgrad.bench.options import add_arguments
-from lapgrad.bench.progress import Progress
-from lapgrad.bench.results import Results
-from lapgrad.bench.timing import Timing, take_turns
+from lapgrad_bench.bench import measuring, plan, plots_ops, runner, tables_ops
+from lapgrad_bench.bench.bars import Bar
+from lapgrad_bench.bench.cases import OPERATORS, Case
+from lapgrad_bench.bench.inputs import Shape
+from lapgrad_bench.bench.memory import measurable
+from lapgrad_bench.bench.options import add_arguments
+from lapgrad_bench.bench.progress import Progress
+from lapgrad_bench.bench.results import Results
+from lapgrad_bench.bench.timing import Timing, take_turns
 
 SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
 
@@ -29,7 +29,7 @@ SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "f
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
 
 
 def bench(*options):
@@ -218,7 +218,7 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
         return 2.5
 
     table = [Bar(f"potrf {n} forward", "≥", 2.0, figure, device=lambda bench: 7.25) for n in (1, 2, 3)]
-    monkeypatch.setattr("lapgrad.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert bench("--bars", "--output", file) == 130
     assert [bar["what"] for bar in Results.load(file).bars] == ["potrf 1 forward"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 import lapgrad
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from lapgrad.linalg import cca
 
 #: Covariances square the condition number, and whitening divides by it: some hundreds for normal numbers.

@@ -14,7 +14,8 @@ from torch import Tensor, func
 from torch.autograd import grad
 
 import lapgrad
-from lapgrad import _cpu, _kernels
+from lapgrad._kernels import cpu as _cpu
+from lapgrad._kernels import table as _kernels
 
 FLOATS = (torch.float64, torch.float32)
 GAPS = (1e-15, 1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)

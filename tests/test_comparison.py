@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import comparison, measuring
-from lapgrad.bench.results import Results
-from lapgrad.bench.runner import Measurement
-from lapgrad.bench.timing import Timing
+from lapgrad_bench.bench import comparison, measuring
+from lapgrad_bench.bench.results import Results
+from lapgrad_bench.bench.runner import Measurement
+from lapgrad_bench.bench.timing import Timing
 
 
 def row(n=8, seconds=1e-3, rate=1e9, **changes):
@@ -83,7 +83,7 @@ def test_other_machines_threads_and_dtypes_are_said():
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
 
 
 def bench(*options):

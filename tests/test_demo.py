@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from lapgrad import _torch_lu as torch_lu
 from lapgrad import cli
+from lapgrad._torch import lu as torch_lu
 from lapgrad.demo import carbon, examples
 from lapgrad.demo.gp import LAPGRAD, PARAMETERS, TORCH, CarbonModel, criterion, learn
 from lapgrad.demo.notebook import notebook

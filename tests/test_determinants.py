@@ -19,8 +19,8 @@ from tolerances import assert_all_close, of_order
 from torch import Tensor, func
 
 import lapgrad
-from lapgrad import _kernels
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._kernels import table as _kernels
+from lapgrad._torch import lu as torch_lu
 
 Rows = list[list[Fraction]]
 

@@ -12,7 +12,7 @@ import samples
 from public import FUNCTIONS_OF_A_KERNEL, OF_A_KERNEL, OPERATORS
 
 import lapgrad
-from lapgrad.bench import cases
+from lapgrad_bench.bench import cases
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("Args", "Returns", "Raises", "Gradient", "Memory", "Cost", "Example")
@@ -87,7 +87,7 @@ def test_example_calls_the_operator(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
     assert name in samples.OPERATORS, "no row in tests/samples/"
-    assert name in cases.OPERATORS, "no row in src/lapgrad/bench/cases.py"
+    assert name in cases.OPERATORS, "no row in src/lapgrad_bench/bench/cases.py"
     assert re.search(rf"`{re.escape(name)}\(", document("GLOSSARY.md")), "no line in GLOSSARY.md"
     assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
 

@@ -16,8 +16,8 @@ from torch import Tensor, func
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from lapgrad import _kernels
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._kernels import table as _kernels
+from lapgrad._torch.private import skips_dispatcher
 
 Function = Callable[..., Any]
 

@@ -18,7 +18,8 @@ from tolerances import assert_all_close, of_order
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _blas, _cpu
+from lapgrad import _blas
+from lapgrad._kernels import cpu as _cpu
 
 EACH_OPERAND = [
     pytest.param(case, position, id=f"{case.name} {operand}")

@@ -1,4 +1,4 @@
-"""Orders with kernels of their own (csrc/fixed.h: 4, 8, 16) and their neighbours, on every instruction set.
+"""Orders with kernels of their own (csrc/small/fixed.h: 4, 8, 16) and their neighbours, on every instruction set.
 
 Batches of triangular and symmetric products run on these kernels, and gradients of the other operators are
 made of such products. A kernel compiled for one order loads, transposes and stores whole vectors, so both
@@ -19,7 +19,7 @@ from sized import all_flags, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
-from lapgrad import _cpu
+from lapgrad._kernels import cpu as _cpu
 
 pytestmark = pytest.mark.cpu
 

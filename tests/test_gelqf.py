@@ -19,7 +19,7 @@ from torch import Tensor, func
 from torch.autograd import grad
 
 import lapgrad
-from lapgrad import _kernels
+from lapgrad._kernels import table as _kernels
 
 DTYPES = (torch.float64, torch.float32)
 SHAPES: tuple[Shape, ...] = (

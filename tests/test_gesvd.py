@@ -16,7 +16,8 @@ from torch import Tensor, func
 from torch.autograd import grad
 
 import lapgrad
-from lapgrad import _fallback, _kernels
+from lapgrad._kernels import table as _kernels
+from lapgrad._kernels import torch as _fallback
 from lapgrad.ops import _spectral
 
 FLOATS = (torch.float64, torch.float32)
@@ -320,7 +321,8 @@ def test_losses_with_a_derivative_at_zeros(
 ) -> None:
     """No warning (it would be an error), with and without rounding errors in the cotangents."""
     if not core:
-        from lapgrad import _fallback, _kernels
+        from lapgrad._kernels import table as _kernels
+        from lapgrad._kernels import torch as _fallback
 
         for routine in ("gesvd", "gesvd_vjp"):
             monkeypatch.setitem(_kernels._CPU, routine, getattr(_fallback, routine))

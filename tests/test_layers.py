@@ -12,24 +12,37 @@ from public import FUNCTIONS_OF_A_KERNEL, OPERATORS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "lapgrad"
+BENCH = ROOT / "src" / "lapgrad_bench"
 CORE = ROOT / "csrc"
 
-#: From the ground up. A module imports from its own layer and from those below; packages are listed by name.
+#: From the ground up. A module imports from its own part and from the layers below, never from another part
+#: of its own layer. A part is a module or a package; its name is the longest one here that fits.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_errors", "_precision", "_torch_lu", "_torch_private", "_waiting"),
-    ("_blas", "_core", "_cpu", "_cuda", "_fallback"),
-    ("_kernels",),
-    ("_layout", "_define", "_define_public"),
-    ("ops",),
-    ("linalg", "fused"),
+    ("lapgrad._errors",),
+    ("lapgrad._torch", "lapgrad._blas", "lapgrad._core"),
+    ("lapgrad._formulas",),
+    ("lapgrad._kernels",),
+    ("lapgrad._kernels.native",),
+    ("lapgrad._kernels.torch",),  # what the kernels of a device leave to plain PyTorch
+    ("lapgrad._kernels.cpu", "lapgrad._kernels.cuda"),
+    ("lapgrad._kernels.table",),
+    ("lapgrad.ops",),
+    ("lapgrad.linalg",),
+    ("lapgrad.fused",),
     ("lapgrad",),
-    ("models",),
-    ("sklearn", "info", "bench", "demo", "experiments", "report"),
-    ("cli",),
+    ("lapgrad.models", "lapgrad.info"),
+    ("lapgrad.sklearn", "lapgrad.demo"),
+    ("lapgrad.cli",),
+    ("lapgrad_bench",),
+    ("lapgrad_bench.datasets",),
+    ("lapgrad_bench.bench",),
+    ("lapgrad_bench.experiments",),
+    ("lapgrad_bench.report",),
+    ("lapgrad_bench.commands",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MODULES = sorted((*PACKAGE.rglob("*.py"), *BENCH.rglob("*.py")))
 
 
 def name_of(file: Path) -> str:
@@ -39,9 +52,12 @@ def name_of(file: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """The entry of the table that a module belongs to."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    """The entry of the table that a module belongs to; "" if it belongs to none."""
+    part = module
+    while part and part not in LEVEL:
+        part = part.rpartition(".")[0]
+    # A module beside the packages of lapgrad needs an entry of its own.
+    return "" if part == "lapgrad" and module != part else part
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -57,7 +73,9 @@ def imported(file: Path) -> Iterator[str]:
     for node in set(ast.walk(tree)) - for_types:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lapgrad":
+        elif (
+            isinstance(node, ast.ImportFrom) and node.module and re.match(r"lapgrad(_bench)?\b", node.module)
+        ):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 yield inner if inner in known else node.module
@@ -66,7 +84,8 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def test_the_search_for_imports_finds_them() -> None:
-    assert set(imported(PACKAGE / "_kernels.py")) == {"lapgrad._fallback", "lapgrad._cpu", "lapgrad._cuda"}
+    kernels = {f"lapgrad._kernels.{package}" for package in ("torch", "cpu", "cuda")}
+    assert set(imported(PACKAGE / "_kernels" / "table.py")) == kernels
     assert "lapgrad.ops.trsm" in set(imported(PACKAGE / "ops" / "potrf.py"))
     assert "lapgrad.ops.potrf" in set(imported(PACKAGE / "__init__.py"))
 
@@ -76,7 +95,8 @@ def test_imports_point_downwards(file: Path) -> None:
     own = part_of(name_of(file))
     assert own in LEVEL, f"{file.name} belongs to no layer"
     for other in imported(file):
-        assert LEVEL[part_of(other)] <= LEVEL[own], f"{name_of(file)} imports {other}"
+        part = part_of(other)
+        assert part == own or LEVEL[part] < LEVEL[own], f"{name_of(file)} imports {other}"
 
 
 def test_no_relative_imports() -> None:
@@ -87,8 +107,13 @@ def test_no_relative_imports() -> None:
 
 
 def test_no_circles_below_the_operators() -> None:
-    below = {f"lapgrad.{name}" for names in LAYERS[: LEVEL["ops"]] for name in names}
-    graph = {name_of(file): set(imported(file)) & below for file in MODULES if name_of(file) in below}
+    below = {name_of(file) for file in MODULES if LEVEL[part_of(name_of(file))] < LEVEL["lapgrad.ops"]}
+    packages = {name_of(file) for file in MODULES if file.stem == "__init__"}
+    graph = {
+        name_of(file): set(imported(file)) & below - packages
+        for file in MODULES
+        if name_of(file) in below - packages
+    }
     while graph:
         free = [name for name, needs in graph.items() if not needs & graph.keys()]
         assert free, f"{', '.join(graph)} import each other in a circle"
@@ -96,7 +121,7 @@ def test_no_circles_below_the_operators() -> None:
             del graph[name]
 
 
-#: Of tensors and operators, where PyTorch has no public name. (All other private names: _torch_private.py.)
+#: Of tensors and operators, where PyTorch has no public name. (All other private names: _torch/private.py.)
 PRIVATE_ATTRIBUTES = {
     "_base",  # the tensor that a view looks at
     "_is_view",
@@ -126,28 +151,48 @@ def private_names(file: Path) -> Iterator[str]:
 
 
 def test_the_search_for_private_names_finds_them() -> None:
-    found = set(private_names(PACKAGE / "_torch_private.py"))
+    found = set(private_names(PACKAGE / "_torch/private.py"))
     assert "torch._C" in found
     assert "torch.autograd.function._SingleLevelFunction" in found
     assert "_C._len_torch_dispatch_stack" in found
 
 
-@pytest.mark.parametrize("file", [file for file in MODULES if file.stem != "_torch_private"], ids=name_of)
+@pytest.mark.parametrize(
+    "file", [file for file in MODULES if name_of(file) != "lapgrad._torch.private"], ids=name_of
+)
 def test_private_names_of_torch_are_in_one_place(file: Path) -> None:
     found = {name for name in private_names(file) if name.rpartition(".")[2] not in PRIVATE_ATTRIBUTES}
     assert not found
 
 
 def test_core_knows_neither_python_nor_torch() -> None:
-    sources = sorted(CORE.glob("*.h")) + sorted(CORE.glob("*.cpp"))
+    sources = sorted(CORE.rglob("*.h")) + sorted(CORE.rglob("*.cpp"))
     assert len(sources) > 10
     for file in sources:
         foreign = re.findall(r"#include\s*[<\"]((?:nanobind|Python|torch|ATen|c10)[^>\"]*)", file.read_text())
-        assert not foreign or file.name.startswith("bind"), f"{file.name} includes {foreign}"
+        assert not foreign or file.parent.name == "bind", f"{file.name} includes {foreign}"
+
+
+#: Folders of the core, from the ground up, and what each may include besides itself.
+CORE_LAYERS = {
+    "base": (),
+    "small": ("base",),
+    "ops": ("base",),
+    "gpu": ("base",),
+    "bind": ("base", "ops", "gpu"),
+}
+
+
+def test_folders_of_the_core_are_layers() -> None:
+    for file in CORE.glob("*/*"):
+        folder = file.parent.name
+        for name in re.findall(r'#include "([^"]+)"', file.read_text()):
+            allowed = (folder, *CORE_LAYERS[folder])
+            assert name.split("/")[0] in allowed, f"{folder}/{file.name} includes {name}"
 
 
 def test_includes_of_the_core_exist() -> None:
-    for file in CORE.iterdir():
+    for file in CORE.glob("*/*"):
         for name in re.findall(r'#include "([^"]+)"', file.read_text()):
             assert (CORE / name).exists(), f"{file.name} includes {name}"
 
@@ -165,10 +210,10 @@ def test_one_stem_one_file() -> None:
 
 
 def test_everything_bound_is_called() -> None:
-    sources = "".join(file.read_text() for file in CORE.glob("bind*.cpp"))
+    sources = "".join(file.read_text() for file in CORE.glob("bind/*.cpp"))
     bound = re.findall(r'm\.def\("(\w+)", &(?:binding::)?\w+[<)]', sources)
     assert len(bound) > 5
-    files = (*PACKAGE.glob("_cpu/*.py"), *PACKAGE.glob("_cuda/*.py"), PACKAGE / "_blas.py")
+    files = (*(PACKAGE / "_kernels").rglob("*.py"), PACKAGE / "_blas.py")
     callers = "".join(file.read_text() for file in files)
     for routine in bound:
         assert re.search(rf"core\.{routine}\b", callers), routine
@@ -176,5 +221,5 @@ def test_everything_bound_is_called() -> None:
 
 @pytest.mark.parametrize("stem", ["potrf", "trsm", "trmm", "gemmt"])
 def test_recursions_have_a_header_of_their_name(stem: str) -> None:
-    assert (CORE / f"{stem}.h").exists()
+    assert (CORE / "ops" / f"{stem}.h").exists()
     assert stem in OPERATORS

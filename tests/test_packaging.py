@@ -40,12 +40,12 @@ def test_data_are_shipped_with_their_provenance():
 
 
 def test_the_report_is_shipped_with_its_templates_style_and_script():
-    folder = resources.files("lapgrad") / "report"
+    folder = resources.files("lapgrad_bench") / "report"
     for name in ("style.css", "page.js", "templates/page.html.j2", "templates/sections/ops.html.j2"):
         assert (folder / name).read_text(encoding="utf-8")
     # Wheels carry what git does not ignore.
     ignored = (ROOT / ".gitignore").read_text().split()
-    files = {"*.css", "*.js", "*.j2", "templates", "report", "report/", "src/lapgrad/report/"}
+    files = {"*.css", "*.js", "*.j2", "templates", "report", "report/", "src/lapgrad_bench/report/"}
     assert not files & set(ignored)
 
 
@@ -67,7 +67,8 @@ def build_rule(condition):
 
 def test_wheels_carry_the_examples():
     packages = build_rule({"state": "wheel"})["wheel"]["packages"]
-    assert packages == {"lapgrad": "src/lapgrad", "lapgrad/examples": "examples"}
+    sources = {name: f"src/{name}" for name in ("lapgrad", "lapgrad_bench")}
+    assert packages == {**sources, "lapgrad/examples": "examples"}
     assert list((ROOT / packages["lapgrad/examples"]).glob("*.py"))
 
 

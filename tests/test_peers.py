@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import runner
-from lapgrad.bench.cases import OPERATORS, Case
-from lapgrad.bench.inputs import Shape
-from lapgrad.bench.peer_worker.formulas import FORMULAS
-from lapgrad.bench.peers import Peer, PeerError, Peers, PeerSpec
-from lapgrad.bench.tables_ops import notes_on_peers
+from lapgrad_bench.bench import runner
+from lapgrad_bench.bench.cases import OPERATORS, Case
+from lapgrad_bench.bench.inputs import Shape
+from lapgrad_bench.bench.peer_worker.formulas import FORMULAS
+from lapgrad_bench.bench.peers import Peer, PeerError, Peers, PeerSpec
+from lapgrad_bench.bench.tables_ops import notes_on_peers
 
 FAKE = Path(__file__).parent / "fake_peers"
 JAX = PeerSpec("jax", sys.executable)
@@ -29,7 +29,7 @@ SYRK = Case(OPERATORS["syrk"], Shape(4, 3), torch.float64)
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_peer_rests_between_its_turns_and_ends_with_the_run(fake_jax):
 def test_a_stopped_peer_ends_with_a_parent_that_was_killed(fake_jax):
     source = Path(runner.__file__).parents[2]
     script = (
-        "import os, sys; from lapgrad.bench.peers import *\n"
+        "import os, sys; from lapgrad_bench.bench.peers import *\n"
         f"peer = Peer(PeerSpec('jax', {sys.executable!r}), 1, 'cpu')\n"
         "print(peer._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )

@@ -18,8 +18,8 @@ from tolerances import assert_all_close, assert_close, of_order
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _kernels
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._kernels import table as _kernels
+from lapgrad._torch import lu as torch_lu
 
 FACTORISING = ("linalg.logdet_psd", "linalg.solve_psd", "linalg.inverse_psd", "fused.mvn_nll")
 #: Those whose overwrite=True leaves the Cholesky factor in A.

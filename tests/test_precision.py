@@ -14,7 +14,7 @@ from sized import FLAGS, sample
 from tolerances import assert_all_close
 from torch import Tensor
 
-from lapgrad import _precision
+from lapgrad._torch import precision as _precision
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 import sample_results
 
 from lapgrad import cli
-from lapgrad.bench.results import Results
-from lapgrad.experiments.paper import TABLE2
-from lapgrad.report.page import render_page
-from lapgrad.report.sources import find_results, group_runs, read_runs
+from lapgrad_bench.bench.results import Results
+from lapgrad_bench.experiments.paper import TABLE2
+from lapgrad_bench.report.page import render_page
+from lapgrad_bench.report.sources import find_results, group_runs, read_runs
 
 KINDS = tuple(sample_results.MAKERS)
 VOID = {"meta", "link", "br", "hr", "input", "wbr"}
@@ -447,7 +447,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     sample_results.write(folder, "table1")
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "lapgrad.report.svg", raising=False)
+    monkeypatch.delitem(sys.modules, "lapgrad_bench.report.svg", raising=False)
     code, _, err = report(capsys)
     assert code == 1
     assert "pip install 'lapgrad[bench]'" in err

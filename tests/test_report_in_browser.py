@@ -13,9 +13,9 @@ import browser
 import pytest
 import sample_results
 
-from lapgrad.bench.results import Results
-from lapgrad.report.page import render_page
-from lapgrad.report.sources import read_runs
+from lapgrad_bench.bench.results import Results
+from lapgrad_bench.report.page import render_page
+from lapgrad_bench.report.sources import read_runs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

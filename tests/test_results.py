@@ -6,12 +6,12 @@ import os
 import pytest
 
 from lapgrad import FileFormatError
-from lapgrad.bench.results import FORMAT, Results, typed
+from lapgrad_bench.bench.results import FORMAT, Results
 
 
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "deep" / "down" / "results.json"
-    results = Results("ops", typed(["bench", "ops"]), peers={"jax": {"missing": "not installed"}})
+    results = Results("ops", "lapgrad bench ops", peers={"jax": {"missing": "not installed"}})
     results.rows.append({"operator": "potrf", "shape": [3, 8, 8], "median_s": 0.25})
     results.bars.append({"what": "potrf 8", "figure": 2.5, "passed": True})
     results.write(path)

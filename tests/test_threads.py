@@ -21,8 +21,9 @@ from tolerances import assert_all_close, of_order
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _blas, _cpu
-from lapgrad._waiting import waits, without_waiting
+from lapgrad import _blas
+from lapgrad._kernels import cpu as _cpu
+from lapgrad._torch.synchronisation import waits, without_waiting
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +148,7 @@ for name in FLAGS:
         result = OPERATORS[name].fn(*args)
         result = joined(result)
         result.sum().backward()
-print(warm, len(os.listdir("/proc/self/task")), lapgrad._cpu.core.threads())
+print(warm, len(os.listdir("/proc/self/task")), lapgrad._kernels.cpu.core.threads())
 """
     warm, after, threads = map(int, output(code).split())
     assert threads == 2

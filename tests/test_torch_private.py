@@ -18,8 +18,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lapgrad
-from lapgrad import _torch_private
-from lapgrad._torch_private import has_tangent, internally_overlapping, reshape_fresh, skips_dispatcher
+from lapgrad._torch import private as _torch_private
+from lapgrad._torch.private import has_tangent, internally_overlapping, reshape_fresh, skips_dispatcher
 
 
 def test_every_name_is_there() -> None:
@@ -128,8 +128,8 @@ def test_reshape_fresh_is_no_view() -> None:
 def test_private_names_are_used_nowhere_else() -> None:
     """Attributes of torch that begin with an underscore occur in one module only."""
     package = Path(lapgrad.__file__).parent
-    operators = [package / f"{name}.py" for name in ("_define", "_define_public", "_kernels", "_layout")]
-    operators += (package / "_fallback").glob("*.py")
+    operators = [file for file in (package / "_torch").glob("*.py") if file.stem != "private"]
+    operators += (package / "_kernels").rglob("*.py")
     found = []
     for path in [*operators, *(package / "ops").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -157,7 +157,7 @@ with warnings.catch_warnings(record=True) as caught:
     import lapgrad
 torch._C._after_autograd_keyset = kept  # PyTorch itself needs it
 assert any("public" in str(w.message) for w in caught), caught
-from lapgrad import _torch_private
+from lapgrad._torch import private as _torch_private
 assert not _torch_private.AVAILABLE
 
 sys.path.insert(0, sys.argv[1])

@@ -16,7 +16,7 @@ from tolerances import assert_all_close, of_order
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _cpu
+from lapgrad._kernels import cpu as _cpu
 
 DTYPES = (torch.float64, torch.float32)
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import activity, runner, tables_ops, watchdog, worker_process
-from lapgrad.bench.agreement import DisagreementError
-from lapgrad.bench.bars import Bar
-from lapgrad.bench.cases import OPERATORS, Case
-from lapgrad.bench.inputs import Shape
-from lapgrad.bench.peers import Peers, PeerSpec
-from lapgrad.bench.results import Results
-from lapgrad.bench.resumption import UsageError
-from lapgrad.bench.watchdog import FailedError, Measurer, WatchedMeasurer
+from lapgrad_bench.bench import activity, runner, tables_ops, watchdog, worker_process
+from lapgrad_bench.bench.agreement import DisagreementError
+from lapgrad_bench.bench.bars import Bar
+from lapgrad_bench.bench.cases import OPERATORS, Case
+from lapgrad_bench.bench.inputs import Shape
+from lapgrad_bench.bench.peers import Peers, PeerSpec
+from lapgrad_bench.bench.results import Results
+from lapgrad_bench.bench.resumption import UsageError
+from lapgrad_bench.bench.watchdog import FailedError, Measurer, WatchedMeasurer
 
 PROCESSES = Path(__file__).parent / "fake_processes"
 PATIENCE = 1.0
@@ -226,7 +226,7 @@ def test_a_case_in_which_lapgrad_fails_is_named_and_the_others_are_timed(monkeyp
 
 def test_a_bar_that_cannot_be_measured_is_missed_and_tried_again_later(monkeypatch, tmp_path, capsys):
     table = [Bar(f"potrf {n} forward", "≥", 2.0, lambda bench: 2.5) for n in (1, 2)]
-    monkeypatch.setattr("lapgrad.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
     real, hangs = Measurer.ask, ["potrf 1 forward"]
 
     def ask(self, request):

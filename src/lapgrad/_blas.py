@@ -2,8 +2,8 @@
 
 The core is not linked against either: it gets function pointers at import. Of BLAS it takes gemm, every other
 routine being a recursion on products, and trsm; of LAPACK potrf and the orthogonal factorisations.
-csrc/plan.h says where trsm and potrf are used. They come from the library that torch carries, so that both
-run on one thread pool; where that library does not export them, from the ``mkl`` package, and then from
+csrc/base/plan.h says where trsm and potrf are used. They come from the library that torch carries, so that
+both run on one thread pool; where that library does not export them, from the ``mkl`` package, and then from
 SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.
 """
 

@@ -38,7 +38,7 @@ def collect() -> Facts:
             "scipy": _version("scipy"),
         },
         "cpu": _cpu(),
-        "core": _describe("lapgrad._cpu"),
+        "core": _describe("lapgrad._kernels.cpu"),
         "blas": _describe("lapgrad._blas"),
         "cuda": _cuda(),
     }
@@ -95,8 +95,8 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    from lapgrad import _cuda as kernels
-    from lapgrad._cuda._compile import cache_directory
+    from lapgrad._kernels import cuda as kernels
+    from lapgrad._kernels.cuda.runtime.compiler import cache_directory
 
     missing = kernels.missing_packages()
     state = "switched off (LAPGRAD_CUDA)" if kernels.switched_off() else "in use for CUDA tensors"

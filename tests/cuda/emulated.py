@@ -1,4 +1,4 @@
-"""Kernels of ``_cuda/kernels`` compiled for the CPU: see ``emulation/cuda_on_cpu.h``.
+"""Kernels of ``_kernels/cuda/kernels`` compiled for the CPU: see ``emulation/cuda_on_cpu.h``.
 
 Their accesses to memory are watched, as ``emulation/watched_memory.h`` says; a fault is an exception.
 """
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapgrad._cuda._compile import SOURCES
+from lapgrad._kernels.cuda.runtime.compiler import SOURCES
 
 EMULATION = Path(__file__).parent / "emulation"
 COMPILER = shutil.which("g++")
@@ -43,7 +43,7 @@ def launch(
     reverse_order: bool = False,
     unwritten: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The emulated twin of ``lapgrad._cuda._launch.launch``: the same arguments, CPU tensors' addresses.
+    """The emulated twin of ``cuda.runtime.launch.launch``: the same arguments, addresses of CPU tensors.
 
     ``unwritten`` is a contiguous tensor, and a mask of its elements that must not be read before they are
     written. Raises ``FaultyKernelError``.

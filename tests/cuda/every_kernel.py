@@ -1,4 +1,4 @@
-"""Every kernel of ``_cuda/kernels`` at small sizes, forward and backward, through the public operators.
+"""Every CUDA kernel file at small sizes, forward and backward, through the public operators.
 
     python tests/cuda/every_kernel.py [GROUP ...]
 
@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 import lapgrad
-from lapgrad._cuda import _compile, _libraries, _sizes
+from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda.runtime import compiler as _compile
+from lapgrad._kernels.cuda.runtime import libraries as _libraries
 
 #: (file, kernel)
 Kernel = tuple[str, str]
@@ -209,7 +211,7 @@ def small_blocks() -> Iterator[None]:
 @contextmanager
 def recorded_launches() -> Iterator[set[Kernel]]:
     """The kernels that the driver is asked to launch within it, by whichever way."""
-    from lapgrad._cpu import core
+    from lapgrad._kernels.cpu import core
 
     launched: set[Kernel] = set()
     by_handle: dict[int, Kernel] = {}

@@ -9,7 +9,7 @@ import emulated
 import pytest
 import torch
 
-from lapgrad._cuda import _items
+from lapgrad._kernels.cuda.runtime import items as _items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Machine:
         if self.device == "cpu":
             emulated.launch(*plan, reverse_order=self.reverse_order)
             return
-        from lapgrad._cuda import _launch
+        from lapgrad._kernels.cuda.runtime import launch as _launch
 
         _launch.launch(*plan)
 

@@ -9,7 +9,7 @@ import emulated
 import pytest
 import torch
 
-from lapgrad import _cuda
+from lapgrad._kernels import cuda as _cuda
 
 _DEVICE = torch.cuda.is_available() and _cuda.available()
 

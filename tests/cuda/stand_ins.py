@@ -1,4 +1,4 @@
-"""CPU tensors through the algorithms of ``lapgrad._cuda`` and csrc/device*.h, where there is no GPU.
+"""CPU tensors through the algorithms of ``lapgrad._kernels.cuda`` and csrc/device*.h, where there is no GPU.
 
 cuBLAS is stood in for by its definition in NumPy, kernels are emulated. What is left of the real thing is
 what lapgrad adds: the order of the blocks, the flags, and the addresses and strides that are handed on.
@@ -19,8 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lapgrad._cpu import core
-from lapgrad._cuda import _cholesky, _device, _items, _launch, _stream
+from lapgrad._kernels.cpu import core
+from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
 
 _TYPES: dict[str, Any] = {"S": ctypes.c_float, "D": ctypes.c_double}
 _DTYPES = {4: torch.float32, 8: torch.float64}
@@ -183,7 +187,7 @@ def pinned_elsewhere() -> Any:
 
 @contextmanager
 def in_place_of_the_gpu() -> Iterator[None]:
-    """Within it, functions of ``lapgrad._cuda`` take CPU tensors."""
+    """Within it, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
         mock.patch.object(_device, "_queue", queue),
         mock.patch.object(_launch, "launch", emulated.launch),

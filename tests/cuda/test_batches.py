@@ -8,8 +8,14 @@ import torch
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _gelqf_batch, _items, _launch, _potrf_batch, _stream, _trmm_batch, _trsm_batch
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+from lapgrad._kernels.cuda.small import trmm as _trmm_batch
+from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
 BATCHES = [(), (1,), (2, 3)]
 N = 4

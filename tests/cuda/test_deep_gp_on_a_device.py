@@ -10,9 +10,10 @@ import torch
 import waits
 
 from lapgrad import FitError
-from lapgrad._waiting import without_waiting
-from lapgrad.bench import deep_gp
-from lapgrad.models import DeepGP, _minibatches
+from lapgrad._torch.synchronisation import without_waiting
+from lapgrad.models import DeepGP
+from lapgrad.models._training import minibatches as _minibatches
+from lapgrad_bench.bench import deep_gp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -12,9 +12,10 @@ import pytest
 import stand_ins
 import torch
 
-from lapgrad import _cuda, _kernels
-from lapgrad._cpu import available
-from lapgrad._cuda import _stream
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels import table as _kernels
+from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cuda.runtime import stream as _stream
 
 pytestmark = [
     pytest.mark.cpu,

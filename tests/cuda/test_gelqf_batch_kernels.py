@@ -8,8 +8,8 @@ from machines import MACHINES, Machine
 from tolerances import HOUSEHOLDER, assert_close
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _gelqf_batch
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
 #: Wide, square and tall for each kernel; few kernels, as each is compiled for the CPU first.
 SHAPES = [(1, 1), (4, 3), (2, 4), (4, 4), (7, 16), (5, 13), (17, 3), (20, 32), (32, 17), (32, 32), (61, 20)]

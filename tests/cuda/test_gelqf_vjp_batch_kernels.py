@@ -8,8 +8,8 @@ from machines import MACHINES, Machine
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _gelqf_batch
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 WITH = pytest.mark.parametrize(("with_q", "with_l"), [(True, True), (True, False), (False, True)])

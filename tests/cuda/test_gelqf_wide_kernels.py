@@ -13,8 +13,9 @@ from singular_values import normal
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
-from lapgrad import _cuda
-from lapgrad._cuda import _gelqf_wide, _items
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 
 Run = Callable[..., tuple[Tensor, Tensor, tuple[int, int] | None]]
 

@@ -12,8 +12,9 @@ import torch
 from singular_values import check, hard_cases, normal
 from torch import Tensor
 
-from lapgrad import _torch_lu as torch_lu
-from lapgrad._cuda import _gesvd_batch, _items
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
+from lapgrad._torch import lu as torch_lu
 
 Result = tuple[Tensor, Tensor | None, Tensor | None, tuple[int, int] | None]
 Run = Callable[..., Result]

@@ -12,8 +12,9 @@ from singular_values import check, hard_cases, normal
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
-from lapgrad import _cuda
-from lapgrad._cuda import _gesvd_medium, _items
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
 
 Result = tuple[Tensor, Tensor, Tensor, tuple[int, int] | None]
 Run = Callable[..., Result]

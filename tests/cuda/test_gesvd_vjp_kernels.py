@@ -14,8 +14,10 @@ from stand_ins import in_place_of_the_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _gesvd_batch, _gesvd_vjp_medium, _items
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
+from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
 from lapgrad.ops import _spectral
 
 Run = Callable[..., tuple[Tensor, int | None]]

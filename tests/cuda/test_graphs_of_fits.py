@@ -14,9 +14,11 @@ import waits
 from torch import Tensor, nn
 
 from lapgrad import FitError, OptionError
-from lapgrad.bench import deep_gp
-from lapgrad.models import DeepGP, DeepGPRegression, _captured, _minibatches
+from lapgrad.models import DeepGP, DeepGPRegression
+from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models.kernels import RBF
+from lapgrad_bench.bench import deep_gp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -12,10 +12,11 @@ from machines import MACHINES, Machine
 from tolerances import HIGHER_ORDER, SUMS_OVER_STEPS, assert_close
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _items, _stream
-from lapgrad._cuda import _kalman_batch as kernels
-from lapgrad._kernels import lookup
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import kalman as kernels
+from lapgrad._kernels.table import lookup
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 NAMES = ("y", "A", "B", "Q", "R", "m", "P", "c")

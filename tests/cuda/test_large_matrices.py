@@ -16,9 +16,14 @@ from stand_ins import in_place_of_the_gpu
 from tolerances import INVERTED_BLOCKS, PROMISED_ON_CUDA, assert_close
 from torch import Tensor
 
-from lapgrad import _cuda, _fallback
-from lapgrad._cpu import available
-from lapgrad._cuda import _cholesky, _device, _potrf_batch, _sizes, _stream
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),

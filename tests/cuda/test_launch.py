@@ -18,9 +18,13 @@ import stand_ins
 import torch
 from tolerances import assert_close, of_order
 
-from lapgrad._cpu import available, core
-from lapgrad._cuda import _items, _launch, _potrf_batch, _solver, _stream
-from lapgrad._cuda._stream import multiplies_float64_fast
+from lapgrad._kernels.cpu import available, core
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import solver as _solver
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.stream import multiplies_float64_fast
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),

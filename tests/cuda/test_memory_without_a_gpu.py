@@ -18,9 +18,11 @@ from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from lapgrad import _cuda, _kernels
-from lapgrad._cpu import available
-from lapgrad._cuda import _cholesky, _stream
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels import table as _kernels
+from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.runtime import stream as _stream
 
 pytestmark = [
     pytest.mark.cpu,

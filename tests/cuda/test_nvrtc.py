@@ -13,23 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapgrad._cuda import (
-    _compile,
-    _device,
-    _gelqf_batch,
-    _gelqf_wide,
-    _gesvd_batch,
-    _gesvd_medium,
-    _gesvd_vjp_medium,
-    _items,
-    _kalman_batch,
-    _launch,
-    _packing,
-    _potrf_batch,
-    _syevd_batch,
-    _trmm_batch,
-    _trsm_batch,
-)
+from lapgrad._kernels.cuda.runtime import compiler as _compile
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
+from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
+from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
+from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
+from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.cuda.small import kalman as _kalman_batch
+from lapgrad._kernels.cuda.small import packing as _packing
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.cuda.small import trmm as _trmm_batch
+from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
 STEMS = sorted(source.stem for source in _compile.SOURCES.glob("*.cu"))
 

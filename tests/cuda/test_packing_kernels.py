@@ -10,8 +10,10 @@ from machines import MACHINES, Machine
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
-from lapgrad import _cuda, _fallback
-from lapgrad._cuda import _packing, _stream
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import packing as _packing
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 

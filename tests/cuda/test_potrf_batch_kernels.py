@@ -8,8 +8,8 @@ from machines import MACHINES, Machine
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _potrf_batch
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 #: Each kernel, on both sides of its borders; in float32 fewer, as every kernel is compiled for the CPU first.
 CASES = [(n, torch.float64) for n in (1, 3, 4, 9, 16, 33, 61)] + [(n, torch.float32) for n in (13, 48)]

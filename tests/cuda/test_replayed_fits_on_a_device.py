@@ -8,7 +8,8 @@ import pytest
 import tolerances
 import torch
 
-from lapgrad.models import SparseGPRegression, _captured
+from lapgrad.models import SparseGPRegression
+from lapgrad.models._training import cuda_graph as _captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

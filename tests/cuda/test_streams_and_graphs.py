@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 import lapgrad
-from lapgrad import _cuda
+from lapgrad._kernels import cuda as _cuda
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and _cuda.available()), reason="needs a CUDA device"

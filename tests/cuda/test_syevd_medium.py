@@ -9,11 +9,11 @@ import tolerances
 import torch
 from torch import Tensor
 
-from lapgrad import _cuda
-from lapgrad._fallback.syevd import fix_signs
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.torch.syevd import fix_signs
 
 #: The module; the package has a function of this name.
-routines = importlib.import_module("lapgrad._cuda.syevd")
+routines = importlib.import_module("lapgrad._kernels.cuda.syevd")
 
 N = 70
 

@@ -11,8 +11,9 @@ import torch
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad import _cuda
-from lapgrad._cuda import _items, _syevd_batch
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad.ops import _spectral
 from lapgrad.ops import syevd as formulas
 

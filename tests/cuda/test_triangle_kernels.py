@@ -9,10 +9,10 @@ from machines import MACHINES, Machine
 from tolerances import INVERTED_BLOCKS, assert_close
 from torch import Tensor
 
-from lapgrad import _torch_lu as torch_lu
-from lapgrad._cuda import _device
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._torch import lu as torch_lu
 
-_STRIP, _DEPTH = 8, 16  # as in csrc/device.h
+_STRIP, _DEPTH = 8, 16  # as in csrc/gpu/device.h
 
 
 def well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:

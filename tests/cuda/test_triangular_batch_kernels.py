@@ -10,8 +10,9 @@ from machines import MACHINES, Machine
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad import _fallback
-from lapgrad._cuda import _items, _triangular_batch
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.small import triangular as _triangular_batch
 
 #: (order, columns, dtype): each kernel, one column, several items in a block, several blocks for an item.
 CASES = [(1, 1, torch.float64), (3, 5, torch.float64), (4, 1, torch.float64), (50, 3, torch.float64)]

@@ -13,8 +13,11 @@ from unittest import mock
 import pytest
 from fresh_process import output
 
-from lapgrad import _cuda, _fallback, _kernels
-from lapgrad._cuda import _compile, _native
+from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels import table as _kernels
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import availability as _native
+from lapgrad._kernels.cuda.runtime import compiler as _compile
 
 ARCHITECTURE = "sm_90"
 STEM, EXPRESSION = "triangle", "copy_rows<double>"

@@ -10,7 +10,7 @@ import tiny_data
 import torch
 
 from lapgrad import FileFormatError, OptionError
-from lapgrad.experiments import datasets
+from lapgrad_bench import datasets
 
 
 def test_inputs_and_targets_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

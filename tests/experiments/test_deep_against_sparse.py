@@ -12,8 +12,8 @@ import pytest
 import tiny_data
 
 from lapgrad import cli
-from lapgrad.experiments import datasets
-from lapgrad.experiments import deep_gp_regression as experiment
+from lapgrad_bench import datasets
+from lapgrad_bench.experiments import deep_gp_regression as experiment
 
 
 @pytest.fixture(autouse=True)

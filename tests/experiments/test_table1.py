@@ -15,12 +15,13 @@ import tiny_data
 import torch
 
 from lapgrad import FileFormatError, FitError, cli
-from lapgrad.experiments import datasets, folds, quality, workers
-from lapgrad.experiments.folds import Fold, Learning
-from lapgrad.experiments.interruption import wish_to_stop
-from lapgrad.experiments.paper import TABLE1
 from lapgrad.models import SparseGPRegression
-from lapgrad.models._archive import write_archive
+from lapgrad.models._storage.archive import write_archive
+from lapgrad_bench import datasets
+from lapgrad_bench.experiments import folds, quality, workers
+from lapgrad_bench.experiments.folds import Fold, Learning
+from lapgrad_bench.experiments.interruption import wish_to_stop
+from lapgrad_bench.experiments.paper import TABLE1
 
 FOLD = Fold("naval1", 5, 2)
 TIMES = ("seconds", "seconds_per_step")

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from lapgrad import FileFormatError, cli
-from lapgrad.bench import plots_table2
-from lapgrad.experiments import deep_run, mnist, table2
-from lapgrad.experiments.interruption import Wish
-from lapgrad.experiments.mnist import Scaling
 from lapgrad.models import DeepGP
-from lapgrad.models._archive import write_archive
+from lapgrad.models._storage.archive import write_archive
+from lapgrad_bench.bench import plots_table2
+from lapgrad_bench.experiments import deep_run, mnist, table2
+from lapgrad_bench.experiments.interruption import Wish
+from lapgrad_bench.experiments.mnist import Scaling
 
 ENDINGS = {".json", ".png", ".svg", "-2-3.png", "-2-3.pt", "-2-3.checkpoint.pt"}
 
@@ -122,7 +122,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_figures(monkeypatch: pyt
             return self.signal != 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("lapgrad.experiments.interruption.Wish", Impatient)
+        patch.setattr("lapgrad_bench.experiments.interruption.Wish", Impatient)
         assert command("--steps", "8", "--output", "parts") == 130
     assert not contents("parts")["complete"]
     assert max(row["step"] for row in contents("parts")["rows"]) == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapgrad.experiments import datasets
+from lapgrad_bench import datasets
 
 
 def write(folder: Path, table: datasets.Table, rows: int = 40) -> Path:

@@ -7,9 +7,9 @@ import signal
 import sys
 import time
 
-from lapgrad.bench import gemm, measuring
-from lapgrad.bench.activity import SharedActivity
-from lapgrad.bench.cases import OPERATORS
+from lapgrad_bench.bench import gemm, measuring
+from lapgrad_bench.bench.activity import SharedActivity
+from lapgrad_bench.bench.cases import OPERATORS
 
 
 def hang(*inputs):

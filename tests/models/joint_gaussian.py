@@ -8,7 +8,7 @@ import torch
 from device import DEVICE
 from torch import Tensor
 
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 
 
 def at(X: Tensor, t: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lapgrad.models._captured import CannotCaptureError, Function
+from lapgrad.models._training.cuda_graph import CannotCaptureError, Function
 
 
 class Tape(TorchDispatchMode):

@@ -12,7 +12,7 @@ from device import DEVICE
 from torch import Tensor, nn
 
 from lapgrad import NonFiniteError, OptionError, ShapeError
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from lapgrad.models import BayesianLinearRegression, PolynomialFeatures, RandomFourierFeatures
 
 METHODS = ("lq", "cholesky")

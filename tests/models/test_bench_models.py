@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad.bench import deep_gp, model_cases, model_runner, plots_models
-from lapgrad.bench.agreement import DisagreementError
-from lapgrad.bench.model_cases import Contest, ModelCase
-from lapgrad.bench.peer_worker.__main__ import Worker
-from lapgrad.bench.peers import PeerError, Peers
-from lapgrad.bench.timing import Timing
-from lapgrad.experiments import datasets
+from lapgrad_bench import datasets
+from lapgrad_bench.bench import deep_gp, model_cases, model_runner, plots_models
+from lapgrad_bench.bench.agreement import DisagreementError
+from lapgrad_bench.bench.model_cases import Contest, ModelCase
+from lapgrad_bench.bench.peer_worker.__main__ import Worker
+from lapgrad_bench.bench.peers import PeerError, Peers
+from lapgrad_bench.bench.timing import Timing
 
 CPU = torch.device("cpu")
 

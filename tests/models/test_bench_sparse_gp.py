@@ -10,8 +10,8 @@ import pytest
 import torch
 from tolerances import HIGHER_ORDER, assert_all_close
 
-from lapgrad.bench import sparse_gp
-from lapgrad.experiments import datasets
+from lapgrad_bench import datasets
+from lapgrad_bench.bench import sparse_gp
 
 
 def test_peers_compute_the_same() -> None:

@@ -15,8 +15,10 @@ from tolerances import RATE_IN_FLOAT32, REPLAYED, assert_all_close, assert_close
 from torch import Tensor
 
 from lapgrad import FitError, OptionError
-from lapgrad._waiting import waits
-from lapgrad.models import DeepGP, DeepGPRegression, _captured, _minibatches
+from lapgrad._torch.synchronisation import waits
+from lapgrad.models import DeepGP, DeepGPRegression
+from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import minibatches as _minibatches
 
 Y = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 #: A model, and the losses on its way.

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lapgrad import _torch_private
-from lapgrad.models import _captured
-from lapgrad.models._captured import CannotCaptureError, CudaRecorder
+from lapgrad._torch import private as _torch_private
+from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training.cuda_graph import CannotCaptureError, CudaRecorder
 
 WAITS = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:166.)"
 

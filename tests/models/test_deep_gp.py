@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, distributions, nn
 
 from lapgrad import DTypeError, FileFormatError, FitError, NonFiniteError, OptionError, ShapeError
-from lapgrad.models import DeepGP, GPRegression, _layer_algebra
-from lapgrad.models._deep_layer import fit_functions
+from lapgrad.models import DeepGP, GPRegression
+from lapgrad.models._deep import algebra as _layer_algebra
+from lapgrad.models._deep.latent_layer import fit_functions
 from lapgrad.models.kernels import RBF
 
 WIDTHS = [1, 2]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributions
 
 from lapgrad.models import DeepGP
-from lapgrad.models._importance import Weights
+from lapgrad.models._deep.importance import Weights
 from lapgrad.models.kernels import Linear
 
 NOISE = 0.4

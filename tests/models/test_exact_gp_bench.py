@@ -10,7 +10,7 @@ import torch
 from tolerances import HIGHER_ORDER, assert_close
 
 from lapgrad import cli
-from lapgrad.bench import exact_gp
+from lapgrad_bench.bench import exact_gp
 
 
 @pytest.mark.parametrize("kernel", exact_gp.KERNELS)

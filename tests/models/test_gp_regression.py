@@ -15,9 +15,9 @@ from tolerances import HIGHER_ORDER, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from lapgrad.models import GPRegression, Model
-from lapgrad.models._archive import write_archive
+from lapgrad.models._storage.archive import write_archive
 from lapgrad.models.kernels import (
     RBF,
     Constant,

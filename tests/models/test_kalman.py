@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import lapgrad
-from lapgrad import _cpu
+from lapgrad._kernels import cpu as _cpu
 from lapgrad.fused import kalman_nll
 from lapgrad.models import kalman_filter, kalman_smoother
 

@@ -9,8 +9,9 @@ import torch
 from tolerances import assert_close
 from torch import Tensor
 
-from lapgrad.fused import KernelFunction, _kernel_function
-from lapgrad.fused._kernel_function import of_module
+from lapgrad.fused import KernelFunction
+from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp.kernel_function import of_module
 from lapgrad.models.kernels import RBF
 
 X = torch.linspace(0.0, 1.0, 8, dtype=torch.float64)[:, None]

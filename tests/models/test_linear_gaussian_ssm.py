@@ -23,9 +23,9 @@ from tolerances import (
 from torch import Tensor, nn
 
 import lapgrad
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from lapgrad.models import LinearGaussianSSM, Model
-from lapgrad.models._covariance import Covariance
+from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models.components import (
     AR,
     Block,

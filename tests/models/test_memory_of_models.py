@@ -10,7 +10,6 @@ import pytest
 import torch
 from fresh_process import output
 
-from lapgrad.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_mapped_bytes
 from lapgrad.models import GPRegression
 from lapgrad.models.kernels import (
     RBF,
@@ -23,6 +22,7 @@ from lapgrad.models.kernels import (
     White,
     _blocks,
 )
+from lapgrad_bench.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_mapped_bytes
 
 pytestmark = [
     pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory"),

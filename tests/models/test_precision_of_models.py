@@ -23,9 +23,9 @@ from lapgrad.models import (
     kalman_filter,
     kalman_smoother,
 )
-from lapgrad.models._mean_functions import LinearMean
+from lapgrad.models._deep.mean_functions import LinearMean
+from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._sampling import normal, normal_each
-from lapgrad.models._sparse_layer import SparseLayer
 from lapgrad.models.components import AR, LocalLinearTrend
 from lapgrad.models.kernels import RBF, Kernel, Linear, Matern32, Polynomial
 

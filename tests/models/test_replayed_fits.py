@@ -14,8 +14,12 @@ from torch import Tensor, nn
 
 from lapgrad import NotPositiveDefiniteError
 from lapgrad._errors import OptionError
-from lapgrad.fused import _sparse_gradient, _sparse_questions
-from lapgrad.models import SparseGPRegression, _captured, _evaluation, _fitting
+from lapgrad.fused._sgp import deferred_checks as _sparse_questions
+from lapgrad.fused._sgp import gradient as _sparse_gradient
+from lapgrad.models import SparseGPRegression
+from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import evaluation as _evaluation
+from lapgrad.models._training import fitting as _fitting
 from lapgrad.models.kernels import RBF, Linear
 
 DOUBLE = torch.float64

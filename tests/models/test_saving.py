@@ -30,12 +30,9 @@ from stored_models import (
 )
 
 from lapgrad import DeviceError, FileFormatError, NonFiniteError, OptionError
-from lapgrad.models import (
-    GPRegression,
-    Model,
-    _archive,
-)
+from lapgrad.models import GPRegression, Model
 from lapgrad.models._model import StoredModel
+from lapgrad.models._storage import archive as _archive
 from lapgrad.models.kernels import RBF, Deep
 
 

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import lapgrad
-from lapgrad import _torch_lu as torch_lu
-from lapgrad.fused import KernelFunction, _sparse_gradient, _sparse_questions
+from lapgrad._torch import lu as torch_lu
+from lapgrad.fused import KernelFunction
+from lapgrad.fused._sgp import deferred_checks as _sparse_questions
+from lapgrad.fused._sgp import gradient as _sparse_gradient
 from lapgrad.models import sgp_nll
 
 DOUBLE = torch.float64

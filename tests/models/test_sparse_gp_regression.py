@@ -13,7 +13,7 @@ from tolerances import HIGHER_ORDER, OF_JITTER, assert_all_close, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from lapgrad.models import SparseGPRegression, kernels
 from lapgrad.models.kernels import RBF
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import NonFiniteError, NotPositiveDefiniteError, OptionError, ShapeError
-from lapgrad import _torch_lu as torch_lu
-from lapgrad.models import _layer_algebra
-from lapgrad.models._sparse_layer import SparseLayer
+from lapgrad._torch import lu as torch_lu
+from lapgrad.models._deep import algebra as _layer_algebra
+from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models.kernels import RBF, Linear
 
 U, D, K, N = 6, 2, 3, 5

@@ -13,7 +13,9 @@ from tolerances import assert_all_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad.fused import KernelFunction, _sparse_gradient, _sparse_questions
+from lapgrad.fused import KernelFunction
+from lapgrad.fused._sgp import deferred_checks as _sparse_questions
+from lapgrad.fused._sgp import gradient as _sparse_gradient
 from lapgrad.models.kernels import RBF, _gaussian
 
 DOUBLE = torch.float64

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 import lapgrad
-from lapgrad.fused import _inducing, _sparse_gradient, _sparse_questions, _whitening
+from lapgrad.fused._sgp import deferred_checks as _sparse_questions
+from lapgrad.fused._sgp import gradient as _sparse_gradient
+from lapgrad.fused._sgp import inverse_factor as _whitening
+from lapgrad.fused._sgp import statistics as _inducing
 from lapgrad.models.kernels import RBF
 
 DOUBLE = torch.float64

@@ -9,7 +9,7 @@ from device import DEVICE
 from tolerances import of_order
 from torch import Tensor
 
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from samples.case import OperatorCase, square_recipes
 
 

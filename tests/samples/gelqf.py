@@ -8,7 +8,7 @@ import torch
 from tolerances import GRADIENT_OF_LQ, SOLVED_TWICE
 from torch import Tensor
 
-from lapgrad import _torch_lu as torch_lu
+from lapgrad._torch import lu as torch_lu
 from samples.case import BATCH_PAIRS, OperatorCase, Recipe, Shape, all_flags, named
 
 #: Wide first, then square and tall; empty ones; batches.

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors, _layout
+from lapgrad import _errors
+from lapgrad._torch import layout as _layout
 
 
 class Operands(NamedTuple):

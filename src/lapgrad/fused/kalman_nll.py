@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define, define_fused
-from lapgrad._fallback import _kalman
-from lapgrad._kernels import lookup
-from lapgrad._torch_private import reshape_fresh
+from lapgrad._formulas import kalman as _kalman
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.private import reshape_fresh
 from lapgrad.fused import _series
 
 _NAME = "fused.kalman_nll"
@@ -63,9 +63,9 @@ def kalman_nll(
 
     Gradient:
         With respect to all operands, by the adjoint of the filter: walking back over the steps with gm, gP,
-        the cotangents of the predicted moments (csrc/lane_kalman.h has the formulas). Those of Q, R and P are
-        symmetric; what is missing in y has gradient zero. Saves the operands and nothing of the filter: the
-        backward runs it again, and keeps the predicted moments of a part of the steps at a time.
+        the cotangents of the predicted moments (csrc/small/lane_kalman.h has the formulas). Those of Q, R and
+        P are symmetric; what is missing in y has gradient zero. Saves the operands and nothing of the filter:
+        the backward runs it again, and keeps the predicted moments of a part of the steps at a time.
 
     Memory:
         forward 0, backward 1

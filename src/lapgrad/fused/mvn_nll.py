@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from lapgrad import _errors, _layout
-from lapgrad._define import Formulas, Overwriting, define, define_fused
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad import _errors
+from lapgrad._kernels.table import lookup
+from lapgrad._torch import layout as _layout
+from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
+from lapgrad._torch.layout import fresh
+from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _columns
 from lapgrad.ops import _triangular
 from lapgrad.ops import extractdiag as _extractdiag

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors, _layout
-from lapgrad._torch_private import skips_dispatcher
-from lapgrad.fused import _inducing, _kernel_function
-from lapgrad.fused._inducing import ARITHMETIC
-from lapgrad.fused._kernel_function import KernelFunction
-from lapgrad.fused._sparse_bound import bound, noise_variance
-from lapgrad.fused._sparse_gradient import Inputs, Needs, evaluate
+from lapgrad import _errors
+from lapgrad._torch import layout as _layout
+from lapgrad._torch.private import skips_dispatcher
+from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp.bound import bound, noise_variance
+from lapgrad.fused._sgp.gradient import Inputs, Needs, evaluate
+from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.statistics import ARITHMETIC
 
 _NAME = "fused.sgp_nll"
 

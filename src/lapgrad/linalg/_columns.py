@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors, _layout
-from lapgrad._define import batched
+from lapgrad import _errors
+from lapgrad._torch import layout as _layout
+from lapgrad._torch.define import batched
 
 
 def fitting_operands(

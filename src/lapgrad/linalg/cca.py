@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._layout import common_batch, matrix, same_kind
+from lapgrad._torch.layout import common_batch, matrix, same_kind
 from lapgrad.linalg import _whitening
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define
-from lapgrad._layout import square_matrix
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import square_matrix
+from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _divided_differences
 from lapgrad.ops import _spectral
 from lapgrad.ops import copyltu as _copyltu

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._layout import matrix
+from lapgrad._torch.layout import matrix
 from lapgrad.linalg import _whitening
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors, _layout
-from lapgrad._define import Formulas, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh_matrix
+from lapgrad import _errors
+from lapgrad._kernels.table import lookup
+from lapgrad._torch import layout as _layout
+from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import fresh_matrix
 from lapgrad.linalg import _columns
 from lapgrad.ops import gelqf as _gelqf
 from lapgrad.ops import gemm as _gemm

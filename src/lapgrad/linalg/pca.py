@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._layout import matrix
+from lapgrad._torch.layout import matrix
 from lapgrad.linalg._scale import find_unit
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2

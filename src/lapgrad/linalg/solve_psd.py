@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import fresh
 from lapgrad.linalg import _columns
 from lapgrad.linalg.cho_solve import operator as _cho_solve
 from lapgrad.ops import _syr2k

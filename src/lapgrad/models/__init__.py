@@ -1,11 +1,11 @@
 """Models on top of the operators: Gaussian processes and their relatives, as ``torch.nn.Module``."""
 
 from lapgrad.models import components, kernels
-from lapgrad.models._fitting import FitResult
-from lapgrad.models._importance import LogLikelihood
+from lapgrad.models._deep.importance import LogLikelihood
+from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._weights import WeightPosterior
+from lapgrad.models._training.fitting import FitResult
 from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import (
     Filtered,

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models import _fitting, _saving
-from lapgrad.models._fitting import Callback, FitResult
 from lapgrad.models._parameters import Parametrised
+from lapgrad.models._storage import saving as _saving
+from lapgrad.models._training import fitting as _fitting
+from lapgrad.models._training.fitting import Callback, FitResult
 
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 

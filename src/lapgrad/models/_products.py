@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad._precision import products_are_rounded
+from lapgrad._torch.precision import products_are_rounded
 from lapgrad.ops.gemm2 import gemm2
 
 

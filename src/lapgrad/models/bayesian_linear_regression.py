@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad.models import _checks, _plots, _scaling, _weights
-from lapgrad.models._entries import FLAG, PART, TEXT, check_entries
+from lapgrad.models import _checks, _plots, _scaling
+from lapgrad.models._linear import weights as _weights
+from lapgrad.models._linear.ridge import METHODS, Method
+from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import product
 from lapgrad.models._remembered import Remembered
-from lapgrad.models._ridge import METHODS, Method
-from lapgrad.models._weights import WeightPosterior
+from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models.features import Features, described, evaluated, from_description, parameters_fixed
 
 #: Of the description in a file.

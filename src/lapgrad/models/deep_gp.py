@@ -9,15 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad._waiting import without_waiting
-from lapgrad.models import _checks, _deep_bound, _deep_learning, _deep_likelihood, _minibatches
-from lapgrad.models._deep_gp_options import check_options
-from lapgrad.models._deep_layer import DeepLayer, Shift, initial_layer
-from lapgrad.models._entries import INTEGER, INTEGERS, PARTS, check_entries
-from lapgrad.models._fit_plan import checked_plan
-from lapgrad.models._fitting import Callback, FitResult
-from lapgrad.models._importance import LogLikelihood
+from lapgrad._torch.synchronisation import without_waiting
+from lapgrad.models import _checks
+from lapgrad.models._deep import bound as _deep_bound
+from lapgrad.models._deep import learning as _deep_learning
+from lapgrad.models._deep import likelihood as _deep_likelihood
+from lapgrad.models._deep.importance import LogLikelihood
+from lapgrad.models._deep.latent_layer import DeepLayer, Shift, initial_layer
+from lapgrad.models._deep.options import check_options
 from lapgrad.models._model import StoredModel
+from lapgrad.models._storage.entries import INTEGER, INTEGERS, PARTS, check_entries
+from lapgrad.models._training import minibatches as _minibatches
+from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.plan import checked_plan
 from lapgrad.models.kernels.base import Kernel, part_of_state
 
 #: Rows of data that the start is computed from.

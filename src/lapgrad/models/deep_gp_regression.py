@@ -11,14 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models import _checks, _deep_start, _inducing_inputs, _minibatches, _propagation, _scaling
-from lapgrad.models._deep_inference import Layered
-from lapgrad.models._deep_start import Covariance
-from lapgrad.models._entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
-from lapgrad.models._fit_plan import checked_plan
-from lapgrad.models._fitting import Callback, FitResult
+from lapgrad.models import _checks, _scaling
+from lapgrad.models._deep import propagation as _propagation
+from lapgrad.models._deep import start as _deep_start
+from lapgrad.models._deep.inference import Layered
+from lapgrad.models._deep.start import Covariance
+from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import expected_log_density
+from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
+from lapgrad.models._training import minibatches as _minibatches
+from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.plan import checked_plan
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
 _STEPS = 5000

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
-from lapgrad.models._entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PART, TEXT, Entry, check_entries
 from lapgrad.models._parameters import Parametrised, Value, positive
 from lapgrad.models._products import product
+from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PART, TEXT, Entry, check_entries
 
 #: All classes of features, those of users included, by name: what files refer to.
 _KINDS: dict[str, type[Features]] = {}

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _jitter, _plots, _sampling, _scaling
-from lapgrad.models._entries import FLAG, PART, TEXT, check_entries
+from lapgrad.models import _checks, _plots, _sampling, _scaling
+from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
 from lapgrad.models._products import product
 from lapgrad.models._scaling import Standardised
+from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf

@@ -19,13 +19,15 @@ from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import kalman_nll
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _diffuse, _plots, _time_series
-from lapgrad.models._covariance import Covariance
-from lapgrad.models._entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
+from lapgrad.models import _checks, _plots
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import product
+from lapgrad.models._state_space import diffuse as _diffuse
+from lapgrad.models._state_space import time_series as _time_series
+from lapgrad.models._state_space.covariance import Covariance
+from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models.components.base import Block, Component, component_from, described
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back

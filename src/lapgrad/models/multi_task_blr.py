@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from lapgrad import _errors
-from lapgrad.models import _checks, _weights
-from lapgrad.models._entries import FLAG, INTEGERS, PART, TEXT, check_entries
+from lapgrad.models import _checks
+from lapgrad.models._linear import weights as _weights
+from lapgrad.models._linear.ridge import METHODS, Method
+from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import product
-from lapgrad.models._ridge import METHODS, Method
-from lapgrad.models._weights import WeightPosterior
+from lapgrad.models._storage.entries import FLAG, INTEGERS, PART, TEXT, check_entries
 from lapgrad.models.bayesian_linear_regression import variance_of
 from lapgrad.models.criteria.blr_nll import blr_nll
 from lapgrad.models.features import described, evaluated, from_description, parameters_fixed

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors, fused
-from lapgrad.fused import _inducing, _kernel_function
-from lapgrad.models import _checks, _inducing_inputs, _jitter, _plots, _sampling, _scaling, _sparse_posterior
-from lapgrad.models._entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
+from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.models import _checks, _plots, _sampling, _scaling
+from lapgrad.models._gp import inducing_inputs as _inducing_inputs
+from lapgrad.models._gp import jitter as _jitter
+from lapgrad.models._gp import sparse_posterior as _sparse_posterior
+from lapgrad.models._gp.sparse_posterior import SparsePosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, log_density
 from lapgrad.models._scaling import Standardised
-from lapgrad.models._sparse_posterior import SparsePosterior
+from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 

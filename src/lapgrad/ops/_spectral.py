@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._fallback._gaps import (
+from lapgrad._formulas.gaps import (
     close_gap,
     discard,
     gaps,

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors, _layout
-from lapgrad._define import Operator, batched
-from lapgrad._torch_private import reshape_fresh, skips_dispatcher
+from lapgrad import _errors
+from lapgrad._torch import layout as _layout
+from lapgrad._torch.define import Operator, batched
+from lapgrad._torch.private import reshape_fresh, skips_dispatcher
 from lapgrad.ops import gemmt as _gemmt
 
 SCHEMA = "(Tensor L, Tensor A, bool lower, bool transpose, bool rightside) -> Tensor"

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lapgrad._define import Formulas, Overwriting, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh, square_matrix
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, Overwriting, define
+from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.private import skips_dispatcher
 
 
 def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors, _torch_lu
-from lapgrad._define import Formulas, define, define_fused
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh, square_matrix
+from lapgrad import _errors
+from lapgrad._kernels.table import lookup
+from lapgrad._torch import lu as _torch_lu
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import fresh, square_matrix
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import inverse as _inverse
 from lapgrad.ops._lu import room_for_factors

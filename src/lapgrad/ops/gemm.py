@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, Overwriting, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import common_batch, expand_batch, matrix, same_kind
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, Overwriting, define
+from lapgrad._torch.layout import common_batch, expand_batch, matrix, same_kind
 from lapgrad.ops import gemm2 as _gemm2
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import common_batch, expand_batch, fresh_matrix, is_shared, matrix, same_kind
-from lapgrad._torch_private import reshape_fresh
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import common_batch, expand_batch, fresh_matrix, is_shared, matrix, same_kind
+from lapgrad._torch.private import reshape_fresh
 
 
 def gemm2(

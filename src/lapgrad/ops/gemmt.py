@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import common_batch, expand_batch, fresh_matrix, matrix, same_kind
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import common_batch, expand_batch, fresh_matrix, matrix, same_kind
 from lapgrad.ops import trmm as _trmm
 
 

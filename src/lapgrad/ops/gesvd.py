@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define, define_fused
-from lapgrad._fallback.gesvd import DISCARDS, NOT_FINITE, coefficients, inverse_values, pulled_back
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh_matrix, matrix
+from lapgrad._kernels.table import lookup
+from lapgrad._kernels.torch.gesvd import DISCARDS, NOT_FINITE, coefficients, inverse_values, pulled_back
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import fresh_matrix, matrix
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 

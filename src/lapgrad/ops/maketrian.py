@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import order_of_result, vector
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import order_of_result, vector
 from lapgrad.ops import extracttrian as _extracttrian
 
 

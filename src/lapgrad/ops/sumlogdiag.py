@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lapgrad._define import Formulas, define, define_fused
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh, square_matrix
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import fresh, square_matrix
 from lapgrad.ops import extractdiag as _extractdiag
 from lapgrad.ops import makediag as _makediag
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, define, define_fused
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh, square_matrix
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import fresh, square_matrix
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 

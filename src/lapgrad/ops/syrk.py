@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lapgrad._define import Formulas, define, define_fused
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh, fresh_matrix, matrix
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import fresh, fresh_matrix, matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._define import Formulas, Overwriting, define
-from lapgrad._kernels import lookup
-from lapgrad._layout import fresh
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, Overwriting, define
+from lapgrad._torch.layout import fresh
 from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import BayesianLinearRegression, PolynomialFeatures, RandomFourierFeatures
-from lapgrad.models._ridge import Method
+from lapgrad.models._linear.ridge import Method
 from lapgrad.sklearn._regressor import ModelRegressor, own_copy
 
 _FEATURES = ("polynomial", "fourier")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._entries import PART, PARTS, TEXT, Entry, check_entries
 from lapgrad.models._parameters import Parametrised, Value
+from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entries
 
 
 class Block(NamedTuple):

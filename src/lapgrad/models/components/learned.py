@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
-from lapgrad.models._covariance import Covariance
-from lapgrad.models._entries import FLAGS, INTEGER, TEXT, Entry, check_entries
 from lapgrad.models._parameters import unbounded
+from lapgrad.models._state_space.covariance import Covariance
+from lapgrad.models._storage.entries import FLAGS, INTEGER, TEXT, Entry, check_entries
 from lapgrad.models.components.base import Block, Component
 
 

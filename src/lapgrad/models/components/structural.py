@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors, _torch_lu
+from lapgrad import _errors
+from lapgrad._torch import lu as _torch_lu
 from lapgrad.models import _checks
-from lapgrad.models._entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
 from lapgrad.models._parameters import Value, bounded, positive
+from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
 from lapgrad.models.components.base import Block, Component
 
 

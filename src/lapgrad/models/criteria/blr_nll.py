@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._layout import common_batch, matrix, same_kind
-from lapgrad.models._ridge import METHODS, Method, factor, ridge
+from lapgrad._torch.layout import common_batch, matrix, same_kind
+from lapgrad.models._linear.ridge import METHODS, Method, factor, ridge
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
-from lapgrad.models._diagonal import added_to_diagonal
+from lapgrad.models._gp.diagonal import added_to_diagonal
 
 
 def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._layout import common_batch, matrix, same_kind, square_matrix
-from lapgrad.fused._sparse_bound import bound, noise_variance
+from lapgrad._torch.layout import common_batch, matrix, same_kind, square_matrix
+from lapgrad.fused._sgp.bound import bound, noise_variance
 
 
 def sgp_nll(Kuu: Tensor, Kuf: Tensor, kff_diag: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad._precision import in_full_precision
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._torch.precision import in_full_precision
+from lapgrad._torch.private import skips_dispatcher
 from lapgrad.models._products import product
 
 _FEW_DIMENSIONS = 4

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _waiting
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._torch import synchronisation as _waiting
+from lapgrad._torch.private import skips_dispatcher
 
 #: Exponents are rounded to eps of the largest squared norm: with float64, and points not farther from their
 #: centre than this many lengthscales, the matrix is right to ten digits.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._torch.private import skips_dispatcher
 
 
 class Profile(Protocol):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad._torch_private import skips_dispatcher
+from lapgrad._torch.private import skips_dispatcher
 from lapgrad.models import _checks
-from lapgrad.models._diagonal import added_to_diagonal
-from lapgrad.models._entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
+from lapgrad.models._gp.diagonal import added_to_diagonal
 from lapgrad.models._parameters import Parametrised
+from lapgrad.models._storage.entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
 from lapgrad.models.kernels import _blocks, _gaussian
 from lapgrad.models.kernels._blocks import Tree
 

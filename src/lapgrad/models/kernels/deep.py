@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._entries import PART, TEXT, check_entries
+from lapgrad.models._storage.entries import PART, TEXT, check_entries
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 

@@ -1,0 +1,115 @@
+// The kernels that exist once per instruction set, and the choice among them at run time.
+//
+// isa_kernels.cpp is compiled several times, each time with other compiler flags and LAPGRAD_ISA set to another
+// name. What it shares with the rest of the core is this table of function pointers and nothing else: an inline
+// function compiled with AVX-512 must never be the copy the linker keeps for everybody.
+#pragma once
+
+#include "base/gaps.h"
+#include "base/gesvd_types.h"
+#include "base/kalman_types.h"
+#include "base/view.h"
+
+namespace lapgrad::isa {
+
+// Largest order of the single-matrix leaves. Everything above is recursion on products.
+constexpr index_t leaf = 32;
+// Sides of the own product stay within this, so that its packed operands fit a fixed scratch.
+constexpr index_t product_limit = 256;
+// Largest order of the batch kernels that hold one matrix per vector lane.
+constexpr index_t lane_limit = 32;
+// The eigenvalues take larger ones: two matrices per lane are all that they hold.
+constexpr index_t lane_eigen_limit = 64;
+// Rows of the leaf of the LQ factorisation: as many as there are sums that hide the latency of one.
+constexpr index_t lq_leaf = 8;
+
+// Scratch elements a kernel may use, given by the caller (one buffer per thread).
+constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
+constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
+static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limit * 64 + 64);
+
+template <class T>
+struct Kernels {
+    index_t lanes;
+    // dst := scale * src; dst has unit column stride, src any strides.
+    void (*copy)(View<const T> src, T scale, View<T> dst);
+    // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
+    void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
+    // The same for one triangle of a square C; the other one is scribbled on, next to the diagonal.
+    void (*product_triangle)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool lower,
+                             T* scratch);
+    // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May scribble on the
+    // strict upper triangle.
+    int (*potrf)(View<T> A, T* scratch);
+    // Reverse sweep in place, order <= leaf: lower G in, symmetric S out (see potrf.h).
+    void (*potrf_reverse)(View<const T> L, View<T> G, T* scratch);
+    // X := L^-1 X and X := L X with L lower, order <= leaf; strides may be negative.
+    void (*solve)(View<const T> L, View<T> X, T* scratch);
+    void (*multiply)(View<const T> L, View<T> X, T* scratch);
+
+    // A = L Q of at most lq_leaf contiguous rows: see reflectors.h.
+    void (*lq_leaf)(View<T> A, View<T> mixed, T* diagonal);
+
+    // One matrix per lane: items [begin, end) of dense batches of order <= lane_limit.
+    void (*lane_potrf)(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin, index_t end, void* scratch);
+    void (*lane_potrf_reverse)(Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin, index_t end,
+                               void* scratch);
+    void (*lane_solve)(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, index_t begin, index_t end,
+                       void* scratch);
+    void (*lane_multiply)(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> B, index_t begin, index_t end,
+                          void* scratch);
+    void (*lane_product)(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin,
+                         index_t end, void* scratch);
+    // X := (L L')^-1 A.
+    void (*lane_cho_solve)(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begin, index_t end, void* scratch);
+    // The inverse from the factor with its update (see batch_potri.h; X has at most lane_limit columns), and its reverse.
+    void (*lane_potri)(Batch<const T> L, Batch<const T> X, const T* weight, T scale, T ratio, Batch<T> B, index_t begin,
+                       index_t end, void* scratch);
+    void (*lane_potri_reverse)(Batch<const T> L, Batch<const T> gB, Batch<T> gL, index_t begin, index_t end,
+                               void* scratch);
+    void (*lane_gesvd)(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32_t* status, index_t begin,
+                       index_t end, void* scratch);
+    void (*lane_gesvd_vjp)(const SvdGradient<T>& gradient, index_t begin, index_t end, void* scratch);
+    // Matrices of at most lane_limit^2 elements, row-major. Q, gQ and gL may be without data.
+    void (*lane_gelqf)(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive, index_t begin, index_t end,
+                       void* scratch);
+    void (*lane_gelqf_vjp)(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch<const T> gL, Batch<T> gA,
+                           index_t begin, index_t end, void* scratch);
+    void (*lane_gelqf_l_vjp)(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin,
+                             index_t end, void* scratch);
+    // LU with partial pivoting; status per item as in lu.h.
+    void (*lane_determinant)(Batch<const T> A, T* first, T* second, std::int32_t* status, index_t begin, index_t end,
+                             void* scratch);
+    void (*lane_inverse)(Batch<const T> A, Batch<T> B, const T* weight, bool by_determinant, std::int32_t* status,
+                         index_t begin, index_t end, void* scratch);
+    void (*lane_inverse_vjp)(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end,
+                             void* scratch);
+    // lane_syevd.h says what these two compute; the first takes orders up to lane_eigen_limit.
+    void (*lane_syevd)(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info, index_t begin, index_t end,
+                       void* scratch);
+    void (*lane_syevd_vjp)(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
+                           Degeneracy rule, T tol, Batch<T> gA, std::int32_t* uneven, index_t begin, index_t end,
+                           void* scratch);
+    // Series [begin, end), side by side in lanes or one by one: lane_kalman.h.
+    void (*kalman_forward)(const KalmanForward<T>& task, bool wide, index_t begin, index_t end, void* memory);
+    void (*kalman_reverse)(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, bool wide, index_t begin,
+                           index_t end, void* memory);
+};
+
+template <class T>
+struct Choice {
+    static const Kernels<T>* current;
+};
+
+template <class T>
+const Kernels<T>& kernels() {
+    return *Choice<T>::current;
+}
+
+// "avx512", "avx2", "baseline": the best one this machine runs, or the one that is asked for by name.
+const char* selected();
+bool supported(const char* name);
+bool made_by_intel();
+bool select(const char* name);
+
+}  // namespace lapgrad::isa

@@ -1,0 +1,79 @@
+// Parallel loops on the OpenMP pool that PyTorch has already started.
+//
+// A second pool would spin against the first one; so libgomp's entry points are looked up in the copy that torch
+// loaded and called through pointers. Without one (another OpenMP runtime, no torch) every loop runs serially.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <string>
+
+#include "base/view.h"
+
+namespace lapgrad::parallel {
+
+struct Pool {
+    void (*run_team)(void (*fn)(void*), void* data, unsigned threads, unsigned flags) = nullptr;  // GOMP_parallel
+    int (*max_threads)() = nullptr;                                                               // omp_get_max_threads
+    int (*in_parallel)() = nullptr;                                                               // omp_in_parallel
+};
+
+// Binds the OpenMP that the library at `path`, which must be loaded already, uses itself. Returns the file it was found
+// in, or an empty string when there is none.
+std::string bind_pool(const char* path);
+const Pool& pool();
+
+// Threads a loop started here would get: 1 inside a parallel region.
+int threads();
+
+namespace detail {
+template <class F>
+struct Loop {
+    F& body;
+    index_t count;
+    std::atomic<index_t> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};
+
+    static void enter(void* self) { static_cast<Loop*>(self)->work(); }
+    void work() {
+        for (index_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+            try {
+                body(i);
+            } catch (...) {
+                // An exception must not cross the OpenMP frame: the first one is rethrown by the caller.
+                if (!failed.exchange(true)) error = std::current_exception();
+            }
+        }
+    }
+};
+}  // namespace detail
+
+// body(i) for i in [0, count), handed out one by one. The team is always the whole pool: libgomp ends surplus
+// threads when a team shrinks, and would have to start them again for the next full one.
+template <class F>
+void for_each(index_t count, F body) {
+    if (count <= 1 || threads() <= 1) {
+        for (index_t i = 0; i < count; ++i) body(i);
+        return;
+    }
+    detail::Loop<F> loop{body, count};
+    pool().run_team(&detail::Loop<F>::enter, &loop, 0, 0);
+    if (loop.error) std::rethrow_exception(loop.error);
+}
+
+// body(begin, end) over [0, count) in ranges of at least `grain` items, several per thread for balance.
+template <class F>
+void for_ranges(index_t count, index_t grain, F body) {
+    const index_t team = threads();
+    const index_t wanted = team > 1 ? 4 * team : 1;
+    index_t size = (count + wanted - 1) / wanted;
+    size = size > grain ? size : grain;
+    if (size <= 0) return;
+    for_each((count + size - 1) / size, [&](index_t r) {
+        const index_t begin = r * size;
+        body(begin, begin + size < count ? begin + size : count);
+    });
+}
+
+}  // namespace lapgrad::parallel

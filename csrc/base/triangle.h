@@ -1,0 +1,129 @@
+// Passes over memory: copies, mirrors and fills of triangles.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/isa.h"
+#include "base/parallel.h"
+
+namespace lapgrad {
+
+// Rows are handed out in strips of this many; a strip of a transposed source stays within the cache.
+constexpr index_t strip = 32;
+// Below this many elements a pass runs on the calling thread.
+constexpr index_t parallel_elements = 1 << 15;
+
+template <class F>
+void for_strips(index_t rows, index_t cols, bool parallel, F body) {
+    const index_t strips = (rows + strip - 1) / strip;
+    const auto run = [&](index_t s) { body(s * strip, std::min(rows, (s + 1) * strip)); };
+    if (parallel && rows * cols >= parallel_elements)
+        parallel::for_each(strips, run);
+    else
+        for (index_t s = 0; s < strips; ++s) run(s);
+}
+
+// target[i] := the largest entry of row i, times `factor`.
+template <class T>
+void measure_rows(View<const T> X, T factor, T* target, bool parallel) {
+    for_strips(X.rows, X.cols, parallel, [&](index_t begin, index_t end) {
+        std::fill(target + begin, target + end, T(0));
+        if (X.col_stride == 1 || X.row_stride != 1)
+            for (index_t i = begin; i < end; ++i) {
+                T most = 0;
+                for (index_t k = 0; k < X.cols; ++k) most = std::max(most, std::abs(X(i, k)));
+                target[i] = most;
+            }
+        else
+            for (index_t k = 0; k < X.cols; ++k)
+                for (index_t i = begin; i < end; ++i) target[i] = std::max(target[i], std::abs(X(i, k)));
+        for (index_t i = begin; i < end; ++i) target[i] *= factor;
+    });
+}
+
+// dst := scale * src, a strip of columns at a time, so that a transposed source is read within the cache.
+template <class T>
+void copy_block(View<const T> src, T scale, View<T> dst) {
+    if (dst.col_stride != 1) return copy_block<T>(src.t(), scale, dst.t());
+    if (src.col_stride == 1) return isa::kernels<T>().copy(src, scale, dst);
+    for (index_t j = 0; j < dst.cols; j += strip)
+        isa::kernels<T>().copy(src.columns(j, std::min(strip, dst.cols - j)), scale,
+                               dst.columns(j, std::min(strip, dst.cols - j)));
+}
+
+// dst := scale * src. Nothing is done when they are the same memory.
+template <class T>
+void copy(View<const T> src, T scale, View<T> dst, bool parallel) {
+    if (src.data == dst.data && scale == T(1)) return;
+    if (dst.col_stride != 1) return copy<T>(src.t(), scale, dst.t(), parallel);
+    for_strips(dst.rows, dst.cols, parallel, [&](index_t begin, index_t end) {
+        copy_block<T>(src.block(begin, 0, end - begin, src.cols), scale, dst.block(begin, 0, end - begin, dst.cols));
+    });
+}
+
+// The lower triangle of dst := scale * the lower triangle of src; the strict upper one is left as it is, except
+// within the strips on the diagonal, where src may show through.
+template <class T>
+void copy_lower(View<const T> src, T scale, View<T> dst, bool parallel) {
+    if (src.data == dst.data && scale == T(1)) return;
+    for_strips(dst.rows, dst.cols, parallel, [&](index_t begin, index_t end) {
+        copy_block<T>(src.block(begin, 0, end - begin, end), scale, dst.block(begin, 0, end - begin, end));
+    });
+}
+
+template <class T>
+void clear_strict_upper(View<T> A, bool parallel) {
+    const bool row_major = A.col_stride == 1;
+    for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
+        for (index_t i = begin; i < end; ++i) {
+            // Row i right of the diagonal, or column i above it: whichever is contiguous.
+            const index_t from = row_major ? i + 1 : 0, to = row_major ? A.cols : i;
+            T* line = row_major ? A.at(i, 0) : A.at(0, i);
+            const index_t step = row_major ? A.col_stride : A.row_stride;
+            for (index_t j = from; j < to; ++j) line[j * step] = T(0);
+        }
+    });
+}
+
+// The strict upper triangle := the mirrored strict lower one.
+template <class T>
+void mirror_lower(View<T> A, bool parallel) {
+    for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
+        copy_block<T>(A.block(begin, 0, end - begin, begin).readonly().t(), T(1),
+                      A.block(0, begin, begin, end - begin));
+        for (index_t i = begin; i < end; ++i)
+            for (index_t j = begin; j < i; ++j) A(j, i) = A(i, j);
+    });
+}
+
+// B := rows [begin, begin + B.rows) of A + A', block by block, so that neither A nor A' is walked across its rows.
+template <class T>
+void add_transpose(View<const T> A, index_t begin, View<T> B, bool parallel) {
+    for_strips(B.rows, B.cols, parallel, [&](index_t first, index_t last) {
+        const index_t rows = last - first;
+        T mirrored[strip * strip];
+        for (index_t j = 0; j < B.cols; j += strip) {
+            const index_t cols = std::min(strip, B.cols - j);
+            const View<T> target = B.block(first, j, rows, cols), image{mirrored, rows, cols, cols, 1};
+            copy_block<T>(A.block(begin + first, j, rows, cols), T(1), target);
+            copy_block<T>(A.block(j, begin + first, cols, rows).t(), T(1), image);
+            for (index_t i = 0; i < rows; ++i)
+                for (index_t c = 0; c < cols; ++c) target(i, c) += image(i, c);
+        }
+    });
+}
+
+template <class T>
+void set_identity(View<T> A) {
+    for (index_t i = 0; i < A.rows; ++i)
+        for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(i == j);
+}
+
+template <class T>
+void set_zero(View<T> A) {
+    for (index_t i = 0; i < A.rows; ++i)
+        for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(0);
+}
+
+}  // namespace lapgrad

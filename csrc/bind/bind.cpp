@@ -1,0 +1,67 @@
+// The Python module: what it is bound to, its table of choices, and the operators (bind_*.cpp).
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <string>
+
+#include "bind/binding.h"
+#include "base/blas.h"
+#include "base/isa.h"
+#include "base/lapack.h"
+#include "base/parallel.h"
+#include "base/plan.h"
+
+namespace lapgrad::binding {
+namespace {
+
+// `name` is that of the Fortran routine: dgemm, ssyevd.
+void bind_routine(const std::string& name, std::uintptr_t address) {
+    const std::string stem = name.substr(1);
+    void* const routine = reinterpret_cast<void*>(address);
+    const bool known = name[0] == 'd' ? blas::bind<double>(stem, routine) || lapack::bind<double>(stem, routine)
+                                      : blas::bind<float>(stem, routine) || lapack::bind<float>(stem, routine);
+    if (!known) throw nb::key_error(name.c_str());
+}
+
+void bind_threads(std::uintptr_t set_threads_local, bool serial_in_parallel_region) {
+    blas::set_threads_local = reinterpret_cast<blas::set_threads_fn>(set_threads_local);
+    blas::serial_in_parallel_region = serial_in_parallel_region;
+    plan::current = plan::Plan{};
+    const bool is_mkl = set_threads_local != 0;
+    if (is_mkl && isa::made_by_intel()) plan::use_vendor_routines(plan::current);
+}
+
+}  // namespace
+}  // namespace lapgrad::binding
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, m) {
+    using namespace lapgrad;
+    binding::bind_lu(m);
+    binding::bind_syevd(m);
+    binding::bind_triangular(m);
+    binding::bind_potri(m);
+    binding::bind_gesvd(m);
+    binding::bind_gelqf(m);
+    binding::bind_device(m);
+    binding::bind_kalman(m);
+    m.def("bind_routine", &binding::bind_routine);
+    m.def("bind_threads", &binding::bind_threads);
+    m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },
+          "Bind the OpenMP that the loaded library `path` uses; returns its file, or '' if there is none.");
+    m.def("plan", [] {
+        nb::dict table;
+        for (const plan::Entry& entry : plan::entries) table[entry.name] = plan::current.*entry.field;
+        return table;
+    });
+    m.def("set_plan", [](const std::string& name, index_t value) {
+        for (const plan::Entry& entry : plan::entries)
+            if (name == entry.name) return void(plan::current.*entry.field = value);
+        throw nb::key_error(name.c_str());
+    });
+    m.def("threads", &parallel::threads);
+    m.def("select_isa", [](const std::string& name) { return isa::select(name.c_str()); });
+    m.def("isa", [] { return std::string(isa::selected()); });
+    m.def("isa_supported", [](const std::string& name) { return isa::supported(name.c_str()); });
+}

@@ -1,0 +1,260 @@
+// Matrices on a GPU: what Python asks of cuBLAS and of the kernels, without Python between two launches.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "bind/binding.h"
+#include "gpu/device_gelqf.h"
+#include "gpu/device_potrf.h"
+#include "gpu/device_potri.h"
+
+namespace lapgrad::binding {
+namespace {
+
+using device::Arena;
+using device::InvertedBlocks;
+
+// A batch of matrices: address, items, stride between items, rows, columns, strides of rows and columns.
+using Blocks = std::tuple<std::uintptr_t, index_t, index_t, index_t, index_t, index_t, index_t>;
+
+template <class T>
+Batch<T> as(const Blocks& blocks) {
+    const auto& [address, count, step, rows, cols, row, col] = blocks;
+    return {reinterpret_cast<T*>(address), count, step, rows, cols, row, col};
+}
+
+// The kernels of one device for one type, and the stream they are launched on.
+class Device {
+  public:
+    Device(int item_size, const std::vector<std::uintptr_t>& kernels) : item_size_(item_size) {
+        for (const std::uintptr_t kernel : kernels) kernels_.push_back(reinterpret_cast<void*>(kernel));
+    }
+
+    template <class F>
+    void run(std::uintptr_t handle, std::uintptr_t stream, F body) const {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size_, [&](auto type) {
+            using T = decltype(type);
+            body(device::Queue<T>(reinterpret_cast<void*>(handle), reinterpret_cast<void*>(stream), kernels_), T{});
+        });
+    }
+
+    // Elements of work space that `body(queue, arena, type)` takes; it is called without a queue.
+    template <class F>
+    index_t count(F body) const {
+        index_t most = 0;
+        with_type(item_size_, [&](auto type) {
+            using T = decltype(type);
+            Arena<T> arena(nullptr);
+            body(static_cast<const device::Queue<T>*>(nullptr), arena, type);
+            most = arena.most();
+        });
+        return most;
+    }
+
+    // With work == 0 nothing is done; in either case the elements of work space that are needed are returned.
+    template <class F>
+    index_t with_work(std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, F body) const {
+        if (work == 0) return count(body);
+        run(handle, stream, [&](const auto& queue, auto type) {
+            Arena<decltype(type)> arena(reinterpret_cast<decltype(type)*>(work));
+            body(&queue, arena, type);
+        });
+        return 0;
+    }
+
+  private:
+    int item_size_;
+    std::vector<void*> kernels_;
+};
+
+void reshape(const Device& device, std::uintptr_t handle, std::uintptr_t stream, int kind, const Blocks& A) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        queue.reshape(static_cast<device::Kernel>(kind), as<decltype(type)>(A));
+    });
+}
+
+void gemm(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C, const Blocks& A,
+          const Blocks& B, double alpha, double beta) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.gemm(as<T>(C), as<T>(A), as<T>(B), static_cast<T>(alpha), static_cast<T>(beta));
+    });
+}
+
+void trmm(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C, const Blocks& L,
+          const Blocks& B, bool lower, bool right) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.trmm(as<T>(C), as<T>(L), as<T>(B), lower, right);
+    });
+}
+
+void trsm(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& B, const Blocks& L,
+          bool lower, bool right) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.trsm(as<T>(B), as<T>(L), lower, right);
+    });
+}
+
+void syrk(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C, const Blocks& A,
+          bool lower, double alpha, double beta) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        queue.syrk(as<T>(C), as<T>(A), lower, static_cast<T>(alpha), static_cast<T>(beta));
+    });
+}
+
+void triangular_product(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& C,
+                        const Blocks& A, const Blocks& B, bool lower, double alpha, double beta, index_t cut) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        device::triangular_product(queue, as<T>(C), as<T>(A), as<T>(B), lower, static_cast<T>(alpha),
+                                   static_cast<T>(beta), cut);
+    });
+}
+
+index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
+                  const Blocks& L, const Blocks& G, index_t size, index_t cut) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, as<T>(L), size);
+        device::sweep(queue, arena, as<T>(L), as<T>(G), inverted, cut);
+    });
+}
+
+// X := alpha M^-1 B, or alpha B M^-1, for several sides one after another with the same inverses: each letter of `steps`
+// is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X.
+// `refine` is for solves from the left.
+index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
+              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        const Batch<T> factor = as<T>(M), target = as<T>(X);
+        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size);
+        Batch<T> right = as<T>(B);
+        T scale = static_cast<T>(alpha);
+        for (const char step : steps) {
+            const bool lower = step == 'l' || step == 'r';
+            const Batch<T> side = lower ? factor : factor.t();
+            const InvertedBlocks<T> inverses = lower ? inverted : inverted.t();
+            if (step == 'l' || step == 'L')
+                device::solve_left(queue, arena, target, right, side, inverses, lower, scale, refine);
+            else
+                device::solve_right(queue, arena, target, right, side, inverses, lower, scale);
+            right = target;
+            scale = 1;
+        }
+    });
+}
+
+index_t gelqf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work,
+                  const Blocks& gA, const Blocks& Q, const Blocks& L, const Blocks& gQ, const Blocks& gL, index_t block,
+                  index_t cut) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        using T = decltype(type);
+        device::gelqf_vjp(queue, arena, as<T>(gA), as<T>(Q), as<T>(L), as<T>(gQ), as<T>(gL), block, cut);
+    });
+}
+
+index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& B,
+              index_t size) {
+    return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
+        const auto matrix = as<decltype(type)>(B);
+        device::invert_from_factor(queue, arena, matrix, device::invert_blocks(queue, arena, matrix, size));
+    });
+}
+
+// One kernel on its own, with what Python calls ints and floats for its arguments: pointers, 64-bit integers, doubles.
+// Returns the driver's status.
+int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned shared, std::uintptr_t stream,
+           nb::tuple arguments) {
+    constexpr std::size_t kMost = 128;
+    union {
+        long long integer;
+        double real;
+    } values[kMost];
+    void* addresses[kMost];
+    if (arguments.size() > kMost || grid.size() > 3) throw std::length_error("a launch has too many arguments or sizes");
+    unsigned sizes[3] = {1, 1, 1};
+    for (std::size_t i = 0; i < grid.size(); ++i) sizes[i] = nb::cast<unsigned>(grid[i]);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        PyObject* const argument = PyTuple_GetItem(arguments.ptr(), static_cast<Py_ssize_t>(i));
+        if (PyFloat_Check(argument))
+            values[i].real = PyFloat_AsDouble(argument);
+        else
+            values[i].integer = PyLong_AsLongLong(argument);
+        addresses[i] = &values[i];
+    }
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    nb::gil_scoped_release unlocked;  // the driver waits when its queue is full
+    return device::launch_kernel(reinterpret_cast<void*>(kernel), sizes[0], sizes[1], sizes[2], threads, 1, 1, shared,
+                                 reinterpret_cast<void*>(stream), addresses, nullptr);
+}
+
+// An integer on its way from a device to the host, to a place that is pinned, in memory that `owner` keeps.
+class Mailbox {
+  public:
+    Mailbox(nb::object owner, std::uintptr_t place)
+        : owner_(owner), place_(reinterpret_cast<volatile long long*>(place)) {
+        constexpr unsigned kWithoutTime = 2;
+        device::check(device::create_event(&event_, kWithoutTime));
+    }
+    Mailbox(const Mailbox&) = delete;
+
+    // The memory may not be used for anything else before the number has come. Nobody minds if the driver is gone.
+    ~Mailbox() {
+        if (sent_) device::wait_for_event(event_);
+        device::destroy_event(event_);
+    }
+
+    void send(std::uintptr_t cell, std::uintptr_t stream) {
+        void* const queue = reinterpret_cast<void*>(stream);
+        device::check(device::copy_to_host(const_cast<long long*>(place_), cell, sizeof(long long), queue));
+        device::check(device::record_event(event_, queue));
+        sent_ = true;
+    }
+
+    long long receive() {
+        nb::gil_scoped_release unlocked;
+        device::check(device::wait_for_event(event_));
+        sent_ = false;
+        return *place_;
+    }
+
+  private:
+    nb::object owner_;
+    volatile long long* place_;
+    void* event_ = nullptr;
+    bool sent_ = false;
+};
+
+}  // namespace
+
+void bind_device(nb::module_& m) {
+    nb::class_<Device>(m, "Device").def(nb::init<int, const std::vector<std::uintptr_t>&>());
+    m.def("device_bind", [](const std::string& name, std::uintptr_t address) {
+        if (!device::bind(name, reinterpret_cast<void*>(address))) throw nb::key_error(name.c_str());
+    });
+    nb::class_<Mailbox>(m, "Mailbox")
+        .def(nb::init<nb::object, std::uintptr_t>())
+        .def("send", &Mailbox::send)
+        .def("receive", &Mailbox::receive);
+    m.def("device_launch", &launch);
+    m.def("device_reshape", &reshape);
+    m.def("device_gemm", &gemm);
+    m.def("device_trmm", &trmm);
+    m.def("device_trsm", &trsm);
+    m.def("device_syrk", &syrk);
+    m.def("device_triangular_product", &triangular_product);
+    m.def("device_potrf_vjp", &potrf_vjp);
+    m.def("device_solve", &solve);
+    m.def("device_gelqf_vjp", &gelqf_vjp);
+    m.def("device_potri", &potri);
+}
+
+}  // namespace lapgrad::binding

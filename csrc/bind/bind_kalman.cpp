@@ -1,0 +1,67 @@
+// The Kalman filter and its adjoint: addresses, strides and sizes in, status out.
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bind/binding.h"
+#include "ops/kalman.h"
+
+namespace lapgrad::binding {
+namespace {
+
+// Address, stride between series and stride between times of y, A, B, Q, R, m, P, c in this order.
+using Addresses = std::vector<std::tuple<std::uintptr_t, index_t, index_t>>;
+
+template <class T>
+KalmanOperands<T> operands(const Addresses& addresses) {
+    const auto at = [&](std::size_t position) {
+        const auto [address, series_stride, time_stride] = addresses.at(position);
+        return Varying<T>{reinterpret_cast<T*>(address), series_stride, time_stride};
+    };
+    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
+}
+
+// Returns None, or (series, step, code) of the first series that fails: see KalmanStatus.
+nb::object kalman_nll(int item_size, const Addresses& model, std::uintptr_t s, index_t series, index_t times,
+                      index_t states, index_t observations) {
+    std::vector<KalmanStatus> status(static_cast<std::size_t>(series), KalmanStatus{0, 0});
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            kalman::forward<T>({{series, times, states, observations},
+                                operands<const T>(model),
+                                reinterpret_cast<T*>(s),
+                                status.data()});
+        });
+    }
+    for (index_t b = 0; b < series; ++b) {
+        const KalmanStatus& one = status[static_cast<std::size_t>(b)];
+        if (one.code) return nb::make_tuple(b, one.step, one.code);
+    }
+    return nb::none();
+}
+
+void kalman_nll_vjp(int item_size, const Addresses& model, std::uintptr_t gs, const Addresses& gradient, index_t series,
+                    index_t times, index_t states, index_t observations) {
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        kalman::reverse<T>({{series, times, states, observations},
+                            operands<const T>(model),
+                            reinterpret_cast<const T*>(gs),
+                            0},
+                           operands<T>(gradient));
+    });
+}
+
+}  // namespace
+
+void bind_kalman(nb::module_& m) {
+    m.def("kalman_nll", &kalman_nll);
+    m.def("kalman_nll_vjp", &kalman_nll_vjp);
+}
+
+}  // namespace lapgrad::binding

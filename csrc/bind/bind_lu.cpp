@@ -1,0 +1,117 @@
+// Inverses, determinants and their gradients: addresses, sizes and strides in, status out.
+#include <algorithm>
+#include <vector>
+
+#include "bind/binding.h"
+#include "ops/lu.h"
+
+namespace lapgrad::binding {
+namespace {
+
+// A status per item, on the stack for one.
+class Status {
+  public:
+    explicit Status(index_t count) : several_(count > 1 ? count : 0) {}
+    std::int32_t* data() { return several_.empty() ? &single_ : several_.data(); }
+
+    // The first item that `fails`, as (item, status); None if there is none.
+    template <class F>
+    nb::object first(index_t count, F fails) {
+        for (index_t b = 0; b < count; ++b)
+            if (fails(b, data()[b])) return nb::make_tuple(b, data()[b]);
+        return nb::none();
+    }
+
+  private:
+    std::int32_t single_ = 0;
+    std::vector<std::int32_t> several_;
+};
+
+// B := A^-1. Returns the first item that has none.
+nb::object inverse(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
+                   index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
+    const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
+    Status status(count);
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            inverse_batch<T>(A.as<const T>(count, n, n), B.as<T>(count, n, n), status.data());
+        });
+    }
+    return status.first(count, [](index_t, std::int32_t code) { return code != 0; });
+}
+
+// gA := -B' gB B'.
+void inverse_vjp(int item_size, std::uintptr_t b, index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t g,
+                 index_t g_batch, index_t g_row, index_t g_col, std::uintptr_t a, index_t a_batch, index_t a_row,
+                 index_t a_col, index_t count, index_t n) {
+    const Operand B{b, b_batch, b_row, b_col}, G{g, g_batch, g_row, g_col}, A{a, a_batch, a_row, a_col};
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        inverse_vjp_batch<T>(B.as<const T>(count, n, n), G.as<const T>(count, n, n), A.as<T>(count, n, n));
+    });
+}
+
+// The factors are column-major, one after the other; address 0: they are not kept.
+template <class T>
+Batch<T> factors(std::uintptr_t address, index_t count, index_t n) {
+    return {reinterpret_cast<T*>(address), count, n * n, n, n, 1, n};
+}
+
+// first := det A, or with second: its sign, and the logarithm of its size. Returns the first item that is not finite.
+nb::object determinant(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
+                       std::uintptr_t first, std::uintptr_t second, std::uintptr_t lu, std::uintptr_t pivots,
+                       index_t count, index_t n) {
+    const Operand A{a, a_batch, a_row, a_col};
+    Status status(count);
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            determinant_batch<T>(A.as<const T>(count, n, n), reinterpret_cast<T*>(first), reinterpret_cast<T*>(second),
+                                 factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
+        });
+    }
+    return status.first(count, [](index_t, std::int32_t code) { return code < 0; });
+}
+
+// gA := weight A^-T, or weight det(A) A^-T; zero for items that are singular. Returns the first of those with a weight,
+// or with the determinant: the items that are still to be computed in another way.
+nb::object determinant_vjp(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
+                           std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t weight, bool by_determinant,
+                           std::uintptr_t g, index_t count, index_t n) {
+    const Operand A{a, a_batch, a_row, a_col}, G{g, n * n, n, 1};
+    Status status(count);
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            determinant_vjp_batch<T>(A.as<const T>(count, n, n), factors<const T>(lu, count, n),
+                                     reinterpret_cast<const pivot_t*>(pivots), reinterpret_cast<const T*>(weight),
+                                     by_determinant, G.as<T>(count, n, n), status.data());
+        });
+    }
+    if (by_determinant) {
+        nb::list unsure;
+        for (index_t b = 0; b < count; ++b)
+            if (status.data()[b]) unsure.append(b);
+        return unsure;
+    }
+    return with_type(item_size, [&](auto type) {
+        const auto* weights = reinterpret_cast<const decltype(type)*>(weight);
+        return status.first(count, [&](index_t b, std::int32_t code) { return code != 0 && weights[b] != 0; });
+    });
+}
+
+}  // namespace
+
+void bind_lu(nb::module_& m) {
+    m.def("inverse", &inverse);
+    m.def("inverse_vjp", &inverse_vjp);
+    m.def("determinant", &determinant);
+    m.def("determinant_vjp", &determinant_vjp);
+}
+
+}  // namespace lapgrad::binding

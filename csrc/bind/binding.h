@@ -1,0 +1,41 @@
+// What the files that bind operators to Python (bind_*.cpp) share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "base/view.h"
+
+namespace lapgrad::binding {
+
+namespace nb = nanobind;
+
+// A batch of matrices as Python hands it over: address, batch stride, row stride, column stride (in elements).
+struct Operand {
+    std::uintptr_t address;
+    index_t batch_stride, row_stride, col_stride;
+
+    template <class T>
+    Batch<T> as(index_t count, index_t rows, index_t cols) const {
+        return {reinterpret_cast<T*>(address), count, batch_stride, rows, cols, row_stride, col_stride};
+    }
+};
+
+// Calls body(T{}) with the type whose size is `item_size`.
+template <class F>
+auto with_type(int item_size, F body) {
+    return item_size == 8 ? body(double{}) : body(float{});
+}
+
+// One per file; bind.cpp calls them all.
+void bind_lu(nb::module_& m);
+void bind_syevd(nb::module_& m);
+void bind_triangular(nb::module_& m);
+void bind_potri(nb::module_& m);
+void bind_gesvd(nb::module_& m);
+void bind_gelqf(nb::module_& m);
+void bind_device(nb::module_& m);
+void bind_kalman(nb::module_& m);
+
+}  // namespace lapgrad::binding

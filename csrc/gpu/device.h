@@ -1,0 +1,236 @@
+// Matrices in the memory of a GPU. The core never touches that memory: it calls cuBLAS and launches kernels, by
+// function pointers that Python binds (src/lapgrad/_kernels/cuda/runtime/device.py), on a stream that Python names.
+//
+// Algorithms that cut a matrix into many blocks live here and not in Python for one reason: a launch costs a few
+// microseconds, and so must what stands between two launches.
+//
+// cuBLAS counts columns first: a row-major matrix is to it the transpose of the same memory, and C = A B becomes
+// C' = B' A' with the same memory and swapped operands.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/view.h"
+
+namespace lapgrad::device {
+
+// As cublas_api.h declares them, with enumerations as ints.
+template <class T>
+struct Cublas {
+    using gemm_fn = int (*)(void*, int, int, int, int, int, const T*, const T*, int, const T*, int, const T*, T*, int);
+    using gemm_batched_fn = int (*)(void*, int, int, int, int, int, const T*, const T*, int, long long, const T*, int,
+                                    long long, const T*, T*, int, long long, int);
+    using trmm_fn = int (*)(void*, int, int, int, int, int, int, const T*, const T*, int, const T*, int, T*, int);
+    using trsm_fn = int (*)(void*, int, int, int, int, int, int, const T*, const T*, int, T*, int);
+    using syrk_fn = int (*)(void*, int, int, int, int, const T*, const T*, int, const T*, T*, int);
+
+    inline static gemm_fn gemm = nullptr;
+    inline static gemm_batched_fn gemm_batched = nullptr;
+    inline static trmm_fn trmm = nullptr;
+    inline static trsm_fn trsm = nullptr;
+    inline static syrk_fn syrk = nullptr;
+};
+
+// Of the driver.
+using launch_fn = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                          void**);
+using fill_fn = int (*)(unsigned long long, unsigned char, std::size_t, void*);
+using copy_to_host_fn = int (*)(void*, unsigned long long, std::size_t, void*);
+using create_event_fn = int (*)(void**, unsigned);
+using record_event_fn = int (*)(void*, void*);
+using of_event_fn = int (*)(void*);
+inline launch_fn launch_kernel = nullptr;
+inline fill_fn fill_bytes = nullptr;
+inline copy_to_host_fn copy_to_host = nullptr;
+inline create_event_fn create_event = nullptr;
+inline record_event_fn record_event = nullptr;
+inline of_event_fn wait_for_event = nullptr, destroy_event = nullptr;
+
+inline bool bind(const std::string& name, void* address) {
+    const auto into = [&](auto& place) {
+        place = reinterpret_cast<std::decay_t<decltype(place)>>(address);
+        return true;
+    };
+    const auto of = [&](auto type, const std::string& stem) {
+        using C = Cublas<decltype(type)>;
+        if (stem == "gemm") return into(C::gemm);
+        if (stem == "gemmStridedBatched") return into(C::gemm_batched);
+        if (stem == "trmm") return into(C::trmm);
+        if (stem == "trsm") return into(C::trsm);
+        if (stem == "syrk") return into(C::syrk);
+        return false;
+    };
+    if (name == "cuLaunchKernel") return into(launch_kernel);
+    if (name == "cuMemsetD8Async") return into(fill_bytes);
+    if (name == "cuMemcpyDtoHAsync_v2") return into(copy_to_host);
+    if (name == "cuEventCreate") return into(create_event);
+    if (name == "cuEventRecord") return into(record_event);
+    if (name == "cuEventSynchronize") return into(wait_for_event);
+    if (name == "cuEventDestroy_v2") return into(destroy_event);
+    return name[0] == 'D' ? of(double{}, name.substr(1)) : of(float{}, name.substr(1));
+}
+
+// In the order in which Python passes their handles. What each does, and with how many threads, is said in
+// src/lapgrad/_kernels/cuda/kernels/triangle.cu.
+enum Kernel {
+    kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kMergeInverses
+};
+
+constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 128;
+constexpr unsigned kThreads = 256;
+
+inline void check(int status) {
+    if (status != 0) throw std::runtime_error("a CUDA library returned status " + std::to_string(status));
+}
+
+inline int checked(index_t size) {
+    if (size < 0 || size > INT_MAX) throw std::length_error("a matrix is too large for cuBLAS");
+    return static_cast<int>(size);
+}
+
+// One type, one stream, and the kernels of one device.
+template <class T>
+class Queue {
+  public:
+    Queue(void* handle, void* stream, const std::vector<void*>& kernels)
+        : handle_(handle), stream_(stream), kernels_(kernels) {}
+
+    // C := alpha A B + beta C; with beta = 0 the old C is not read. A and B have as many items as C.
+    void gemm(const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, T alpha = 1, T beta = 0) const {
+        if (C.rows == 0 || C.cols == 0) return;
+        if (C.col_stride != 1) return gemm(C.t(), B.t(), A.t(), alpha, beta);
+        const Read a = read(A), b = read(B);
+        const int m = checked(C.cols), n = checked(C.rows), k = checked(A.cols), ldc = checked(leading(C));
+        if (C.count == 1)
+            return check(Cublas<T>::gemm(handle_, b.op, a.op, m, n, k, &alpha, B.data, b.ld, A.data, a.ld, &beta,
+                                         C.data, ldc));
+        check(Cublas<T>::gemm_batched(handle_, b.op, a.op, m, n, k, &alpha, B.data, b.ld, B.batch_stride, A.data, a.ld,
+                                      A.batch_stride, &beta, C.data, ldc, C.batch_stride, checked(C.count)));
+    }
+
+    // C := alpha L B, or alpha B L; only the named triangle of L is read. C may be B.
+    void trmm(const Batch<T>& C, const Batch<T>& L, const Batch<T>& B, bool lower, bool right, T alpha = 1) const {
+        if (C.rows == 0 || C.cols == 0) return;
+        const Read l = read(L);
+        for (index_t i = 0; i < C.count; ++i)
+            check(Cublas<T>::trmm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(C.cols), checked(C.rows),
+                                  &alpha, L.item(i).data, l.ld, B.item(i).data, checked(leading(B)), C.item(i).data,
+                                  checked(leading(C))));
+    }
+
+    // B := L^-1 B, or B L^-1, by cuBLAS's own substitution.
+    void trsm(const Batch<T>& B, const Batch<T>& L, bool lower, bool right) const {
+        if (B.rows == 0 || B.cols == 0) return;
+        const Read l = read(L);
+        const T one = 1;
+        for (index_t i = 0; i < B.count; ++i)
+            check(Cublas<T>::trsm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(B.cols), checked(B.rows),
+                                  &one, L.item(i).data, l.ld, B.item(i).data, checked(leading(B))));
+    }
+
+    // The named triangle of C := alpha A A' + beta C; the other one is left alone.
+    void syrk(const Batch<T>& C, const Batch<T>& A, bool lower, T alpha = 1, T beta = 0) const {
+        if (C.rows == 0) return;
+        const Read a = read(A);
+        for (index_t i = 0; i < C.count; ++i)
+            check(Cublas<T>::syrk(handle_, lower, 1 - a.op, checked(A.rows), checked(A.cols), &alpha, A.item(i).data,
+                                  a.ld, &beta, C.item(i).data, checked(leading(C))));
+    }
+
+    // Mirrors, moves or clears a triangle, row-major.
+    void reshape(Kernel kind, const Batch<T>& A) const {
+        const index_t tiles = (A.rows + kTile - 1) / kTile;
+        launch(kind, tiles * (tiles + 1) / 2, A.count, 1, kThreads, 2 * tile_bytes(), A.data, A.batch_stride,
+               A.row_stride, A.rows);
+    }
+
+    // Both row-major, or both not.
+    void copy(const Batch<T>& target, const Batch<T>& source) const {
+        if (target.col_stride != 1) return copy(target.t(), source.t());
+        if (target.cols == 0) return;
+        launch(kCopyRows, target.rows, target.count, 1, kThreads, 0, target.data, target.batch_stride,
+               target.row_stride, source.data, source.batch_stride, source.row_stride, target.cols);
+    }
+
+    void copy_transposed(const Batch<T>& target, const Batch<T>& source) const {
+        launch(kCopyTransposed, (target.rows + kTile - 1) / kTile, (target.cols + kTile - 1) / kTile, target.count,
+               kThreads, tile_bytes(), target.data, target.batch_stride, target.row_stride, source.data,
+               source.batch_stride, source.row_stride, target.rows, target.cols);
+    }
+
+    // The lower triangles of W's diagonal blocks of order 64 := the inverses of those of L.
+    void invert_leaves(const Batch<T>& W, const Batch<T>& L) const {
+        launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, kLeaf * (kLeaf + 1) * sizeof(T),
+               L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
+    }
+
+    // Of every pair of neighbouring diagonal blocks of order `half`, up to kLargestMerge, whose inverses are in W: that of
+    // both together.
+    void merge_inverses(const Batch<T>& W, const Batch<T>& L, index_t half) const {
+        constexpr index_t strip = 8, depth = 16;
+        launch(kMergeInverses, half / strip, (L.rows + 2 * half - 1) / (2 * half), L.count, static_cast<unsigned>(half),
+               half * (strip + depth + 1) * sizeof(T), L.data, L.batch_stride, L.row_stride, L.col_stride, W.data,
+               W.batch_stride, W.row_stride, L.rows, half);
+    }
+
+    void clear(T* data, index_t count) const {
+        check(fill_bytes(reinterpret_cast<unsigned long long>(data), 0, count * sizeof(T), stream_));
+    }
+
+  private:
+    struct Read {
+        int op, ld;
+    };
+
+    // How cuBLAS makes A' of A's memory.
+    static Read read(const Batch<T>& A) {
+        if (A.col_stride == 1 && (A.row_stride >= A.cols || A.rows == 1)) return {0, checked(leading(A))};
+        if (A.row_stride == 1 && (A.col_stride >= A.rows || A.cols == 1)) return {1, checked(leading(A.t()))};
+        throw std::invalid_argument("cuBLAS cannot read a matrix with these strides");
+    }
+
+    static index_t leading(const Batch<T>& A) {
+        return A.row_stride > A.cols ? A.row_stride : A.cols > 0 ? A.cols : 1;
+    }
+
+    static constexpr std::size_t tile_bytes() { return kTile * (kTile + 1) * sizeof(T); }
+
+    template <class... Arguments>
+    void launch(Kernel kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
+                Arguments... arguments) const {
+        if (x == 0 || y == 0 || z == 0) return;
+        void* addresses[] = {&arguments...};
+        check(launch_kernel(kernels_[kernel], checked(x), checked(y), checked(z), threads, 1, 1,
+                            static_cast<unsigned>(shared), stream_, addresses, nullptr));
+    }
+
+    void* handle_;
+    void* stream_;
+    const std::vector<void*>& kernels_;
+};
+
+// Memory of a call, handed out piece by piece. Counted first with no memory behind it.
+template <class T>
+class Arena {
+  public:
+    explicit Arena(T* start) : start_(start) {}
+    T* take(index_t count) {
+        T* const piece = start_ + used_;
+        used_ += count;
+        if (used_ > most_) most_ = used_;
+        return piece;
+    }
+    index_t mark() const { return used_; }
+    void release(index_t mark) { used_ = mark; }
+    index_t most() const { return most_; }
+
+  private:
+    T* start_;
+    index_t used_ = 0, most_ = 0;
+};
+
+}  // namespace lapgrad::device

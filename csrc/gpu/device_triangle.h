@@ -1,0 +1,127 @@
+// Triangles on a GPU: inverses of diagonal blocks, solves and products made of them.
+//
+// The inverse of a triangle is all gemm but for its smallest blocks: with L = [[A, 0], [C, B]],
+//     L^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
+// so blocks of 64 come from a kernel, and each doubling is another one, or from 256 to 512 on two products, for all blocks
+// at once.
+#pragma once
+
+#include <algorithm>
+
+#include "gpu/device.h"
+
+namespace lapgrad::device {
+
+// The inverses of the diagonal blocks of order `size` of a lower triangle, 64 times a power of two.
+//
+// W.block(r, r, s, s) is the inverse of L's block there, for r a multiple of `size`. Nothing else of W may be touched:
+// its rows are min(n, size) apart, so that it takes n (size + 1) elements, not n^2.
+template <class T>
+struct InvertedBlocks {
+    Batch<T> W;
+    index_t size;
+
+    InvertedBlocks part(index_t start, index_t order) const { return {W.block(start, start, order, order), size}; }
+    InvertedBlocks t() const { return {W.t(), size}; }
+};
+
+// Every diagonal block of order 2 half: one of its quarters.
+template <class T>
+Batch<T> quarters(const Batch<T>& A, index_t top, index_t left, index_t half, index_t pairs) {
+    return {A.data + top * A.row_stride + left * A.col_stride, pairs, 2 * half * (A.row_stride + A.col_stride), half, half,
+            A.row_stride, A.col_stride};
+}
+
+template <class T>
+void merge(const Queue<T>& queue, const Batch<T>& L, const Batch<T>& W, T* held, index_t half) {
+    const index_t n = L.rows, pairs = n / (2 * half), rest = n % (2 * half);
+    if (pairs > 0) {
+        const Batch<T> product{held, pairs, half * half, half, half, half, 1};
+        queue.gemm(product, quarters(L, half, 0, half, pairs), quarters(W, 0, 0, half, pairs));
+        queue.gemm(quarters(W, half, 0, half, pairs), quarters(W, half, half, half, pairs), product, T(-1));
+    }
+    if (rest > half) {
+        const index_t start = n - rest, middle = start + half, below = n - middle;
+        const Batch<T> product{held, 1, 0, below, half, half, 1};
+        queue.gemm(product, L.block(middle, start, below, half), W.block(start, start, half, half));
+        queue.gemm(W.block(middle, start, below, half), W.block(middle, middle, below, below), product, T(-1));
+    }
+}
+
+// Reads the lower triangle of L, whichever way it lies. With no queue, only the memory is counted.
+template <class T>
+InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size) {
+    const index_t n = L.rows, row = std::min(n, size), space = n * (row + 1);
+    const Batch<T> W{arena.take(L.count * space), L.count, space, n, n, row, 1};
+    const index_t mark = arena.mark();
+    T* const held = arena.take(n * row / 4 + n);
+    arena.release(mark);
+    if (queue == nullptr) return {W, size};
+    queue->clear(W.data, L.count * space);
+    queue->invert_leaves(W, L);
+    index_t half = kLeaf;
+    for (; half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
+    for (; half < size && half < n; half *= 2)
+        for (index_t item = 0; item < L.count; ++item) merge(*queue, L.item(item), W.item(item), held, half);
+    return {W, size};
+}
+
+// X := alpha M^-1 B, with `inverted` of M, block after block: X_J = W_JJ (alpha B_J - sum M_JK X_K) over the K that are
+// done. B may be X; else it lies as X does, row by row or column by column. `refine`: one step of refinement per block,
+// with which the residual is that of a substitution whatever the condition of the blocks is, up to 1 / sqrt(eps).
+template <class T>
+void solve_left(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, const Batch<T>& B, const Batch<T>& M,
+                const InvertedBlocks<T>& inverted, bool lower, T alpha = 1, bool refine = false) {
+    const index_t n = X.rows, size = inverted.size, most = std::min(n, size), blocks = (n + size - 1) / size;
+    const index_t space = most * X.cols, mark = arena.mark();
+    T* const memory = arena.take(X.count * space);
+    arena.release(mark);
+    if (queue == nullptr) return;
+    const Batch<T> held = X.col_stride == 1 ? Batch<T>{memory, X.count, space, most, X.cols, X.cols, 1}
+                                            : Batch<T>{memory, X.count, space, X.cols, most, most, 1}.t();
+    for (index_t step = 0; step < blocks; ++step) {
+        const index_t start = (lower ? step : blocks - 1 - step) * size, order = std::min(size, n - start);
+        const index_t first = lower ? 0 : start + order, done = lower ? start : n - first;
+        const Batch<T> block = X.block(start, 0, order, X.cols), rest = held.block(0, 0, order, X.cols);
+        const Batch<T> inverse = inverted.W.block(start, start, order, order);
+        Batch<T> right = B.block(start, 0, order, X.cols);
+        // What is changed here, or overwritten by the product with it, is copied first.
+        if (done > 0 || refine || right.data == block.data) {
+            queue->copy(rest, right);
+            right = rest;
+        }
+        if (done > 0)
+            queue->gemm(rest, M.block(start, first, order, done), X.block(first, 0, done, X.cols), T(-1), alpha);
+        const T scale = done > 0 ? T(1) : alpha;
+        queue->gemm(block, inverse, right, scale);
+        if (!refine) continue;
+        queue->gemm(rest, M.block(start, start, order, order), block, T(-1), scale);
+        queue->gemm(block, inverse, rest, T(1), T(1));
+    }
+}
+
+// X := alpha B M^-1: the transpose of M^-T B^T.
+template <class T>
+void solve_right(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, const Batch<T>& B, const Batch<T>& M,
+                 const InvertedBlocks<T>& inverted, bool lower, T alpha = 1) {
+    solve_left(queue, arena, X.t(), B.t(), M.t(), inverted.t(), !lower, alpha);
+}
+
+// The named triangle of C := alpha A B + beta C, cut in halves down to `cut`; beyond it anything.
+template <class T>
+void triangular_product(const Queue<T>& queue, const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, bool lower,
+                        T alpha, T beta, index_t cut) {
+    const index_t n = C.rows, inner = A.cols;
+    if (n <= cut) return queue.gemm(C, A, B, alpha, beta);
+    const index_t half = cut * ((n + cut - 1) / cut / 2), rest = n - half;
+    triangular_product(queue, C.block(0, 0, half, half), A.block(0, 0, half, inner), B.block(0, 0, inner, half), lower,
+                       alpha, beta, cut);
+    triangular_product(queue, C.block(half, half, rest, rest), A.block(half, 0, rest, inner),
+                       B.block(0, half, inner, rest), lower, alpha, beta, cut);
+    if (lower)
+        queue.gemm(C.block(half, 0, rest, half), A.block(half, 0, rest, inner), B.block(0, 0, inner, half), alpha, beta);
+    else
+        queue.gemm(C.block(0, half, half, rest), A.block(0, 0, half, inner), B.block(0, half, inner, rest), alpha, beta);
+}
+
+}  // namespace lapgrad::device

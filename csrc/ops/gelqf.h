@@ -1,0 +1,358 @@
+// A = L Q by Householder reflections of rows, as a recursion on products (Elmroth and Gustavson 2000).
+//
+// Reflectors of a block of rows are kept together: H1 H2 ... = I - Y' T Y with Y the rows v (unit upper trapezoidal) and T
+// upper triangular (compact WY). For A = [A1; A2]:
+//
+//     A1 = L11 Q1, giving Y1, T1
+//     A2 := A2 - (A2 Y1' T1) Y1                 [L21, the rest of A2]
+//     the rest = L22 Q2, giving Y2, T2
+//     T12 = -T1 (Y1 Y2') T2                                                        3 m^2 n flops
+//     Q = [I 0] - (T Y_left)' Y, in place of Y                                       m^2 n flops
+//
+// Y lies in the memory of A (which becomes Q), with its zeros and ones, so that every step is a plain product. L and T share
+// one square: L below the diagonal, T on and above it, the diagonal of L aside ("mixed"). So nothing but the results is
+// allocated. When only L is wanted, T is made for panels of rows alone: 2 m^2 n flops.
+//
+// Backward, with r = min(m, n), A = [A1; A2], L = [L1; L2] after r rows (see docs/derivations.md):
+//
+//     K = gL2' L2,   Z = copyltu(L1' gL1 - gQ Q') + (K - K' above the diagonal)
+//     gA1 = L1^-T (gQ + Z Q),   gA2 = gL2 Q                                          4 m^2 n flops for m <= n
+#pragma once
+
+#include <cmath>
+#include <memory>
+
+#include "ops/potrf.h"
+#include "ops/trmm.h"
+
+namespace lapgrad {
+
+template <class T>
+using Buffer = std::unique_ptr<T[]>;
+
+template <class T>
+Buffer<T> uninitialised(index_t elements) {
+    return Buffer<T>(new T[static_cast<std::size_t>(elements)]);
+}
+
+// gemm with the threads on the long side of a slim product, which BLAS would not spread. A sum over a long side is split
+// into one part per thread.
+template <class T>
+void shared_gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
+    const index_t m = C.rows, n = C.cols, k = A.cols;
+    const int team = parallel ? parallel::threads() : 1;
+    if (team == 1 || !is_slim<T>(m, n, k) || m * n * k < plan::shared_work) return gemm<T>(alpha, A, B, accumulate, C);
+    if (m > n && m > k) return shared_gemm<T>(alpha, B.t(), A.t(), accumulate, C.t(), true);
+    const index_t width = (std::max(n, k) / team + 63) / 64 * 64;
+    if (n >= k) {
+        parallel::for_each((n + width - 1) / width, [&](index_t s) {
+            const index_t j = s * width, c = std::min(width, n - j);
+            gemm<T>(alpha, A, B.columns(j, c), accumulate, C.columns(j, c));
+        });
+        return;
+    }
+    const index_t parts = (k + width - 1) / width;
+    const Buffer<T> sums = uninitialised<T>((parts - 1) * m * n);
+    const auto part = [&](index_t s) { return View<T>{sums.get() + (s - 1) * m * n, m, n, n, 1}; };
+    parallel::for_each(parts, [&](index_t s) {
+        const index_t p = s * width, d = std::min(width, k - p);
+        gemm<T>(alpha, A.columns(p, d), B.block(p, 0, d, n), s == 0 && accumulate, s == 0 ? C : part(s));
+    });
+    for (index_t s = 1; s < parts; ++s)
+        for (index_t i = 0; i < m; ++i)
+            for (index_t j = 0; j < n; ++j) C(i, j) += part(s)(i, j);
+}
+
+// Threads inside a block of m rows and n columns pay from here on.
+inline bool shares_block(index_t m, index_t n, bool parallel) {
+    const double serial = static_cast<double>(plan::serial_order(parallel::threads()));
+    return parallel && static_cast<double>(m) * m * n > serial * serial * serial;
+}
+
+inline index_t split_rows(index_t m) { return (m / 2 + isa::lq_leaf - 1) / isa::lq_leaf * isa::lq_leaf; }
+
+// A (contiguous rows) := Y; mixed := L below the diagonal, T on and above it; diagonal := that of L. m <= n.
+template <class T>
+void reduce_lq(View<T> A, View<T> mixed, T* diagonal, bool parallel) {
+    const index_t m = A.rows, n = A.cols;
+    if (m <= isa::lq_leaf) return isa::kernels<T>().lq_leaf(A, mixed, diagonal);
+    const blas::OneThread small(parallel && !shares_block(m, n, parallel));
+    parallel = parallel && !small.active();
+    const index_t first = split_rows(m), second = m - first;
+    const View<T> A1 = A.block(0, 0, first, n), A2 = A.block(first, 0, second, n), left = A2.columns(0, first);
+    const View<T> T1 = mixed.block(0, 0, first, first), T2 = mixed.block(first, first, second, second);
+    const View<T> corner = mixed.block(0, first, first, second);
+    reduce_lq<T>(A1, T1, diagonal, parallel);
+    // The corner that T12 will take holds (A2 Y1' T1)' until then.
+    shared_gemm<T>(1, A1, A2.t(), false, corner, parallel);
+    trmm<T>(T1.t(), true, corner, parallel);
+    shared_gemm<T>(-1, corner.t(), A1, true, A2, parallel);
+    copy<T>(left.readonly(), T(1), mixed.block(first, 0, second, first), parallel);
+    set_zero<T>(left);
+    const View<T> rest = A2.columns(first, n - first);
+    reduce_lq<T>(rest, T2, diagonal + first, parallel);
+    shared_gemm<T>(-1, A1.columns(first, n - first), rest.t(), false, corner, parallel);
+    trmm<T>(T1, false, corner, parallel);
+    trmm<T>(T2.t(), true, corner.t(), parallel);
+}
+
+// The upper triangle of C := C U, U upper triangular, both with their diagonals; the rest of C is left alone.
+template <class T>
+void multiply_upper(View<T> C, View<const T> U, bool parallel) {
+    const index_t n = C.rows;
+    if (n <= isa::leaf) {
+        for (index_t i = 0; i < n; ++i)
+            for (index_t j = n - 1; j >= i; --j) {
+                T sum = 0;
+                for (index_t k = i; k <= j; ++k) sum += C(i, k) * U(k, j);
+                C(i, j) = sum;
+            }
+        return;
+    }
+    const index_t first = split(n), second = n - first;
+    const View<T> C11 = C.block(0, 0, first, first), C12 = C.block(0, first, first, second),
+                  C22 = C.block(first, first, second, second);
+    const View<const T> U12 = U.block(0, first, first, second), U22 = U.block(first, first, second, second);
+    // C12 := C12 U22 + C11 U12, the second product a few columns at a time: C11 shares its memory, so it is not a matrix.
+    trmm<T>(U22.t(), true, C12.t(), parallel);
+    constexpr index_t width = 64;
+    const auto add_slab = [&](index_t s) {
+        const index_t j = s * width, c = std::min(width, second - j);
+        const Buffer<T> memory = uninitialised<T>(first * c);
+        const View<T> slab{memory.get(), first, c, c, 1};
+        copy<T>(U12.columns(j, c), T(1), slab, false);
+        multiply_triangle<T>(C11, false, slab);
+        for (index_t i = 0; i < first; ++i)
+            for (index_t l = 0; l < c; ++l) C12(i, j + l) += slab(i, l);
+    };
+    const index_t slabs = (second + width - 1) / width;
+    if (parallel)
+        parallel::for_each(slabs, add_slab);
+    else
+        for (index_t s = 0; s < slabs; ++s) add_slab(s);
+    multiply_upper<T>(C11, U.block(0, 0, first, first), parallel);
+    multiply_upper<T>(C22, U22, parallel);
+}
+
+// Y := [S 0] - S (T Y_left)' Y, the rows of Q with the signs S. T is lost.
+template <class T>
+void form_rows(View<T> Y, View<T> mixed, const T* signs, bool parallel) {
+    const index_t m = Y.rows, n = Y.cols;
+    multiply_upper<T>(mixed, Y.columns(0, m), parallel);
+    for (index_t i = 0; i < m; ++i)
+        for (index_t j = i; j < m; ++j) mixed(i, j) *= -signs[j];
+    // Columns [j, j + width) of Y are zero below row j + width: what stands there comes from a product.
+    const index_t width = std::max<index_t>(plan::current.slice_columns, std::min<index_t>(256, (n / 8 + 31) / 32 * 32));
+    const auto form = [&](index_t s) {
+        const index_t j = s * width, c = std::min(width, n - j), height = std::min(m, j + c);
+        const View<T> slab = Y.columns(j, c), top = slab.block(0, 0, height, c);
+        gemm<T>(1, mixed.block(0, height, height, m - height).t(), top, false, slab.block(height, 0, m - height, c));
+        multiply_triangle<T>(mixed.block(0, 0, height, height).t(), true, top);
+    };
+    const index_t slabs = (n + width - 1) / width;
+    if (parallel)
+        parallel::for_each(slabs, form);
+    else
+        for (index_t s = 0; s < slabs; ++s) form(s);
+    for (index_t i = 0; i < m; ++i) Y(i, i) += signs[i];
+}
+
+// signs[j] := the sign that makes diagonal[j] positive, if that is wanted.
+template <class T>
+void choose_signs(const T* diagonal, index_t count, bool positive, T* signs) {
+    for (index_t j = 0; j < count; ++j) signs[j] = positive && diagonal[j] < T(0) ? T(-1) : T(1);
+}
+
+// The upper triangle of L is cleared and its diagonal set; columns take their signs.
+template <class T>
+void finish_square(View<T> L, const T* diagonal, const T* signs, bool parallel) {
+    for_strips(L.rows, L.cols, parallel, [&](index_t begin, index_t end) {
+        for (index_t i = begin; i < end; ++i) {
+            for (index_t j = 0; j < i; ++j) L(i, j) *= signs[j];
+            L(i, i) = diagonal[i] * signs[i];
+            for (index_t j = i + 1; j < L.cols; ++j) L(i, j) = T(0);
+        }
+    });
+}
+
+// Q (r x n), L (m x r) := factors of A (m x n), r = min(m, n). Q and L have contiguous rows.
+template <class T>
+void factor_lq(View<const T> A, View<T> Q, View<T> L, bool positive, bool parallel) {
+    const index_t r = Q.rows, n = Q.cols, below = A.rows - r;
+    const Buffer<T> vectors = uninitialised<T>(2 * r);
+    T *const diagonal = vectors.get(), *const signs = diagonal + r;
+    const View<T> square = L.block(0, 0, r, r);
+    copy<T>(A.block(0, 0, r, n), T(1), Q, parallel);
+    reduce_lq<T>(Q, square, diagonal, parallel);
+    choose_signs<T>(diagonal, r, positive, signs);
+    form_rows<T>(Q, square, signs, parallel);
+    finish_square<T>(square, diagonal, signs, parallel);
+    if (below > 0) gemm<T>(1, A.block(r, 0, below, n), Q.t(), false, L.block(r, 0, below, r));
+}
+
+// L alone. `work` (m x n, contiguous rows) holds A and is lost; it may be L itself when m >= n.
+template <class T>
+void factor_l(View<T> work, View<T> L, bool positive, bool parallel) {
+    const index_t m = work.rows, n = work.cols, r = L.cols;
+    const index_t panel = std::min(r, std::max(plan::current.lq_panel, isa::lq_leaf));
+    const bool in_place = work.data == L.data;
+    const Buffer<T> memory = uninitialised<T>(panel * (panel + m) + r);
+    T* const diagonal = memory.get() + panel * (panel + m);
+    for (index_t i = 0; i < r; i += panel) {
+        const index_t p = std::min(panel, r - i), below = m - i - p;
+        const View<T> rows = work.block(i, i, p, n - i), rest = work.block(i + p, i, below, n - i);
+        const View<T> mixed{memory.get(), p, p, p, 1}, product{memory.get() + panel * panel, p, below, below, 1};
+        reduce_lq<T>(rows, mixed, diagonal + i, parallel);
+        if (below > 0) {
+            shared_gemm<T>(1, rows, rest.t(), false, product, parallel);
+            trmm<T>(mixed.t(), true, product, parallel);
+            shared_gemm<T>(-1, product.t(), rows, true, rest, parallel);
+        }
+        if (!in_place) copy<T>(work.block(i, 0, p, i), T(1), L.block(i, 0, p, i), parallel);
+        for (index_t a = 0; a < p; ++a) {
+            for (index_t b = 0; b < a; ++b) L(i + a, i + b) = mixed(a, b);
+            L(i + a, i + a) = diagonal[i + a];
+            for (index_t j = i + a + 1; j < r; ++j) L(i + a, j) = T(0);
+        }
+    }
+    if (!in_place && m > r) copy<T>(work.block(r, 0, m - r, r), T(1), L.block(r, 0, m - r, r), parallel);
+    if (!positive) return;
+    for (index_t i = 0; i < m; ++i)
+        for (index_t j = 0; j < std::min(i + 1, r); ++j)
+            if (diagonal[j] < T(0)) L(i, j) = -L(i, j);
+}
+
+// The first row of L that holds a NaN or an infinity, counted from 1; 0 if there is none.
+template <class T>
+int first_spoilt_row(View<const T> L) {
+    for (index_t i = 0; i < L.rows; ++i) {
+        T sum = 0;  // stays 0 unless an entry is not finite
+        for (index_t j = 0; j < L.cols; ++j) sum += L(i, j) * T(0);
+        if (!(sum == T(0))) return static_cast<int>(std::min<index_t>(i + 1, std::numeric_limits<int>::max()));
+    }
+    return 0;
+}
+
+// The lower triangle of M := that of L' G, both lower triangular; their upper triangles are not read. n^3/3. Scribbles on the
+// upper triangle of M.
+template <class T>
+void multiply_lower_transposed(View<const T> L, View<const T> G, View<T> M, bool parallel) {
+    const index_t n = L.rows;
+    if (n <= isa::leaf) {
+        const LeafTriangle<T> left(L, true, false), right(G, true, false);
+        return gemmt_leaf<T>(1, left.view.readonly().t(), right.view, false, M);
+    }
+    const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
+    parallel = parallel && !small.active();
+    const index_t first = split(n), second = n - first;
+    const View<const T> L11 = L.block(0, 0, first, first), L21 = L.block(first, 0, second, first),
+                        L22 = L.block(first, first, second, second);
+    const View<const T> G21 = G.block(first, 0, second, first);
+    const View<T> M11 = M.block(0, 0, first, first), M21 = M.block(first, 0, second, first);
+    copy<T>(G21, T(1), M21, parallel);
+    trmm<T>(L22.t(), false, M21, parallel);
+    multiply_lower_transposed<T>(L22, G.block(first, first, second, second), M.block(first, first, second, second),
+                                 parallel);
+    multiply_lower_transposed<T>(L11, G.block(0, 0, first, first), M11, parallel);
+    gemmt<T>(1, L21.t(), G21, true, M11, Upper::scribble, parallel);
+}
+
+// The lower triangle of C := alpha A B (+ C), a sum over a long side on many threads: halves with all of them on each product.
+// The tiles of gemmt are for one thread each, and slim when the sum is long. Scribbles on the upper triangle.
+template <class T>
+void gemmt_long(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
+    const index_t n = C.rows, k = A.cols;
+    if (n <= plan::current.smallest_tile) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
+    const index_t first = split(n), second = n - first;
+    const View<const T> A2 = A.block(first, 0, second, k), B1 = B.block(0, 0, k, first);
+    gemmt_long<T>(alpha, A.block(0, 0, first, k), B1, accumulate, C.block(0, 0, first, first));
+    blas::gemm<T>(alpha, A2, B1, T(accumulate), C.block(first, 0, second, first));
+    gemmt_long<T>(alpha, A2, B.block(0, first, k, second), accumulate, C.block(first, first, second, second));
+}
+
+// Z as above. gQ or gL may be without data (one of them is there).
+template <class T>
+void lq_middle(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> Z, bool parallel) {
+    const index_t r = Z.rows, below = L.rows - r;
+    if (gL.data) multiply_lower_transposed<T>(L.block(0, 0, r, r), gL.block(0, 0, r, r), Z, parallel);
+    const bool long_sum = r > 2 * plan::current.smallest_tile && parallel && !plan::few(parallel::threads());
+    if (gQ.data && long_sum)
+        gemmt_long<T>(-1, gQ, Q.t(), gL.data != nullptr, Z);
+    else if (gQ.data)
+        gemmt<T>(-1, gQ, Q.t(), gL.data != nullptr, Z, Upper::scribble, parallel);
+    mirror_lower<T>(Z, parallel);
+    if (below == 0 || !gL.data) return;
+    const Buffer<T> memory = uninitialised<T>(r * r);
+    const View<T> K{memory.get(), r, r, r, 1};
+    gemm<T>(1, gL.block(r, 0, below, r).t(), L.block(r, 0, below, r), false, K);
+    for (index_t i = 0; i < r; ++i)
+        for (index_t j = 0; j < i; ++j) Z(j, i) += K(j, i) - K(i, j);
+}
+
+template <class T>
+void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> gA, bool parallel) {
+    const index_t r = Q.rows, n = Q.cols, below = L.rows - r;
+    const Buffer<T> memory = uninitialised<T>(r * r);
+    const View<T> Z{memory.get(), r, r, r, 1}, top = gA.block(0, 0, r, n), bottom = gA.block(r, 0, below, n);
+    const View<const T> L1 = L.block(0, 0, r, r);
+    lq_middle<T>(Q, L, gQ, gL, Z, parallel);
+    const auto finish = [&](View<const T> basis, View<const T> slope, View<T> target, bool threads) {
+        if (gQ.data) copy<T>(slope, T(1), target, threads);
+        gemm<T>(1, Z, basis, gQ.data != nullptr, target);
+        trsm<T>(L1.t(), false, target, threads);
+    };
+    // Few threads do all three steps on columns of their own: 5 % faster on 2. Many would each prepare Z for its product.
+    const index_t team = parallel && blas::serial_in_parallel_region ? parallel::threads() : 1;
+    const index_t width = (n + team - 1) / team;
+    if (team > 1 && plan::few(int(team)) && width >= plan::current.slice_columns)
+        parallel::for_each((n + width - 1) / width, [&](index_t s) {
+            const index_t j = s * width, c = std::min(width, n - j);
+            finish(Q.columns(j, c), gQ.data ? gQ.columns(j, c) : gQ, top.columns(j, c), false);
+        });
+    else
+        finish(Q, gQ, top, parallel);
+    if (below == 0) return;
+    if (gL.data)
+        gemm<T>(1, gL.block(r, 0, below, r), Q, false, bottom);
+    else
+        set_zero<T>(bottom);
+}
+
+// Without Q. m <= n: gA = S A, S = L^-T copyltu(L' gL) L^-1, twice the reverse sweep of potrf. m > n: gA = P A1,
+// P = [L1^-T Z; gL2] L1^-1.
+template <class T>
+void reverse_l(View<const T> A, View<const T> L, View<const T> gL, View<T> gA, bool parallel) {
+    const index_t m = L.rows, r = L.cols, n = A.cols;
+    const Buffer<T> memory = uninitialised<T>(m * r);
+    const View<T> P{memory.get(), m, r, r, 1}, top = P.block(0, 0, r, r);
+    const View<const T> L1 = L.block(0, 0, r, r), none{nullptr, 0, 0, 0, 0};
+    if (m <= n) {
+        copy_lower<T>(gL, T(1), P, parallel);
+        reverse_lower<T>(L, P, parallel);
+    } else {
+        copy<T>(gL, T(1), P, parallel);
+        lq_middle<T>(none, L, none, gL, top, parallel);
+        trsm<T>(L1.t(), false, top, parallel);
+        trsm<T>(L1.t(), false, P.t(), parallel);
+    }
+    gemm<T>(1, P, A.block(0, 0, r, n), false, gA);
+}
+
+// The first row that depends on those before it, as far as rounding lets one tell: what is left of it, |l_ii|, is no
+// more than `tolerance` times its own length. -1 if there is none. With `relative_to_largest`, than `tolerance` times the largest
+// |l_jj|.
+template <class T>
+index_t first_dependent_row(View<const T> L, T tolerance, bool relative_to_largest) {
+    T largest = 0;
+    if (relative_to_largest)
+        for (index_t i = 0; i < L.cols; ++i) largest = std::max(largest, std::abs(L(i, i)));
+    for (index_t i = 0; i < L.cols; ++i) {
+        T length = largest;
+        if (!relative_to_largest)
+            for (index_t j = 0; j <= i; ++j) length = std::max(length, std::abs(L(i, j)));
+        if (!(std::abs(L(i, i)) > tolerance * length)) return i;
+    }
+    return -1;
+}
+
+}  // namespace lapgrad

@@ -1,0 +1,59 @@
+// Sums of logarithms of a diagonal, and of squares beside them: the two terms of a normal density.
+#pragma once
+
+#include <cmath>
+
+#include "base/parallel.h"
+#include "base/view.h"
+
+namespace lapgrad {
+
+// sum_i log |a_ii| with one logarithm per run of entries: mantissas are multiplied, exponents added.
+template <class T>
+double sum_log_diagonal(View<const T> A) {
+    // Mantissas between 1/sqrt(2) and sqrt(2): entries near 1 have no exponent, and a product of so many stays in range.
+    constexpr index_t run = 512;
+    constexpr double root_of_half = 0.70710678118654752440;
+    double sum = 0;
+    for (index_t begin = 0; begin < A.rows; begin += run) {
+        double product = 1;
+        std::int64_t exponents = 0;
+        for (index_t i = begin; i < A.rows && i < begin + run; ++i) {
+            int exponent = 0;
+            const double mantissa = std::frexp(std::fabs(static_cast<double>(A(i, i))), &exponent);
+            const bool small = mantissa < root_of_half;
+            product *= small ? 2 * mantissa : mantissa;
+            exponents += exponent - small;
+        }
+        sum += std::log(product) + static_cast<double>(exponents) * 0.69314718055994530942;
+    }
+    return sum;
+}
+
+template <class T>
+double sum_of_squares(View<const T> A) {
+    if (A.col_stride != 1 && A.row_stride == 1) return sum_of_squares<T>(A.t());
+    double sum = 0;
+    for (index_t i = 0; i < A.rows; ++i) {
+        constexpr int chains = 4;
+        double row[chains] = {};
+        for (index_t j = 0; j < A.cols; ++j) row[j % chains] += static_cast<double>(A(i, j)) * A(i, j);
+        sum += (row[0] + row[1]) + (row[2] + row[3]);
+    }
+    return sum;
+}
+
+// out[item] := constant + logs * sum_i log |l_ii| + squares * |W|^2.
+template <class T>
+void sumlogdiag_batch(Batch<const T> L, Batch<const T> W, double constant, double logs, double squares, T* out) {
+    const index_t work = 16 * L.rows + L.rows * W.cols + 1;
+    parallel::for_ranges(L.count, 20000 / work + 1, [&](index_t begin, index_t end) {
+        for (index_t b = begin; b < end; ++b) {
+            double value = constant + logs * sum_log_diagonal<T>(L[b]);
+            if (W.cols > 0) value += squares * sum_of_squares<T>(W[b]);
+            out[b] = static_cast<T>(value);
+        }
+    });
+}
+
+}  // namespace lapgrad

@@ -1,0 +1,72 @@
+// X := L^-1 X with a triangular L, in place, by recursion on products:
+//
+//     [L11     ]-1 [X1]      X1 := L11^-1 X1
+//     [L21  L22]   [X2]      X2 := L22^-1 (X2 - L21 X1)          (an upper triangle: the other way round)
+//
+// Columns of X are independent: with several threads each takes a slice and runs the whole recursion on it.
+#pragma once
+
+#include "ops/gemm.h"
+
+namespace lapgrad {
+
+// One triangle of a block of order <= leaf, zeros in the other, row-major. With `unit`, ones on the diagonal.
+template <class T>
+struct LeafTriangle {
+    alignas(64) T entries[isa::leaf * isa::leaf];
+    View<T> view;
+
+    LeafTriangle(View<const T> L, bool lower, bool unit) : view{entries, L.rows, L.rows, isa::leaf, 1} {
+        for (index_t i = 0; i < L.rows; ++i) {
+            for (index_t j = 0; j < L.rows; ++j) view(i, j) = (lower ? j <= i : j >= i) ? L(i, j) : T(0);
+            if (unit) view(i, i) = T(1);
+        }
+    }
+};
+
+// With `unit` the diagonal of L counts as ones, whatever is stored there.
+template <class T>
+void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
+    const index_t n = L.rows;
+    if (n <= isa::leaf) {
+        if (unit) return solve_triangle<T>(LeafTriangle<T>(L, lower, true).view, lower, X);
+        if (lower)
+            isa::kernels<T>().solve(L, X, scratch<T>());
+        else
+            isa::kernels<T>().solve(L.reversed(), X.reversed_rows(), scratch<T>());
+        return;
+    }
+    const index_t first = split(n), second = n - first, m = X.cols;
+    const View<T> X1 = X.block(0, 0, first, m), X2 = X.block(first, 0, second, m);
+    const View<const T> L11 = L.block(0, 0, first, first), L22 = L.block(first, first, second, second);
+    if (lower) {
+        solve_triangle<T>(L11, true, X1, unit);
+        gemm<T>(-1, L.block(first, 0, second, first), X1, true, X2);
+        solve_triangle<T>(L22, true, X2, unit);
+    } else {
+        solve_triangle<T>(L22, false, X2, unit);
+        gemm<T>(-1, L.block(0, first, first, second), X2, true, X1);
+        solve_triangle<T>(L11, false, X1, unit);
+    }
+}
+
+// body(slice of X's columns), on all threads if that pays.
+template <class T, class F>
+void for_column_slices(View<T> X, bool parallel, F body) {
+    const int team = parallel ? parallel::threads() : 1;
+    const index_t slices = std::min<index_t>(team, X.cols / plan::current.slice_columns);
+    if (slices <= 1) return body(X);
+    const index_t width = (X.cols + slices - 1) / slices;
+    parallel::for_each((X.cols + width - 1) / width, [&](index_t s) {
+        body(X.columns(s * width, std::min(width, X.cols - s * width)));
+    });
+}
+
+template <class T>
+void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
+    if (L.rows == 0 || X.cols == 0) return;
+    if (plan::vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
+    for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
+}
+
+}  // namespace lapgrad

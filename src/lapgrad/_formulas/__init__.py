@@ -1,0 +1,1 @@
+"""Formulas that kernels of several devices share, in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""Raw kernels: one package per device, and the table that chooses among them."""

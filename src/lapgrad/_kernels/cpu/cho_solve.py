@@ -1,0 +1,62 @@
+"""cho_solve: solve with a Cholesky factor, on the compiled core."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cpu._operands import hand_over, items, transposed, writable
+from lapgrad._kernels.native import core
+
+
+def cho_solve(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] | None:
+    if L.is_contiguous() and B.is_contiguous() and X.is_contiguous():
+        # Without the detours below: for one small matrix they cost as much as the solve.
+        n, m = B.shape[-2:]
+        strides = (n * n, n, 1) if lower else (n * n, 1, n)
+        columns = (n * m, m, 1)
+        zero = core.cho_solve(
+            L.element_size(),
+            L.data_ptr(),
+            *strides,
+            B.data_ptr(),
+            *columns,
+            X.data_ptr(),
+            *columns,
+            items(B),
+            n,
+            m,
+        )
+        return divmod(zero, n) if zero >= 0 else None
+    L, factor = hand_over(L, not lower)
+    source, read = hand_over(B, False)
+    target, written = hand_over(writable(X), False)
+    n, m = B.shape[-2:]
+    zero = core.cho_solve(L.element_size(), *factor, *read, *written, items(source), n, m)
+    if zero >= 0:
+        return divmod(zero, n)
+    if target is not X:
+        X.copy_(target)
+    return None
+
+
+def cho_solve_vjp(gL: Tensor, gB: Tensor, L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> None:
+    """Z = L⁻¹ gX, gB = L⁻ᵀ Z, W = Lᵀ X and gL = -tril(gB Wᵀ + X Zᵀ), straight on the core.
+
+    Through the routines of other files the strides are worked out four times over, which for a small matrix
+    takes longer than the work.
+    """
+    # For R instead of L: L = R', and gL = gR'.
+    L, factor = hand_over(L, not lower)
+    X, solution = hand_over(X, False)
+    gX, cotangent = hand_over(gX, False)
+    gradient, of_right = hand_over(gL, not lower)[1], hand_over(gB, False)[1]
+    work = torch.empty_like(gB), torch.empty_like(gB)
+    Z, W = (hand_over(half, False)[1] for half in work)
+    upper = transposed(factor)
+    size, count, (n, m) = L.element_size(), items(X), X.shape[-2:]
+    core.trsm(size, *factor, *cotangent, *Z, count, n, m, True)
+    core.trsm(size, *upper, *Z, *of_right, count, n, m, False)
+    core.trmm(size, *upper, *solution, *W, count, n, m, False)
+    product = (*of_right, *transposed(W), *solution, *transposed(Z))
+    core.gemmt_sum(size, *product, *gradient, count, n, m, -1.0, False)

@@ -1,0 +1,22 @@
+"""congruence: the gradient of an inverse, on the compiled core."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cpu._operands import hand_over, items
+from lapgrad._kernels.native import core
+
+
+def congruence(C: Tensor, B: Tensor, G: Tensor) -> None:
+    """The symmetric matrix in the middle takes the place of the result until that is there."""
+    size, count, n = B.element_size(), items(B), B.shape[-1]
+    target = hand_over(C, False)[1]
+    G, given = hand_over(G, False)
+    core.add_transpose(size, *given, *target, count, n, 0, n)
+    half = torch.empty_like(C)
+    torch.matmul(C, B, out=half)  # without `out`, autocast would round it
+    _, right = hand_over(half, False)
+    B, left = hand_over(B, False)
+    core.gemmt(size, *left, *right, *target, count, n, n, -0.5, True)

@@ -1,0 +1,81 @@
+"""gelqf: LQ factorisation, on the compiled core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lapgrad._kernels.cpu._operands import items, operand, readable
+from lapgrad._kernels.native import core
+
+
+def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
+    A = _in_rows(A)
+    m, n = A.shape[-2:]
+    found: tuple[int, int] | None = core.gelqf(
+        A.element_size(),
+        *operand(A),
+        0 if Q is None else Q.data_ptr(),
+        L.data_ptr(),
+        items(A),
+        m,
+        n,
+        positive,
+    )
+    return found
+
+
+def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+    L = readable(L)
+    found: tuple[int, int] | None = core.dependent_row(
+        L.element_size(), *operand(L), items(L), *L.shape[-2:], tolerance, relative_to_largest
+    )
+    return found
+
+
+def dependent_row_later(
+    L: Tensor, tolerance: float, relative_to_largest: bool
+) -> Callable[[], tuple[int, int] | None]:
+    found = dependent_row(L, tolerance, relative_to_largest)
+    return lambda: found
+
+
+def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
+    Q, L = Q.contiguous(), L.contiguous()
+    gQ = None if gQ is None else gQ.contiguous()
+    gL = None if gL is None else gL.contiguous()
+    core.gelqf_vjp(
+        L.element_size(),
+        Q.data_ptr(),
+        L.data_ptr(),
+        0 if gQ is None else gQ.data_ptr(),
+        0 if gL is None else gL.data_ptr(),
+        gA.data_ptr(),
+        items(L),
+        *gA.shape[-2:],
+    )
+
+
+def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
+    A, L, gL = _in_rows(A), L.contiguous(), gL.contiguous()
+    core.gelqf_l_vjp(
+        L.element_size(),
+        *operand(A),
+        L.data_ptr(),
+        gL.data_ptr(),
+        gA.data_ptr(),
+        items(L),
+        *gA.shape[-2:],
+    )
+
+
+#: Up to this many elements a matrix of a batch is copied rather than read across its rows.
+_SMALL = 32 * 32
+
+
+def _in_rows(A: Tensor) -> Tensor:
+    """A as it lies, if its strides can be handed over; small matrices in rows, for the kernels of batches."""
+    if A.dim() > 2 and A.shape[-1] * A.shape[-2] <= _SMALL:
+        return A.contiguous()
+    return readable(A)

@@ -1,0 +1,57 @@
+"""syevd: eigenvalues and eigenvectors of a symmetric matrix, on the compiled core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad._kernels.cpu._operands import items, operand, readable, transposed
+from lapgrad._kernels.native import core
+
+#: Policies for small gaps, as csrc/base/gaps.h counts them. "raise" is a check more, not a rule.
+_RULES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
+
+def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    A = readable(A)
+    read = operand(A) if lower else transposed(operand(A))
+    failure: tuple[int, int] | None = core.syevd(
+        A.element_size(),
+        *read,
+        0 if U is None else U.data_ptr(),
+        eigenvalues.data_ptr(),
+        items(A),
+        A.shape[-1],
+    )
+    return failure
+
+
+def syevd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> Any:
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
+    n = U.shape[-1]
+    if (gU is not None and gU.shape[-2] < n) or (slope is not None and slope.shape[-1] < n):
+        return NotImplemented  # of k rows the formula is three large products, which torch does as well
+    U, eigenvalues = U.contiguous(), eigenvalues.contiguous()
+    gU = None if gU is None else readable(gU)
+    slope = None if slope is None else slope.contiguous()
+    return core.syevd_vjp(
+        U.element_size(),
+        U.data_ptr(),
+        eigenvalues.data_ptr(),
+        *((0, 0, 0, 0) if gU is None else operand(gU)),
+        0 if slope is None else slope.data_ptr(),
+        _RULES[degeneracy],
+        tol,
+        gA.data_ptr(),
+        items(U),
+        n,
+    )

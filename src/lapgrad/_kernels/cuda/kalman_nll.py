@@ -1,0 +1,33 @@
+"""kalman_nll: the Kalman filter as a log likelihood, and its adjoint, on CUDA.
+
+Models of more than 32 states or 16 observations, and without any or without steps, run in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import kalman as _kalman_batch
+
+
+@on_its_device
+def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
+    if not _kalman_batch.serves(operands[0], operands[1]):
+        return _fallback.kalman_nll(s, *operands)
+    cell = _items.first_failure_cell(s)
+    _launch.launch(*_kalman_batch.filtering(s, _kalman_batch.dense(operands), cell))
+    return _kalman_batch.first_failure(cell)
+
+
+@on_its_device
+def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor) -> None:
+    if not _kalman_batch.serves(operands[0], operands[1]):
+        _fallback.kalman_nll_vjp(gs, results, *operands)
+        return
+    _kalman_batch.pull_back(_launch.launch, gs, results, _kalman_batch.dense(operands))

@@ -1,0 +1,364 @@
+// The negative log likelihood of linear Gaussian state space models, and its gradient: a block of threads has one series.
+// kalman_steps.cuh has the steps of the filter; here are the value, and the adjoint, whose formulas are those of
+// csrc/small/lane_kalman.h.
+#include "kalman_steps.cuh"
+
+// A product of pivots as mantissa * 2^exponent, so that one logarithm at the end does for all of them. In double
+// precision also for single: thousands of steps.
+struct Value {
+  double quadratic = 0, lost = 0, mantissa = 1;
+  Index exponent = 0, observed = 0;
+
+  // Kahan's sum.
+  __device__ __forceinline__ void add(double square) {
+    const double term = square - lost, sum = quadratic + term;
+    lost = (sum - quadratic) - term;
+    quadratic = sum;
+  }
+  __device__ __forceinline__ void multiply(double pivot) {
+    mantissa *= pivot;
+    if (mantissa > 1e-30 && mantissa < 1e30) return;
+    if (!(mantissa > 0) || !is_finite(mantissa)) return;  // reported by then
+    const int e = ilogb(mantissa);
+    mantissa = ldexp(mantissa, -e);
+    exponent += e;
+  }
+  __device__ double result() const {
+    const double log_det = log(mantissa) + static_cast<double>(exponent) * 0.6931471805599453094;
+    return 0.5 * (quadratic + log_det + static_cast<double>(observed) * 1.8378770664093454836);
+  }
+};
+
+// +k: pivot k of the innovation covariance is not positive; -k: it is not finite; -(p + 1): the innovation is not.
+template <typename T>
+__device__ int code_of(const T* pivots, int p, T square) {
+  for (int i = 0; i < p; ++i) {
+    if (!is_finite(pivots[i])) return -(i + 1);
+    if (!(pivots[i] > T(0))) return i + 1;
+  }
+  return is_finite(square) ? 0 : -(p + 1);
+}
+
+// The first failure of all series, the smallest of these numbers: by series, then by step. _kernels/cuda/kalman_nll.py reads it.
+__device__ inline void report_step(Index* cell, Index series, Index step, int code) {
+  constexpr Index kCodes = Index(1) << 6, kSteps = Index(1) << 28;
+  if (cell) atomicMin(cell, (series * kSteps + step) * kCodes + code + kCodes / 2);
+}
+
+// s := the value of each series; NaN, and a report, where it fails.
+template <typename T, int N, int D, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    filter(const T* y, Index y_series, Index y_time, const T* A, Index A_series, Index A_time, const T* B,
+           Index B_series, Index B_time, const T* Q, Index Q_series, Index Q_time, const T* R, Index R_series,
+           Index R_time, const T* m, Index m_series, const T* P, Index P_series, const T* c, Index c_series,
+           Index c_time, Index times, Index states, Index observations, T* s, Index* cell) {
+  const Index b = blockIdx.x;
+  const Series<T> series{{y + b * y_series, y_time}, {A + b * A_series, A_time}, {B + b * B_series, B_time},
+                         {Q + b * Q_series, Q_time}, {R + b * R_series, R_time}, {c + b * c_series, c_time},
+                         m + b * m_series, P + b * P_series, static_cast<int>(states), static_cast<int>(observations)};
+  Steps<T, N, D, kThreads> it(series, shared_memory<T>());
+  const Index steps = it.count(times, reinterpret_cast<int*>(it.X));
+  if (steps == 0) {
+    if (threadIdx.x == 0) s[b] = T(0);
+    return;
+  }
+  it.start();
+  it.load(0, true);
+  it.wait();
+  Value value;
+  bool failed = false;
+  for (Index t = 0; t < steps; ++t) {
+    it.place_A(false);
+    if (t + 1 < steps) it.fetch(t + 1, false);
+    it.compare();
+    it.wait();
+    it.vary();
+    it.wait();
+    it.template solve<false>(nullptr);
+    it.wait();
+    if (threadIdx.x < 32) {
+      T square = 0;
+      bool good = true;
+#pragma unroll
+      for (int i = 0; i < D; ++i) {
+        const T pivot = it.pivots[i];
+        square += it.v[i] * it.u[i];
+        value.multiply(static_cast<double>(pivot));
+        value.observed += it.y[i] == it.y[i];
+        good &= pivot > T(0) && is_finite(pivot);
+      }
+      value.add(static_cast<double>(square));
+      if (!(good && square >= T(0) && is_finite(square)) && !failed) {
+        const int code = code_of(it.pivots, series.p, square);
+        failed = code != 0;
+        if (failed && threadIdx.x == 0) report_step(cell, b, t, code);
+      }
+    }
+    if (t + 1 == steps) break;
+    it.gain();
+    it.wait();
+    it.filter();
+    it.wait();
+    it.move();
+    it.wait();
+    it.spread();
+    it.place(false);
+    it.wait();
+  }
+  if (threadIdx.x == 0) s[b] = failed ? T(nan("")) : static_cast<T>(value.result());
+}
+
+// The filter again, from the moments predicted for `first` to those for `end`. kept: those of each step on the way.
+template <typename Filter, typename T>
+__device__ __forceinline__ void walk(Filter& it, Index first, Index end, T* kept, Index moments) {
+  for (Index t = first; t < end; ++t) {
+    it.place_A(false);
+    it.fetch(t + 1, false);
+    if (kept) it.keep(kept + (t - first) * moments);
+    it.compare();
+    it.wait();
+    it.vary();
+    it.wait();
+    it.template solve<false>(nullptr);
+    it.wait();
+    it.gain();
+    it.wait();
+    it.filter();
+    it.wait();
+    it.move();
+    it.wait();
+    it.spread();
+    it.place(false);
+    it.wait();
+  }
+  it.place_A(false);
+  it.wait();
+}
+
+// The gradient of an R x C matrix, of which r x c are there: summed up in registers, one step after the other, and
+// given away after each step where the matrix varies, at the end where not. Null: not wanted.
+template <typename T, int R, int C, int kThreads>
+struct Gradient {
+  Varying<T> target;
+  int r, c;
+  T sum[kOwn<R, C, kThreads>];
+
+  __device__ Gradient(Varying<T> given, int rows, int columns) : target(given), r(rows), c(columns) {
+#pragma unroll
+    for (T& one : sum) one = 0;
+  }
+  __device__ __forceinline__ void write(Index t) {
+    each<R, C, kThreads>([&](int s, int i, int j, bool mine) {
+      if (mine && i < r && j < c) target.at(t)[i * c + j] = sum[s];
+      sum[s] = 0;
+    });
+  }
+  __device__ __forceinline__ void step(Index t) {
+    if (target.data && target.time) write(t);
+  }
+  __device__ __forceinline__ void finish() {
+    if (target.data && !target.time) write(0);
+  }
+};
+
+// The gradients of each series, in places of their own. `memory` has room for `segment` + ceil(times / segment) moments
+// per series: predicted moments are kept for `segment` steps at a time, and once per segment. Gradients of what varies
+// are left alone past the last observation.
+template <typename T, int N, int D, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    pull_back(const T* y, Index y_series, Index y_time, const T* A, Index A_series, Index A_time, const T* B,
+              Index B_series, Index B_time, const T* Q, Index Q_series, Index Q_time, const T* R, Index R_series,
+              Index R_time, const T* m, Index m_series, const T* P, Index P_series, const T* c, Index c_series,
+              Index c_time, Index times, Index states, Index observations, const T* gs, Index gs_series, T* gy,
+              Index gy_series, Index gy_time, T* gA, Index gA_series, Index gA_time, T* gB, Index gB_series,
+              Index gB_time, T* gQ, Index gQ_series, Index gQ_time, T* gR, Index gR_series, Index gR_time, T* gm,
+              Index gm_series, T* gP, Index gP_series, T* gc, Index gc_series, Index gc_time, T* memory,
+              Index segment) {
+  using Filter = Steps<T, N, D, kThreads>;
+  constexpr int kRow = Filter::kRow, kRowD = Filter::kRowD;
+  const Index b = blockIdx.x;
+  const int n = static_cast<int>(states), p = static_cast<int>(observations);
+  const Series<T> series{{y + b * y_series, y_time}, {A + b * A_series, A_time}, {B + b * B_series, B_time},
+                         {Q + b * Q_series, Q_time}, {R + b * R_series, R_time}, {c + b * c_series, c_time},
+                         m + b * m_series, P + b * P_series, n, p};
+  T* next = shared_memory<T>() + Filter::kNumbers;
+  const auto room = [&next](int count) {
+    T* const here = next;
+    next += count;
+    return here;
+  };
+  T* const of_P = room(tile_of(N, N));       // of the moments predicted for t + 1, then of those for t
+  T* const of_Pf = room(tile_of(N, N));      // of the filtered ones
+  T* const PA = room(tile_of(N, N));         // gP A
+  T* const KtgP = room(tile_of(D, N));       // K' gP+
+  T* const Sinv = room(tile_of(D, D));
+  T* const of_S = room(tile_of(D, D));
+  T *const of_m = room(N), *const of_mf = room(N), *const Btu = room(N), *const Pg = room(N);
+  T *const w = room(D), *const of_v = room(D);
+
+  const auto own = [b](T* data, Index stride, Index time) {
+    return Varying<T>{data ? data + b * stride : data, time};
+  };
+  Gradient<T, D, 1, kThreads> of_y(own(gy, gy_series, gy_time), p, 1);
+  Gradient<T, N, N, kThreads> of_A(own(gA, gA_series, gA_time), n, n), of_Q(own(gQ, gQ_series, gQ_time), n, n);
+  Gradient<T, D, N, kThreads> of_B(own(gB, gB_series, gB_time), p, n);
+  Gradient<T, D, D, kThreads> of_R(own(gR, gR_series, gR_time), p, p);
+  Gradient<T, N, 1, kThreads> of_c(own(gc, gc_series, gc_time), n, 1);
+
+  Filter it(series, shared_memory<T>());
+  const Index steps = it.count(times, reinterpret_cast<int*>(it.X));
+  it.template each<N, N>([&](int, int i, int j, bool mine) {
+    if (mine) of_P[i * kRow + j] = 0;
+  });
+  it.template each<N, 1>([&](int, int i, int, bool mine) {
+    if (mine) of_m[i] = 0;
+  });
+  const T weight = gs[b * gs_series];
+  const Index moments = states * (states + 3) / 2, segments = (steps + segment - 1) / segment;
+  T* const kept = memory + b * moments * (segment + (times + segment - 1) / segment);
+  T* const marks = kept + segment * moments;
+  if (steps) {
+    it.start();
+    it.load(0, true);
+  }
+  it.wait();
+  for (Index k = 0; k + 1 < segments; ++k) {
+    it.keep(marks + k * moments);
+    walk(it, k * segment, (k + 1) * segment, static_cast<T*>(nullptr), moments);
+  }
+  for (Index k = segments - 1; k >= 0; --k) {
+    const Index first = k * segment, end = first + segment < steps ? first + segment : steps;
+    if (k + 1 < segments) {
+      it.load(first, false);
+      it.fetch_moments(marks + k * moments);
+      it.place_moments();
+      it.wait();
+    }
+    walk(it, first, end - 1, kept, moments);
+    for (Index t = end - 1; t >= first; --t) {
+      const bool later = t + 1 < steps;
+      if (t > first) {
+        it.fetch(t - 1, false);
+        it.fetch_moments(kept + (t - 1 - first) * moments);
+      }
+      // gm+ = A' gm, and gP A of gP+ = A' gP A.
+      it.compare();
+      it.template each<N, N>([&](int, int i, int j, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return of_P[i * kRow + l] * it.A[l * kRow + j]; });
+        if (mine) PA[i * kRow + j] = value;
+      });
+      it.template each<N, 1>([&](int, int i, int, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return it.A[l * kRow + i] * of_m[l]; });
+        if (mine) of_mf[i] = later ? value : T(0);
+      });
+      it.wait();
+
+      // gP+, gQ = gP, gc = gm; nothing follows the last step, whose gm and gP are zero.
+      it.vary();
+      it.template each<N, N>([&](int s, int i, int j, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return it.A[l * kRow + i] * PA[l * kRow + j]; });
+        if (mine && i >= j) of_Pf[i * kRow + j] = of_Pf[j * kRow + i] = later ? value : T(0);
+        of_Q.sum[s] += of_P[i * kRow + j];
+      });
+      it.template each<N, 1>([&](int s, int i, int, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return it.P[i * kRow + l] * of_mf[l]; });
+        if (mine) Pg[i] = value;
+        of_c.sum[s] += of_m[i];
+      });
+      of_Q.step(t);
+      of_c.step(t);
+      it.wait();
+
+      it.template solve<true>(Sinv);
+      it.wait();
+
+      // w = K' gm+, gy = gv = gs u + w, K' gP+.
+      it.gain();
+      it.template each<D, N>([&](int, int q, int j, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return it.Kt[q * kRow + l] * of_Pf[l * kRow + j]; });
+        if (mine) KtgP[q * kRow + j] = value;
+      });
+      it.template each<D, 1>([&](int s, int q, int, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return it.Kt[q * kRow + l] * of_mf[l]; });
+        of_y.sum[s] = weight * it.u[q] + value;
+        if (mine) w[q] = value, of_v[q] = of_y.sum[s];
+      });
+      of_y.step(t);
+      it.wait();
+
+      // gS = (gs (S^-1 - u u') - w u' - u w') / 2.
+      if (gA || gB) it.filter();
+      it.template each<D, D>([&](int, int i, int j, bool mine) {
+        const T *const u = it.u;
+        const T value = weight * (Sinv[i * kRowD + j] - u[i] * u[j]) - w[i] * u[j] - u[i] * w[j];
+        if (mine && i >= j) of_S[i * kRowD + j] = of_S[j * kRowD + i] = T(0.5) * value;
+      });
+      it.wait();
+
+      // gA = gm m+' + 2 gP A P+, gB = 2 gS B P + u (P gm+)' - 2 K' gP+ P+ - gv m', gR = gS + K' gP+ K.
+      // For gP: gP+ J into X, gS B into R K', which have served; B' u.
+      if (gA && later)
+        it.template each<N, N>([&](int s, int i, int j, bool) {
+          const T value = sum_of<T, N>([&](int l) { return PA[i * kRow + l] * it.Pf[l * kRow + j]; });
+          of_A.sum[s] += of_m[i] * it.mf[j] + T(2) * value;
+        });
+      of_A.step(t);
+      if (gB)
+        it.template each<D, N>([&](int s, int q, int j, bool) {
+          T value = sum_of<T, D>([&](int r) { return of_S[q * kRowD + r] * it.BP[r * kRow + j]; });
+          value -= sum_of<T, N>([&](int l) { return KtgP[q * kRow + l] * it.Pf[l * kRow + j]; });
+          of_B.sum[s] += T(2) * value + it.u[q] * Pg[j] - of_v[q] * it.m[j];
+        });
+      of_B.step(t);
+      if (gR)
+        it.template each<D, D>([&](int s, int i, int j, bool) {
+          const int low = i > j ? i : j, high = i > j ? j : i;
+          const T value = sum_of<T, N>([&](int l) { return KtgP[low * kRow + l] * it.Kt[high * kRow + l]; });
+          of_R.sum[s] += it.seen(i) * it.seen(j) * (of_S[i * kRowD + j] + value);
+        });
+      of_R.step(t);
+      it.template each<N, N>([&](int, int i, int j, bool mine) {
+        const T value = sum_of<T, N>([&](int l) { return of_Pf[i * kRow + l] * it.J[l * kRow + j]; });
+        if (mine) it.X[i * kRow + j] = value;
+      });
+      it.template each<D, N>([&](int, int q, int j, bool mine) {
+        const T value = sum_of<T, D>([&](int r) { return of_S[q * kRowD + r] * it.seenB[r * kRow + j]; });
+        if (mine) it.RK[q * kRow + j] = value;
+      });
+      it.template each<N, 1>([&](int, int i, int, bool mine) {
+        const T value = sum_of<T, D>([&](int q) { return it.seenB[q * kRow + i] * it.u[q]; });
+        if (mine) Btu[i] = value;
+      });
+      it.wait();
+
+      // gP = J' gP+ J + B' gS B + sym(gm+ (B' u)'), gm = gm+ - B' gv.
+      it.template each<N, N>([&](int, int i, int j, bool mine) {
+        T value = sum_of<T, N>([&](int l) { return it.J[l * kRow + i] * it.X[l * kRow + j]; });
+        value += sum_of<T, D>([&](int q) { return it.seenB[q * kRow + i] * it.RK[q * kRow + j]; });
+        value += T(0.5) * (of_mf[i] * Btu[j] + Btu[i] * of_mf[j]);
+        if (mine && i >= j) of_P[i * kRow + j] = of_P[j * kRow + i] = value;
+      });
+      it.template each<N, 1>([&](int, int i, int, bool mine) {
+        const T value = sum_of<T, D>([&](int q) { return it.seenB[q * kRow + i] * of_v[q]; });
+        if (mine) of_m[i] = of_mf[i] - value;
+      });
+      if (t > first) {
+        it.place(false);
+        it.place_A(false);
+        it.place_moments();
+      }
+      it.wait();
+    }
+  }
+  of_A.finish();
+  of_B.finish();
+  of_Q.finish();
+  of_R.finish();
+  of_c.finish();
+  it.template each<N, N>([&](int, int i, int j, bool mine) {
+    if (gP && mine && i < n && j < n) gP[b * gP_series + i * n + j] = of_P[i * kRow + j];
+  });
+  it.template each<N, 1>([&](int, int i, int, bool mine) {
+    if (gm && mine && i < n) gm[b * gm_series + i] = of_m[i];
+  });
+}

@@ -1,0 +1,1 @@
+"""Large matrices: algorithms over cuBLAS and cuSOLVER."""

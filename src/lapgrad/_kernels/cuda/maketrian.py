@@ -1,0 +1,23 @@
+"""maketrian: unpack a triangle, on CUDA: one launch for all items."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small.packing import unpacking
+
+
+@on_its_device
+def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
+    if not v.numel():
+        A.zero_()
+        return
+    target = _items.writable(A)
+    if target is None:
+        _fallback.maketrian(A, v, offset, lower)
+        return
+    _launch.launch(*unpacking(target, _items.readable(v.unsqueeze(-2)), offset, lower))

@@ -1,0 +1,74 @@
+"""potrf: Cholesky factorisation, on CUDA.
+
+The factorisation is cuSOLVER's. It is faster on the lower triangle of a column-major matrix, which is the
+upper one of our row-major memory: for ``lower`` it is turned over before, on its way into the memory of the
+result, and the factor after, in place.
+The gradient is the recursive reverse sweep of csrc/gpu/device_potrf.h.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+
+_TILE = 32
+_THREADS = 256
+
+
+@on_its_device
+def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
+    if _potrf_batch.serves(A):
+        return _potrf_batch.potrf(L, A, lower, info)
+    items, n = A.shape[:-2].numel(), A.shape[-1]
+    if not A.numel() or not _sizes.one_by_one(items, n) or not _device.storable(L):
+        return _fallback.potrf(L, A, lower, info)
+    source, target = _items.readable(A if lower else A.mT), _device.flat(L)
+    # LAPACK's codes, rows with a NaN or an infinity, and what both come to.
+    notes = torch.zeros(3, items, dtype=torch.int32, device=L.device)
+    code, spoilt, status = (notes.data_ptr() + 4 * items * row for row in range(3))
+    tiles = -(-n // _TILE)
+    grid, tile_bytes = (tiles * (tiles + 1) // 2, items), _TILE * (_TILE + 1) * L.element_size()
+    _launch.launch(
+        "triangle", "take_triangle<{T}>", L, grid, _THREADS, tile_bytes,
+        target.data_ptr(), *target.stride()[:2], source.data_ptr(), *source.stride(), n, spoilt,
+    )  # fmt: skip
+    _cholesky.factorise_upper(target, code)
+    kind = _device.MOVE_DOWN if lower else _device.CLEAR_LOWER
+    _launch.launch(
+        "triangle", f"finish_factor<{{T}}, {kind}>", L, grid, _THREADS, 2 * tile_bytes,
+        target.data_ptr(), *target.stride()[:2], n, code, spoilt, status,
+    )  # fmt: skip
+    if info is not None:
+        info.copy_(notes[2].view(info.shape))
+        return None
+    if _stream.being_captured():
+        return None
+    return next(((item, failure) for item, failure in enumerate(notes[2].tolist()) if failure), None)
+
+
+@on_its_device
+def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
+    if _potrf_batch.serves(L):
+        _potrf_batch.potrf_vjp(gA, L, gL, lower, info)
+        return
+    items, n = L.shape[:-2].numel(), L.shape[-1]
+    if not L.numel() or not _sizes.one_by_one(items, n) or not _device.storable(gA):
+        _fallback.potrf_vjp(gA, L, gL, lower, info)
+        return
+    gA.copy_(gL if lower else gL.mT)
+    # The sweep multiplies what is above the diagonal by zeros, which does not rid it of a NaN.
+    _device.reshape(gA, _device.CLEAR_UPPER)
+    factor = _device.readable(L if lower else L.mT)
+    _device.potrf_vjp(gA, factor, _sizes.REVERSE_BLOCK, _sizes.PRODUCT_CUT)
+    if info is not None:
+        gA.masked_fill_((info != 0)[..., None, None], 0.0)

@@ -1,0 +1,33 @@
+"""Whether NVIDIA's Python packages are there, and with them kernels of lapgrad's own for CUDA tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from lapgrad._kernels import native
+
+_PACKAGES = {"nvmath": "nvmath-python", "cuda.core": "cuda-core"}
+
+
+def switched_off() -> bool:
+    """Whether the environment asks for the kernels in plain PyTorch: LAPGRAD_CUDA=off."""
+    return os.environ.get("LAPGRAD_CUDA", "").lower() in ("off", "0", "no", "false")
+
+
+def missing_packages() -> list[str]:
+    """What to install before CUDA tensors run on lapgrad's own kernels; empty when nothing is missing."""
+    core = [] if native.available() else ["the compiled core"]
+    return core + [package for module, package in _PACKAGES.items() if not _found(module)]
+
+
+def available() -> bool:
+    """Whether CUDA tensors can run on lapgrad's own kernels. Asks for packages, not for a device."""
+    return not switched_off() and not missing_packages()
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package `cuda` itself
+        return False

@@ -1,0 +1,164 @@
+"""The compiled core on a GPU: cuBLAS by function pointer, own kernels by handle, on torch's current stream.
+
+Algorithms that cut a matrix into many blocks are in the core (csrc/device*.h), where the time between two
+launches is that of the launch. What is here says where the matrices lie, and lends torch's memory for work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cuda.runtime import compiler as _compile
+from lapgrad._kernels.cuda.runtime import libraries as _libraries
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.native import core
+
+#: (address, items, stride between them, rows, columns, stride of rows, stride of columns)
+Blocks = tuple[int, int, int, int, int, int, int]
+
+MIRROR_UP, MIRROR_DOWN, MOVE_DOWN, CLEAR_UPPER, CLEAR_LOWER = range(5)
+_KERNELS = (
+    *(f"reshape_triangle<{{T}}, {kind}>" for kind in range(5)),
+    "copy_rows<{T}>",
+    "copy_transposed<{T}>",
+    "invert_leaves<{T}>",
+    "merge_inverses<{T}>",
+)
+_NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
+
+
+def reshape(A: Tensor, kind: int) -> None:
+    """Mirrors, moves or clears a triangle of A, in place."""
+    core.device_reshape(*_queue(A), kind, blocks(A))
+
+
+def gemm(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """C := alpha A B + beta C; with beta = 0 the old C is not read."""
+    core.device_gemm(*_queue(C), blocks(C), blocks(A), blocks(B), alpha, beta)
+
+
+def trmm(C: Tensor, L: Tensor, B: Tensor, lower: bool, rightside: bool) -> None:
+    """C := L B, or B L; only the named triangle of L is read."""
+    core.device_trmm(*_queue(C), blocks(C), blocks(L), blocks(B), lower, rightside)
+
+
+def trsm(B: Tensor, L: Tensor, lower: bool, rightside: bool) -> None:
+    """B := L⁻¹ B, or B L⁻¹, in place, by cuBLAS's own substitution."""
+    core.device_trsm(*_queue(B), blocks(B), blocks(L), lower, rightside)
+
+
+def syrk(C: Tensor, A: Tensor, lower: bool, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """The named triangle of C := alpha A Aᵀ + beta C; the other one is left alone."""
+    core.device_syrk(*_queue(C), blocks(C), blocks(A), lower, alpha, beta)
+
+
+def triangular_product(
+    C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int
+) -> None:
+    """The named triangle of C := alpha A B + beta C, cut in halves down to ``cut``; beyond it anything."""
+    core.device_triangular_product(*_queue(C), blocks(C), blocks(A), blocks(B), lower, alpha, beta, cut)
+
+
+def potrf_vjp(G: Tensor, L: Tensor, size: int, cut: int) -> None:
+    """The lower triangle of G becomes the symmetric gradient; blocks of order ``size`` are inverted."""
+    _with_work(core.device_potrf_vjp, L, blocks(L), blocks(G), size, cut)
+
+
+def solve(
+    X: Tensor,
+    M: Tensor,
+    steps: str,
+    size: int,
+    alpha: float = 1.0,
+    refine: bool = False,
+    source: Tensor | None = None,
+) -> None:
+    """X := alpha M⁻¹ B and so on, with the inverses of the blocks of M's lower triangle.
+
+    Each letter of ``steps`` is a solve: ``l`` with M from the left, ``r`` from the right; ``L``, ``R``: Mᵀ.
+    B is ``source``, row-major as X is, else X itself. ``refine``: a step of refinement per block, in solves
+    from the left.
+    """
+    right = blocks(X if source is None else source)
+    _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, refine, size)
+
+
+def gelqf_vjp(
+    gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None, size: int, cut: int
+) -> None:
+    """gA := L⁻ᵀ (gQ + Z Q), Z = copyltu(Lᵀ tril(gL) - gQ Qᵀ), with inverted blocks of order ``size``."""
+    given = [_NOTHING if gradient is None else blocks(gradient) for gradient in (gQ, gL)]
+    _with_work(core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given, size, cut)
+
+
+def potri(B: Tensor, size: int) -> None:
+    """The lower triangle of B, which holds L in it, becomes that of (L Lᵀ)⁻¹."""
+    _with_work(core.device_potri, B, blocks(B), size)
+
+
+def blocks(A: Tensor) -> Blocks:
+    """Where A lies: (m, n), or batches of any number of dimensions whose items lie at equal distances."""
+    if A.dim() == 2:
+        return A.data_ptr(), 1, 0, A.shape[0], A.shape[1], A.stride(0), A.stride(1)
+    items = A if A.dim() == 3 else A.flatten(0, -3)
+    count, rows, cols = items.shape
+    step, row, col = items.stride()
+    assert items.data_ptr() == A.data_ptr()
+    return A.data_ptr(), count, step, rows, cols, row, col
+
+
+def flat(A: Tensor) -> Tensor:
+    """(items, m, n): A with one leading dimension."""
+    return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
+
+
+def readable(A: Tensor) -> Tensor:
+    """A itself when cuBLAS can read it where it lies, else a copy."""
+    rows, columns = A.stride()[-2:]
+    m, n = A.shape[-2:]
+    in_a_piece = (columns == 1 and rows >= max(n, 1)) or (rows == 1 and columns >= max(m, 1))
+    return A if in_a_piece and (A.dim() <= 3 or _dense_batch(A)) else A.contiguous()
+
+
+def storable(A: Tensor) -> bool:
+    """Whether results can be written into A's memory row by row."""
+    return A.stride(-1) == 1 and A.stride(-2) >= A.shape[-1] and (A.dim() <= 3 or _dense_batch(A))
+
+
+def _dense_batch(A: Tensor) -> bool:
+    """Whether the items of several leading dimensions lie at equal distances."""
+    sizes, strides = A.shape[:-2], A.stride()[:-2]
+    return all(strides[k] == strides[k + 1] * sizes[k + 1] or sizes[k] == 1 for k in range(len(sizes) - 1))
+
+
+def _with_work(routine: Callable[..., int], like: Tensor, *arguments: Any) -> None:
+    device, handle, stream = _queue(like)
+    count = routine(device, handle, stream, 0, *arguments)
+    work = torch.empty(max(count, 1), dtype=like.dtype, device=like.device)
+    routine(device, handle, stream, work.data_ptr(), *arguments)
+
+
+def _queue(like: Tensor) -> tuple[Any, int, int]:
+    """(kernels, cuBLAS's handle, stream) for the device of ``like``, the current one."""
+    number = like.get_device()
+    return _loaded(number, like.dtype), torch.cuda.current_blas_handle(), _stream.current_stream(number)
+
+
+@functools.cache
+def _loaded(device: int, dtype: torch.dtype) -> Any:
+    """The core's view of one device and type."""
+    _libraries.bind_cublas()
+    _libraries.bind_driver()
+    kind, architecture = (
+        ("double", 8) if dtype == torch.float64 else ("float", 4),
+        _stream.architecture(device),
+    )
+    kernels = [
+        _compile.kernel("triangle", name.replace("{T}", kind[0]), device, architecture) for name in _KERNELS
+    ]
+    return core.Device(kind[1], [int(kernel.handle) for kernel in kernels])

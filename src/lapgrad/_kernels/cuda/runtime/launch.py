@@ -1,0 +1,53 @@
+"""Launching kernels on torch's current stream, through the compiled core.
+
+Kernels take pointers, 64-bit integers and doubles only (``kernels/block.cuh``), which is what the core makes
+of a Python int or float: no types are looked up at launch.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cuda.runtime import compiler as _compile
+from lapgrad._kernels.cuda.runtime import libraries as _libraries
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.native import core
+
+_TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+def launch(
+    stem: str,
+    name: str,
+    like: Tensor,
+    grid: tuple[int, ...],
+    block: int,
+    shared: int,
+    *arguments: int | float,
+) -> None:
+    """Launches ``name`` of ``kernels/<stem>.cu``.
+
+    ``{T}`` in the name stands for the element type of ``like``, whose device, the current
+    one, and stream are taken. ``shared`` is in bytes. A grid without a block is nothing to do.
+    """
+    if 0 in grid:
+        return
+    device = like.get_device()
+    kernel = _kernel(stem, name, like.dtype, device)
+    status = core.device_launch(kernel, grid, block, shared, _stream.current_stream(device), arguments)
+    if status:
+        raise RuntimeError(
+            f"lapgrad: the driver refused to launch {name} of {stem} with grid {grid}, {block} threads and "
+            f"{shared} bytes of shared memory: CUresult {status}"
+        )
+
+
+@functools.cache
+def _kernel(stem: str, name: str, dtype: torch.dtype, device: int) -> int:
+    """The driver's handle of a kernel, which stays loaded."""
+    _libraries.bind_driver()
+    loaded = _compile.kernel(stem, name.replace("{T}", _TYPES[dtype]), device, _stream.architecture(device))
+    return int(loaded.handle)

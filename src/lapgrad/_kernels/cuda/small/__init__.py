@@ -1,0 +1,1 @@
+"""Batches of small and medium matrices: one launch for a whole batch."""

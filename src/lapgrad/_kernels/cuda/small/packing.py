@@ -1,0 +1,56 @@
+"""extracttrian and maketrian on CUDA: one launch for all items. See ``kernels/packing.cu``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._kernels.cuda.runtime.items import Launch
+
+_THREADS = 256
+_WARP = 32
+_TILE = 32
+
+#: A thread has up to so many numbers of a row: one takes less time to move than to find, and all of a long
+#: row would leave the device without enough threads.
+_ALONG_A_ROW = 8
+#: Rows that a group of threads takes one after the other, where that leaves enough threads to fill a device.
+_PASSES = 4
+_MANY_THREADS = 1 << 20
+
+
+def packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
+    """The launch of v := the entries of a triangle of A; (items, 1, length) and (items, n, n)."""
+    return _moving(A, v, offset, lower, unpacks=False)
+
+
+def unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
+    """The launch of A := zero, with v in a triangle; (items, n, n) and (items, 1, length)."""
+    return _moving(A, v, offset, lower, unpacks=True)
+
+
+def _moving(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> Launch:
+    items, n = A.shape[:2]
+    skip = abs(offset)
+    item, row, column = A.stride()
+    v_item, _, v_step = v.stride()
+    if offset > 0 or (offset == 0 and not lower):  # columns of an upper triangle are rows of A^T
+        row, column = column, row
+    operands = (A.data_ptr(), item, row, column, v.data_ptr(), v_item, v_step, n, skip)
+    way = "true" if unpacks else "false"
+    if n > _TILE and column > row:
+        tiles = -(-n // _TILE)
+        shared = _TILE * (_TILE + 1) * A.element_size()
+        name = f"move_tiles<{{T}}, {way}>"
+        return "packing", name, A, (items * tiles * tiles,), _THREADS, shared, *operands, tiles
+    rows = items * (n if unpacks else n - skip)
+    lanes = _lanes(n)
+    passes = _PASSES if rows * lanes >= _MANY_THREADS else 1
+    grid = (-(-rows // (_THREADS // lanes * passes)),)
+    return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
+
+
+def _lanes(n: int) -> int:
+    """Threads for a row, a power of two."""
+    if n <= _WARP:
+        return 1 << (n - 1).bit_length() if n else 1
+    return min(max(_WARP, 1 << (n // _ALONG_A_ROW).bit_length() - 1), _THREADS)

@@ -1,0 +1,139 @@
+"""Eigenvalues and eigenvectors of small symmetric matrices and their gradient: own kernels.
+
+See ``kernels/syevd_batch.cu`` and ``kernels/syevd_vjp_batch.cu``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.items import Launch, address, readable
+
+#: The largest order: beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
+LARGEST = 64
+
+#: (largest order, lanes for one matrix, threads of a block). A lane has one column, at order 64 two. Blocks
+#: are as large as it takes to fill a multiprocessor with at most 32 blocks, and no larger: one is over when
+#: the slowest of its matrices is.
+_KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
+
+#: (largest order, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
+#: 4 x 4 or 4 x 2 entries of each product.
+_GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
+
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+_POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
+
+def serves(A: Tensor) -> bool:
+    """Whether the kernel takes these matrices; their strides do not matter."""
+    return 0 < A.shape[-1] <= LARGEST and A.numel() > 0
+
+
+def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """As ``_fallback.syevd``, for what is served."""
+    values, rows = _contiguous(eigenvalues), None if U is None else _contiguous(U)
+    cell = _items.first_failure_cell(A)
+    _launch.launch(*geometry(values, rows, readable(A), lower, cell))
+    if values is not eigenvalues:
+        eigenvalues.copy_(values)
+    if U is not None and rows is not None and rows is not U:
+        U.copy_(rows)
+    return _items.first_failure(cell)
+
+
+def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell: Tensor | None) -> Launch:
+    """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
+    items, n, _ = A.shape
+    order, lanes, threads = next(kind for kind in _KINDS if n <= kind[0])
+    matrices = threads // lanes
+    step, rows, columns = A.stride()
+    return (
+        "syevd_batch",
+        f"syevd<{{T}}, {order}, {lanes}, {'false' if U is None else 'true'}>",
+        A,
+        (-(-items // matrices),),
+        threads,
+        matrices * (n * (n | 1) + 5 * n) * A.element_size(),
+        A.data_ptr(),
+        step,
+        *((rows, columns) if lower else (columns, rows)),
+        eigenvalues.data_ptr(),
+        address(U),
+        address(cell),
+        items,
+        n,
+    )
+
+
+def serves_gradient(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
+    """Whether the kernel takes these: cotangents of all rows, not of the last k."""
+    n = U.shape[-1]
+    whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
+    return whole and serves(U)
+
+
+def syevd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> tuple[int, int] | None:
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
+    written, cell = _contiguous(gA), _items.first_failure_cell(U)
+    values = eigenvalues.contiguous()
+    steps = None if slope is None else slope.contiguous()
+    cotangent = None if gU is None else readable(gU)
+    plan = gradient_geometry(written, readable(U), values, cotangent, steps, degeneracy, tol, cell)
+    _launch.launch(*plan)
+    if written is not gA:
+        gA.copy_(written)
+    return _items.first_failure(cell)
+
+
+def gradient_geometry(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+    cell: Tensor | None,
+) -> Launch:
+    """What ``_launch.launch`` takes: U and gU with one batch dimension, the rest contiguous."""
+    items, n, _ = U.shape
+    side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
+    matrices = threads // (down * across)
+    return (
+        "syevd_vjp_batch",
+        f"syevd_vjp<{{T}}, {side}, {down}, {across}>",
+        U,
+        (-(-items // matrices),),
+        threads,
+        matrices * (3 * n * (n | 1) + 3 * n + 32) * U.element_size(),
+        U.data_ptr(),
+        *U.stride(),
+        eigenvalues.data_ptr(),
+        *((0, 0, 0, 0) if gU is None else (gU.data_ptr(), *gU.stride())),
+        address(slope),
+        _POLICIES[degeneracy],
+        float(tol),
+        gA.data_ptr(),
+        address(cell),
+        items,
+        n,
+    )
+
+
+def _contiguous(result: Tensor) -> Tensor:
+    """``result`` itself if the kernel can write into it, else memory to be copied from."""
+    return (
+        result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
+    )

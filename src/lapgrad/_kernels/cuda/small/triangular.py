@@ -1,0 +1,107 @@
+"""trsm and trmm of batches of triangular matrices up to order 128: a thread has a column.
+
+All cases are one: L lower, on the left. See ``kernels/triangular_batch.cu``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cuda.runtime.items import Launch, address, fits, lanes_for, padded, tile_stride
+
+LARGEST_ORDER = 128
+
+#: Above this order a few items are better served by a library that gives each the whole device.
+_LARGEST_ALONE = 64
+_FEW = 2
+
+#: Up to this order a column is kept in registers, above it 16 rows of it.
+_LARGEST_IN_REGISTERS = 16
+_PANEL = 16
+
+#: Threads of a block, and columns of one item in it at most.
+_THREADS = 128
+
+#: Bytes for the triangles of a block: three blocks fit a small multiprocessor, seven a large one.
+_TRIANGLES = 32 * 1024
+
+
+def serves(L: Tensor, A: Tensor) -> bool:
+    """Whether these kernels take a batch of this shape and type."""
+    n = L.shape[-1]
+    if not A.numel() or A.dtype not in (torch.float32, torch.float64):
+        return False
+    if n > _LARGEST_ALONE and (n > LARGEST_ORDER or L.shape[:-2].numel() <= _FEW):
+        return False
+    return fits(_completed(n) * padded(_completed(n), A.dtype) * A.element_size(), A)
+
+
+def applying(
+    X: Tensor,
+    L: Tensor,
+    A: Tensor,
+    lower: bool,
+    transpose: bool,
+    rightside: bool,
+    solve: bool,
+    cell: Tensor | None,
+) -> Launch:
+    """The launch of X := t(L)^-1 A, or t(L) A, or with t(L) on the right; nothing where ``cell`` says so."""
+    items, n = L.shape[:2]
+    columns = A.shape[-2 if rightside else -1]
+    itemsize = A.element_size()
+    operands = [[operand.data_ptr(), *operand.stride()] for operand in (X, L, A)]
+    x, triangle, a = operands
+    if rightside:
+        for operand in (x, a):
+            operand[2:] = operand[:1:-1]
+    if transpose != rightside:
+        triangle[2:] = triangle[:1:-1]
+        lower = not lower
+    if not lower:
+        triangle[0] += (n - 1) * (triangle[2] + triangle[3]) * itemsize
+        triangle[2:] = -triangle[2], -triangle[3]
+        for operand in (x, a):
+            operand[0] += (n - 1) * operand[2] * itemsize
+            operand[2] = -operand[2]
+    name, grid, threads, shared, *division = _geometry(items, n, columns, A.dtype, solve)
+    operands_and_sizes = (*x, *triangle, *a, n, columns, items, *division)
+    return "triangular_batch", name, A, grid, threads, shared, *operands_and_sizes, address(cell)
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(
+    items: int, n: int, columns: int, dtype: torch.dtype, solve: bool
+) -> tuple[str, tuple[int], int, int, int, int, int]:
+    """Kernel, grid, threads, bytes; items of a block, columns of an item in it, blocks for an item."""
+    width = min(1 << (columns - 1).bit_length(), _THREADS)
+    way = "true" if solve else "false"
+    if n <= _LARGEST_IN_REGISTERS:
+        registers = lanes_for(n)
+        name = f"apply_small<{{T}}, {registers}, {way}>"
+        tile = tile_stride(registers, registers, dtype) * dtype.itemsize
+        groups = max(1, min(_THREADS // width, _TRIANGLES // tile))
+    else:
+        size = _completed(n)
+        name = f"apply_medium<{{T}}, {way}>"
+        tile = size * padded(size, dtype) * dtype.itemsize
+        groups = 1
+    chunks = -(-columns // width)
+    return name, (-(-items // groups) * chunks,), _THREADS, groups * tile, groups, width, chunks
+
+
+def _completed(n: int) -> int:
+    """The order in whole panels."""
+    return -(-n // _PANEL) * _PANEL
+
+
+def finding_zero_pivots(L: Tensor, cell: Tensor) -> Launch:
+    """The launch that reports zeros on the diagonal."""
+    items, n = L.shape[:2]
+    item, row, column = L.stride()
+    grid = (-(-items * n // _THREADS),)
+    arguments = (L.data_ptr(), item, row + column, n, items, cell.data_ptr())
+    return "triangular_batch", "find_zero_pivots<{T}>", L, grid, _THREADS, 0, *arguments

@@ -1,0 +1,117 @@
+"""syevd: eigenvalues and eigenvectors of a symmetric matrix, on CUDA.
+
+Small matrices have a kernel of their own, batches of medium ones cuSOLVER's batched routine, and one after
+another is what torch does with the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda.runtime import solver as _solver
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.torch.syevd import fix_signs
+
+#: cuSOLVER's batched routine against one matrix after another: from two items on, up to this order.
+_BATCHED_UP_TO = 512
+
+#: Its work space is some 14 times its operand: a batch is cut so that it stays below this many bytes.
+_WORK_SPACE = 256 * 2**20
+
+
+@on_its_device
+def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    if _syevd_batch.serves(A):
+        return _syevd_batch.syevd(eigenvalues, U, A, lower)
+    if 0 < A.shape[-1] <= _BATCHED_UP_TO and A.shape[:-2].numel() > 1:
+        return _batched(eigenvalues, U, A, lower)
+    return _fallback.syevd(eigenvalues, U, A, lower)
+
+
+@on_its_device
+def syevd_vjp(
+    gA: Tensor,
+    U: Tensor,
+    eigenvalues: Tensor,
+    gU: Tensor | None,
+    slope: Tensor | None,
+    degeneracy: str,
+    tol: float,
+) -> Any:
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
+
+    Of large matrices, or k rows, the formula is a few products: NotImplemented, and the caller runs those.
+    """
+    if not _syevd_batch.serves_gradient(U, gU, slope):
+        return NotImplemented
+    return _syevd_batch.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
+
+
+def _batched(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """By cusolverDnXsyevBatched, which overwrites a copy of A with columns, to us rows, of eigenvectors."""
+    n, items = A.shape[-1], A.shape[:-2].numel()
+    source = A.reshape(items, n, n)
+    rows = source.tril() if lower else source.triu()
+    spoilt = ~rows.isfinite().flatten(-2).all(-1)
+    rows.masked_fill_(spoilt[:, None, None], 0.0)  # the solver may not come back from what is not finite
+    values = torch.empty((items, n), dtype=A.dtype, device=A.device)
+    status = torch.empty(items, dtype=torch.int32, device=A.device)
+    _solve(values, rows, status, lower, vectors=U is not None)
+    values.masked_fill_(spoilt[:, None], float("nan"))
+    eigenvalues.copy_(values.view(eigenvalues.shape))
+    if U is not None:
+        fix_signs(rows)
+        U.copy_(rows.view(U.shape))
+    if _stream.being_captured():
+        return None
+    codes = torch.where(values.isfinite().all(-1), (status != 0).int(), -1)
+    return _first_of(codes)
+
+
+def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
+    """``rows`` := eigenvectors, or scratch, of the symmetric matrices of which it holds one triangle."""
+    device = rows.get_device()
+    items, n, _ = rows.shape
+    kind = _solver.DATA_TYPES[rows.dtype]
+    handle = _solver.handle(device)
+    problem = (
+        _solver.parameters(device),
+        _solver.WITH_VECTORS if vectors else _solver.VALUES_ONLY,
+        _solver.UPPER if lower else _solver.LOWER,  # of the transpose, which is what cuSOLVER sees
+        n,
+    )
+
+    def operands(begin: int) -> tuple[int, ...]:
+        return kind, rows[begin].data_ptr(), n, kind, values[begin].data_ptr(), kind
+
+    def wanted(count: int) -> tuple[int, int]:
+        sizes: tuple[int, int] = _solver.routine("xsyev_batched_buffer_size")(
+            handle, *problem, *operands(0), count
+        )
+        return sizes
+
+    together = items
+    while together > 1 and wanted(together)[0] > _WORK_SPACE:
+        together = (together + 1) // 2
+    on_device, on_host = wanted(together)
+    device_memory, host_memory = _solver.work_space(on_device, on_host, rows)
+    memory = (device_memory.data_ptr(), on_device, host_memory.data_ptr(), on_host)
+    for begin in range(0, items, together):
+        count = min(together, items - begin)
+        _solver.routine("xsyev_batched")(
+            handle, *problem, *operands(begin), *memory, status[begin].data_ptr(), count
+        )
+
+
+def _first_of(codes: Tensor) -> tuple[int, int] | None:
+    """(item, code) of the first code of a batch that is not 0. Asks the device once when all went well."""
+    if not bool(codes.any()):
+        return None
+    item = int((codes != 0).int().argmax())
+    return item, int(codes[item])

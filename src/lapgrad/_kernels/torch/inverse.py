@@ -1,0 +1,57 @@
+"""inverse: the inverse of a square matrix, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.torch._lu import first_failure, status_of
+from lapgrad._torch import lu as _torch_lu
+from lapgrad._torch.precision import in_full_precision
+
+
+def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
+    """B := A^-1, the identity where there is none. Returns the first (item, status).
+
+    The status is that of the factorisation, or n + 1 where the inverse is not finite.
+    """
+    X, status = _invert(A)
+    failure = first_failure(status != 0, status)
+    if failure is not None:
+        # Sums of entries near the ends of the range overflow on the way to an inverse that does not.
+        scale = _range_scale(A)
+        again, status = _invert(A * scale)
+        again *= scale
+        overflows = ~again.isfinite().flatten(-2).all(-1)
+        status = torch.where((status == 0) & overflows, A.shape[-1] + 1, status)
+        identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        X = torch.where((status != 0)[..., None, None], identity, again)
+        failure = first_failure(status != 0, status)
+    B.copy_(X)
+    return failure
+
+
+def _invert(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns A^-1 and its status: that of the factorisation, or n + 1 where the inverse is not finite."""
+    n = A.shape[-1]
+    LU, pivots = _torch_lu.lu_factor(A)
+    status = status_of(LU, A)
+    identity = torch.eye(n, dtype=A.dtype, device=A.device)
+    X = torch.linalg.lu_solve(LU, pivots, identity.expand_as(A))
+    overflows = ~X.isfinite().flatten(-2).all(-1)
+    return X, torch.where((status == 0) & overflows, n + 1, status)
+
+
+def _range_scale(A: Tensor) -> Tensor:
+    """Returns a power of two per item, (*batch, 1, 1): 1 unless entries are near the ends of the range."""
+    factor = 2.0**32
+    largest, limit = A.abs().amax((-2, -1), keepdim=True), torch.finfo(A.dtype).max / factor
+    one = torch.ones_like(largest)
+    return torch.where(largest > limit, 1 / factor, torch.where(largest < 1 / limit, factor, one))
+
+
+@in_full_precision
+def inverse_vjp(gA: Tensor, B: Tensor, gB: Tensor) -> None:
+    """gA := -B^T gB B^T."""
+    torch.matmul(B.mT @ gB, B.mT, out=gA)
+    gA.neg_()

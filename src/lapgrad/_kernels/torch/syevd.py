@@ -1,0 +1,58 @@
+"""syevd: eigenvalues and eigenvectors of a symmetric matrix, in plain PyTorch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._errors import TORCH_LINALG_ERROR
+from lapgrad._torch.precision import in_full_precision
+
+
+@in_full_precision
+def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """Ascending eigenvalues and, if U is given, eigenvectors as rows, from one triangle.
+
+    Returns None, or (item, code): code -1 for NaN or infinity, 1 for an iteration that did not converge.
+    """
+    read = A.tril() if lower else A.triu()
+    if failure := _first(~read.isfinite().flatten(-2).all(-1)):
+        return failure[0], -1
+    try:
+        if U is None:
+            eigenvalues.copy_(torch.linalg.eigvalsh(read, UPLO="L" if lower else "U"))
+        else:
+            values, columns = torch.linalg.eigh(read, UPLO="L" if lower else "U")
+            eigenvalues.copy_(values)
+            U.copy_(columns.mT)
+            fix_signs(U)
+    except TORCH_LINALG_ERROR as error:
+        named = re.search(r"Batch element (\d+)", str(error))
+        return int(named.group(1)) if named else 0, 1
+    if failure := _first(~eigenvalues.isfinite().all(-1)):
+        return failure[0], -1
+    return None
+
+
+def fix_signs(U: Tensor) -> None:
+    """Of each row the first entry within 1e-6 of the largest becomes positive."""
+    if not U.numel():
+        return
+    size = U.abs()
+    decisive = (size >= (1.0 - 1e-6) * size.amax(-1, keepdim=True)).int().argmax(-1, keepdim=True)
+    U.mul_(torch.where(U.gather(-1, decisive) < 0, -1.0, 1.0).to(U.dtype))
+
+
+def syevd_vjp(*_: Any) -> Any:
+    """In torch operations there is nothing faster than the formula itself: the caller runs that."""
+    return NotImplemented
+
+
+def _first(marked: Tensor) -> tuple[int, int] | None:
+    """(item, 1) of the first item that is marked. One number is read from the device."""
+    if not bool(marked.any()):
+        return None
+    return int(marked.flatten().int().argmax()), 1

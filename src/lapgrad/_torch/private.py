@@ -1,0 +1,221 @@
+"""Every private name of PyTorch that lapgrad touches, in one place, with the public substitute.
+
+Two things need them. The *front door* of an operator (``_torch/define.py``) asks in a few hundred nanoseconds
+whether a call is a plain eager one that may skip the dispatcher. The *Autograd kernel* of an operator applies
+a ``Function`` for exactly one level of autograd and redispatches below it: that is what makes one definition
+work under torch.func, torch.compile, torch.export and forward mode alike.
+
+``AVAILABLE`` is false when a name has gone missing in a new PyTorch. Operators are then built from public
+names only (``define_public.py``): slower in eager mode, and without ``torch.compile`` over ``torch.func``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import _C, Tensor
+from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
+
+try:
+    from torch._functorch.utils import enable_single_level_autograd_function as _single_level
+    from torch.autograd.function import _SingleLevelFunction
+    from torch.utils._device import DeviceContext
+
+    _functorch_active = _C._are_functorch_transforms_active
+    _dispatch_modes = _C._len_torch_dispatch_stack
+    _function_modes = _C._len_torch_function_stack
+    _function_mode = _C._get_function_stack_at
+    _is_wrapper_or_sparse = _C._dispatch_isTensorSubclassLike
+    _below_autograd_keys = _C._after_autograd_keyset
+    _BelowAutograd = _C._AutoDispatchBelowAutograd
+    _unpack_dual = torch._VF._unpack_dual
+    _forward_ad_enabled = _C._is_fwd_grad_enabled
+    _set_forward_ad_enabled = forward_ad._set_fwd_grad_enabled
+    _compiled_autograd_key = Function._compiled_autograd_key
+    _ = forward_ad._current_level, Tensor._is_zerotensor, Tensor._is_view, Tensor._base
+    AVAILABLE = True
+except (ImportError, AttributeError) as missing:
+    AVAILABLE = False
+    warnings.warn(
+        f"lapgrad does not know this PyTorch ({torch.__version__}: {missing}); operators run through public "
+        f"interfaces only, which is slower in eager mode. Please look for a newer lapgrad.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def internally_overlapping(tensor: Tensor) -> bool:
+    """Whether two elements of ``tensor`` surely share one place in memory."""
+    if hasattr(torch, "_debug_has_internal_overlap"):
+        return torch._debug_has_internal_overlap(tensor) == 1
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+_raw_stream = getattr(_C, "_cuda_getCurrentRawStream", None)
+_device_number = getattr(_C, "_cuda_getDevice", None)
+_float32_precision = getattr(_C, "_get_fp32_precision_getter", None)
+
+
+def cuda_stream(device: int) -> int:
+    """The address of torch's current stream on a device; the private way takes 0.1 us, the public one 7."""
+    if _raw_stream is not None:
+        return int(_raw_stream(device))
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def cuda_device() -> int:
+    """The number of the current CUDA device; the public way asks first whether CUDA is in use."""
+    return int(_device_number()) if _device_number is not None else torch.cuda.current_device()
+
+
+def float32_precision(backend: str) -> str:
+    """torch's setting for products of float32; the private way takes 0.2 us, the public one 1."""
+    if _float32_precision is not None:
+        return str(_float32_precision(backend, "matmul"))
+    return str(getattr(torch.backends, backend).matmul.fp32_precision)
+
+
+def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
+    """After a CUDA graph whose recording has failed: allocator and default generator take no part in it.
+
+    Without this, torch would go on to believe that a graph is being recorded.
+
+    Args:
+        device: Where it was recorded.
+        pool: The memory pool it was to have.
+        generator: The state of the device's default generator before.
+    """
+    ended, released = (getattr(_C, f"_cuda_{name}", None) for name in ("endAllocateToPool", "releasePool"))
+    if ended is not None and released is not None:
+        with contextlib.suppress(RuntimeError):  # the recording was ended properly
+            ended(device, pool)
+            released(device, pool)
+    fresh = torch.Generator(torch.device("cuda", device))
+    fresh.set_state(generator)
+    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows ``tensor`` as a view of another one."""
+    return tensor._is_view()
+
+
+def is_leaf_or_view_of_one(tensor: Tensor) -> bool:
+    """Whether a change of ``tensor`` would be a change of a leaf of the autograd graph."""
+    if tensor.is_leaf:
+        return True
+    base = tensor._base
+    return base is not None and base.is_leaf and base.requires_grad
+
+
+def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """``tensor.view(shape)`` of a tensor that nobody else holds, so that the result does not count as a view.
+
+    A view made under ``no_grad`` could later not be modified in place with gradients on.
+    """
+    return torch.ops.aten._unsafe_view.default(tensor, shape)
+
+
+if AVAILABLE:
+    _plain_types = frozenset((Tensor, torch.nn.Parameter))
+
+    def _function_mode_matters() -> bool:
+        """Whether a mode wants to see calls. A default device is one too, and only meets new tensors."""
+        return not all(type(_function_mode(i)) is DeviceContext for i in range(_function_modes()))
+
+    def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
+        """Whether a call on ``tensors`` is plain eager: no tracing, transform, mode, subclass or tangent.
+
+        Wrappers of torch.func (also those whose transform is over), tensors with a negative bit and zero
+        tensors all have type ``Tensor``: they are asked for.
+        """
+        if (
+            is_compiling()
+            or _functorch_active()
+            or _dispatch_modes()
+            or (_function_modes() and _function_mode_matters())
+            or forward_ad._current_level >= 0
+        ):
+            return False
+        for tensor in tensors:
+            if tensor is not None and (
+                type(tensor) not in _plain_types
+                or not (tensor.is_cpu or tensor.is_cuda)
+                or _is_wrapper_or_sparse(tensor)
+                or tensor.is_neg()
+                or tensor._is_zerotensor()
+            ):
+                return False
+        return True
+
+    def has_tangent(arguments: Iterable[Any]) -> bool:
+        """Whether a tensor carries a forward-mode tangent.
+
+        ``forward_ad._current_level`` does not know dual levels entered inside a compiled graph, so each
+        tensor is asked.
+        """
+        return any(isinstance(a, Tensor) and _unpack_dual(a, level=0)[1] is not None for a in arguments)
+
+    def single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
+        """``apply`` of a ``Function`` that acts on one level of autograd, under any torch.func transforms."""
+        namespace: dict[str, Any] = {key: staticmethod(method) for key, method in methods.items()}
+        namespace["_compiled_autograd_key"] = staticmethod(_compiled_autograd_key)
+        function: Any = type(name, (_SingleLevelFunction,), namespace)
+        return function.apply
+
+    def autograd_kernel(
+        dispatched: Any, apply: Callable[..., Any], instead: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """The kernel of ``dispatched`` for the Autograd key.
+
+        It runs ``apply(below, *arguments)``, where ``below`` redispatches under autograd with the gradient
+        modes of the caller: the levels of torch.func further down need them.
+
+        Args:
+            dispatched: The registered operator.
+            apply: ``apply`` of a single level function.
+            instead: Replaces the operator when an argument carries a tangent.
+        """
+
+        def kernel(keys: Any, *arguments: Any) -> Any:
+            if instead is not None and has_tangent(arguments):
+                return instead(*arguments)
+            gradients, tangents = torch.is_grad_enabled(), _forward_ad_enabled()
+
+            def below(*arguments: Any) -> Any:
+                with torch.set_grad_enabled(gradients), _set_forward_ad_enabled(tangents), _BelowAutograd():
+                    return dispatched.redispatch(keys & _below_autograd_keys, *arguments)
+
+            with _single_level() if _functorch_active() else contextlib.nullcontext():
+                return apply(below, *arguments)
+
+        return kernel
+
+    def in_forward_mode(
+        jvp: Callable[..., Any],
+        saved: tuple[Tensor | None, ...],
+        flags: Sequence[Any],
+        tangents: Sequence[Any],
+    ) -> Any:
+        """``jvp(saved, flags, *tangents)`` inside the jvp of a single level function.
+
+        PyTorch switches forward mode off there. Under torch.func the tangents of outer levels live in
+        wrappers below this one and would silently be lost: so forward mode is switched on again, and this
+        level's tangents are taken off.
+        """
+        if not _functorch_active():
+            return jvp(saved, flags, *tangents)
+        with _set_forward_ad_enabled(True):
+            primals = [None if t is None else forward_ad.unpack_dual(t, level=0).primal for t in saved]
+            return jvp(primals, flags, *tangents)
+
+else:
+
+    def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
+        """Nothing can be told about a call without the private names."""
+        return False

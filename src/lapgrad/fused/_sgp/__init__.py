@@ -1,0 +1,1 @@
+"""The parts of ``sgp_nll``: statistics of the data, the bound, and its gradient."""

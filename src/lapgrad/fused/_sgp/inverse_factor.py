@@ -1,0 +1,141 @@
+"""Lu^-1, as solves with the Cholesky factor of K_uu or as products with its inverse.
+
+A GPU is twice as fast at products as at solves, and the inverse is asked for once per chunk and four times
+more. Products with it are as good where K_uu is so regular that products of chunks are precise enough, too
+(``_sparse_gradient``): the residual of L^-1 K by the inverse is that of a substitution times the condition of
+L.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.table import lookup
+
+#: Order up to which both sides of a sandwich are solved one after the other, for twice the flops.
+_SANDWICH = {"cpu": 256}
+_SANDWICH_ELSEWHERE = 4096
+#: The inverse is cut into so many rows of blocks, whose zeros are not multiplied; a multiple of so many rows
+#: each.
+_BLOCKS, _ROWS = 4, 64
+
+
+class Substitution(NamedTuple):
+    """Solves with Lu (U, U), lower triangular."""
+
+    Lu: Tensor
+
+    def of(self, K: Tensor, out: Tensor) -> None:
+        """out := Lu^-1 K (U, m)."""
+        lookup("trsm", K)(out, self.Lu, K, True, False, False)
+
+    def transposed(self, a: Tensor) -> Tensor:
+        """Lu^-T a (U, k)."""
+        out = torch.empty_like(a)
+        lookup("trsm", a)(out, self.Lu, a, True, True, False)
+        return out
+
+    def sandwich(self, X: Tensor) -> Tensor:
+        """X := Lu^-T X Lu^-1 for a symmetric X, in place. The result is symmetric to the last bit."""
+        return _sandwich(X, self.Lu)
+
+    def least_pivot(self) -> Tensor:
+        """The least number on the diagonal of Lu."""
+        return self.Lu.diagonal().min()
+
+
+class Inverse(NamedTuple):
+    """Products with the inverse W (U, U) of Lu: lower triangular, with zeros above the diagonal."""
+
+    W: Tensor
+
+    def of(self, K: Tensor, out: Tensor) -> None:
+        """out := W K (U, m), in 5/4 U^2 m flops."""
+        for part in _parts(len(K)):
+            torch.mm(self.W[part, : part.stop], K[: part.stop], out=out[part])
+
+    def transposed(self, a: Tensor) -> Tensor:
+        """W^T a (U, k)."""
+        return self.W.mT @ a
+
+    def sandwich(self, X: Tensor) -> Tensor:
+        """X := W^T X W for a symmetric X, in place: 15/8 U^3 flops. Symmetric to the last bit.
+
+        Columns from the left: those of X W ask for columns of X to the right of them alone. Then rows from
+        the top, of the lower triangle.
+        """
+        W, parts = self.W, _parts(len(X))
+        for part in parts:
+            X[:, part] = X[:, part.start :] @ W[part.start :, part]
+        for part in parts:
+            X[part, : part.stop] = W[part.start :, part].mT @ X[part.start :, : part.stop]
+        lookup("copyltu", X)(X, X, True)
+        return X
+
+    def least_pivot(self) -> Tensor:
+        """The least number on the diagonal of Lu."""
+        return self.W.diagonal().max().reciprocal()
+
+
+def inverted(Lu: Tensor) -> Inverse:
+    """The inverse, in the memory of Lu, whose upper triangle must be zero. 5/8 U^3 flops.
+
+    Block rows from the top, W_i the inverse of a diagonal block: W_i,<i = -W_i (L_i,<i W_<i).
+    """
+    parts = _parts(len(Lu))
+    _invert_diagonal_blocks(Lu, parts)
+    for part in parts[1:]:
+        left = Lu[part, : part.start]
+        product = left @ Lu[: part.start, : part.start]
+        torch.addmm(left, Lu[part, part], product, beta=0.0, alpha=-1.0, out=left)
+    return Inverse(Lu)
+
+
+def _parts(n: int) -> list[slice]:
+    """Rows 0 to n in blocks of one size, but for the last."""
+    size = max(1, -(-n // (_BLOCKS * _ROWS))) * _ROWS
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _invert_diagonal_blocks(L: Tensor, parts: list[slice]) -> None:
+    """All blocks of one size at once; the last one may be smaller."""
+    size = parts[0].stop if parts else 0
+    whole = sum(part.stop - part.start == size for part in parts)
+    row, column = L.stride()
+    blocks = [L.as_strided((whole, size, size), (size * (row + column), row, column), L.storage_offset())]
+    blocks += [L[part, part][None] for part in parts[whole:]]
+    for block in blocks:
+        inverse = torch.eye(block.shape[-1], dtype=L.dtype, device=L.device).repeat(len(block), 1, 1)
+        lookup("trsm", inverse)(inverse, block, inverse, True, False, False)
+        block.copy_(inverse)
+
+
+def _sandwich(X: Tensor, L: Tensor) -> Tensor:
+    """X := L^-T X L^-1 for a symmetric X, in place: U^3 flops, or 2 U^3 for small matrices.
+
+    With L = [[L11, 0], [L21, L22]], Y the result, C = L22^-T X21 and P = Y22 L21:
+
+        Y22 = L22^-T X22 L22^-1,   Y21 = (C - P) L11^-1,   Y11 = L11^-T (X11 - N - N^T) L11^-1,
+        N = L21^T (C - P / 2)
+    """
+    n, solve = len(X), lookup("trsm", X)
+    if n <= _SANDWICH.get(X.device.type, _SANDWICH_ELSEWHERE):
+        solve(X, L, X, True, False, True)
+        solve(X, L, X, True, True, False)
+        lookup("copyltu", X)(X, X, True)
+        return X
+    half = n // 2
+    X11, X21, X22 = X[:half, :half], X[half:, :half], X[half:, half:]
+    L11, L21, L22 = L[:half, :half], L[half:, :half], L[half:, half:]
+    _sandwich(X22, L22)
+    solve(X21, L22, X21, True, True, False)
+    P = X22 @ L21
+    N = L21.mT @ X21.sub_(P, alpha=0.5)
+    X11.sub_(N).sub_(N.mT)
+    solve(X21, L11, X21.sub_(P, alpha=0.5), True, False, True)
+    _sandwich(X11, L11)
+    X[:half, half:] = X21.mT
+    return X

@@ -1,0 +1,143 @@
+"""The bound of a deep Gaussian process, its latent variables and their weights, as functions of its layers.
+
+Layers come with that of the data first: ``layers[0]`` maps h_1 to data, ``layers[-1]`` the latent variables
+h_L at the top, ~ N(0, I), to those below. ``drawn(shape)`` gives standard normal numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lapgrad.models._deep.latent_layer import DeepLayer, fit_functions
+from lapgrad.models._deep.sparse_layer import Prepared
+
+_LOG_2_PI = math.log(2.0 * math.pi)
+#: Learning rate at the start of a refinement of q(h_1 | y), for latent variables of variance 1, about.
+_REFINEMENT = 0.02
+
+Drawn = Callable[[tuple[int, ...]], Tensor]
+#: Mean and log variance (b, w) of q(h_1 | y), in place of what the recognition network says.
+First = tuple[Tensor, Tensor]
+
+
+def prepared(layers: Sequence[DeepLayer]) -> list[Prepared]:
+    """The factorisations of a step, one per layer."""
+    return [layer.functions.prepare() for layer in layers]
+
+
+def bound(
+    layers: Sequence[DeepLayer],
+    Y: Tensor,
+    total: int,
+    noise: Sequence[Tensor],
+    latent_weight: float | Tensor,
+    first: First | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """An estimate of the bound of the log density of ``total`` data, from some of them.
+
+        total / b · Σ_n [Σ_l E log N(h_(l-1) | f_l(h_l), noise_l) + log p(h_L) - log q(h | y_n)] - Σ_l KL_l
+
+    Args:
+        layers: Those of the model.
+        Y: (b, D), a minibatch.
+        total: How many data there are.
+        noise: (samples, b, w) standard normal numbers per layer.
+        latent_weight: Of all terms but the fit to the data and the divergences KL_l of q(u_l).
+        first: q(h_1 | y); None: that of the recognition network.
+
+    Returns:
+        The bound, a scalar in float64; and the latent variables, (samples, b, w) per layer, as constants.
+    """
+    known, latent = prepared(layers), list[Tensor]()
+    lower, terms = Y, Y.new_zeros(())
+    mean = log_variance = Y
+    for level, layer in enumerate(layers):
+        mean, log_variance = first if first and level == 0 else layer.recognition(lower)
+        H = mean + (0.5 * log_variance).exp() * noise[level]
+        fit = layer.expected_log_density(lower, H, known[level])
+        # The entropy of q(h_l | h_(l-1)), given h_(l-1).
+        entropy = 0.5 * (log_variance.sum(-1) + mean.shape[-1] * (1.0 + _LOG_2_PI))
+        terms = terms + (fit if level == 0 else latent_weight * fit) + latent_weight * entropy
+        latent.append(H.detach())
+        lower = H
+    squares = (mean.square() + log_variance.exp()).sum(-1)  # of h_L, over q(h_L | h_(L-1))
+    terms = terms - 0.5 * latent_weight * (squares + mean.shape[-1] * _LOG_2_PI)
+    of_data = terms.to(torch.float64).mean(0).sum() * (total / len(Y))
+    pairs = zip(layers, known, strict=True)
+    divergences = sum(layer.functions.kl(factors).to(torch.float64) for layer, factors in pairs)
+    return of_data - divergences, latent
+
+
+def move_functions(
+    layers: Sequence[DeepLayer],
+    Y: Tensor,
+    latent: Sequence[Tensor],
+    total: int,
+    rate: float | Tensor,
+    latent_weight: float | Tensor,
+) -> None:
+    """A step of all q(u) along the natural gradient of the bound.
+
+    Args:
+        layers: Those of the model.
+        Y: (b, D), the minibatch.
+        latent: Its latent variables, (samples, b, w) per layer: constants.
+        total: How many data there are.
+        rate: Length of the step, 0 to 1; less than 1 if it is a tensor, a scalar in float64.
+        latent_weight: As in ``bound``.
+    """
+    samples = len(latent[0])
+    lower = Y.expand(samples, *Y.shape)
+    for level, (layer, H) in enumerate(zip(layers, latent, strict=True)):
+        targets = lower if layer.functions.mean is None else (lower - layer.functions.mean(H)).detach()
+        weight = total / (samples * len(Y)) * (1.0 if level == 0 else latent_weight)
+        noise = layer.noise_var.detach()
+        fit_functions(layer.functions, H.flatten(0, 1), targets.flatten(0, 1), noise, weight, rate)
+        lower = H
+
+
+def refined(layers: Sequence[DeepLayer], Y: Tensor, steps: int, samples: int, drawn: Drawn) -> First:
+    """q(h_1 | y) of each datum by itself: that of the network, after ``steps`` of Adam on the bound.
+
+    A network that was learned on some data is not as good on others, by more than the functions are. Any
+    q(h | y) is right for importance sampling, and a better one needs fewer samples.
+    """
+    with torch.no_grad():
+        mean, log_variance = (part.clone() for part in layers[0].recognition(Y))
+    learned = [mean.requires_grad_(), log_variance.requires_grad_()]
+    optimizer = torch.optim.Adam(learned, _REFINEMENT)
+    widths = [layer.functions.inducing.shape[1] for layer in layers]
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = _REFINEMENT * (1.0 - step / steps)
+        noise = [drawn((samples, len(Y), width)) for width in widths]
+        with torch.enable_grad():
+            value, _ = bound(layers, Y, len(Y), noise, 1.0, (mean, log_variance))
+            found = torch.autograd.grad(-value, learned)
+        for parameter, gradient in zip(learned, found, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return mean.detach(), log_variance.detach()
+
+
+def log_weights(
+    layers: Sequence[DeepLayer],
+    Y: Tensor,
+    samples: int,
+    known: Sequence[Prepared],
+    drawn: Drawn,
+    first: First | None = None,
+) -> Tensor:
+    """log p(y | h_1) + log p(h_1 | h_2) + ... + log p(h_L) - log q(h | y) at samples of q: (samples, b)."""
+    lower, total, H = Y, Y.new_zeros(()), Y
+    for level, (layer, factors) in enumerate(zip(layers, known, strict=True)):
+        mean, log_variance = first if first and level == 0 else layer.recognition(lower)
+        noise = drawn((samples, len(Y), mean.shape[-1]))
+        H = mean + (0.5 * log_variance).exp() * noise
+        of_q = -0.5 * (noise.square() + log_variance + _LOG_2_PI).sum(-1)
+        total = total + layer.log_density(lower, H, factors) - of_q
+        lower = H
+    return total - 0.5 * (H.square() + _LOG_2_PI).sum(-1)

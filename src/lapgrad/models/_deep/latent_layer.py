@@ -1,0 +1,218 @@
+"""One layer of an unsupervised deep Gaussian process: h -> y with noise, and the way back from y to h.
+
+    y = f(h) + noise,   f ~ q(f) of a sparse Gaussian process,   q(h | y) of a recognition network
+
+Here h are the inputs of this layer, y its outputs: data, or the inputs of the layer below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad.models._deep import algebra as _layer_algebra
+from lapgrad.models._deep.recognition import Recognition
+from lapgrad.models._deep.sparse_layer import ARITHMETIC, Prepared, SparseLayer
+from lapgrad.models._gp import inducing_inputs as _inducing_inputs
+from lapgrad.models._parameters import Parametrised, above
+from lapgrad.models._products import product
+from lapgrad.models._storage.entries import INTEGERS, PART, check_entries
+from lapgrad.models.kernels.base import Kernel, part_of_state
+from lapgrad.models.kernels.stationary import RBF
+from lapgrad.ops.syevd import syevd
+from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trmm import trmm
+
+_LOG_2_PI = math.log(2.0 * math.pi)
+#: Lengthscales at the start, in units of √w for w inputs of variance 1: the typical distance of two points.
+_LENGTHSCALE = 1.5
+#: The variance of the noise at the start, relative to that of the outputs; what it stays above.
+_NOISE, _NOISE_FLOOR = 0.1, 1e-6
+
+
+class DeepLayer(Parametrised):
+    """A sparse Gaussian process with noise, and the recognition of its inputs.
+
+    Args:
+        functions: h -> E y: w inputs, D outputs.
+        recognition: y -> q(h | y).
+        noise_var: Variance of the noise of all outputs.
+        noise_floor: What it stays above.
+
+    Attributes:
+        functions: The sparse Gaussian processes.
+        recognition: The network.
+        noise_var: Learned.
+    """
+
+    noise_floor: Tensor
+    noise_var = above("noise_floor")
+
+    def __init__(
+        self, functions: SparseLayer, recognition: Recognition, noise_var: Tensor, noise_floor: Tensor
+    ) -> None:
+        super().__init__()
+        self.functions, self.recognition = functions, recognition
+        self.register_buffer("noise_floor", noise_floor)
+        self.noise_var = noise_var
+        self.to(functions.inducing)
+
+    def expected_log_density(self, Y: Tensor, H: Tensor, prepared: Prepared) -> Tensor:
+        """E log N(y | f(h), noise) over q(f), in closed form: (...) for Y (..., D) and H (..., w).
+
+        log N(y | E f, noise) - Var f / (2 noise), summed over the outputs.
+        """
+        mean, variance = self.functions(H, prepared)
+        D, noise = mean.shape[-1], self.noise_var
+        spread = variance.sum(-1) if variance.shape[-1] == D else D * variance[..., 0]
+        squares = (Y - mean).square().sum(-1)
+        return -0.5 * ((squares + spread) / noise + D * (noise.log() + _LOG_2_PI))
+
+    def log_density(self, Y: Tensor, H: Tensor, prepared: Prepared) -> Tensor:
+        """log N(y | E f, Var f + noise), the predictive density: (...) for Y (..., D) and H (..., w)."""
+        mean, variance = self.functions(H, prepared)
+        D, total = mean.shape[-1], variance + self.noise_var
+        if total.shape[-1] == D:
+            return -0.5 * ((Y - mean).square() / total + total.log() + _LOG_2_PI).sum(-1)
+        squares = (Y - mean).square().sum(-1)
+        total = total[..., 0]
+        return -0.5 * (squares / total + D * (total.log() + _LOG_2_PI))
+
+    def config(self) -> dict[str, Any]:
+        """The description of the functions, and the widths of the network."""
+        network = [part for part in self.recognition.network if isinstance(part, nn.Linear)]
+        return {"functions": self.functions.config(), "hidden": [part.out_features for part in network[:-1]]}
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        modules: Mapping[str, nn.Module],
+        mean: nn.Module | None,
+    ) -> Self:
+        """A layer of this description, with the shapes of ``tensors``, its ``state_dict``."""
+        check_entries(config, {"functions": PART, "hidden": INTEGERS}, "a layer")
+        own = part_of_state(tensors, "functions.")
+        functions = SparseLayer.from_config(config["functions"], own, modules, mean)
+        inputs = own["raw_inducing"].shape[1]
+        # In the dtype and the shape that they must have: whether they are so in the file is checked later.
+        like = own["raw_inducing"]
+        shift, scale = tensors["recognition.shift"].to(like), like.new_ones(())
+        recognition = Recognition(len(shift), inputs, config["hidden"], shift, scale)
+        floor = tensors["noise_floor"].to(like)
+        return cls(functions, recognition, floor + 1.0, floor)
+
+
+class Shift(nn.Module):
+    """The mean function of data: a constant per output, learned."""
+
+    def __init__(self, constant: Tensor) -> None:
+        super().__init__()
+        self.constant = nn.Parameter(constant.detach().clone())
+
+    def forward(self, H: Tensor) -> Tensor:
+        """The constants (D,), for any H."""
+        return self.constant
+
+
+def initial_layer(
+    Y: Tensor,
+    width: int,
+    *,
+    total: int,
+    of_data: bool,
+    inducing: int,
+    kernel: Kernel | None,
+    hidden: Sequence[int],
+    noise_var: float | None,
+    options: Mapping[str, Any],
+    generator: torch.Generator | None,
+) -> DeepLayer:
+    """A layer whose recognition starts as a projection, and whose q(u) is the best one for that.
+
+    Args:
+        Y: (n, D), outputs, or their best guess so far.
+        width: w, inputs.
+        total: How many rows of data there will be, n of them being here.
+        of_data: The lowest layer: principal components for a projection, constants for a mean. For others, Y
+            are such components already: the first w of them.
+        inducing: U, at most.
+        kernel: None: RBF with a lengthscale per input.
+        hidden: Widths of the network.
+        noise_var: Variance of the noise; None: what the functions leave of Y.
+        options: Further options of ``SparseLayer``.
+        generator: Source of random numbers.
+    """
+    D = Y.shape[1]
+    shift = Y.mean(0)
+    variance = (Y - shift).square().mean()
+    variance = torch.where(variance > 0.0, variance, 1.0)
+    recognition = Recognition(D, width, hidden, shift, variance.sqrt(), generator)
+    projection = _principal(Y, width) if of_data else torch.eye(width, D, dtype=Y.dtype, device=Y.device)
+    missing = min(width, D) if not of_data else len(projection)
+    with torch.no_grad():
+        recognition.linear.weight[:missing].copy_(projection[:missing] * variance.sqrt())
+        H = recognition(Y)[0]
+        Z = _inducing_inputs.chosen(H, inducing, "kmeans++", generator)
+        if kernel is None:
+            kernel = RBF(_LENGTHSCALE * width**0.5 * torch.ones(width), variance)
+        functions = SparseLayer(Z, D, kernel, mean=Shift(shift) if of_data else None, **options)
+        noise = variance * _NOISE if noise_var is None else variance.new_tensor(noise_var)
+        residuals = Y - shift if of_data else Y
+        fit_functions(functions, H, residuals, noise, total / len(Y))
+        if noise_var is None:
+            mean, spread = functions(H)
+            noise = (Y - mean).square().mean() + spread.mean()
+            fit_functions(functions, H, residuals, noise, total / len(Y))
+    floor = torch.minimum(_NOISE_FLOOR * variance, 0.01 * noise)
+    return DeepLayer(functions, recognition, noise, floor)
+
+
+@torch.no_grad()
+def fit_functions(
+    functions: SparseLayer,
+    H: Tensor,
+    Y: Tensor,
+    noise_var: Tensor,
+    weight: float | Tensor,
+    rate: float | Tensor = 1.0,
+) -> None:
+    """Move q(u) to the best one for inputs H (n, w) that are known, and outputs Y (n, D) less their mean.
+
+    With A = Lu⁻¹ K_uf and each point counted ``weight`` times, the best q(v) has the covariance Λ⁻¹ and the
+    means Λ⁻¹ η,
+
+        Λ = I + A Aᵀ weight / noise,   η = A Y weight / noise
+
+    Those of minibatches are unbiased estimates of Λ and η. A step of length ``rate`` towards them, (1 - rate)
+    (Λ, η) + rate (Λ, η) of the minibatch, is one along the natural gradient of the bound.
+    """
+    (Lu, q_mean, q_root), v = functions.prepare(), noise_var.to(ARITHMETIC) / weight
+    A = _layer_algebra.solved(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
+    precision = _layer_algebra.gram(A) / v
+    precision.diagonal().add_(1.0)
+    shift = product(A.to(Y.dtype), Y).to(ARITHMETIC) / v
+    if isinstance(rate, Tensor) or rate < 1.0:  # no look at a tensor: it may be on a GPU
+        before = _layer_algebra.inverted(q_root.to(ARITHMETIC))
+        precision = torch.lerp(before, precision, rate)
+        shift = torch.lerp(before @ q_mean.to(ARITHMETIC), shift, rate)
+    Lp, _ = _layer_algebra.factorised(precision)
+    mean = _layer_algebra.solved(Lp, _layer_algebra.solved(Lp, shift), transpose=True)
+    root, _ = _layer_algebra.factorised(_layer_algebra.inverted(Lp))
+    if not functions.whiten:
+        mean, root = trmm(Lu, mean), trmm(Lu, root)
+    functions.set_posterior(mean, root)
+
+
+def _principal(Y: Tensor, count: int) -> Tensor:
+    """Projections (count or fewer, D) to principal components of variance 1; none that do not vary."""
+    centred = (Y - Y.mean(0)).to(ARITHMETIC)
+    U, eigenvalues = syevd(syrk(centred, transpose=True) / len(Y))
+    U, eigenvalues = U.flip(0)[:count], eigenvalues.flip(0)[:count]
+    varies = eigenvalues > 1e-10 * eigenvalues.amax().clamp_min(torch.finfo(ARITHMETIC).tiny)
+    return (U[varies] / eigenvalues[varies, None].sqrt()).to(Y.dtype)

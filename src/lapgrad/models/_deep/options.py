@@ -1,0 +1,41 @@
+"""What the options of a deep Gaussian process without inputs may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lapgrad import _errors
+from lapgrad.models._deep.sparse_layer import COVARIANCES
+from lapgrad.models.kernels.base import Kernel
+
+
+def check_options(
+    who: str,
+    widths: Sequence[int],
+    hidden: Sequence[int],
+    inducing: int,
+    kernels: Sequence[Kernel] | None,
+    noise_var: float | None,
+    covariance: str,
+) -> None:
+    """Raise an ``OptionError`` that names the first one that is not.
+
+    Args: As of ``DeepGP``; ``who`` is its name, for messages.
+    """
+
+    def positive(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+    if not widths or not all(map(positive, widths)):
+        raise _errors.OptionError(f"{who}: widths must be positive numbers, one per layer, got {widths}.")
+    if not all(map(positive, hidden)):
+        raise _errors.OptionError(f"{who}: hidden must be positive numbers, got {hidden}.")
+    if not positive(inducing):
+        raise _errors.OptionError(f"{who}: inducing must be a positive number, got {inducing!r}.")
+    if kernels is not None and len(kernels) != len(widths):
+        raise _errors.OptionError(f"{who}: {len(kernels)} kernels for {len(widths)} layers.")
+    if noise_var is not None and not 0.0 < noise_var < math.inf:
+        raise _errors.OptionError(f"{who}: noise_var must be positive and finite, got {noise_var}.")
+    if covariance not in COVARIANCES:
+        raise _errors.unknown_option(who, "covariance", covariance, COVARIANCES)

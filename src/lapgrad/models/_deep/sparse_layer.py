@@ -1,0 +1,313 @@
+"""A layer of functions: Gaussian processes that share a kernel, seen through inducing variables.
+
+With U inducing inputs Z, k outputs f_j = mean_j + g_j, g_j ~ GP(0, kernel), and u_j = g_j(Z),
+
+    q(g_j, u_j) = p(g_j | u_j) q(u_j),   q(u_j) = N(m_j, S_j)
+
+K_uu = Lu Luᵀ turns inducing variables into whitened ones, u_j = Lu v_j with p(v_j) = N(0, I). Everything is
+computed with q(v_j) = N(m_j, R_j R_jᵀ) and A = Lu⁻¹ K_uf:
+
+    E f_j      = mean_j + Aᵀ m_j
+    Var f_j    = k(x, x) - |a|² + |R_jᵀ a|²,   a a column of A
+    KL(q || p) = ½ Σ_j (|R_j|² + |m_j|² - U) - Σ_j Σ_i log (R_j)_ii
+
+Without whitening the parameters are those of q(u_j) = N(m_j, S_j), S_j = Ls_j Ls_jᵀ, and m_j, R_j above are
+Lu⁻¹ m_j, Lu⁻¹ Ls_j: one more triangular solve, the same formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models import _checks
+from lapgrad.models._deep import algebra as _layer_algebra
+from lapgrad.models._gp.jitter import added
+from lapgrad.models._parameters import Parametrised, unbounded
+from lapgrad.models._products import product
+from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, PART, TEXT, check_entries
+from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.ops.syrk import syrk
+
+COVARIANCES = ("shared", "separate")
+
+#: K_uu, its factor, and solves with it: K_uu of smooth kernels has eigenvalues down to its jitter, of which
+#: float32 leaves nothing, least of all in the gradient.
+ARITHMETIC = torch.float64
+
+
+#: Of the description of a layer in a file.
+_ENTRIES = {"outputs": INTEGER, "kernel": PART, "whiten": FLAG, "covariance": TEXT, "jitter": NUMBER}
+
+
+class Prepared(NamedTuple):
+    """What a step needs of a layer, whatever the inputs: one factorisation for ``forward`` and ``kl``.
+
+    Attributes:
+        factor: (U, U), Lu, in float64.
+        mean: (U, k), of the whitened inducing variables.
+        root: (U, U) or (k, U, U), lower triangular: R of the covariances R Rᵀ of the whitened ones.
+    """
+
+    factor: Tensor
+    mean: Tensor
+    root: Tensor
+
+
+class SparseLayer(Parametrised):
+    """k functions with Gaussian process priors that share a kernel, and a Gaussian q(u) for each of them.
+
+    K_uu, its Cholesky factor and the solves with it are float64, whatever the dtype of the layer, so that
+    float32 layers are learned as reliably; the products with means and covariances, the larger part of the
+    work when there are many outputs, are in the layer's dtype. For n inputs that is n U² flops of 2 n U k +
+    2 n U² in double precision.
+
+    On CUDA tensors nothing waits for the device: a factorisation that fails leaves its status in a tensor,
+    the identity in place of the factor, and no gradient. ``check`` reads the status. The triangular solves
+    do not wait inside of ``without_waiting()`` (with a gradient: around ``backward``, too).
+    On CPU tensors a failure is raised at once.
+
+    Args:
+        inducing: (U, d), where the inducing inputs start; learned. The layer takes its dtype and device.
+        outputs: k.
+        kernel: Covariance of the functions. It becomes part of the layer.
+        whiten: Parameters of q are those of Lu⁻¹ u, in place of u.
+        covariance: "shared": one S for all outputs, or "separate": one per output.
+        mean: A module that maps (..., n, d) to (..., n, k) (or to something that broadcasts to it); None:
+            zero.
+        jitter: Added to the diagonal of K_uu, in units of its mean.
+
+    Attributes:
+        inducing: (U, d).
+        q_mean: (U, k), the means of q.
+        q_log_deviations: (U,) or (k, U), logarithms of the diagonal of the factor of S.
+        q_below: (U, U) or (k, U, U), of which what is below the diagonal counts, the rest of that factor.
+
+    Raises:
+        DTypeError, ShapeError, NonFiniteError: ``inducing`` is not (U, d), float32 or float64, and finite.
+        OptionError: Another argument is not one of those above.
+
+    Example:
+        >>> from lapgrad.models._deep.sparse_layer import SparseLayer
+        >>> from lapgrad.models.kernels import RBF
+        >>> layer = SparseLayer(torch.linspace(-1, 1, 5)[:, None], 3, RBF())
+        >>> mean, variance = layer(torch.zeros(4, 7, 1))
+        >>> tuple(mean.shape), tuple(variance.shape)
+        ((4, 7, 3), (4, 7, 1))
+        >>> layer.kl().item()  # q(u) starts as the prior
+        0.0
+    """
+
+    inducing = unbounded()
+    status: Tensor
+
+    def __init__(
+        self,
+        inducing: Tensor,
+        outputs: int,
+        kernel: Kernel,
+        *,
+        whiten: bool = True,
+        covariance: str = "shared",
+        mean: nn.Module | None = None,
+        jitter: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        inducing = _checks.inputs("SparseLayer", inducing, "inducing")
+        _check_options(outputs, kernel, covariance, mean, jitter)
+        self.outputs, self.whiten, self.covariance, self.jitter = outputs, whiten, covariance, float(jitter)
+        self.kernel, self.mean = kernel, mean
+        self.inducing = inducing
+        U = len(inducing)
+        batch = (outputs,) if covariance == "separate" else ()
+        self.q_mean = nn.Parameter(torch.zeros(U, outputs))
+        self.q_log_deviations = nn.Parameter(torch.zeros(*batch, U))
+        self.q_below = nn.Parameter(torch.zeros(*batch, U, U))
+        self.register_buffer("status", torch.zeros((), dtype=torch.int32), persistent=False)
+        self.to(dtype=inducing.dtype, device=inducing.device)
+        if not whiten:  # q(u) starts as the prior, as it does when whitened
+            with torch.no_grad():
+                self.set_posterior(root=self._factor())
+
+    @torch.no_grad()
+    def set_posterior(self, mean: Tensor | None = None, root: Tensor | None = None) -> None:
+        """Set q: of whitened inducing variables if the layer whitens, else of the inducing variables.
+
+        Args:
+            mean: (U, k), or what broadcasts to it; None: as it is.
+            root: (U, U), or (k, U, U) for separate covariances, lower triangular with a positive diagonal: S
+                = root rootᵀ; None: as it is.
+        """
+        if mean is not None:
+            self.q_mean.copy_(mean)
+        if root is not None:
+            self.q_log_deviations.copy_(root.diagonal(dim1=-2, dim2=-1).log())
+            self.q_below.copy_(root.tril(-1))
+
+    def parameters_of_q(self) -> tuple[nn.Parameter, ...]:
+        """``q_mean``, ``q_log_deviations`` and ``q_below``."""
+        return self.q_mean, self.q_log_deviations, self.q_below
+
+    def prepare(self) -> Prepared:
+        """The factor of K_uu, and q of the whitened inducing variables: for all that one step asks."""
+        Lu, mean, root = self._factor(), self.q_mean, self.root()
+        if self.whiten:
+            return Prepared(Lu, mean, root)
+        U, k = mean.shape
+        flat = root if root.dim() == 2 else root.transpose(0, 1).reshape(U, k * U)
+        both = _layer_algebra.solved(Lu, torch.cat([mean, flat], 1).to(ARITHMETIC)).to(mean.dtype)
+        mean, flat = both.split([k, flat.shape[1]], 1)
+        return Prepared(Lu, mean, flat if root.dim() == 2 else flat.view(U, k, U).transpose(0, 1))
+
+    def forward(self, H: Tensor, prepared: Prepared | None = None) -> tuple[Tensor, Tensor]:
+        """Means and variances of q(f) at inputs, each input by itself.
+
+        Args:
+            H: (..., n, d).
+            prepared: What ``prepare`` has returned for the present parameters; None: computed here.
+
+        Returns:
+            mean (..., n, k), and variance (..., n, k), or (..., n, 1) when all outputs share it.
+        """
+        Lu, m, R = self.prepare() if prepared is None else prepared
+        points = H.reshape(-1, H.shape[-1])
+        A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
+        unexplained = self.kernel.diag(points) - A.square().sum(0)
+        A = A.to(H.dtype)
+        mean = product(A.mT, m)
+        spread = _layer_algebra.multiplied_transposed(R, A).square().sum(-2)
+        # Below zero by rounding alone.
+        variance = unexplained.clamp_min(0.0).to(H.dtype) + spread
+        variance = variance[:, None] if variance.dim() == 1 else variance.mT
+        mean, variance = (part.reshape(*H.shape[:-1], part.shape[-1]) for part in (mean, variance))
+        return mean if self.mean is None else mean + self.mean(H), variance
+
+    def joint(self, H: Tensor, prepared: Prepared | None = None) -> tuple[Tensor, Tensor]:
+        """Means of q(f) at inputs, and covariances of all pairs of them.
+
+        Args:
+            H: (*batch, n, d).
+            prepared: What ``prepare`` has returned for the present parameters; None: computed here.
+
+        Returns:
+            mean (*batch, n, k), and covariance: (*batch, n, n) when all outputs share it, else (*batch, k, n,
+            n).
+        """
+        Lu, m, R = self.prepare() if prepared is None else prepared
+        points = H.reshape(-1, H.shape[-1])
+        A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
+        A = A.view(len(Lu), *H.shape[:-1]).movedim(0, -2)
+        unexplained = (self.kernel(H) - syrk(A, transpose=True)).to(H.dtype)
+        A = A.to(H.dtype)
+        mean = product(A.mT, m)
+        if R.dim() > 2:
+            A, unexplained = A.unsqueeze(-3), unexplained.unsqueeze(-3)
+        covariance = unexplained + syrk(_layer_algebra.multiplied_transposed(R, A), transpose=True)
+        return mean if self.mean is None else mean + self.mean(H), covariance
+
+    def kl(self, prepared: Prepared | None = None) -> Tensor:
+        """KL(q(u) || p(u)), of all outputs: a scalar.
+
+        Args:
+            prepared: What ``prepare`` has returned for the present parameters; None: computed here, if it
+                takes any.
+        """
+        U, k = self.q_mean.shape
+        if self.whiten:
+            squares = (2.0 * self.q_log_deviations).exp().sum() + self.q_below.tril(-1).square().sum()
+            logarithms, squared_mean = self.q_log_deviations.sum(), self.q_mean.square().sum()
+        else:
+            _, mean, root = self.prepare() if prepared is None else prepared
+            squares = root.tril().square().sum()
+            logarithms, squared_mean = _layer_algebra.sum_log_diagonal(root).sum(), mean.square().sum()
+        of_covariances = 0.5 * squares - logarithms
+        if self.covariance == "shared":
+            of_covariances = k * of_covariances
+        return of_covariances + 0.5 * (squared_mean - U * k)
+
+    def check(self) -> None:
+        """Raise if a factorisation of K_uu has failed since the last check. Waits for the device.
+
+        Raises:
+            NotPositiveDefiniteError: K_uu was not positive definite.
+            NonFiniteError: K_uu had a NaN or an infinity.
+        """
+        code = int(self.status)
+        if not code:
+            return
+        self.status.zero_()
+        if code < 0:
+            raise _errors.NonFiniteError(
+                "SparseLayer: the kernel matrix of the inducing inputs contains NaN or infinity: a "
+                "hyper-parameter or an inducing input has become infinite.",
+                (),
+                -code,
+            )
+        raise _errors.NotPositiveDefiniteError(
+            f"SparseLayer: the kernel matrix of the inducing inputs, with jitter {self.jitter:.0e}, is not "
+            f"positive definite: its leading minor of order {code} is not positive. Try a larger jitter.",
+            (),
+            code,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """What the constructor needs besides tensors and ``mean``, in types that JSON knows."""
+        return {
+            "outputs": self.outputs,
+            "kernel": self.kernel.config(),
+            "whiten": self.whiten,
+            "covariance": self.covariance,
+            "jitter": self.jitter,
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        modules: Mapping[str, nn.Module],
+        mean: nn.Module | None = None,
+    ) -> Self:
+        """A layer of this description, with the shapes of ``tensors``, its ``state_dict``."""
+        check_entries(config, _ENTRIES, "a layer")
+        kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
+        options = {name: config[name] for name in ("whiten", "covariance", "jitter")}
+        return cls(tensors["raw_inducing"], config["outputs"], kernel, mean=mean, **options)
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        U, d = self.inducing.shape
+        q = f"{'whitened' if self.whiten else 'unwhitened'}, {self.covariance} covariance"
+        return f"inputs={d}, outputs={self.outputs}, inducing={U}, {q}"
+
+    def root(self) -> Tensor:
+        """The factor of S, (U, U) or (k, U, U): lower triangular, with a positive diagonal."""
+        return self.q_below.tril(-1) + torch.diag_embed(self.q_log_deviations.exp())
+
+    def _factor(self) -> Tensor:
+        K = self.kernel(self.inducing.to(ARITHMETIC))
+        Lu, info = _layer_algebra.factorised(added(K, self.jitter))
+        with torch.no_grad():
+            self.status.copy_(torch.where(info != 0, info, self.status))
+        if Lu.is_cpu:
+            self.check()
+        return Lu
+
+
+def _check_options(
+    outputs: int, kernel: Kernel, covariance: str, mean: nn.Module | None, jitter: float
+) -> None:
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+        raise _errors.OptionError(f"SparseLayer: outputs must be a positive number, got {outputs!r}.")
+    if not isinstance(kernel, Kernel):
+        raise _errors.OptionError(f"SparseLayer: kernel must be a Kernel, got {type(kernel).__name__}.")
+    if covariance not in COVARIANCES:
+        raise _errors.unknown_option("SparseLayer", "covariance", covariance, COVARIANCES)
+    if mean is not None and not isinstance(mean, nn.Module):
+        raise _errors.OptionError(f"SparseLayer: mean must be a module or None, got {type(mean).__name__}.")
+    if not 0.0 <= jitter < float("inf"):
+        raise _errors.OptionError(f"SparseLayer: jitter must not be negative, got {jitter}.")

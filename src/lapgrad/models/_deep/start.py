@@ -1,0 +1,178 @@
+"""Where the layers of a deep Gaussian process start, before they are learned."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.models import _scaling
+from lapgrad.models._deep import mean_functions as _mean_functions
+from lapgrad.models._deep.sparse_layer import COVARIANCES, SparseLayer
+from lapgrad.models._gp import inducing_inputs as _inducing_inputs
+from lapgrad.models._gp import sparse_posterior as _sparse_posterior
+from lapgrad.models.kernels.base import Kernel
+from lapgrad.models.kernels.stationary import RBF
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.potri import potri
+from lapgrad.ops.trmm import trmm
+from lapgrad.ops.trsm import trsm
+
+_WORDS = {
+    "init": _inducing_inputs.INITIALISATIONS,
+    "mean": ("linear", "identity", "zero"),
+    "covariance": COVARIANCES,
+    "start": ("data", "prior"),
+}
+Covariance = Literal["separate", "shared"]
+_INNER_DEVIATION = 1e-2
+"""Of the inducing variables of inner layers, in units of the prior: they start close to their mean functions.
+It is learned as a logarithm: from 1e-5 the way back to the prior, where nothing is known, is 1000 steps."""
+_INNER_VARIANCE = 0.1
+"""Of the kernels of inner layers, in units of the spread of their inputs: what lies between inducing inputs
+starts uncertain by less than that."""
+_ROWS = 4096
+"""Of the data, that go through inner layers at a time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What layers are made of, besides data.
+
+    Attributes:
+        widths: Outputs of each layer, the last one included.
+        kernels: One for each layer; None: ``RBF`` after the spread of the inputs of the layer.
+        mean: What inner layers depart from: "linear", "identity" or "zero".
+        whiten: As of ``SparseLayer``.
+        covariance: As of ``SparseLayer``.
+        jitter: As of ``SparseLayer``.
+    """
+
+    widths: tuple[int, ...]
+    kernels: Sequence[Kernel | None]
+    mean: str
+    whiten: bool
+    covariance: Covariance
+    jitter: float
+
+
+def layers(who: str, plan: Plan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[SparseLayer]:
+    """The layers: inner ones start as linear maps, the last one as its prior.
+
+    Args:
+        who: Name of the model, for messages.
+        plan: What they are made of.
+        X: (n, d), the data as the first layer sees them.
+        y: (n, k).
+        Z: (U, d), inducing inputs of the first layer; those of later layers are their images.
+    """
+    for number, (width, kernel) in enumerate(zip(plan.widths, plan.kernels, strict=True)):
+        last = number + 1 == len(plan.widths)
+        if not last and plan.mean == "identity" and width != X.shape[1]:
+            raise _errors.OptionError(
+                f"{who}: mean='identity' wants layers of {X.shape[1]} outputs like the inputs, got a width "
+                f"of {width}. Use mean='linear'."
+            )
+        around = None if last else _mean_functions.linear_map(X, width)
+        layer = SparseLayer(
+            Z,
+            width,
+            (_default_kernel(X, y, last) if kernel is None else kernel).to(X),
+            whiten=plan.whiten,
+            covariance=plan.covariance,
+            mean=None if plan.mean == "zero" else around,
+            jitter=plan.jitter,
+        ).to(X)
+        layer.kernel.diag(X[:1])  # a kernel that does not fit the data says so here, not in the first step
+        if around is not None:
+            _start_as(layer, around, explicit=plan.mean == "zero")
+            X, Z = around(X), around(Z)
+        yield layer
+
+
+def _default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
+    """Lengthscales after the spread of the inputs, variance after that of the values."""
+    spread = _scaling.spread(X)
+    variance = y.square().mean() if last else _INNER_VARIANCE * spread.square().mean()
+    return RBF(spread * math.sqrt(max(1, X.shape[1])), variance if variance > 0 else 1.0)
+
+
+@torch.no_grad()
+def _start_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> None:
+    """The inducing variables are almost sure: the mean function, or with ``explicit`` values of it."""
+    prepared = layer.prepare()
+    root = prepared.factor.new_tensor(_INNER_DEVIATION).expand(len(layer.inducing)).diag()
+    mean = function(layer.inducing).to(root) if explicit else None
+    if layer.whiten:
+        layer.set_posterior(mean if mean is None else trsm(prepared.factor, mean), root)
+    else:
+        layer.set_posterior(mean, _INNER_DEVIATION * prepared.factor)
+
+
+@torch.no_grad()
+def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
+    """The last layer takes the best distribution for data X (n, d), y (n, k), if the others are their means.
+
+    With the statistics of ``fused._inducing``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
+    u = Lu w have
+
+        q(w) = N(M^-1 b / v, M^-1)
+
+    whose Kullback-Leibler divergence from the posterior of that model is least.
+    """
+    *inner, last = layers
+    for layer in inner:
+        prepared = layer.prepare()
+        X = torch.cat([layer(part, prepared)[0] for part in X.split(_ROWS)])
+    Lu, Lm, weights = _sparse_posterior.posterior(
+        "SparseLayer",
+        _kernel_function.of_module(last.kernel),
+        last.inducing,
+        X,
+        y,
+        noise_var,
+        last.jitter,
+        None,
+    )[2:]
+    mean, root = trmm(Lu, weights, transpose=True), potrf(potri(Lm))
+    if not last.whiten:
+        mean, root = trmm(Lu, mean), trmm(Lu, root)
+    last.set_posterior(mean, root)
+
+
+def one_of_the_known(who: str, **options: str) -> None:
+    """Options that are words."""
+    for name, value in options.items():
+        if value not in _WORDS[name]:
+            raise _errors.unknown_option(who, name, value, _WORDS[name])
+
+
+def positive(who: str, **numbers: int) -> None:
+    """Options that are positive whole numbers."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise _errors.OptionError(f"{who}: {name} must be a positive number, got {number!r}.")
+
+
+def one_per_layer(
+    who: str, kernel: Kernel | Sequence[Kernel] | None, count: int
+) -> tuple[Kernel | None, ...]:
+    """The option ``kernel`` of a model: none, one, or one for each layer."""
+    if kernel is None:
+        return (None,) * count
+    if isinstance(kernel, Kernel):
+        return tuple(copy.deepcopy(kernel) for _ in range(count))
+    kernels = tuple(kernel) if isinstance(kernel, Sequence) else (kernel,)
+    if not all(isinstance(each, Kernel) for each in kernels):
+        kinds = ", ".join(type(each).__name__ for each in kernels)
+        raise _errors.OptionError(f"{who}: kernel must be a Kernel or one per layer, got {kinds}.")
+    if len(kernels) != count:
+        raise _errors.OptionError(f"{who}: there are {count} layers, got {len(kernels)} kernels.")
+    return kernels

@@ -1,0 +1,90 @@
+"""Factorisations of matrices that are positive definite in theory, and not always in floating point.
+
+What is added to the diagonal is relative to its mean, as little as suffices, and never silent: a
+``JitterWarning`` says how much it was, and models keep it in their attribute ``jitter``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models._gp.diagonal import added_to_diagonal
+from lapgrad.ops.potrf import potrf
+
+_Result = TypeVar("_Result")
+
+_FIRST = 100.0
+"""The first jitter, in units of eps: rounding of a matrix of order 100."""
+_GROWTH = 10.0
+_LARGEST = {torch.float64: 1e-4, torch.float32: 2e-2}
+"""More than this is no rounding error: the matrix is not positive semi-definite."""
+
+
+def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) -> tuple[_Result, float]:
+    """``evaluate(jitter)`` at the first jitter where it succeeds, starting from 0, and that jitter.
+
+    Args:
+        who: Name of the model, for messages.
+        dtype: Decides the scale of rounding errors.
+        evaluate: Adds jitter times the mean of the diagonal to the diagonal, and factorises. It is called
+            again after a ``NotPositiveDefiniteError``, with a larger jitter.
+
+    Returns:
+        The result, and the jitter it took, relative to the mean of the diagonal.
+
+    Raises:
+        NotPositiveDefiniteError: The largest jitter did not suffice.
+
+    Warns:
+        JitterWarning: The result is that of a matrix with jitter.
+    """
+    for jitter in _schedule(dtype):
+        try:
+            result = evaluate(jitter)
+        except _errors.NotPositiveDefiniteError as error:
+            failure = error
+            continue
+        if jitter:
+            warnings.warn(
+                f"{who}: the covariance matrix is not positive definite in {dtype}; {jitter:.1e} of the "
+                f"mean of its diagonal was added to the diagonal.",
+                _errors.JitterWarning,
+                stacklevel=3,
+            )
+        return result, jitter
+    raise _errors.NotPositiveDefiniteError(
+        f"{who}: the covariance matrix is not positive definite, also with {jitter:.0e} of the mean of its "
+        f"diagonal added: more than rounding errors explain. Is the kernel positive semi-definite?",
+        failure.item,
+        failure.minor,
+    ) from failure
+
+
+def factorised(who: str, A: Tensor) -> tuple[Tensor, float]:
+    """The Cholesky factor of ``A`` (*batch, n, n), with jitter where it takes some, and that jitter.
+
+    Differentiable; the jitter counts as part of the function: A + jitter · mean(diag A) · I.
+    """
+    return retried(who, A.dtype, lambda jitter: potrf(added(A, jitter)))
+
+
+def added(A: Tensor, jitter: float) -> Tensor:
+    """A + jitter · mean(diag A) · I; A itself without jitter."""
+    if not jitter:
+        return A
+    return added_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
+
+
+def _schedule(dtype: torch.dtype) -> Iterator[float]:
+    yield 0.0
+    jitter, largest = _FIRST * torch.finfo(dtype).eps, _LARGEST[dtype]
+    while jitter < largest:
+        yield jitter
+        jitter *= _GROWTH
+    yield largest

@@ -1,0 +1,82 @@
+"""The posterior of a sparse Gaussian process at new inputs.
+
+With the sums of ``fused._inducing`` over the data, K_uu = Lu Lu^T, M = I + W / v = Lm Lm^T and a = M^-1 b /
+v, the function at new inputs has
+
+    mean = K_*u Lu^-T a,   covariance = K_** - A^T A + C^T C,   A = Lu^-1 K_u*,   C = Lm^-1 A
+
+(the mean and covariance of the optimal distribution of the inducing variables, carried to the new inputs).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp.inverse_factor import Substitution
+from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.statistics import ARITHMETIC
+from lapgrad.ops.potrf import potrf
+from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trsm import trsm
+
+
+class SparsePosterior(NamedTuple):
+    """What the data say about the function, in float64 and without a graph.
+
+    Attributes:
+        kernel: The kernel, with its parameters as they were.
+        Z: (U, d), the inducing inputs.
+        Lu: (U, U).
+        Lm: (U, U).
+        weights: (U, k), Lu^-T a: the mean is a weighted sum of kernels at the inducing inputs.
+    """
+
+    kernel: KernelFunction
+    Z: Tensor
+    Lu: Tensor
+    Lm: Tensor
+    weights: Tensor
+
+    def at(self, X: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
+        """Mean (n, k), and variance (n,) or covariance (n, n), of the function at X (n, d), in float64.
+
+        Gradients reach X alone.
+        """
+        X = X.to(ARITHMETIC)
+        matrix, diagonal, parameters = self.kernel
+        K = matrix(self.Z, X, *parameters)
+        A = trsm(self.Lu, K)
+        C = trsm(self.Lm, A)
+        mean = K.mT @ self.weights
+        if full_cov:
+            # X is passed once: the matrix of a set of points with itself is exactly symmetric.
+            return mean, matrix(X, X, *parameters) - syrk(A, transpose=True) + syrk(C, transpose=True)
+        variance = diagonal(X, *parameters) - A.square().sum(0) + C.square().sum(0)
+        return mean, variance.clamp_min(0.0)  # below zero by rounding alone
+
+
+def posterior(
+    who: str,
+    kernel: KernelFunction,
+    Z: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    noise_var: Tensor,
+    jitter: float,
+    chunk: int | None,
+) -> SparsePosterior:
+    """One pass over the data X (n, d), Y (n, k)."""
+    with torch.no_grad():
+        Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
+        parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
+        kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
+        width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
+        sums = _inducing.gather(who, kernel, Z, X, Y, jitter, width)
+        Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
+        a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
+        assert isinstance(sums.whitening, Substitution)
+        return SparsePosterior(kernel, Z, sums.whitening.Lu, Lm, sums.whitening.transposed(a))

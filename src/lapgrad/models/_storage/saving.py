@@ -1,0 +1,212 @@
+"""Models in files: data, parameters and a description, and no code.
+
+A file is an archive (``_archive.py``) of tensors, text and numbers. Opening a file from elsewhere runs
+nothing that is in it. What is read is checked before it becomes part of a model: all entries are there and
+have their types, tensors have the dtypes and the shapes of the model that they go into, and numbers are
+finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+import lapgrad
+from lapgrad import _errors
+from lapgrad.models._parameters import Parametrised
+from lapgrad.models._storage import archive as _archive
+
+#: Format 1 had no checksum; files of both are read.
+FORMAT = 2
+_MAGIC = "lapgrad model"
+_WHAT = "a file of a lapgrad model"
+#: The entries of a file besides "what" and "format".
+_ENTRIES: Mapping[str, type] = {"version": str, "kind": str, "config": str, "tensors": dict, "fixed": list}
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a file holds.
+
+    Attributes:
+        kind: Name of the class of the model.
+        config: What its constructor needs besides tensors, as JSON can express it.
+        tensors: The ``state_dict``: data and parameters.
+        fixed: Names of the parameters that were not to be learned.
+        version: The lapgrad that wrote it.
+    """
+
+    kind: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    fixed: tuple[str, ...]
+    version: str = ""
+
+
+def write(path: str | PathLike[str], saved: Saved) -> None:
+    """Write a file; one that is there is replaced, and only when the new one is complete."""
+    content = {
+        "what": _MAGIC,
+        "format": FORMAT,
+        "version": lapgrad.__version__,
+        "kind": saved.kind,
+        "config": json.dumps(saved.config),
+        "tensors": {name: tensor.detach() for name, tensor in saved.tensors.items()},
+        "fixed": list(saved.fixed),
+    }
+    _archive.write_archive(path, content)
+
+
+def read(path: str | PathLike[str], device: torch.device | str | None = None) -> Saved:
+    """Read a file.
+
+    Args:
+        path: The file.
+        device: Where the tensors go; None: to the device they were saved from.
+
+    Raises:
+        FileFormatError: It is damaged, no file of a model, or of a newer format than this lapgrad knows.
+        DeviceError: It was saved from a device that this machine does not have.
+    """
+    content, sealed = _archive.read_archive(path, _WHAT, device)
+    if content.get("what") != _MAGIC:
+        raise _errors.FileFormatError(f"{path} is not {_WHAT}: its entry 'what' does not say so.")
+    found = _entry(path, content, "format", int)
+    if found > FORMAT:
+        raise _errors.FileFormatError(
+            f"{path} has format {found} (written by lapgrad {content.get('version')}); this lapgrad "
+            f"{lapgrad.__version__} reads up to {FORMAT}."
+        )
+    if found < 1 or sealed != (found > 1):
+        raise _errors.FileFormatError(
+            f"{path} is damaged: it says that it has format {found}, and has {'a' if sealed else 'no'} "
+            f"checksum at its end."
+        )
+    version, kind, config, tensors, fixed = (_entry(path, content, *entry) for entry in _ENTRIES.items())
+    for name, tensor in tensors.items():
+        _check_tensor(path, name, tensor)
+    if not all(isinstance(name, str) for name in fixed):
+        raise _errors.FileFormatError(f"{path} is damaged: the entry 'fixed' has to be a list of names.")
+    return Saved(kind, _parsed(path, config), tensors, tuple(fixed), version)
+
+
+def check_fit(model: nn.Module, saved: Saved) -> None:
+    """Raise if tensors of a file have not the dtypes and the shapes of the model that they are for.
+
+    ``load_state_dict`` would convert numbers, and take the first of several for a scalar. It finds out itself
+    which names are missing, or are not known.
+
+    Raises:
+        FileFormatError: With the name of the tensor; without the name of the file.
+    """
+    own = _own_modules(model)
+    wanted = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for name, tensor in saved.tensors.items():
+        place = wanted.get(name)
+        if place is None or is_lazy(place):
+            continue
+        if not _converts(tensor.dtype, place.dtype, exactly=name.rpartition(".")[0] in own):
+            raise _errors.FileFormatError(f"{name!r} has dtype {tensor.dtype}; {place.dtype} was wanted.")
+        if tensor.shape != place.shape:
+            raise _errors.FileFormatError(
+                f"{name!r} has shape {tuple(tensor.shape)}; {tuple(place.shape)} was wanted."
+            )
+    for name in saved.fixed:
+        if name not in wanted:
+            raise _errors.FileFormatError(
+                f"the entry 'fixed' names {name!r}, and there is no such parameter."
+            )
+
+
+def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
+    """What is wrong with numbers that a model has, or is to get, in words; None: nothing.
+
+    Args:
+        model: Says which of them are parameters, and whose.
+        tensors: A ``state_dict`` of the model.
+
+    Parameters are finite. So are buffers, but for NaN in those that ``may_have_nan`` of their class lists.
+    Those that data are divided by are positive. Buffers of networks of users may be anything.
+    """
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if name in tensors and not _is_finite(tensors[name]):
+            return f"{name!r} has a value that is not finite."
+    for prefix, module in _own_modules(model).items():
+        allowed = module.may_have_nan if isinstance(module, Parametrised) else frozenset()
+        for name, _ in module.named_buffers(recurse=False):
+            path = f"{prefix}.{name}" if prefix else name
+            if path not in tensors:  # it is not for files
+                continue
+            if not _is_finite(tensors[path], or_nan=name in allowed):
+                return f"{path!r} has a value that is not finite."
+            if name.endswith("scale") and not bool((tensors[path] > 0).all()):
+                return f"{path!r} has a value that is not positive."
+    return None
+
+
+def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Parts of a model, by path, that are classes of lapgrad or derived from them: not networks of users."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, Parametrised) or type(module).__module__.partition(".")[0] == "lapgrad"
+    }
+
+
+def _is_finite(tensor: Tensor, *, or_nan: bool = False) -> bool:
+    if is_lazy(tensor) or not tensor.dtype.is_floating_point:
+        return True
+    return not bool(tensor.isinf().any()) and (or_nan or not bool(tensor.isnan().any()))
+
+
+def _converts(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:
+    """Whether numbers may be converted: between floating point types, and ``exactly``: without rounding."""
+    if stored == wanted:
+        return True
+    if not (stored.is_floating_point and wanted.is_floating_point):
+        return False
+    return not exactly or torch.promote_types(stored, wanted) == wanted
+
+
+def _entry(path: str | PathLike[str], content: Mapping[str, Any], name: str, kind: type) -> Any:
+    if name not in content:
+        raise _errors.FileFormatError(f"{path} is damaged: missing entry {name!r}.")
+    value = content[name]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _errors.FileFormatError(
+            f"{path} is damaged: the entry {name!r} is of type {type(value).__name__}; "
+            f"{kind.__name__} was wanted."
+        )
+    return value
+
+
+def _check_tensor(path: str | PathLike[str], name: object, tensor: object) -> None:
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise _errors.FileFormatError(
+            f"{path} is damaged: the entry 'tensors' has {name!r}: {type(tensor).__name__}; names of tensors "
+            f"were wanted."
+        )
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise _errors.FileFormatError(f"{path} is damaged: {name!r} is not a tensor with all its numbers.")
+
+
+def _parsed(path: str | PathLike[str], config: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise _errors.FileFormatError(
+            f"{path} is damaged: the entry 'config' is not JSON: {error}"
+        ) from error
+    if not isinstance(parsed, dict):
+        raise _errors.FileFormatError(f"{path} is damaged: the entry 'config' is not a JSON object.")
+    return parsed

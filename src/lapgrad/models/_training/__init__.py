@@ -1,0 +1,1 @@
+"""Fitting: optimisers, minibatches, CUDA graphs and progress."""

@@ -1,0 +1,41 @@
+"""The commands bench, reproduce and report of `lapgrad`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lapgrad_bench.bench import command as bench
+from lapgrad_bench.bench import exact_gp, models_command, sparse_gp
+from lapgrad_bench.experiments import command as reproduce
+from lapgrad_bench.report import command as report
+
+#: What ``ArgumentParser.add_subparsers`` returns; argparse has no public name for it.
+Subparsers = Any
+
+
+def add_bench(commands: Subparsers) -> None:
+    """Adds `lapgrad bench` and its topics."""
+    parser = commands.add_parser("bench", help="time operators and models against others")
+    topics = parser.add_subparsers(title="topics", metavar="topic", required=True)
+    for name, topic, help_text in (
+        ("ops", bench, "forward and backward of every operator"),
+        ("models", models_command, "criteria of models, against GPyTorch, GPy, GPflow and torch"),
+        ("gp", exact_gp, "the criterion of Gaussian process regression"),
+        ("sgp", sparse_gp, "the criterion of a sparse Gaussian process"),
+    ):
+        chosen = topics.add_parser(name, help=help_text)
+        topic.add_arguments(chosen)
+        chosen.set_defaults(run=topic.run)
+
+
+def add_reproduce(commands: Subparsers) -> None:
+    """Adds `lapgrad reproduce` and its experiments."""
+    parser = commands.add_parser("reproduce", help="repeat an experiment of the paper, from its data")
+    reproduce.add_arguments(parser)
+
+
+def add_report(commands: Subparsers) -> None:
+    """Adds `lapgrad report`."""
+    parser = commands.add_parser("report", help="one HTML page from the results of benchmarks")
+    report.add_arguments(parser)
+    parser.set_defaults(run=report.run)

@@ -1,0 +1,23 @@
+"""The command `lapgrad reproduce`: one subcommand per experiment.
+
+An experiment is a module with ``NAME``, ``SUMMARY``, ``add_arguments(parser)`` and ``run(arguments)``, which
+returns the exit code; it is listed in ``EXPERIMENTS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from types import ModuleType
+
+from lapgrad_bench.experiments import deep_gp_regression, table1, table2
+
+EXPERIMENTS: tuple[ModuleType, ...] = (table1, table2, deep_gp_regression)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The experiments as subcommands, each with its own options."""
+    topics = parser.add_subparsers(title="experiments", metavar="experiment", required=True)
+    for experiment in EXPERIMENTS:
+        one = topics.add_parser(experiment.NAME, help=experiment.SUMMARY, description=experiment.__doc__)
+        experiment.add_arguments(one)
+        one.set_defaults(run=experiment.run)

@@ -1,0 +1,339 @@
+"""Deep Gaussian process regression against the sparse one, on the same splits, with as many inducing inputs.
+
+Each fold keeps a tenth of the data for the test. The sparse process learns by L-BFGS on its bound over all
+data, the deep one by Adam on minibatches; both have RBF kernels with one lengthscale per input. Root mean
+squared error (RMSE) and mean log density (TLL) are in the units of the targets. Results are written after
+each model: a run that was interrupted goes on with --resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models import DeepGPRegression, SparseGPRegression
+from lapgrad_bench import datasets
+from lapgrad_bench.bench import report
+from lapgrad_bench.bench.results import Results, Row
+from lapgrad_bench.experiments import folds
+from lapgrad_bench.experiments.interruption import wish_to_stop
+from lapgrad_bench.experiments.time_left import Shown, duration, shown
+
+NAME: Final = "deep_gp_regression"
+SUMMARY = "deep Gaussian process regression against the sparse one"
+
+_FILE = f"{NAME}.json"
+_DATASETS = ("kin8nm", "power")
+_MODELS = ("sparse", "deep")
+
+#: Called with the step and the loss; True: stop here.
+_Told = Callable[[int, float], bool]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What has to be the same for figures that are compared.
+
+    Attributes:
+        inducing: Inducing inputs, of each layer.
+        layers: Layers of the deep model; inner ones are as wide as the inputs.
+        steps: Minibatches of the deep model.
+        batch: Rows in each of them.
+        samples: That go through the layers in each step.
+        lr: Learning rate of the deep model.
+        evaluations: Of the bound of the sparse model, at most.
+        seed: Of the order of the data, of the inducing inputs and of the minibatches.
+        dtype: A key of ``folds.DTYPES``.
+    """
+
+    inducing: int = 100
+    layers: int = 2
+    steps: int = 5000
+    batch: int = 1000
+    samples: int = 1
+    lr: float = 0.01
+    evaluations: int = 500
+    seed: int = 0
+    dtype: str = "float64"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one split."""
+
+    dataset: str
+    fold: int
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, fold {self.fold + 1}, {self.model}"
+
+
+class _Interrupted(Exception):  # noqa: N818  (no error: a wish)
+    pass
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `lapgrad reproduce deep_gp_regression`."""
+    default = Settings()
+    what = parser.add_argument_group("what is learned")
+    what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
+    what.add_argument("--datasets", nargs="+", choices=list(datasets.TASKS), default=list(_DATASETS))
+    what.add_argument("--folds", type=_folds, default=3, help=f"how many of {folds.PARTS} [3]")
+    what.add_argument("--inducing", type=_number, default=default.inducing, help="[%(default)s]")
+    what.add_argument("--layers", type=_number, default=default.layers, help="[%(default)s]")
+    how = parser.add_argument_group("how")
+    how.add_argument("--steps", type=_number, default=default.steps, help="minibatches [%(default)s]")
+    how.add_argument("--batch", type=_number, default=default.batch, help="rows in each [%(default)s]")
+    how.add_argument("--samples", type=_number, default=default.samples, help="in each step [%(default)s]")
+    how.add_argument("--lr", type=float, default=default.lr, help="of the deep model [%(default)s]")
+    how.add_argument(
+        "--evaluations", type=_number, default=default.evaluations, help="of the sparse model [%(default)s]"
+    )
+    how.add_argument("--seed", type=int, default=default.seed, help="[%(default)s]")
+    how.add_argument("--dtype", choices=list(folds.DTYPES), default=default.dtype, help="[%(default)s]")
+    where = parser.add_argument_group("where")
+    where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
+    where.add_argument("--output", type=Path, default=Path(_FILE), help=f"the results [{_FILE}]")
+    where.add_argument("--resume", action="store_true", help="go on with what is in --output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Learns, writes, prints; returns the exit code."""
+    try:
+        return _run(arguments)
+    except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
+        print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise _errors.DeviceError("--device cuda: torch finds no GPU.")
+    names = [field.name for field in dataclasses.fields(Settings)]
+    settings = Settings(**{name: getattr(arguments, name) for name in names})
+    data = {name: datasets.load(name, arguments.data_dir) for name in arguments.datasets}
+    wanted = [
+        Case(name, fold, model)
+        for fold in range(arguments.folds)
+        for name in arguments.datasets
+        for model in _MODELS
+    ]
+    output = arguments.output / _FILE if arguments.output.is_dir() else arguments.output
+    results = _results(output, arguments.resume, settings)
+    results.command, results.complete = getattr(arguments, "command_line", ""), False
+    present = {_case_of(row) for row in results.rows}
+    with wish_to_stop() as wish, shown(_share(present, wanted)) as show:
+        for case in wanted:
+            if case in present or wish:
+                continue
+            told = _telling(case, settings, _share(present, wanted), len(wanted), show, lambda: bool(wish))
+            try:
+                row = learned(case, settings, data[case.dataset], arguments.device, told)
+            except _Interrupted:
+                break
+            present.add(case)
+            results.rows.append(row)
+            results.bars = bars(results.rows)
+            results.write(output)
+            text = f"{case}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, {duration(row['seconds'])}"
+            show(_share(present, wanted), text, line=True)
+    results.complete = present >= set(wanted)
+    results.write(output)
+    report.show(table(results.rows), SUMMARY)
+    print(f"results: {output}")
+    if wish:
+        print(f"Interrupted: --resume --output {output} goes on.", file=sys.stderr)
+    return wish.exit_code
+
+
+def learned(
+    case: Case, settings: Settings, data: tuple[Tensor, Tensor], device: str, told: _Told
+) -> dict[str, Any]:
+    """Learns one model on one split and tests it; returns the row of the results.
+
+    Args:
+        case: Which.
+        settings: How.
+        data: All inputs (n, d) and targets (n,).
+        device: Where to compute.
+        told: Called once in a while with the step and the loss; True stops.
+    """
+    X, y = (values.to(device, folds.DTYPES[settings.dtype]) for values in data)
+    train, test = (rows.to(device) for rows in folds.split(len(X), case.fold, settings.seed))
+    seed = settings.seed + case.fold
+    stopped = False
+
+    def callback(step: int, loss: float) -> bool:
+        nonlocal stopped
+        stopped = told(step, loss)
+        return stopped
+
+    began = time.perf_counter()
+    model: SparseGPRegression | DeepGPRegression
+    if case.model == "sparse":
+        model = SparseGPRegression(
+            X[train], y[train], inducing=settings.inducing, normalise=True, generator=seed
+        )
+        steps = model.fit("lbfgs", steps=settings.evaluations, callback=callback).steps
+    else:
+        widths = [X.shape[1]] * (settings.layers - 1)
+        model = DeepGPRegression(
+            X[train], y[train], widths=widths, inducing=settings.inducing, generator=seed
+        )
+        steps = model.fit(
+            steps=settings.steps,
+            batch=settings.batch,
+            samples=settings.samples,
+            lr=settings.lr,
+            generator=seed,
+            callback=callback,
+        ).steps
+    if stopped:
+        raise _Interrupted
+    seconds = time.perf_counter() - began
+    with torch.no_grad():
+        mean = model.predict(X[test]).mean
+        density = model.log_prob(X[test], y[test]).double().mean().item()
+        loss = model.loss().item()
+    return {
+        **dataclasses.asdict(case),
+        **dataclasses.asdict(settings),
+        "rmse": (mean - y[test]).double().square().mean().sqrt().item(),
+        "tll": density,
+        "noise": model.noise_var.item(),
+        "loss": loss,
+        "seconds": seconds,
+        "seconds_per_step": seconds / steps,
+        "steps_made": steps,
+        "rows": len(train),
+        "device": device,
+        "threads": torch.get_num_threads(),
+    }
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure of both models on one data set: means over the folds that both have."""
+
+    dataset: str
+    name: str
+    count: int
+    sparse: float
+    deep: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deep model is at least as good."""
+        return self.deep <= self.sparse if self.name == "RMSE" else self.deep >= self.sparse
+
+
+def compared(rows: Sequence[Row]) -> Iterator[Compared]:
+    """RMSE and TLL of each data set."""
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        own = {_case_of(row): row for row in rows if row["dataset"] == dataset}
+        pairs = [
+            (own[dataclasses.replace(case, model="sparse")], own[case])
+            for case in own
+            if case.model == "deep" and dataclasses.replace(case, model="sparse") in own
+        ]
+        for name in ("RMSE", "TLL") if pairs else ():
+            sparse, deep = (
+                statistics.fmean(row[name.lower()] for row in rows) for rows in zip(*pairs, strict=True)
+            )
+            yield Compared(dataset, name, len(pairs), sparse, deep)
+
+
+def table(rows: Sequence[Row]) -> report.Table:
+    """A line per figure: sparse, deep, and whether the deep model is at least as good."""
+    headings = ["data", "folds", "", "sparse", "deep", ""]
+    lines = [
+        [
+            each.dataset,
+            str(each.count),
+            each.name,
+            f"{each.sparse:.4g}",
+            f"{each.deep:.4g}",
+            "pass" if each.passed else "MISS",
+        ]
+        for each in compared(rows)
+    ]
+    return headings, lines
+
+
+def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What is to be reached: the figures of the sparse model."""
+    return [
+        {
+            "what": f"{each.dataset}, {each.name} of the deep model, mean of {each.count} folds",
+            "wanted": each.sparse,
+            "sense": "<=" if each.name == "RMSE" else ">=",
+            "figure": each.deep,
+            "unit": "",
+            "passed": each.passed,
+        }
+        for each in compared(rows)
+    ]
+
+
+def _telling(
+    case: Case, settings: Settings, done: float, count: int, show: Shown, stop: Callable[[], bool]
+) -> _Told:
+    """Shows how far a model is; says whether somebody has asked to stop."""
+    steps = settings.steps if case.model == "deep" else settings.evaluations
+
+    def told(step: int, loss: float) -> bool:
+        show(done + min(1.0, step / steps) / count, f"{case}: step {step}, loss {loss:.6g}")
+        return stop()
+
+    return told
+
+
+def _share(present: set[Case], wanted: Sequence[Case]) -> float:
+    return sum(case in present for case in wanted) / len(wanted)
+
+
+def _results(output: Path, resume: bool, settings: Settings) -> Results:
+    """Those of the file, or new ones."""
+    if not output.exists():
+        return Results(NAME)
+    if not resume:
+        raise FileExistsError(
+            f"{output} is there already: --resume goes on with it, another --output starts anew."
+        )
+    results = Results.load(output, NAME)
+    for row in results.rows:
+        for option, value in dataclasses.asdict(settings).items():
+            if row.get(option) != value:
+                raise _errors.OptionError(
+                    f"{output} was made with {option} {row.get(option)}, and this run has {option} {value}: "
+                    f"use the same, or another --output."
+                )
+    return results
+
+
+def _case_of(row: Row) -> Case:
+    return Case(str(row["dataset"]), int(row["fold"]), str(row["model"]))
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+    return int(text)
+
+
+def _folds(text: str) -> int:
+    if _number(text) > folds.PARTS:
+        raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
+    return int(text)

@@ -1,0 +1,254 @@
+"""One deep Gaussian process on MNIST: learned with checkpoints, tested, drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models import DeepGP, LogLikelihood
+from lapgrad.models._storage.archive import read_archive, write_archive
+from lapgrad_bench.experiments import digits, mnist
+from lapgrad_bench.experiments.mnist import Scaling
+
+Row = dict[str, Any]
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+#: Steps between two looks at the bound: a row of results each.
+LOOK_EVERY = 100
+#: Seconds between two checkpoints.
+KEEP_EVERY = 60.0
+_CHECKPOINT = "a checkpoint of this experiment"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides the figures, besides how long they are learned: a run is taken up with the same ones only.
+
+    Attributes:
+        arch: Latent variables per layer, the top layer first: "5-20-50".
+        preprocessing: One of ``mnist.PREPROCESSINGS``.
+        inducing: Inducing inputs per layer.
+        hidden: Widths of the hidden layers of recognition networks: "500-300".
+        batch: Images per step.
+        lr: Learning rate of Adam at the start.
+        natural: Length of natural gradient steps of q(u) at the start; 0: Adam moves q(u), too.
+        annealing: Steps in which the weight of latent variables rises to 1.
+        dtype: Of everything but kernel matrices of inducing inputs.
+        images: Training images that are used.
+        seed: Of all random numbers.
+    """
+
+    arch: str
+    preprocessing: str = "unit"
+    inducing: int = 400
+    hidden: str = "500-300"
+    batch: int = 1000
+    lr: float = 5e-3
+    natural: float = 0.1
+    annealing: int = 0
+    dtype: str = "float32"
+    images: int = 60_000
+    seed: int = 0
+
+    def widths(self) -> list[int]:
+        """``arch`` as numbers."""
+        return [int(part) for part in self.arch.split("-")]
+
+
+@dataclasses.dataclass
+class Limits:
+    """How long to learn, and what to test.
+
+    Attributes:
+        steps: None: no limit.
+        seconds: Of learning, in all runs that a checkpoint has seen; None: no limit.
+        samples: Of latent variables per test image, in the end.
+        refine: Steps of q(h_1 | y) of each test image on the bound before; the test without is done, too.
+        tests: Test images that are used.
+        test_every: Seconds between two tests on the way (few samples, few images); infinity: none.
+    """
+
+    steps: int | None
+    seconds: float | None
+    samples: int = 1000
+    refine: int = 100
+    tests: int = 10_000
+    test_every: float = math.inf
+
+
+class Run:
+    """Learning of one architecture.
+
+    Args:
+        settings: What to learn.
+        limits: How long.
+        folder: Where data are; None: what LAPGRAD_DATA says.
+        device: Where to learn.
+        output: Where the checkpoint, the model and the picture go.
+        resume: Go on from the checkpoint, if there is one.
+
+    Attributes:
+        rows: Of results, of this run and, after ``resume``, those before.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: Limits,
+        folder: Path | None,
+        device: torch.device,
+        output: Path,
+        resume: bool,
+    ) -> None:
+        self.settings, self.limits, self.device, self.output = settings, limits, device, output
+        dtype = DTYPES[settings.dtype]
+        train = mnist.images("train", folder)[: settings.images]
+        self.scaling = Scaling.of(settings.preprocessing, train)
+        self.train = self.scaling.applied(train, dtype, settings.seed).to(device)
+        test = mnist.images("test", folder)[: limits.tests]
+        self.test = self.scaling.applied(test, dtype, settings.seed + 1).to(device)
+        hidden = [int(part) for part in settings.hidden.split("-")] if settings.hidden else []
+        options: dict[str, Any] = {"inducing": settings.inducing, "hidden": hidden}
+        self.model = DeepGP(self.train, settings.widths(), generator=settings.seed, **options)
+        self.rows: list[Row] = []
+        self.state: dict[str, Any] | None = None
+        self.kept = self.tested = time.monotonic()
+        if resume and self.checkpoint.is_file():
+            self._take_up()
+
+    @property
+    def name(self) -> str:
+        """What files of this architecture are called."""
+        return f"table2-{self.settings.arch}"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the state of an unfinished run is."""
+        return self.output / f"{self.name}.checkpoint.pt"
+
+    def learn(self, told: Callable[[Row], bool], kept: Callable[[], None]) -> bool:
+        """Learns up to the limits.
+
+        Args:
+            told: Called with the newest row; True stops.
+            kept: Called when a checkpoint has been written.
+
+        Returns:
+            Whether the limits were reached.
+        """
+        stopped = False
+
+        def look(step: int, loss: float) -> bool:
+            nonlocal stopped
+            self.state = self.model.training_state()
+            row = self._row(elbo=-loss + self.scaling.nats)
+            if step > self.settings.annealing:  # before, it is no bound
+                self.rows.append(row)
+            now = time.monotonic()
+            if now > self.tested + self.limits.test_every:
+                self.rows.append(self._tested(self.test[:500], 50))
+                self.tested = time.monotonic()
+            if now > self.kept + KEEP_EVERY:
+                self.keep()
+                kept()
+            stopped = told(row)
+            return stopped
+
+        limits = self.limits
+        self.model.fit(
+            self.train,
+            steps=limits.steps,
+            seconds=limits.seconds,
+            batch=self.settings.batch,
+            lr=self.settings.lr,
+            natural=self.settings.natural,
+            annealing=self.settings.annealing,
+            every=LOOK_EVERY,
+            generator=self.settings.seed,
+            resume=self.state,
+            callback=look,
+        )
+        self.state = self.model.training_state()
+        self.keep()
+        return not stopped
+
+    def finish(self) -> Row:
+        """The test, with all samples; the model and the picture as files. Returns the row."""
+        row = self._tested(self.test, self.limits.samples)
+        if self.limits.refine:
+            self.rows.append(row)
+            row = self._tested(self.test, self.limits.samples, self.limits.refine)
+        self.rows.append(row)
+        self.model.save(self.output / f"{self.name}.pt")
+        title = f"Deep Gaussian process {self.settings.arch} on MNIST: test {row['test_ll']:.1f} nats"
+        try:
+            digits.draw(self.model, self.test, self.scaling, title, self.output / f"{self.name}.png")
+        except ImportError:
+            print("No picture: matplotlib is not installed (pip install 'lapgrad[demo]').")
+        return row
+
+    def keep(self) -> None:
+        """Write the checkpoint, as a whole or not at all."""
+        content = {
+            "settings": dataclasses.asdict(self.settings),
+            "model": self.model.state_dict(),
+            "training": self.state,
+        }
+        self.output.mkdir(parents=True, exist_ok=True)
+        write_archive(self.checkpoint, content)
+        self.kept = time.monotonic()
+
+    def _take_up(self) -> None:
+        content, _ = read_archive(self.checkpoint, _CHECKPOINT, self.device)
+        for name in ("settings", "model", "training"):
+            if not isinstance(content.get(name), dict):
+                raise _errors.FileFormatError(
+                    f"{self.checkpoint} is not {_CHECKPOINT}: missing entry {name!r}."
+                )
+        settings = content["settings"]
+        for name, value in dataclasses.asdict(self.settings).items():
+            if settings.get(name) != value:
+                raise _errors.OptionError(
+                    f"{self.checkpoint} was learned with {name} {settings.get(name)}, and this run has "
+                    f"{name} {value}: use the same, or another --output."
+                )
+        try:
+            self.model.load_state_dict(content["model"])
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise _errors.FileFormatError(f"{self.checkpoint} is not {_CHECKPOINT}: {error}") from error
+        self.state = content["training"]
+
+    def _row(self, **figures: Any) -> Row:
+        step = self.state["step"] if self.state else 0
+        known = {name: value for name, value in dataclasses.asdict(self.settings).items() if name != "arch"}
+        return {
+            "arch": self.settings.arch,
+            "step": step,
+            "epoch": step * self.settings.batch / len(self.train),
+            "seconds": self.state["seconds"] if self.state else 0.0,
+            **figures,
+            "device": self.device.type,
+            **known,
+        }
+
+    def _tested(self, test: Tensor, samples: int, refine: int = 0) -> Row:
+        found: LogLikelihood = self.model.log_likelihood(
+            test, samples=samples, refine=refine, generator=self.settings.seed + 2
+        )
+        return self._row(
+            test_ll=found.mean + self.scaling.nats,
+            test_ll_standard_error=found.standard_error,
+            test_ll_sampling_error=found.sampling_error,
+            effective_samples=float(found.effective_samples.mean()),
+            samples=samples,
+            refine=refine,
+            test_images=len(test),
+        )

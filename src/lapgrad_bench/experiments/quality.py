@@ -1,0 +1,157 @@
+"""Figures of table 1 over folds, beside those of the paper."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lapgrad_bench import datasets
+from lapgrad_bench.bench.report import Table
+from lapgrad_bench.experiments.paper import TABLE1, Figure, Quality
+
+Row = dict[str, Any]
+
+_NAVAL = ("naval1", "naval2")
+_ALIKE = 3.0
+"""RMSE that differ by a larger factor are not those of the same target."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over folds."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of one value the deviation is not known: NaN.
+
+        Example:
+            >>> Spread.of([1.0, 2.0, 3.0])
+            Spread(mean=2.0, deviation=1.0, count=3)
+        """
+        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+        return cls(statistics.fmean(values), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class Learned:
+    """All folds of a task with one number of inducing inputs."""
+
+    dataset: str
+    inducing: int
+    rmse: Spread
+    tll: Spread
+    seconds_per_step: float
+
+    @property
+    def target(self) -> str:
+        """The column that was predicted."""
+        return datasets.TASKS[self.dataset][1]
+
+
+def learned(rows: Sequence[Row]) -> Iterator[Learned]:
+    """Rows of the results by task and number of inducing inputs, the latter first."""
+    cases = sorted({(row["inducing"], list(datasets.TASKS).index(row["dataset"])) for row in rows})
+    for inducing, index in cases:
+        dataset = list(datasets.TASKS)[index]
+        own = [row for row in rows if (row["dataset"], row["inducing"]) == (dataset, inducing)]
+        rmse, tll, seconds = ([row[name] for row in own] for name in ("rmse", "tll", "seconds_per_step"))
+        yield Learned(dataset, inducing, Spread.of(rmse), Spread.of(tll), statistics.median(seconds))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Two lines per case, RMSE and TLL: measured, and the rows of the paper with as many inducing inputs."""
+    headings = ["data", "U", "folds", "", "lapgrad", "MXNet (paper)", "GPy (paper)", "wanted", "", "ms/step"]
+    lines = []
+    for case in learned(rows):
+        ours = {"RMSE": case.rmse, "TLL": case.tll}
+        for name, spread in ours.items():
+            mxnet, gpy = (_figure(library, case, name) for library in ("MXNet", "GPy"))
+            first = name == "RMSE"
+            lines.append(
+                [
+                    f"{case.dataset} ({case.target})" if first else "",
+                    str(case.inducing) if first else "",
+                    str(spread.count) if first else "",
+                    name,
+                    _text(spread.mean, spread.deviation),
+                    _text(mxnet.mean, mxnet.deviation) if mxnet else "-",
+                    _text(gpy.mean, gpy.deviation) if gpy else "-",
+                    f"{mxnet.sense} {mxnet.worst:.4g}" if mxnet else "-",
+                    ("pass" if mxnet.reached(spread.mean) else "MISS") if mxnet else "",
+                    f"{1e3 * case.seconds_per_step:.3g}" if first else "",
+                ]
+            )
+    return headings, lines
+
+
+def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What is to be reached: the paper's mean, or worse by up to its standard deviation."""
+    found = []
+    for case in learned(rows):
+        for name, spread in (("RMSE", case.rmse), ("TLL", case.tll)):
+            figure = _figure("MXNet", case, name)
+            if figure is not None:
+                found.append(
+                    {
+                        "what": f"{case.dataset}, U = {case.inducing}, {name}, mean of {spread.count} folds",
+                        "wanted": figure.worst,
+                        "sense": figure.sense,
+                        "figure": spread.mean,
+                        "unit": "",
+                        "passed": figure.reached(spread.mean),
+                    }
+                )
+    return found
+
+
+def remarks(rows: Sequence[Row]) -> Iterator[str]:
+    """Which target of *naval* is which column of the paper, for each number of inducing inputs."""
+    cases = list(learned(rows))
+    for inducing in sorted({case.inducing for case in cases}):
+        own = {case.dataset: case for case in cases if case.inducing == inducing}
+        paper = TABLE1.get(("MXNet", inducing))
+        if paper is None or not own.keys() >= set(_NAVAL):
+            continue
+        first, second = (own[name] for name in _NAVAL)
+        straight, crossed = _distance(paper, first, second), _distance(paper, second, first)
+        fitting = (first, second) if straight <= crossed else (second, first)
+        yield (
+            f"naval, U = {inducing}: the paper does not say which target is which. With naval1 = "
+            f"{first.target}, naval2 = {second.target} RMSE is {_factors(paper, first, second)} the paper's; "
+            f"the other way round {_factors(paper, second, first)}. What fits better: naval1 = "
+            f"{fitting[0].target}, naval2 = {fitting[1].target}."
+        )
+        for name, case, ratio in zip(_NAVAL, fitting, _ratios(paper, *fitting), strict=True):
+            if not 1.0 / _ALIKE < ratio < _ALIKE:
+                figures = f"{paper[name].rmse.mean:g}: {case.target} has {case.rmse.mean:.2g}"
+                yield f"Neither explains the paper's RMSE of {name}, {figures}."
+
+
+def _ratios(paper: dict[str, Quality], *cases: Learned) -> list[float]:
+    return [case.rmse.mean / paper[name].rmse.mean for name, case in zip(_NAVAL, cases, strict=True)]
+
+
+def _distance(paper: dict[str, Quality], *cases: Learned) -> float:
+    return sum(math.log(ratio) ** 2 for ratio in _ratios(paper, *cases))
+
+
+def _factors(paper: dict[str, Quality], *cases: Learned) -> str:
+    return " and ".join(f"{ratio:.2g} times" for ratio in _ratios(paper, *cases))
+
+
+def _figure(library: str, case: Learned, name: str) -> Figure | None:
+    known = TABLE1.get((library, case.inducing), {}).get(case.dataset)
+    if known is None:
+        return None
+    return known.rmse if name == "RMSE" else known.tll
+
+
+def _text(mean: float, deviation: float) -> str:
+    return f"{mean:.4g}" if math.isnan(deviation) else f"{mean:.4g} ± {deviation:.2g}"

@@ -1,0 +1,348 @@
+"""Table 2 of the paper: deep Gaussian processes of MNIST, without labels.
+
+Layers of sparse Gaussian processes with RBF kernels (one lengthscale per input) and recognition networks are
+learned together on minibatches, by Adam, and by natural gradients for q(u). The figure is the mean log
+density of the 10,000 test images, 784 pixels in [0, 1] with Gaussian noise, in nats, by importance sampling
+with 1000 samples of the latent variables. With --preprocessing the model learns from pixels in other units;
+the figures stay in those of [0, 1]. The paper does not say how many inducing inputs its figures took
+(--inducing). Checkpoints are written on the way: a run that was interrupted goes on with --resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lapgrad import _errors
+from lapgrad_bench.bench import plots_table2, report
+from lapgrad_bench.bench.report import Table
+from lapgrad_bench.bench.results import Results
+from lapgrad_bench.experiments import deep_run, mnist
+from lapgrad_bench.experiments.deep_run import Limits, Row, Run, Settings
+from lapgrad_bench.experiments.interruption import Wish, wish_to_stop
+from lapgrad_bench.experiments.paper import TABLE2
+from lapgrad_bench.experiments.time_left import Shown, duration, shown
+
+NAME = "table2"
+SUMMARY = "deep Gaussian processes of images of digits: test log likelihood"
+
+_ARCHITECTURES = tuple(TABLE2["SV-DGP"])
+_STEPS = 20_000
+_TEST_EVERY = {"cuda": 1.0, "cpu": math.inf}
+"""Minutes between two tests on the way: on a CPU they would take longer than that."""
+_LEARNING = 0.95
+"""How much of the time of an architecture is learning, about; the rest is the test."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `lapgrad reproduce table2`."""
+    what = parser.add_argument_group("what is learned")
+    what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
+    what.add_argument(
+        "--arch",
+        type=_archs,
+        default=list(_ARCHITECTURES),
+        help=f"widths of layers, the top one first; several with commas [{','.join(_ARCHITECTURES)}]",
+    )
+    what.add_argument("--preprocessing", choices=mnist.PREPROCESSINGS, default="unit", help="[unit]")
+    what.add_argument("--inducing", type=_number, default=Settings.inducing, help=f"[{Settings.inducing}]")
+    what.add_argument(
+        "--hidden",
+        default=Settings.hidden,
+        type=_widths,
+        help=f"hidden layers of recognition networks [{Settings.hidden}]",
+    )
+    what.add_argument("--images", type=_number, default=Settings.images, help="to learn from [60000]")
+    how = parser.add_argument_group("how")
+    how.add_argument("--minutes", type=_positive, help="how long each architecture is learned")
+    how.add_argument("--steps", type=_number, help=f"how many steps [{_STEPS}, or what --minutes allow]")
+    how.add_argument(
+        "--batch", type=_number, default=Settings.batch, help=f"images per step [{Settings.batch}]"
+    )
+    how.add_argument(
+        "--lr", type=_positive, default=Settings.lr, help=f"of Adam, at the start [{Settings.lr:g}]"
+    )
+    how.add_argument(
+        "--natural",
+        type=float,
+        default=Settings.natural,
+        help=f"length of natural gradient steps of q(u) at the start; 0: by Adam [{Settings.natural:g}]",
+    )
+    how.add_argument(
+        "--annealing",
+        type=int,
+        default=Settings.annealing,
+        help="steps in which latent variables get their weight [0]",
+    )
+    how.add_argument("--dtype", choices=list(deep_run.DTYPES), default=Settings.dtype, help="[float32]")
+    how.add_argument("--seed", type=int, default=Settings.seed, help="[0]")
+    test = parser.add_argument_group("test")
+    test.add_argument("--samples", type=_number, default=1000, help="of latent variables per image [1000]")
+    test.add_argument(
+        "--refine",
+        type=int,
+        default=Limits.refine,
+        help="steps of q(h_1 | y) of each test image on the bound, before its samples are drawn "
+        f"[{Limits.refine}; 0: none]",
+    )
+    test.add_argument("--tests", type=_number, default=10_000, help="test images [10000]")
+    test.add_argument(
+        "--test-every", type=_positive, help="minutes between small tests on the way [1 on cuda, else none]"
+    )
+    where = parser.add_argument_group("where")
+    where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
+    where.add_argument("--threads", type=_number, help="of the CPU [torch's]")
+    where.add_argument("--output", type=Path, default=Path(NAME), help=f"a folder for all files [{NAME}]")
+    where.add_argument("--resume", action="store_true", help="go on with what is in --output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Learns, writes, prints; returns the exit code."""
+    try:
+        return _run(arguments)
+    except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
+        print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise _errors.DeviceError("--device cuda: torch finds no GPU.")
+    for name in ("annealing", "refine"):
+        if getattr(arguments, name) < 0:
+            raise _errors.OptionError(f"--{name} must not be negative, got {getattr(arguments, name)}.")
+    if not 0.0 <= arguments.natural < 1.0:
+        raise _errors.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    for part in ("train", "test"):  # a missing file is no surprise for the second architecture
+        mnist.images(part, arguments.data_dir)
+    file = arguments.output / f"{NAME}.json"
+    results = _results(file, arguments)
+    results.command = getattr(arguments, "command_line", "")
+    with wish_to_stop() as wish, shown(0.0) as show:
+        for index, arch in enumerate(arguments.arch):
+            if wish or _test(results.rows, arch, arguments) is not None:
+                continue
+            _learn(arguments, arch, (index, len(arguments.arch)), results, file, wish, show)
+    results.complete = all(_test(results.rows, arch, arguments) is not None for arch in arguments.arch)
+    results.write(file)
+    _draw(results.rows, arguments.output)
+    report.show(figures(results.rows), "deep Gaussian processes of MNIST against the paper")
+    print(f"results: {file}")
+    if wish:
+        print(f"Interrupted: --resume --output {arguments.output} goes on.", file=sys.stderr)
+        return wish.exit_code
+    return 0 if results.complete else 1
+
+
+def _learn(
+    arguments: argparse.Namespace,
+    arch: str,
+    place: tuple[int, int],
+    results: Results,
+    file: Path,
+    wish: Wish,
+    show: Shown,
+) -> None:
+    """One architecture: rows go into the results, which are written on the way."""
+    names = {field.name for field in dataclasses.fields(Settings)} - {"arch"}
+    settings = Settings(arch, **{name: getattr(arguments, name) for name in names})
+    steps = arguments.steps or (None if arguments.minutes else _STEPS)
+    every = arguments.test_every or _TEST_EVERY[arguments.device]
+    limits = Limits(
+        steps,
+        None if arguments.minutes is None else 60.0 * arguments.minutes,
+        arguments.samples,
+        arguments.refine,
+        arguments.tests,
+        60.0 * every,
+    )
+    one = Run(
+        settings,
+        limits,
+        arguments.data_dir,
+        torch.device(arguments.device),
+        arguments.output,
+        arguments.resume,
+    )
+    reached = one.state["step"] if one.state else 0
+    others = [row for row in results.rows if row["arch"] != arch]
+    before = [row for row in results.rows if row["arch"] == arch and row["step"] <= reached]
+
+    def merge() -> None:
+        results.rows = [*others, *before, *one.rows]
+        results.bars = bars(results.rows)
+        results.write(file)
+
+    def told(row: Row) -> bool:
+        done = max(
+            row["step"] / limits.steps if limits.steps else 0.0,
+            row["seconds"] / limits.seconds if limits.seconds else 0.0,
+        )
+        speed = 1e3 * row["seconds"] / max(1, row["step"])
+        text = f"{arch}: step {row['step']}, bound {row['elbo']:.2f}, {speed:.3g} ms per step"
+        show((place[0] + _LEARNING * min(1.0, done)) / place[1], text)
+        return bool(wish)
+
+    if one.learn(told, merge):
+        show((place[0] + _LEARNING) / place[1], f"{arch}: testing")
+        row = one.finish()
+        figure = f"{row['test_ll']:.2f} ± {row['test_ll_standard_error']:.2f} nats"
+        text = f"{arch}: test {figure}, {duration(row['seconds'])} of learning"
+        show((place[0] + 1) / place[1], text, line=True)
+    merge()
+
+
+def _results(file: Path, arguments: argparse.Namespace) -> Results:
+    """Those of the file, or new ones."""
+    if not file.exists():
+        return Results("table2")
+    results = Results.load(file, "table2")
+    present = [arch for arch in arguments.arch if any(row["arch"] == arch for row in results.rows)]
+    if present and not arguments.resume:
+        raise FileExistsError(
+            f"{file} has figures of {', '.join(present)} already: --resume goes on with them, another "
+            f"--output starts anew."
+        )
+    return results
+
+
+def _test(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | None:
+    """The final test of an architecture, if its learning has reached the limits that are now wanted."""
+    for row in reversed(rows):
+        wanted = (arguments.samples, arguments.refine)
+        if row["arch"] != arch or row.get("test_ll") is None or (row["samples"], row["refine"]) != wanted:
+            continue
+        steps = arguments.steps or (None if arguments.minutes else _STEPS)
+        long_enough = (steps is not None and row["step"] >= steps) or (
+            arguments.minutes is not None and row["seconds"] >= 60.0 * arguments.minutes
+        )
+        if long_enough:
+            return row
+    return None
+
+
+def _final(rows: list[Row]) -> dict[str, Row]:
+    """The last test of each architecture, those of the paper first."""
+    order = [*_ARCHITECTURES, *(row["arch"] for row in rows)]
+    found: dict[str, Row] = {}
+    for arch in dict.fromkeys(order):
+        tested = [row for row in rows if row["arch"] == arch and row.get("test_ll") is not None]
+        if tested:
+            found[arch] = tested[-1]
+    return found
+
+
+def figures(rows: list[Row]) -> Table:
+    """One line per architecture: what was measured, and the figures of the paper."""
+    headings = [
+        "architecture",
+        "test, nats",
+        "unrefined",
+        "± images",
+        "± samples",
+        "bound",
+        "SV-DGP (paper)",
+        "VAE-DGP (paper)",
+    ]
+    headings += ["", "steps", "ms/step", "pixels"]
+    lines = []
+    for arch, row in _final(rows).items():
+        bound = [one["elbo"] for one in rows if one["arch"] == arch and one.get("elbo") is not None]
+        wanted = TABLE2["SV-DGP"].get(arch)
+        lines.append(
+            [
+                arch,
+                f"{row['test_ll']:.2f}",
+                _unrefined(rows, arch, row),
+                f"{row['test_ll_standard_error'] or math.nan:.2f}",
+                f"{row['test_ll_sampling_error']:.3f}",
+                f"{bound[-1]:.2f}" if bound else "-",
+                f"{wanted:.2f}" if wanted else "-",
+                f"{TABLE2['VAE-DGP'][arch]:.2f}" if wanted else "-",
+                "" if wanted is None else "pass" if row["test_ll"] >= wanted else "MISS",
+                str(row["step"]),
+                f"{1e3 * row['seconds'] / max(1, row['step']):.3g}",
+                row["preprocessing"],
+            ]
+        )
+    return headings, lines
+
+
+def _unrefined(rows: list[Row], arch: str, final: Row) -> str:
+    """The test with q(h_1 | y) of the recognition network, of the same model."""
+    same = {"arch": arch, "step": final["step"], "samples": final["samples"], "refine": 0}
+    for row in rows:
+        if row.get("test_ll") is not None and same.items() <= row.items():
+            return f"{row['test_ll']:.2f}"
+    return "-"
+
+
+def bars(rows: list[Row]) -> list[dict[str, Any]]:
+    """The paper's figures, and deeper models better."""
+    found, final = [], _final(rows)
+    for arch, row in final.items():
+        if arch in TABLE2["SV-DGP"]:
+            wanted = TABLE2["SV-DGP"][arch]
+            found.append(_bar(f"MNIST, {arch}, test log likelihood", wanted, row["test_ll"]))
+    for less, more in itertools.pairwise(_ARCHITECTURES):
+        if {less, more} <= final.keys():
+            wanted = final[less]["test_ll"]
+            found.append(_bar(f"MNIST, {more} is better than {less}", wanted, final[more]["test_ll"]))
+    return found
+
+
+def _bar(what: str, wanted: float, figure: float) -> dict[str, Any]:
+    return {
+        "what": what,
+        "wanted": wanted,
+        "sense": "≥",
+        "figure": figure,
+        "unit": "nats",
+        "passed": figure >= wanted,
+    }
+
+
+def _draw(rows: list[Row], output: Path) -> None:
+    if not rows:
+        return
+    try:
+        figure = plots_table2.draw_figure(rows)
+    except ImportError:
+        return
+    for kind in ("png", "svg"):
+        figure.savefig(output / f"{NAME}.{kind}", dpi=150)
+
+
+def _archs(text: str) -> list[str]:
+    return list(dict.fromkeys(_widths(part) for part in text.split(",")))
+
+
+def _widths(text: str) -> str:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split("-")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 5-20-50")
+    return text
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return value

@@ -1,0 +1,218 @@
+"""Folds one after the other in this process, or several side by side in processes of their own.
+
+On a CPU the threads are divided; on a GPU small models leave room for others. Either way a fold reports by
+events, and its figures do not depend on what runs beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import queue
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad_bench import datasets
+from lapgrad_bench.experiments import folds
+from lapgrad_bench.experiments.folds import Fold, Learning
+from lapgrad_bench.experiments.interruption import wish_to_stop
+
+_WAIT = 0.5
+"""Seconds between two looks at whether the processes are still there."""
+_PAUSE = 0.5
+"""Seconds between two reports of a fold."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A fold has made so many steps. 0: it begins."""
+
+    fold: Fold
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A fold is learned and tested: a row of the results."""
+
+    fold: Fold
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A fold cannot be learned; the others go on."""
+
+    fold: Fold
+    message: str
+
+
+Event = Progress | Finished | Failed
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done.
+
+    Attributes:
+        folds: In the order they are begun in.
+        how: How each is learned.
+        data_dir: The folder of the data files.
+        device: "cpu" or "cuda".
+        checkpoints: The folder of checkpoints.
+        threads: Of each process.
+    """
+
+    folds: tuple[Fold, ...]
+    how: Learning
+    data_dir: Path | None
+    device: str
+    checkpoints: Path
+    threads: int
+
+
+def run(work: Work, workers: int, handle: Callable[[Event], None], stop: Callable[[], bool]) -> None:
+    """Learns all folds, ``workers`` at a time; returns early if ``stop`` says so.
+
+    Args:
+        work: The folds.
+        workers: 1: in this process.
+        handle: Called in this process with each event.
+        stop: Asked often. The folds under way then write their checkpoints.
+    """
+    if workers > 1:
+        _side_by_side(work, workers, handle, stop)
+    else:
+        _one_by_one(work, range(len(work.folds)), handle, stop)
+
+
+def _one_by_one(
+    work: Work, order: Iterable[int], handle: Callable[[Event], None], stop: Callable[[], bool]
+) -> None:
+    known: dict[str, tuple[Tensor, Tensor]] = {}
+    before = torch.get_num_threads()
+    torch.set_num_threads(work.threads)
+    try:
+        for index in order:
+            if stop():
+                return
+            fold = work.folds[index]
+            if fold.dataset not in known:
+                known[fold.dataset] = _loaded(fold, work)
+            _one(work, fold, known[fold.dataset], handle, stop)
+    except folds.Interrupted:
+        return
+    finally:
+        torch.set_num_threads(before)
+
+
+def _loaded(fold: Fold, work: Work) -> tuple[Tensor, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # who has begun the work has been warned
+        return datasets.load(fold.dataset, work.data_dir)
+
+
+def _one(
+    work: Work,
+    fold: Fold,
+    data: tuple[Tensor, Tensor],
+    handle: Callable[[Event], None],
+    stop: Callable[[], bool],
+) -> None:
+    told = time.monotonic()
+
+    def report(steps: int, loss: float) -> None:
+        nonlocal told
+        if time.monotonic() > told + _PAUSE:
+            handle(Progress(fold, steps, loss))
+            told = time.monotonic()
+
+    handle(Progress(fold, 0, math.nan))
+    try:
+        row = folds.learned(fold, work.how, data, work.device, work.checkpoints, report, stop)
+    except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR, torch.OutOfMemoryError) as error:
+        handle(Failed(fold, f"{type(error).__name__}: {error}"))
+    else:
+        handle(Finished(fold, row))
+
+
+def _side_by_side(
+    work: Work, workers: int, handle: Callable[[Event], None], stop: Callable[[], bool]
+) -> None:
+    # A process that has used threads or a GPU must not be forked.
+    context = multiprocessing.get_context("spawn")
+    events, following, halt = context.Queue(), context.Value("l", 0), context.Event()
+    processes = [
+        context.Process(target=_work, args=(work, following, events, halt, os.getpid()), daemon=True)
+        for _ in range(min(workers, len(work.folds)))
+    ]
+    for process in processes:
+        process.start()
+    under_way: dict[Fold, int] = {}
+    ended: set[int] = set()
+    try:
+        while len(ended) < len(processes):
+            if stop():
+                halt.set()
+            try:
+                pid, event = events.get(timeout=_WAIT)
+            except queue.Empty:
+                for process in processes:
+                    if process.exitcode is not None and process.pid not in ended:
+                        ended.add(process.pid or 0)
+                        _lost(process, under_way, handle)
+                continue
+            if event is None:
+                ended.add(pid)
+                continue
+            under_way[event.fold] = pid
+            if not isinstance(event, Progress):
+                del under_way[event.fold]
+            handle(event)
+    finally:
+        halt.set()
+        for process in processes:
+            process.join(timeout=60)
+            if process.is_alive():
+                process.terminate()
+
+
+def _lost(process: Any, under_way: dict[Fold, int], handle: Callable[[Event], None]) -> None:
+    """A process that has ended without a word, for want of memory perhaps."""
+    for fold in [fold for fold, pid in under_way.items() if pid == process.pid]:
+        del under_way[fold]
+        handle(Failed(fold, f"its process ended with exit code {process.exitcode}"))
+
+
+def _work(work: Work, following: Any, events: Any, halt: Any, parent: int) -> None:
+    """What a process does: takes the next fold until there is none."""
+    with wish_to_stop() as wish:
+        # A parent that was killed cannot tell: a process without its parent ends, too.
+        _one_by_one(
+            work,
+            _not_taken(following, len(work.folds)),
+            lambda event: events.put((os.getpid(), event)),
+            lambda: bool(wish) or halt.is_set() or os.getppid() != parent,
+        )
+        events.put((os.getpid(), None))
+
+
+def _not_taken(following: Any, count: int) -> Iterator[int]:
+    """Numbers below ``count`` that no other process has got."""
+    while True:
+        with following.get_lock():
+            index = following.value
+            following.value += 1
+        if index >= count:
+            return
+        yield index
