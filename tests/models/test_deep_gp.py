@@ -11,9 +11,9 @@ from torch import Tensor, distributions, nn
 
 from lapgrad import DTypeError, FileFormatError, FitError, NonFiniteError, OptionError, ShapeError
 from lapgrad.models import DeepGP, GPRegression
-from lapgrad.models._deep import algebra as _layer_algebra
 from lapgrad.models._deep.latent_layer import fit_functions
 from lapgrad.models.kernels import RBF
+from lapgrad_bench.bench.torch_layers import replace_operators_by_torch
 
 WIDTHS = [1, 2]
 
@@ -128,7 +128,7 @@ def test_latent_weight_leaves_the_fit_and_the_inducing_variables():
 def test_torch_linalg_gives_the_same_bound():
     Y, noise = ring(), drawn(1, 60)
     model = small(Y)
-    with _layer_algebra.torch_linalg():
+    with replace_operators_by_torch():
         theirs = model.bound(Y, noise=noise)
     tolerances.assert_close(model.bound(Y, noise=noise), theirs)
 

@@ -25,7 +25,7 @@ from lapgrad.models import (
 )
 from lapgrad.models._deep.mean_functions import LinearMean
 from lapgrad.models._deep.sparse_layer import SparseLayer
-from lapgrad.models._sampling import normal, normal_each
+from lapgrad.models._sampling import draw_each_normal, draw_normal
 from lapgrad.models.components import AR, LocalLinearTrend
 from lapgrad.models.kernels import RBF, Kernel, Linear, Matern32, Polynomial
 
@@ -129,10 +129,10 @@ def draws() -> Evaluated:
     S = torch.eye(4, device=DEVICE) + drawn(4, 1) * drawn(4, 1).mT
     mean = drawn(4, 2, seed=1)
     return [
-        normal(mean, S, 3, generator),
-        normal(mean, S.expand(2, 4, 4), 3, generator),
-        normal_each(mean.expand(3, 4, 2), S.expand(3, 4, 4), generator),
-        normal_each(mean.expand(3, 4, 2), S.expand(3, 2, 4, 4), generator),
+        draw_normal(mean, S, 3, generator),
+        draw_normal(mean, S.expand(2, 4, 4), 3, generator),
+        draw_each_normal(mean.expand(3, 4, 2), S.expand(3, 4, 4), generator),
+        draw_each_normal(mean.expand(3, 4, 2), S.expand(3, 2, 4, 4), generator),
     ]
 
 

@@ -17,7 +17,7 @@ from lapgrad._errors import OptionError
 from lapgrad.fused._sgp import deferred_checks as _sparse_questions
 from lapgrad.fused._sgp import gradient as _sparse_gradient
 from lapgrad.models import SparseGPRegression
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import evaluation as _evaluation
 from lapgrad.models._training import fitting as _fitting
 from lapgrad.models.kernels import RBF, Linear
@@ -32,14 +32,10 @@ class Repeating:
         self.recording, self.refuses = False, refuses
         self.recordings = self.closed = 0
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
+    def enter_side_stream(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def watched(self, function: Callable[[], None]) -> str | None:
-        function()
-        return "it waits" if self.refuses else None
-
-    def recorded(self, function: Callable[[], None]) -> Callable[[], None]:
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
         self.recordings += 1
         return function
 
@@ -52,11 +48,11 @@ def replaying(refuses: bool = False) -> Iterator[Repeating]:
     """Fits as on a GPU."""
     recorder = Repeating(refuses)
 
-    def evaluation(module: nn.Module, loss: Any, parameters: Any) -> _evaluation.Replayed:
-        return _evaluation.Replayed(module, loss, parameters, recorder)
+    def evaluation(module: nn.Module, loss: Any, parameters: Any) -> _evaluation.ReplayedEvaluation:
+        return _evaluation.ReplayedEvaluation(module, loss, parameters, recorder)
 
     with (
-        mock.patch.object(_fitting, "_evaluation_of", evaluation),
+        mock.patch.object(_fitting, "_make_evaluation", evaluation),
         mock.patch.object(_sparse_gradient, "_guesses", return_value=True),
     ):
         yield recorder
@@ -139,7 +135,7 @@ def test_jitter_is_found_without_a_recording() -> None:
         return value
 
     with replaying(), mock.patch.object(SparseGPRegression, "loss", fails_when_recorded):
-        evaluation = _fitting._evaluation_of(replayed, replayed.loss, list(replayed.parameters()))
+        evaluation = _fitting._make_evaluation(replayed, replayed.loss, list(replayed.parameters()))
         for _ in range(10):
             evaluation()
             assert replayed.jitter == 1e-9
@@ -178,5 +174,5 @@ def test_capture_by_users_is_refused() -> None:
 
 
 def test_recorders_are_what_evaluations_want() -> None:
-    recorder: _captured.Recorder = Repeating()
+    recorder: _cuda_graph.Recorder = Repeating()
     recorder.close()

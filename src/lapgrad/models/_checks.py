@@ -15,7 +15,7 @@ _FLOATS = (torch.float32, torch.float64)
 _ROWS_SHOWN = 5
 
 
-def inputs(
+def check_inputs(
     who: str, X: Tensor, name: str = "X", *, columns: int | None = None, empty: bool = False
 ) -> Tensor:
     """``X`` as (n, d); a vector (n,) is n points of one dimension.
@@ -27,7 +27,7 @@ def inputs(
         columns: How many columns there must be; None: any number.
         empty: Whether n may be 0.
     """
-    X = float_tensor(who, X, name)
+    X = check_float_tensor(who, X, name)
     if X.dim() == 1:
         X = X[:, None]
     if X.dim() != 2:
@@ -39,13 +39,13 @@ def inputs(
         )
     if not X.shape[0] and not empty:
         raise _errors.ShapeError(f"{who}: {name} has no rows, at least one is wanted.")
-    finite_rows(who, X, name)
+    check_finite_rows(who, X, name)
     return X
 
 
-def targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
+def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
     """``y`` as (n, k), one row per row of ``X``, of its dtype and device; a vector is one output."""
-    y = float_tensor(who, y, name)
+    y = check_float_tensor(who, y, name)
     seen = tuple(y.shape)
     if y.dim() == 1:
         y = y[:, None]
@@ -55,19 +55,19 @@ def targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | N
         )
     if outputs is not None and y.shape[1] != outputs:
         raise _errors.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {seen}.")
-    same_kind(who, X=X, **{name: y})
-    finite_rows(who, y, name)
+    check_same_kind(who, X=X, **{name: y})
+    check_finite_rows(who, y, name)
     return y
 
 
-def float_tensor(who: str, value: Tensor, name: str) -> Tensor:
+def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
     """``value`` if it is a tensor of float32 or float64."""
     if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
         raise _errors.wrong_dtype(who, name, value)
     return value
 
 
-def same_kind(who: str, **tensors: Tensor) -> None:
+def check_same_kind(who: str, **tensors: Tensor) -> None:
     """All have one dtype and one device."""
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         raise _errors.mixed_dtypes(who, tensors)
@@ -75,7 +75,7 @@ def same_kind(who: str, **tensors: Tensor) -> None:
         raise _errors.mixed_devices(who, tensors)
 
 
-def finite_rows(who: str, values: Tensor, name: str) -> None:
+def check_finite_rows(who: str, values: Tensor, name: str) -> None:
     """No NaN and no infinity; else the rows (of the first dimension) are named."""
     good = values.isfinite()
     if bool(good.all()):
@@ -90,7 +90,9 @@ def finite_rows(who: str, values: Tensor, name: str) -> None:
     )
 
 
-def generator(who: str, given: torch.Generator | int | None, device: torch.device) -> torch.Generator | None:
+def make_generator(
+    who: str, given: torch.Generator | int | None, device: torch.device
+) -> torch.Generator | None:
     """A source of random numbers: one that is passed on, one of a seed, or torch's own (None)."""
     if given is None or isinstance(given, torch.Generator):
         return given

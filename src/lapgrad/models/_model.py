@@ -59,7 +59,7 @@ class StoredModel(Parametrised, abc.ABC):
         if fault is not None:
             raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), tensors, fixed))
+        _saving.write_model(path, _saving.SavedModel(type(self).__name__, self.config(), tensors, fixed))
 
     @classmethod
     def load(
@@ -85,7 +85,7 @@ class StoredModel(Parametrised, abc.ABC):
             OSError: The file cannot be opened or read; ``FileNotFoundError``: there is none.
         """
         given = _Networks({} if modules is None else modules)
-        saved = _saving.read(path, device)
+        saved = _saving.read_model(path, device)
         kind = cls._kinds.get(saved.kind)
         if kind is None or not issubclass(kind, cls):
             hint = "" if kind is not None else " Import the module that defines it first."
@@ -105,7 +105,7 @@ class StoredModel(Parametrised, abc.ABC):
             raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {reason}") from error
 
 
-def _rebuild(kind: type[AnyModel], saved: _saving.Saved, modules: Mapping[str, nn.Module]) -> AnyModel:
+def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[str, nn.Module]) -> AnyModel:
     """The model of class ``kind`` that a file holds; raises whatever goes wrong with it."""
     model = kind.from_config(saved.config, saved.tensors, modules)
     _saving.check_fit(model, saved)

@@ -66,7 +66,7 @@ class Hyperparameter:
         if self.floor is not None:
             tensor = tensor - getattr(module, self.floor).to(tensor)
         if not bool((tensor.isfinite() & self.inside(tensor)).all()):
-            raise _errors.OptionError(f"{self._of(module)} must be {self.wanted}, got {value!r}.")
+            raise _errors.OptionError(f"{self._describe(module)} must be {self.wanted}, got {value!r}.")
         raw = self.to_raw(tensor)
         if known is None:
             module.register_parameter(self.raw_name, nn.Parameter(raw.clone()))
@@ -76,10 +76,10 @@ class Hyperparameter:
                 known.copy_(raw)
         except RuntimeError:
             raise _errors.ShapeError(
-                f"{self._of(module)} has shape {tuple(known.shape)}, got a value of shape {tuple(raw.shape)}."
+                f"{self._describe(module)} has shape {tuple(known.shape)}, got a value of shape {tuple(raw.shape)}."
             ) from None
 
-    def _of(self, module: nn.Module) -> str:
+    def _describe(self, module: nn.Module) -> str:
         return f"{type(module).__name__}: {self.name}"
 
 
@@ -151,7 +151,10 @@ class Parametrised(nn.Module):
 
     def hyperparameters(self) -> dict[str, Tensor]:
         """All hyper-parameters in their own units, by their path (``kernel.lengthscale``), detached."""
-        return {path: getattr(module, descriptor.name).detach() for path, module, descriptor in self._found()}
+        return {
+            path: getattr(module, descriptor.name).detach()
+            for path, module, descriptor in self._iterate_hyperparameters()
+        }
 
     def fix(self, *names: str) -> None:
         """Keep hyper-parameters as they are while the others are learned.
@@ -169,14 +172,14 @@ class Parametrised(nn.Module):
         self._set_learned(names, True)
 
     def _set_learned(self, names: Sequence[str], learned: bool) -> None:
-        found = {path: (module, descriptor) for path, module, descriptor in self._found()}
+        found = {path: (module, descriptor) for path, module, descriptor in self._iterate_hyperparameters()}
         for name in names or found:
             if name not in found:
                 raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
             module, descriptor = found[name]
             module.get_parameter(descriptor.raw_name).requires_grad_(learned)
 
-    def _found(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+    def _iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
         for path, module in self.named_modules():
             for name in dir(type(module)):
                 descriptor = getattr(type(module), name, None)

@@ -17,7 +17,7 @@ _BAND = 1.96
 """Standard deviations on each side that hold 95 %."""
 
 
-def new_axes(axes: Any = None) -> Any:
+def get_axes(axes: Any = None) -> Any:
     """``axes``, or those of a new figure; they can be shown (pyplot) and saved (``axes.figure.savefig``)."""
     if axes is not None:
         return axes
@@ -28,7 +28,7 @@ def new_axes(axes: Any = None) -> Any:
     return pyplot.subplots(figsize=(8, 4.5), layout="constrained")[1]
 
 
-def tidy(axes: Any) -> Any:
+def style_axes(axes: Any) -> Any:
     """The look that all figures share."""
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -36,16 +36,16 @@ def tidy(axes: Any) -> Any:
     return axes
 
 
-def learning_curve(history: Sequence[float], axes: Any = None) -> Any:
+def plot_learning_curve(history: Sequence[float], axes: Any = None) -> Any:
     """The loss over the moves of a fit."""
-    axes = new_axes(axes)
+    axes = get_axes(axes)
     axes.plot(range(len(history)), history, color=MODEL_COLOUR, linewidth=1.6)
     axes.set_xlabel("moves")
     axes.set_ylabel("loss")
-    return tidy(axes)
+    return style_axes(axes)
 
 
-def band(
+def plot_band(
     axes: Any, x: Tensor, mean: Tensor, variance: Tensor, *, label: str = "mean", colour: str = MODEL_COLOUR
 ) -> None:
     """A line (n,) and the band around it that holds 95 %."""
@@ -55,7 +55,7 @@ def band(
     axes.plot(x, mean, color=colour, linewidth=1.4, label=label)
 
 
-def points(axes: Any, x: Tensor, y: Tensor, *, label: str = "data", colour: str = DATA_COLOUR) -> None:
+def plot_points(axes: Any, x: Tensor, y: Tensor, *, label: str = "data", colour: str = DATA_COLOUR) -> None:
     """Observations (n,)."""
     size = 14.0 if len(x) < 300 else 5.0
     axes.scatter(
@@ -63,14 +63,14 @@ def points(axes: Any, x: Tensor, y: Tensor, *, label: str = "data", colour: str 
     )
 
 
-def places(x: Tensor, count: int, beyond: float = 0.05) -> Tensor:
+def make_grid(x: Tensor, count: int, beyond: float = 0.05) -> Tensor:
     """``count`` places from end to end of the data x (n,), and a part of its range beyond both ends."""
     low, high = float(x.min()), float(x.max())
     margin = beyond * (high - low) or 1.0
     return torch.linspace(low - margin, high + margin, count, dtype=x.dtype, device=x.device)
 
 
-def around(who: str, X: Tensor, margin: float) -> Tensor:
+def make_input_grid(who: str, X: Tensor, margin: float) -> Tensor:
     """1000 places along the one column of X, and beyond it by that part of its range.
 
     Raises:
@@ -78,15 +78,13 @@ def around(who: str, X: Tensor, margin: float) -> Tensor:
     """
     if X.shape[1] != 1:
         raise _errors.ShapeError(f"{who}: one input can be drawn, the data have {X.shape[1]}.")
-    return places(X, 1000, margin)
+    return make_grid(X, 1000, margin)
 
 
-def fitted_curve(
-    x: Tensor, mean: Tensor, variance: Tensor, data: tuple[Tensor, Tensor], axes: Any = None
-) -> Any:
+def plot_fit(x: Tensor, mean: Tensor, variance: Tensor, data: tuple[Tensor, Tensor], axes: Any = None) -> Any:
     """A fit over one input: mean and band at the sorted places ``x``, and the data, all (n,)."""
-    axes = new_axes(axes)
-    band(axes, x, mean, variance)
-    points(axes, *data)
+    axes = get_axes(axes)
+    plot_band(axes, x, mean, variance)
+    plot_points(axes, *data)
     axes.legend(frameon=False)
-    return tidy(axes)
+    return style_axes(axes)

@@ -28,11 +28,11 @@ class Prediction(NamedTuple):
         return self.variance
 
 
-def log_density(residuals: Tensor, variance: Tensor) -> Tensor:
+def compute_log_density(residuals: Tensor, variance: Tensor) -> Tensor:
     """Of each residual on its own: log N(residual | 0, variance)."""
     return -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
 
 
-def expected_log_density(residuals: Tensor, variance: Tensor, noise_var: Tensor) -> Tensor:
+def compute_expected_log_density(residuals: Tensor, variance: Tensor, noise_var: Tensor) -> Tensor:
     """E log N(y | f, noise_var) over f ~ N(mean, variance), of each residual y - mean on its own."""
     return -0.5 * ((residuals.square() + variance) / noise_var + noise_var.log() + _LOG_2_PI)

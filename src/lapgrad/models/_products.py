@@ -17,20 +17,20 @@ from lapgrad._torch.precision import products_are_rounded
 from lapgrad.ops.gemm2 import gemm2
 
 
-def product(*factors: Tensor) -> Tensor:
+def multiply(*factors: Tensor) -> Tensor:
     """The product of matrices (*batch, m, k), (*batch, k, n), ..., from left to right.
 
     ``torch.matmul`` where that rounds nothing, because it takes less time to call.
 
     Example:
-        >>> from lapgrad.models._products import product
-        >>> product(torch.ones(1, 2), torch.eye(2), torch.ones(2, 1)).item()
+        >>> from lapgrad.models._products import multiply
+        >>> multiply(torch.ones(1, 2), torch.eye(2), torch.ones(2, 1)).item()
         2.0
     """
-    return functools.reduce(gemm2 if _would_be_rounded(factors[0]) else torch.matmul, factors)
+    return functools.reduce(gemm2 if _is_rounded(factors[0]) else torch.matmul, factors)
 
 
-def _would_be_rounded(like: Tensor) -> bool:
+def _is_rounded(like: Tensor) -> bool:
     """Compiled code may run under other settings than it was traced with."""
     if like.dtype is torch.float64:
         return False

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syevd import syevd
 
 
-def normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+def draw_normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """Draws (count, m, k) of k independent columns with mean (m, k), all of one covariance (m, m).
 
     A covariance (k, m, m) is one for each column.
@@ -26,21 +26,21 @@ def normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Genera
     noise = torch.randn(m, count * k, dtype=mean.dtype, device=mean.device, generator=generator)
     if covariance.dim() > 2:
         columns = noise.view(m, count, k).permute(2, 0, 1)
-        return mean + product(_root(covariance), columns).permute(2, 1, 0)
-    drawn = product(_root(covariance), noise)
+        return mean + multiply(compute_root(covariance), columns).permute(2, 1, 0)
+    drawn = multiply(compute_root(covariance), noise)
     return mean + drawn.view(m, count, k).transpose(0, 1)
 
 
-def normal_each(mean: Tensor, covariance: Tensor, generator: torch.Generator | None) -> Tensor:
+def draw_each_normal(mean: Tensor, covariance: Tensor, generator: torch.Generator | None) -> Tensor:
     """One draw for each mean (*batch, m, k) and covariance (*batch, m, m) or (*batch, k, m, m)."""
     noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
-    root = _root(covariance)
+    root = compute_root(covariance)
     if covariance.dim() == mean.dim():
-        return mean + product(root, noise)
-    return mean + product(root, noise.mT[..., None])[..., 0].mT
+        return mean + multiply(root, noise)
+    return mean + multiply(root, noise.mT[..., None])[..., 0].mT
 
 
-def _root(covariance: Tensor) -> Tensor:
+def compute_root(covariance: Tensor) -> Tensor:
     """R with R Rᵀ = covariance (*batch, m, m)."""
     try:
         return potrf(covariance)
@@ -49,7 +49,7 @@ def _root(covariance: Tensor) -> Tensor:
         return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]
 
 
-def standard(generator: torch.Generator | None, *shape: int) -> Tensor:
+def draw_standard_normal(generator: torch.Generator | None, *shape: int) -> Tensor:
     """Standard normal numbers in float64, drawn where the generator is, on the default device."""
     place = None if generator is None else generator.device
     drawn = torch.randn(*shape, dtype=torch.float64, device=place, generator=generator)

@@ -17,10 +17,16 @@ from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._products import product
-from lapgrad.models._remembered import Remembered
+from lapgrad.models._products import multiply
+from lapgrad.models._remembered import CachedValue
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
-from lapgrad.models.features import Features, described, evaluated, from_description, parameters_fixed
+from lapgrad.models.features import (
+    Features,
+    describe_features,
+    evaluate_features,
+    fix_parameters,
+    make_features,
+)
 
 #: Of the description in a file.
 _ENTRIES = {
@@ -109,24 +115,26 @@ class BayesianLinearRegression(Model):
         super().__init__()
         if method not in METHODS:
             raise _errors.unknown_option("BayesianLinearRegression", "method", method, METHODS)
-        X = _checks.inputs("BayesianLinearRegression", X)
-        Y = _checks.targets("BayesianLinearRegression", y, X)
+        X = _checks.check_inputs("BayesianLinearRegression", X)
+        Y = _checks.check_targets("BayesianLinearRegression", y, X)
         self.bias, self.ard, self.normalise, self.one_target = bias, ard, normalise, y.dim() == 1
         self.method: Method = method
         self.features = features
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("Y", Y.detach().clone())
-        self.x_shift, self.x_scale = _buffers(self, "x", *_scaling.shift_and_scale(X, normalise))
-        shift, scale = _scaling.shift_and_scale(Y, normalise)
-        self.y_shift, self.y_scale = _buffers(self, "y", shift, scale.square().mean().sqrt())
+        self.x_shift, self.x_scale = _register_scaling(
+            self, "x", *_scaling.compute_shift_and_scale(X, normalise)
+        )
+        shift, scale = _scaling.compute_shift_and_scale(Y, normalise)
+        self.y_shift, self.y_scale = _register_scaling(self, "y", shift, scale.square().mean().sqrt())
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():
             Phi, Y = (
-                evaluated("BayesianLinearRegression", self.features, self._scaled(X)),
-                self._unit_targets(),
+                evaluate_features("BayesianLinearRegression", self.features, self._scale_inputs(X)),
+                self._scale_targets(),
             )
         self.feature_count = Phi.shape[1]
-        spread = variance_of(Y)
+        spread = compute_variance(Y)
         noise = torch.as_tensor(0.1 * spread if noise_var is None else noise_var, dtype=torch.float64)
         floor = min(torch.finfo(torch.float64).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
         self.register_buffer("noise_floor", X.new_tensor(floor if noise_floor is None else noise_floor))
@@ -143,8 +151,8 @@ class BayesianLinearRegression(Model):
         if bias:
             self.bias_var = spread + float(Y.mean().square())
         self.to(dtype=X.dtype, device=X.device)
-        self._posterior: Remembered[WeightPosterior] = Remembered()
-        self._compressed: Remembered[_weights.Observations] = Remembered()
+        self._posterior: CachedValue[WeightPosterior] = CachedValue()
+        self._compressed: CachedValue[_weights.Observations] = CachedValue()
 
     # Learning.
 
@@ -155,13 +163,15 @@ class BayesianLinearRegression(Model):
         not touch the others. Under ``torch.compile``, which cannot ask whether the data are still the same,
         every evaluation goes through all of them.
         """
-        observations = self._observations()
-        value = _weights.nll(observations, self.noise_var.double(), self.weight_var().double(), self.method)
+        observations = self._get_observations()
+        value = _weights.compute_nll(
+            observations, self.noise_var.double(), self.weight_var().double(), self.method
+        )
         return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
         """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("BayesianLinearRegression", self.features, self._scaled(X)).double()
+        Phi = evaluate_features("BayesianLinearRegression", self.features, self._scale_inputs(X)).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
@@ -177,9 +187,9 @@ class BayesianLinearRegression(Model):
             X: (n', d) or (n',).
             y: (n',) or (n', k).
         """
-        X = _checks.inputs("BayesianLinearRegression.observe", X, columns=self.X.shape[1])
-        Y = _checks.targets("BayesianLinearRegression.observe", y, X, outputs=self.Y.shape[1])
-        _checks.same_kind("BayesianLinearRegression.observe", X=X, data=self.X)
+        X = _checks.check_inputs("BayesianLinearRegression.observe", X, columns=self.X.shape[1])
+        Y = _checks.check_targets("BayesianLinearRegression.observe", y, X, outputs=self.Y.shape[1])
+        _checks.check_same_kind("BayesianLinearRegression.observe", X=X, data=self.X)
         self.X, self.Y = torch.cat([self.X, X.detach()]), torch.cat([self.Y, Y.detach()])
 
     # Inference.
@@ -191,8 +201,8 @@ class BayesianLinearRegression(Model):
             mean (m', k), and factor (m', m') with factor factorᵀ the covariance, which all targets share. The
             weight of the bias comes first.
         """
-        observations = self._observations()
-        return _weights.posterior(
+        observations = self._get_observations()
+        return _weights.compute_posterior(
             "BayesianLinearRegression",
             observations.Phi,
             observations.Y,
@@ -217,19 +227,20 @@ class BayesianLinearRegression(Model):
         Returns:
             mean (n') (or (n', k)), and variance (n') or covariance (n', n'), which all targets share.
         """
-        X_new = self._inputs("predict", X_new)
+        X_new = self._check_new_inputs("predict", X_new)
         if chunk is not None and chunk < 1:
             raise _errors.OptionError(
                 f"BayesianLinearRegression.predict: chunk must be positive, got {chunk}."
             )
-        posterior, noise_var = self._present_posterior(), self._noise() if noise else None
+        posterior, noise_var = self._get_posterior(), self._get_noise_var() if noise else None
         parts = [X_new] if chunk is None or full_cov or not len(X_new) else X_new.split(chunk)
         found = [
-            _weights.predicted(posterior, self._fixed_design(part), noise_var, full_cov) for part in parts
+            _weights.predict_targets(posterior, self._compute_fixed_design(part), noise_var, full_cov)
+            for part in parts
         ]
         mean = torch.cat([mean for mean, _ in found]) * self.y_scale + self.y_shift
         spread = found[0][1] if full_cov else torch.cat([variance for _, variance in found])
-        return Prediction(self._targets(mean), (spread * self.y_scale.square()).to(X_new.dtype))
+        return Prediction(self._restore_targets(mean), (spread * self.y_scale.square()).to(X_new.dtype))
 
     def sample(
         self,
@@ -252,13 +263,13 @@ class BayesianLinearRegression(Model):
         Returns:
             (count, n') (or (count, n', k)).
         """
-        X_new = self._inputs("sample", X_new)
-        source = _checks.generator("BayesianLinearRegression.sample", generator, self.X.device)
-        draws = product(self._fixed_design(X_new), self._present_posterior().sample(count, source))
+        X_new = self._check_new_inputs("sample", X_new)
+        source = _checks.make_generator("BayesianLinearRegression.sample", generator, self.X.device)
+        draws = multiply(self._compute_fixed_design(X_new), self._get_posterior().sample(count, source))
         if noise:
             normal = torch.randn(draws.shape, dtype=draws.dtype, device=draws.device, generator=source)
-            draws = draws + self._noise().sqrt() * normal
-        return self._targets(draws * self.y_scale + self.y_shift)
+            draws = draws + self._get_noise_var().sqrt() * normal
+        return self._restore_targets(draws * self.y_scale + self.y_shift)
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
         """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
@@ -272,19 +283,19 @@ class BayesianLinearRegression(Model):
             (n') (or (n', k)); with ``joint`` a scalar (or (k)).
         """
         who = "BayesianLinearRegression.log_prob"
-        X_new = self._inputs("log_prob", X_new)
-        Y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
+        X_new = self._check_new_inputs("log_prob", X_new)
+        Y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
         unit = (Y_new.double() - self.y_shift) / self.y_scale
         posterior, design, noise_var = (
-            self._present_posterior(),
-            self._fixed_design(X_new),
-            self._noise(),
+            self._get_posterior(),
+            self._compute_fixed_design(X_new),
+            self._get_noise_var(),
         )
         if joint:
-            values = _weights.joint_log_density(posterior, design, unit, noise_var, self.method)
-            return self._targets(values - len(unit) * self.y_scale.log())
-        values = _weights.log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
-        return self._targets(values)
+            values = _weights.compute_joint_log_densities(posterior, design, unit, noise_var, self.method)
+            return self._restore_targets(values - len(unit) * self.y_scale.log())
+        values = _weights.compute_log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
+        return self._restore_targets(values)
 
     def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True) -> Any:
         """The fit over one input, with its 95 % band, by matplotlib.
@@ -305,17 +316,17 @@ class BayesianLinearRegression(Model):
                 f"BayesianLinearRegression.plot: one input and one target can be drawn, there are "
                 f"{self.X.shape[1]} and {self.Y.shape[1]}."
             )
-        x = _plots.places(self.X[:, 0], points)
+        x = _plots.make_grid(self.X[:, 0], points)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
-        return _plots.fitted_curve(x, mean.reshape(-1), variance, (self.X[:, 0], self.Y[:, 0]), axes)
+        return _plots.plot_fit(x, mean.reshape(-1), variance, (self.X[:, 0], self.Y[:, 0]), axes)
 
     # Files.
 
     def config(self) -> dict[str, Any]:
         """What the constructor needs besides tensors."""
         return {
-            "features": described(self.features),
+            "features": describe_features(self.features),
             "bias": self.bias,
             "ard": self.ard,
             "normalise": self.normalise,
@@ -333,7 +344,7 @@ class BayesianLinearRegression(Model):
         return cls(
             tensors["X"],
             Y[:, 0] if config["one_target"] else Y,
-            from_description(cls.__name__, config["features"], modules),
+            make_features(cls.__name__, config["features"], modules),
             bias=config["bias"],
             prior_var=tensors["raw_prior_var"].exp(),
             ard=config["ard"],
@@ -341,37 +352,37 @@ class BayesianLinearRegression(Model):
             method=config["method"],
         )
 
-    def _inputs(self, method: str, X_new: Tensor) -> Tensor:
+    def _check_new_inputs(self, method: str, X_new: Tensor) -> Tensor:
         who = f"BayesianLinearRegression.{method}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X_new=X_new, X=self.X)
+        X_new = _checks.check_inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.check_same_kind(who, X_new=X_new, X=self.X)
         return X_new
 
-    def _targets(self, values: Tensor) -> Tensor:
+    def _restore_targets(self, values: Tensor) -> Tensor:
         """In the shape and the dtype that users have handed over."""
         return (values.squeeze(-1) if self.one_target else values).to(self.X.dtype)
 
-    def _scaled(self, X: Tensor) -> Tensor:
+    def _scale_inputs(self, X: Tensor) -> Tensor:
         return (X - self.x_shift) / self.x_scale if self.normalise else X
 
-    def _unit_targets(self) -> Tensor:
+    def _scale_targets(self) -> Tensor:
         Y = self.Y.double()
         return (Y - self.y_shift) / self.y_scale if self.normalise else Y
 
-    def _noise(self) -> Tensor:
+    def _get_noise_var(self) -> Tensor:
         return self.noise_var.detach().double()
 
-    def _fixed_design(self, X: Tensor) -> Tensor:
+    def _compute_fixed_design(self, X: Tensor) -> Tensor:
         """``design`` with the parameters of the features as constants."""
-        with parameters_fixed(self.features):
+        with fix_parameters(self.features):
             return self.design(X)
 
     @torch.no_grad()
-    def _present_posterior(self) -> WeightPosterior:
+    def _get_posterior(self) -> WeightPosterior:
         """The posterior without gradients; computed again when data or parameters have changed."""
         return self._posterior(self.state_dict().values(), self.posterior)
 
-    def _observations(self) -> _weights.Observations:
+    def _get_observations(self) -> _weights.Observations:
         """Design and targets; with features that are not learned, as few rows as there are columns."""
         features = self.features
         learned = features is not None and any(value.requires_grad for value in features.parameters())
@@ -379,21 +390,21 @@ class BayesianLinearRegression(Model):
         known = features is None or isinstance(features, Features)
         few = len(self.X) < 2 * (self.feature_count + self.bias)
         if learned or not known or few or is_compiling():
-            return _weights.Observations(self.design(self.X), self._unit_targets())
+            return _weights.Observations(self.design(self.X), self._scale_targets())
         tensors = [self.X, self.Y] if features is None else [self.X, self.Y, *features.state_dict().values()]
         with torch.no_grad():
             return self._compressed(
-                tensors, lambda: _weights.compressed(self.design(self.X), self._unit_targets())
+                tensors, lambda: _weights.compress_observations(self.design(self.X), self._scale_targets())
             )
 
 
-def _buffers(module: nn.Module, name: str, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _register_scaling(module: nn.Module, name: str, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     module.register_buffer(f"{name}_shift", shift)
     module.register_buffer(f"{name}_scale", scale)
     return shift, scale
 
 
-def variance_of(Y: Tensor) -> float:
+def compute_variance(Y: Tensor) -> float:
     """The variance of targets around their means, to start from; 1 when they do not vary."""
     if len(Y) < 2:
         return 1.0

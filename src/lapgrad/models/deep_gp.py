@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models import _checks
-from lapgrad.models._deep import bound as _deep_bound
-from lapgrad.models._deep import learning as _deep_learning
-from lapgrad.models._deep import likelihood as _deep_likelihood
+from lapgrad.models._deep import bound as _bound
+from lapgrad.models._deep import learning as _learning
+from lapgrad.models._deep import likelihood as _likelihood
 from lapgrad.models._deep.importance import LogLikelihood
-from lapgrad.models._deep.latent_layer import DeepLayer, Shift, initial_layer
+from lapgrad.models._deep.latent_layer import ConstantMean, DeepLayer, make_initial_layer
 from lapgrad.models._deep.options import check_options
 from lapgrad.models._model import StoredModel
 from lapgrad.models._storage.entries import INTEGER, INTEGERS, PARTS, check_entries
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models._training.plan import checked_plan
+from lapgrad.models._training.plan import make_plan
 from lapgrad.models.kernels.base import Kernel, part_of_state
 
 #: Rows of data that the start is computed from.
@@ -31,7 +31,7 @@ _ROWS_AT_THE_START = 10_000
 _ENTRIES = {"widths": INTEGERS, "outputs": INTEGER, "layers": PARTS}
 
 
-class DeepGP(_minibatches.Resumable, StoredModel):
+class DeepGP(_minibatches.ResumableModel, StoredModel):
     """Data as a deep Gaussian process: h_L ~ N(0, I), h_(l-1) = f_l(h_l) + noise, and data y = h_0.
 
     Each f_l has independent outputs with a Gaussian process prior, one kernel, and a Gaussian q(u) of its
@@ -93,10 +93,10 @@ class DeepGP(_minibatches.Resumable, StoredModel):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        Y = _checks.inputs(who, Y, "Y").detach()
+        Y = _checks.check_inputs(who, Y, "Y").detach()
         widths, hidden = list(widths), list(hidden)
         check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
-        source = _checks.generator(who, generator, Y.device)
+        source = _checks.make_generator(who, generator, Y.device)
         self.widths, self.outputs = widths, Y.shape[1]
         total = len(Y)
         order = torch.randperm(total, generator=source, device=Y.device)
@@ -107,7 +107,7 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         layers: list[DeepLayer] = []
         for level, (width, kernel) in enumerate(bottom_up):
             layers.append(
-                initial_layer(
+                make_initial_layer(
                     lower,
                     width,
                     total=total,
@@ -152,8 +152,8 @@ class DeepGP(_minibatches.Resumable, StoredModel):
             A scalar, in float64: a sum over ``total`` data and no mean.
         """
         if noise is None:
-            noise = self._noise(samples, len(Y), generator)
-        return _deep_bound.bound(self._layers(), Y, total or len(Y), noise, latent_weight)[0]
+            noise = self._draw_noise(samples, len(Y), generator)
+        return _bound.estimate_bound(self._list_layers(), Y, total or len(Y), noise, latent_weight)[0]
 
     def fit(
         self,
@@ -216,19 +216,19 @@ class DeepGP(_minibatches.Resumable, StoredModel):
             OptionError: An argument is not one of those above.
         """
         who = f"{type(self).__name__}.fit"
-        Y = self._observations("fit", Y)
-        plan = checked_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
+        Y = self._check_observations("fit", Y)
+        plan = make_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
         if samples < 1 or annealing < 0:
             raise _errors.OptionError(
                 f"{who}: samples must be positive and annealing not negative, got {samples}, {annealing}."
             )
-        layers = self._layers()
-        length = _deep_learning.natural_length(who, layers, natural)
-        source = _minibatches.own_generator(_checks.generator(who, generator, Y.device), Y.device)
-        task = _deep_learning.DeepTask(layers, Y, samples, annealing, length)
-        learned = task.left_to_adam(list(self.parameters()))
-        training = _minibatches.Training(who, self, len(Y), plan, task, source, resume, learned, graph)
-        return self._learned(training, progress, callback)
+        layers = self._list_layers()
+        length = _learning.choose_natural_length(who, layers, natural)
+        source = _minibatches.get_generator(_checks.make_generator(who, generator, Y.device), Y.device)
+        task = _learning.DeepTask(layers, Y, samples, annealing, length)
+        learned = task.select_for_adam(list(self.parameters()))
+        training = _minibatches.TrainingRun(who, self, len(Y), plan, task, source, resume, learned, graph)
+        return self._run_training(training, progress, callback)
 
     # What it has learned.
 
@@ -243,8 +243,8 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         Returns:
             (n, widths[layer]).
         """
-        H = self._observations("embed", Y)
-        for part in self._layers()[: self._levels("embed", layer)]:
+        H = self._check_observations("embed", Y)
+        for part in self._list_layers()[: self._count_levels("embed", layer)]:
             H = part.recognition(H)[0]
         return H
 
@@ -259,9 +259,9 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         """
         H = self.embed(Y, layer=layer)
         with without_waiting():
-            for part in reversed(self._layers()[: self._levels("reconstruct", layer)]):
+            for part in reversed(self._list_layers()[: self._count_levels("reconstruct", layer)]):
                 H = part.functions(H)[0]
-        self._check()
+        self._check_layers()
         return H
 
     @torch.no_grad()
@@ -278,16 +278,16 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         who = f"{type(self).__name__}.sample"
         if count < 0:
             raise _errors.OptionError(f"{who}: count must not be negative, got {count}.")
-        source = _checks.generator(who, generator, self._like().device)
-        H = self._normal((count, self.widths[0]), source)
+        source = _checks.make_generator(who, generator, self._get_like().device)
+        H = self._draw_normal((count, self.widths[0]), source)
         for level in reversed(range(len(self.widths))):
-            layer = self._layers()[level]
+            layer = self._list_layers()[level]
             mean, variance = layer.functions(H)
             if level == 0 and not noise:
                 H = mean
                 break
-            H = mean + (variance + layer.noise_var).sqrt() * self._normal(tuple(mean.shape), source)
-        self._check()
+            H = mean + (variance + layer.noise_var).sqrt() * self._draw_normal(tuple(mean.shape), source)
+        self._check_layers()
         return H
 
     @torch.no_grad()
@@ -317,19 +317,19 @@ class DeepGP(_minibatches.Resumable, StoredModel):
             Mean, errors, and one value per observation. The expectation of an estimate is not above log p(y).
         """
         who = f"{type(self).__name__}.log_likelihood"
-        Y = self._observations("log_likelihood", Y)
+        Y = self._check_observations("log_likelihood", Y)
         if samples < 1 or refine < 0 or (chunk is not None and chunk < 1):
             raise _errors.OptionError(
                 f"{who}: samples and chunk must be positive and refine not negative, got {samples}, {chunk}, "
                 f"{refine}."
             )
-        source = _checks.generator(who, generator, Y.device)
-        layers = self._layers()
-        prepared = _deep_bound.prepared(layers)
-        self._check()
+        source = _checks.make_generator(who, generator, Y.device)
+        layers = self._list_layers()
+        prepared = _bound.prepare_layers(layers)
+        self._check_layers()
         with without_waiting():
-            return _deep_likelihood.estimated(
-                layers, prepared, Y, samples, refine, chunk, lambda shape: self._normal(shape, source)
+            return _likelihood.estimate_log_likelihood(
+                layers, prepared, Y, samples, refine, chunk, lambda shape: self._draw_normal(shape, source)
             )
 
     # Files.
@@ -339,7 +339,7 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         return {
             "widths": self.widths,
             "outputs": self.outputs,
-            "layers": [layer.config() for layer in self._layers()],
+            "layers": [layer.config() for layer in self._list_layers()],
         }
 
     @classmethod
@@ -354,7 +354,9 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         layers = []
         for level, described in enumerate(config["layers"]):
             own = part_of_state(tensors, f"layers.{level}.")
-            mean = Shift(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
+            mean = (
+                ConstantMean(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
+            )
             layers.append(DeepLayer.from_config(described, own, modules, mean))
         model.layers = nn.ModuleList(layers)
         return model
@@ -363,26 +365,26 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         """The architecture."""
         return f"widths={self.widths}, outputs={self.outputs}"
 
-    def _layers(self) -> list[DeepLayer]:
+    def _list_layers(self) -> list[DeepLayer]:
         return [layer for layer in self.layers if isinstance(layer, DeepLayer)]
 
-    def _noise(self, samples: int, count: int, generator: torch.Generator | None) -> list[Tensor]:
+    def _draw_noise(self, samples: int, count: int, generator: torch.Generator | None) -> list[Tensor]:
         """Standard normal numbers for the latent variables, (samples, count, w), those of h_1 first."""
-        return [self._normal((samples, count, width), generator) for width in reversed(self.widths)]
+        return [self._draw_normal((samples, count, width), generator) for width in reversed(self.widths)]
 
-    def _check(self) -> None:
+    def _check_layers(self) -> None:
         """Raise if a kernel matrix could not be factorised (on a GPU; on a CPU that is known at once)."""
-        for layer in self._layers():
+        for layer in self._list_layers():
             layer.functions.check()
 
-    def _normal(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        like = self._like()
+    def _draw_normal(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        like = self._get_like()
         return torch.randn(*shape, dtype=like.dtype, device=like.device, generator=generator)
 
-    def _like(self) -> Tensor:
-        return self._layers()[0].functions.q_mean
+    def _get_like(self) -> Tensor:
+        return self._list_layers()[0].functions.q_mean
 
-    def _levels(self, function: str, layer: int) -> int:
+    def _count_levels(self, function: str, layer: int) -> int:
         """How many layers are between the data and ``widths[layer]``."""
         if isinstance(layer, bool) or not -len(self.widths) <= layer < len(self.widths):
             raise _errors.OptionError(
@@ -391,8 +393,8 @@ class DeepGP(_minibatches.Resumable, StoredModel):
             )
         return len(self.widths) - layer % len(self.widths)
 
-    def _observations(self, function: str, Y: Tensor) -> Tensor:
+    def _check_observations(self, function: str, Y: Tensor) -> Tensor:
         who = f"{type(self).__name__}.{function}"
-        Y = _checks.inputs(who, Y, "Y", columns=self.outputs)
-        _checks.same_kind(who, Y=Y, model=self._like())
+        Y = _checks.check_inputs(who, Y, "Y", columns=self.outputs)
+        _checks.check_same_kind(who, Y=Y, model=self._get_like())
         return Y

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import _checks, _scaling
 from lapgrad.models._deep import propagation as _propagation
-from lapgrad.models._deep import start as _deep_start
-from lapgrad.models._deep.inference import Layered
+from lapgrad.models._deep import start as _start
+from lapgrad.models._deep.inference import LayeredRegression
 from lapgrad.models._deep.start import Covariance
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Value
-from lapgrad.models._prediction import expected_log_density
+from lapgrad.models._prediction import compute_expected_log_density
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models._training.plan import checked_plan
+from lapgrad.models._training.plan import make_plan
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
 _STEPS = 5000
@@ -41,7 +41,7 @@ _ENTRIES = {
 }
 
 
-class DeepGPRegression(_minibatches.Resumable, Layered):
+class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
     """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, seen through inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly
@@ -118,33 +118,33 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        _deep_start.one_of_the_known(who, init=init, mean=mean, covariance=covariance, start=start)
+        _start.check_words(who, init=init, mean=mean, covariance=covariance, start=start)
         if not 0 <= jitter < math.inf:
             raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.inputs(who, X)
-        y = _checks.targets(who, y, X)
+        X = _checks.check_inputs(who, X)
+        y = _checks.check_targets(who, y, X)
         self.normalise = normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
         for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.shift_and_scale(values, normalise)
+            shift, scale = _scaling.compute_shift_and_scale(values, normalise)
             self.register_buffer(f"{name}_shift", shift)
             self.register_buffer(f"{name}_scale", scale.square().mean().sqrt() if name == "y" else scale)
-        inputs, outputs = self._scaled(self.X), self._observed(self.y)
-        self._set_noise(_scaling.spread(outputs).square().mean(), noise_var, noise_floor)
+        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        self._set_noise(_scaling.compute_spread(outputs).square().mean(), noise_var, noise_floor)
         inner = (min(X.shape[1], _WIDEST),) if widths is None else tuple(widths)
-        _deep_start.positive(who, **{f"widths[{number}]": width for number, width in enumerate(inner)})
-        kernels = _deep_start.one_per_layer(who, kernel, len(inner) + 1)
-        plan = _deep_start.Plan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
-        source = _checks.generator(who, generator, X.device)
-        Z = _inducing_inputs.given_or_chosen(who, inducing, self.X, init, source)
-        built = list(_deep_start.layers(who, plan, inputs, outputs, self._scaled(Z)))
+        _start.check_positive(who, **{f"widths[{number}]": width for number, width in enumerate(inner)})
+        kernels = _start.list_kernels(who, kernel, len(inner) + 1)
+        plan = _start.LayerPlan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
+        source = _checks.make_generator(who, generator, X.device)
+        Z = _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
+        built = list(_start.make_layers(who, plan, inputs, outputs, self._scale_inputs(Z)))
         self.layers = nn.ModuleList(built)
         self.plan = dataclasses.replace(plan, kernels=())  # they are in the layers
         self.to(dtype=X.dtype, device=X.device)
         if start == "data":
-            _deep_start.condition(built, inputs, outputs, self.noise_var)
+            _start.condition_last_layer(built, inputs, outputs, self.noise_var)
 
     def _set_noise(self, variance: Tensor, noise_var: Value | None, noise_floor: float | None) -> None:
         given = 0.1 * variance if noise_var is None else noise_var
@@ -183,15 +183,15 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
             NonFiniteError: A kernel gives NaN or infinity.
         """
         who, n = f"{type(self).__name__}.loss", len(self.X)
-        _deep_start.positive(who, samples=samples, batch=n if batch is None else batch)
-        source = _checks.generator(who, generator, self.X.device)
+        _start.check_positive(who, samples=samples, batch=n if batch is None else batch)
+        source = _checks.make_generator(who, generator, self.X.device)
         rows: Tensor | slice = slice(None)
         if batch is not None and batch < n:
             rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
         count = n if batch is None else min(batch, n)
-        normals = _propagation.normals(samples, count, self.plan.widths[:-1], self.X, source)
-        value = self._estimated(rows, normals)
-        for layer in self._layers():
+        normals = _propagation.draw_normals(samples, count, self.plan.widths[:-1], self.X, source)
+        value = self._estimate_loss(rows, normals)
+        for layer in self._list_layers():
             layer.check()
         return value
 
@@ -248,14 +248,16 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
             OptionError: An argument is not one of those above, or there is nothing to learn.
         """
         who, n = f"{type(self).__name__}.fit", len(self.X)
-        _deep_start.positive(who, samples=samples, batch=batch)
+        _start.check_positive(who, samples=samples, batch=batch)
         if steps is None and epochs is None and seconds is None:
             steps = _STEPS
-        plan = checked_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
-        source = _minibatches.own_generator(_checks.generator(who, generator, self.X.device), self.X.device)
+        plan = make_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
+        source = _minibatches.get_generator(
+            _checks.make_generator(who, generator, self.X.device), self.X.device
+        )
         task = _Task(self, samples)
-        training = _minibatches.Training(who, self, n, plan, task, source, resume, graph=graph)
-        return self._learned(training, progress, callback)
+        training = _minibatches.TrainingRun(who, self, n, plan, task, source, resume, graph=graph)
+        return self._run_training(training, progress, callback)
 
     # Files.
 
@@ -264,7 +266,7 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
         return {
             **{name: getattr(self.plan, name) for name in ("mean", "whiten", "covariance", "jitter")},
             "widths": list(self.plan.widths[:-1]),
-            "kernels": [layer.kernel.config() for layer in self._layers()],
+            "kernels": [layer.kernel.config() for layer in self._list_layers()],
             "normalise": self.normalise,
             "vector": self.vector,
         }
@@ -286,34 +288,34 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
 
     def extra_repr(self) -> str:
         """Size of the data, layers, inducing inputs and the noise."""
-        (n, d), U = self.X.shape, len(self._layers()[0].inducing)
+        (n, d), U = self.X.shape, len(self._list_layers()[0].inducing)
         widths, noise = self.plan.widths, self.noise_var.item()
         return f"n={n}, d={d}, widths={widths}, inducing={U}, noise_var={noise:.4g}"
 
     # Parts.
 
-    def _estimated(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
+    def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
         """The loss, by these rows of the data and numbers for them; nothing waits for the device."""
-        X, y = self._scaled(self.X[rows]), self._observed(self.y[rows])
-        layers = self._layers()
+        X, y = self._scale_inputs(self.X[rows]), self._scale_targets(self.y[rows])
+        layers = self._list_layers()
         prepared = [layer.prepare() for layer in layers]
-        mean, variance = _propagation.through(layers, prepared, X, normals)
-        of_data = expected_log_density(y - mean, variance, self.noise_var).mean(0).sum()
+        mean, variance = _propagation.propagate_samples(layers, prepared, X, normals)
+        of_data = compute_expected_log_density(y - mean, variance, self.noise_var).mean(0).sum()
         divergence = torch.stack([layer.kl(part) for layer, part in zip(layers, prepared, strict=True)]).sum()
         value = divergence - of_data * (len(self.X) / len(X))
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
 
-class _Task(_minibatches.Task):
+class _Task(_minibatches.TrainingTask):
     """The bound, by Adam."""
 
     def __init__(self, model: DeepGPRegression, samples: int) -> None:
         self.model, self.samples = model, samples
 
-    def normals(self, count: int) -> list[Tensor]:
+    def make_normals(self, count: int) -> list[Tensor]:
         """(samples, count, w) for each layer but the last."""
         return [self.model.X.new_empty(self.samples, count, width) for width in self.model.plan.widths[:-1]]
 
     def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
         """Of all data, by these."""
-        return self.model._estimated(minibatch.rows, minibatch.normals)
+        return self.model._estimate_loss(minibatch.rows, minibatch.normals)

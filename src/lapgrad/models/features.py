@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
 from lapgrad.models._parameters import Parametrised, Value, positive
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PART, TEXT, Entry, check_entries
 
 #: All classes of features, those of users included, by name: what files refer to.
@@ -167,8 +167,8 @@ class RandomFourierFeatures(Features):
                 f"{tuple(self.lengthscale.shape)}."
             )
         self.kernel = kernel
-        source = _checks.generator("RandomFourierFeatures", generator, torch.device("cpu"))
-        self.register_buffer("frequencies", _spectrum(kernel, dimension, count, source))
+        source = _checks.make_generator("RandomFourierFeatures", generator, torch.device("cpu"))
+        self.register_buffer("frequencies", _draw_frequencies(kernel, dimension, count, source))
 
     frequencies: Tensor
 
@@ -186,7 +186,7 @@ class RandomFourierFeatures(Features):
                 f"RandomFourierFeatures: inputs must have {self.frequencies.shape[1]} columns, got shape "
                 f"{tuple(X.shape)}."
             )
-        angles = product(X, (self.frequencies / self.lengthscale).to(X).mT)
+        angles = multiply(X, (self.frequencies / self.lengthscale).to(X).mT)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(self.frequencies))
 
     def config(self) -> dict[str, Any]:
@@ -201,21 +201,21 @@ class RandomFourierFeatures(Features):
         return f"dimension={dimension}, count={count}, kernel={self.kernel}"
 
 
-def _spectrum(kernel: str, dimension: int, count: int, source: torch.Generator | None) -> Tensor:
+def _draw_frequencies(kernel: str, dimension: int, count: int, source: torch.Generator | None) -> Tensor:
     """Frequencies (count, dimension) of the kernel with lengthscale 1.
 
     Normal for the RBF kernel; for a Matérn kernel of order v multivariate t with 2 v degrees of freedom, that
     is normal over the root of chi²(2 v) / (2 v).
     """
-    normal = _sampling.standard(source, count, dimension)
+    normal = _sampling.draw_standard_normal(source, count, dimension)
     degrees = _DEGREES_OF_FREEDOM[kernel]
     if degrees is None:
         return normal
-    squares = _sampling.standard(source, count, degrees).square().sum(1, keepdim=True)
+    squares = _sampling.draw_standard_normal(source, count, degrees).square().sum(1, keepdim=True)
     return normal * (degrees / squares).sqrt()
 
 
-def described(features: nn.Module | None) -> dict[str, Any]:
+def describe_features(features: nn.Module | None) -> dict[str, Any]:
     """What a file says of features: their class and arguments, or that a network must be passed in."""
     if features is None:
         return {"kind": "inputs"}
@@ -224,10 +224,10 @@ def described(features: nn.Module | None) -> dict[str, Any]:
     return {"kind": "module"}
 
 
-def from_description(
+def make_features(
     who: str, description: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> nn.Module | None:
-    """The inverse of ``described``; a network is taken from ``modules["features"]``.
+    """The inverse of ``describe_features``; a network is taken from ``modules["features"]``.
 
     Raises:
         OptionError: The network is missing.
@@ -253,7 +253,7 @@ def from_description(
     return known.from_config(description["arguments"])
 
 
-def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
+def evaluate_features(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
     """The features (n, m) of X (n, d)."""
     Phi = X if features is None else features(X)
     if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
@@ -263,7 +263,7 @@ def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def parameters_fixed(module: nn.Module | None) -> Iterator[None]:
+def fix_parameters(module: nn.Module | None) -> Iterator[None]:
     """The parameters of a module need no gradients inside; its inputs keep theirs."""
     learned = [] if module is None else [value for value in module.parameters() if value.requires_grad]
     for parameter in learned:

@@ -24,9 +24,9 @@ from lapgrad.models import _checks, _plots, _sampling, _scaling
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
-from lapgrad.models._prediction import Prediction, log_density
-from lapgrad.models._products import product
-from lapgrad.models._scaling import Standardised
+from lapgrad.models._prediction import Prediction, compute_log_density
+from lapgrad.models._products import multiply
+from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
@@ -56,7 +56,7 @@ _ENTRIES = {
 }
 
 
-class GPRegression(Standardised, Model):
+class GPRegression(StandardisedRegression, Model):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
     Value and gradient of the loss take two n² buffers and n³ flops.
@@ -115,19 +115,19 @@ class GPRegression(Standardised, Model):
         if kernel is not None and not isinstance(kernel, Kernel):
             raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.inputs(who, X)
-        y = _checks.targets(who, y, X)
+        X = _checks.check_inputs(who, X)
+        y = _checks.check_targets(who, y, X)
         self.mean, self.normalise = mean, normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
         for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.shift_and_scale(values, normalise)
+            shift, scale = _scaling.compute_shift_and_scale(values, normalise)
             pooled = scale.square().mean().sqrt() if name == "y" else scale
             self.register_buffer(f"{name}_shift", shift)
             self.register_buffer(f"{name}_scale", pooled)
-        inputs, outputs = self._scaled(self.X), self._observed(self.y)
-        variance = _scaling.spread(outputs).square().mean()
-        spread = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
+        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        variance = _scaling.compute_spread(outputs).square().mean()
+        spread = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
         self.kernel = RBF(spread, variance) if kernel is None else kernel
         noise = torch.as_tensor(0.1 * variance if noise_var is None else noise_var, dtype=torch.float64)
         floor = torch.minimum(math.sqrt(torch.finfo(X.dtype).eps) * variance, 0.01 * noise.abs().to(variance))
@@ -152,12 +152,12 @@ class GPRegression(Standardised, Model):
             JitterWarning: Something had to be added to the diagonal (``jitter`` says how much).
         """
         self._posterior = None  # n² of memory, and out of date with the next step of a fit
-        inputs, residuals = self._scaled(self.X), self._residuals()
+        inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
 
         def evaluate(jitter: float) -> Tensor:
-            return mvn_nll(self._covariance(inputs, jitter), residuals, overwrite=True)
+            return mvn_nll(self._compute_covariance(inputs, jitter), residuals, overwrite=True)
 
-        value, self.jitter = _jitter.retried(type(self).__name__, self.X.dtype, evaluate)
+        value, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, evaluate)
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     def predict(
@@ -180,14 +180,14 @@ class GPRegression(Standardised, Model):
         Raises:
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
-        X_new = self._new_inputs("predict", X_new)
-        posterior = self._factorised()
+        X_new = self._check_new_inputs("predict", X_new)
+        posterior = self._compute_posterior()
         if chunk is None:
             chunk = max(1, _CHUNK_ELEMENTS // len(self.X))
         elif chunk < 1:
             raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
         parts = [X_new] if full_cov or not len(X_new) else X_new.split(chunk)
-        found = [self._predicted(posterior, part, full_cov) for part in parts]
+        found = [self._predict_scaled(posterior, part, full_cov) for part in parts]
         mean = torch.cat([part for part, _ in found])
         spread = found[0][1] if full_cov else torch.cat([part for _, part in found])
         if noise:
@@ -217,8 +217,8 @@ class GPRegression(Standardised, Model):
         """
         mean, spread = self.predict(X_new, noise=noise, full_cov=True)
         columns = mean[:, None] if self.vector else mean
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, mean.device)
-        drawn = _sampling.normal(columns, spread, count, source)
+        source = _checks.make_generator(f"{type(self).__name__}.sample", generator, mean.device)
+        drawn = _sampling.draw_normal(columns, spread, count, source)
         return drawn[..., 0] if self.vector else drawn
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
@@ -233,14 +233,14 @@ class GPRegression(Standardised, Model):
             (m,) (or (m, k)); with ``joint`` a scalar (or (k,)).
         """
         who = f"{type(self).__name__}.log_prob"
-        X_new = self._new_inputs("log_prob", X_new)
-        y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        X_new = self._check_new_inputs("log_prob", X_new)
+        y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
         mean, spread = self.predict(X_new, noise=True, full_cov=joint)
         residuals = y_new - (mean[:, None] if self.vector else mean)
         if joint:
             values = -mvn_nll(spread, residuals.mT[..., None])
         else:
-            values = log_density(residuals, spread[:, None])
+            values = compute_log_density(residuals, spread[:, None])
         return values[..., 0] if self.vector else values
 
     def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
@@ -258,11 +258,11 @@ class GPRegression(Standardised, Model):
         Raises:
             ShapeError: There is more than one input.
         """
-        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
+        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
         shown = mean if self.vector else mean[:, output]
-        return _plots.fitted_curve(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
+        return _plots.plot_fit(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
 
     def config(self) -> dict[str, Any]:
         """Options and the description of the kernel."""
@@ -288,11 +288,11 @@ class GPRegression(Standardised, Model):
         n, d = self.X.shape
         return f"n={n}, d={d}, outputs={self.y.shape[1]}, noise_var={self.noise_var.item():.4g}"
 
-    def _residuals(self) -> Tensor:
-        y = self._observed(self.y)
+    def _compute_residuals(self) -> Tensor:
+        y = self._scale_targets(self.y)
         return y - self.constant if self.mean == "constant" else y
 
-    def _covariance(self, inputs: Tensor, jitter: float) -> Tensor:
+    def _compute_covariance(self, inputs: Tensor, jitter: float) -> Tensor:
         """A, with jitter relative to the mean of its diagonal."""
         noise = self.noise_var
         if jitter:
@@ -300,30 +300,30 @@ class GPRegression(Standardised, Model):
         return covariance(self.kernel, inputs, noise, lower_only=True)
 
     @torch.no_grad()
-    def _factorised(self) -> _Posterior:
+    def _compute_posterior(self) -> _Posterior:
         """L and A⁻¹ r; computed again when a parameter has changed."""
         present = [value.detach() for value in self.state_dict().values()]
         known = self._posterior
         if known is not None and all(map(_same, known.at, present)):
             return known
-        inputs = self._scaled(self.X)
+        inputs = self._scale_inputs(self.X)
 
         def evaluate(jitter: float) -> Tensor:
-            return potrf(self._covariance(inputs, jitter), overwrite=True)
+            return potrf(self._compute_covariance(inputs, jitter), overwrite=True)
 
-        L, self.jitter = _jitter.retried(type(self).__name__, self.X.dtype, evaluate)
+        L, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, evaluate)
         at = [value.clone() for value in present]
-        self._posterior = _Posterior(L, cho_solve(L, self._residuals()), at)
+        self._posterior = _Posterior(L, cho_solve(L, self._compute_residuals()), at)
         return self._posterior
 
-    def _predicted(self, posterior: _Posterior, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
+    def _predict_scaled(self, posterior: _Posterior, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
         """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y."""
-        inputs, X_new = self._scaled(self.X), self._scaled(X_new)
+        inputs, X_new = self._scale_inputs(self.X), self._scale_inputs(X_new)
         recording = torch.is_grad_enabled() and X_new.requires_grad
         with _constant(self.kernel) if recording else torch.no_grad():
             cross = self.kernel(inputs, X_new)
             prior = self.kernel(X_new) if full_cov else self.kernel.diag(X_new)
-        mean = product(cross.mT, posterior.weights)
+        mean = multiply(cross.mT, posterior.weights)
         if self.mean == "constant":
             mean = mean + self.constant.detach()
         # The matrix is this function's own, unless it is a constant that all its elements share.

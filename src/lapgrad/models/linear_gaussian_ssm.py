@@ -23,12 +23,12 @@ from lapgrad.models import _checks, _plots
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._state_space import diffuse as _diffuse
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
-from lapgrad.models.components.base import Block, Component, component_from, described
+from lapgrad.models.components.base import Block, Component, describe_component, make_component
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
 from lapgrad.ops.potrf import potrf
@@ -52,7 +52,7 @@ class Matrices(NamedTuple):
     block: Block
     R: Tensor
 
-    def operands(self, y: Tensor) -> dict[str, Any]:
+    def list_operands(self, y: Tensor) -> dict[str, Any]:
         """Arguments of ``kalman_nll`` for the series y (N, T, p)."""
         return {
             "y": y,
@@ -114,7 +114,7 @@ class LinearGaussianSSM(Model):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        series = _time_series.padded(who, y)
+        series = _time_series.pad_series(who, y)
         p = series.values.shape[-1]
         if isinstance(component, int) and not isinstance(component, bool):
             from lapgrad.models.components.learned import LinearDynamics
@@ -136,15 +136,15 @@ class LinearGaussianSSM(Model):
         self.register_buffer("y", series.values)
         self.register_buffer("lengths", series.lengths)
         self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
-        variances = _time_series.variances(series.values)
+        variances = _time_series.compute_variances(series.values)
         component.prepare(float(variances.mean()))
-        self.noise = self._noise(who, noise_var, variances, noise)
+        self.noise = self._make_noise(who, noise_var, variances, noise)
         self.to(dtype=series.values.dtype, device=series.values.device)
-        flat, batch = self._flat(self.matrices(), self.y)
-        self._start = _diffuse.steps_needed(who, batch, flat, self._diffuse_states)
+        flat, batch = self._flatten(self.matrices(), self.y)
+        self._start = _diffuse.count_diffuse_steps(who, batch, flat, self._diffuse_states)
 
     @staticmethod
-    def _noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
+    def _make_noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
         p = len(variances)
         if noise_var is None:
             return Covariance(0.5 * variances, diagonal=form == "diagonal")
@@ -183,8 +183,8 @@ class LinearGaussianSSM(Model):
             return []
         return [i for i, flag in enumerate(self.component.diffuse) if flag]
 
-    def _flat(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
-        return _series.operands(type(self).__name__, **matrices.operands(y))
+    def _flatten(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
+        return _series.operands(type(self).__name__, **matrices.list_operands(y))
 
     def loss(self) -> Tensor:
         """-log p(y), summed over the series.
@@ -200,18 +200,20 @@ class LinearGaussianSSM(Model):
     def log_likelihood(self) -> Tensor:
         """log p(y) of each series: (N,), or a number for one series."""
         matrices = self.matrices()
-        value = self._log_likelihood(matrices, self.y)
+        value = self._compute_log_likelihood(matrices, self.y)
         return value[0] if self.single else value
 
-    def _log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
+    def _compute_log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
         if not self._start:
-            return -kalman_nll(**matrices.operands(y))
+            return -kalman_nll(**matrices.list_operands(y))
         # A few steps with what is diffuse; from there on everything is proper.
-        k, (flat, batch) = self._start, self._flat(matrices, y)
-        walked = _diffuse.walk(type(self).__name__, batch, flat, self._diffuse_states, k)
-        m, P = _diffuse.collapsed(walked.mean, walked.covariance, walked.information)
-        y, A, B, Q, R, _, _, c = (X if i in (5, 6) else _time_series.later(X, k) for i, X in enumerate(flat))
-        return -_diffuse.nll(walked) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
+        k, (flat, batch) = self._start, self._flatten(matrices, y)
+        walked = _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, k)
+        m, P = _diffuse.integrate_out_diffuse(walked.mean, walked.covariance, walked.information)
+        y, A, B, Q, R, _, _, c = (
+            X if i in (5, 6) else _time_series.drop_times(X, k) for i, X in enumerate(flat)
+        )
+        return -_diffuse.compute_nll(walked) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
 
     @torch.no_grad()
     def filter(self) -> Filtered:
@@ -221,7 +223,7 @@ class LinearGaussianSSM(Model):
             (N, T, ...), or (T, ...) for one series. Where the observations so far do not determine diffuse
             states, the moments, and all but the sum of the log likelihoods, do not exist: they are NaN.
         """
-        walked, (flat, _) = self._walk(0)
+        walked, (flat, _) = self._run_filter(0)
         T, first = len(walked.steps), max(0, self._start - 1)
         found: list[tuple[Tensor, ...]] = []
         for t, step in enumerate(walked.steps):
@@ -230,19 +232,21 @@ class LinearGaussianSSM(Model):
                     tuple(torch.full_like(x, torch.nan) for x in (step.mean[..., 0], step.covariance) * 2)
                 )
                 continue
-            filtered = _diffuse.collapsed(step.filtered_mean, step.filtered_covariance, step.information)
+            filtered = _diffuse.integrate_out_diffuse(
+                step.filtered_mean, step.filtered_covariance, step.information
+            )
             before = (
                 walked.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
             )
             known = t > first or not self._start
             predicted = (
-                _diffuse.collapsed(step.mean, step.covariance, before)
+                _diffuse.integrate_out_diffuse(step.mean, step.covariance, before)
                 if known
                 else tuple(torch.full_like(x, torch.nan) for x in filtered)
             )
             found.append((*filtered, *predicted))
         parts = [torch.stack(part, 1) for part in zip(*found, strict=True)]
-        values = _log_likelihoods(flat, parts[2], parts[3])
+        values = _compute_log_likelihoods(flat, parts[2], parts[3])
         values[:, :first] = torch.nan if T and self._start else values[:, :first]
         return Filtered(*[part[0] if self.single else part for part in (*parts, values)])
 
@@ -252,22 +256,24 @@ class LinearGaussianSSM(Model):
 
         Times past the end of a series are forecasts.
         """
-        walked, (flat, _) = self._walk(0)
+        walked, (flat, _) = self._run_filter(0)
         steps = [(step.mean, step.covariance, step.seen) for step in walked.steps]
         mean, covariance, cross, _ = smooth_back(flat, steps, flat[0].new_zeros(len(flat[0]), 0))
         G = walked.information
         if mean.shape[-1] > 1:
             L, M = potrf(G[:, None, 1:, 1:]), mean[..., 1:]
-            cross = cross + product(M[:, 1:], cho_solve(L, M[:, :-1].mT))
-        mean, covariance = _diffuse.collapsed(mean, covariance, G[:, None])
-        parts = (mean, covariance, cross, _diffuse.nll(walked).neg())
+            cross = cross + multiply(M[:, 1:], cho_solve(L, M[:, :-1].mT))
+        mean, covariance = _diffuse.integrate_out_diffuse(mean, covariance, G[:, None])
+        parts = (mean, covariance, cross, _diffuse.compute_nll(walked).neg())
         return Smoothed(*[part[0] if self.single else part for part in parts])
 
-    def _walk(self, steps_ahead: int) -> tuple[_diffuse.Walk, tuple[tuple[Tensor, ...], torch.Size]]:
+    def _run_filter(
+        self, steps_ahead: int
+    ) -> tuple[_diffuse.FilterRun, tuple[tuple[Tensor, ...], torch.Size]]:
         """The filter over data and times after them."""
         y = torch.nn.functional.pad(self.y, (0, 0, 0, steps_ahead), value=torch.nan)
-        flat, batch = self._flat(self.matrices(y.shape[1]), y)
-        return _diffuse.walk(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
+        flat, batch = self._flatten(self.matrices(y.shape[1]), y)
+        return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
             flat,
             batch,
         )
@@ -288,34 +294,34 @@ class LinearGaussianSSM(Model):
             OptionError: steps is negative.
             ShapeError: A component with inputs has none for these times.
         """
-        steps = _checked_steps(f"{type(self).__name__}.forecast", steps)
-        walked, (flat, _) = self._walk(steps)
-        after = _time_series.after(self.lengths, steps)
+        steps = _check_steps(f"{type(self).__name__}.forecast", steps)
+        walked, (flat, _) = self._run_filter(steps)
+        after = _time_series.list_later_times(self.lengths, steps)
         predicted = [
-            _diffuse.collapsed(step.mean, step.covariance, walked.information)
+            _diffuse.integrate_out_diffuse(step.mean, step.covariance, walked.information)
             for step in walked.steps[int(self.lengths.min()) :]
         ]
         n = flat[1].shape[-1]
         if not predicted:
-            return self._answer(self.y.new_empty(len(self.y), 0, self.y.shape[-1]), None)
+            return self._shape_prediction(self.y.new_empty(len(self.y), 0, self.y.shape[-1]), None)
         first = int(self.lengths.min())
         m = torch.stack([mean for mean, _ in predicted], 1)
         P = torch.stack([covariance for _, covariance in predicted], 1)
         m = m.gather(1, (after - first)[..., None].expand(-1, -1, n))
         P = P.gather(1, (after - first)[..., None, None].expand(-1, -1, n, n))
-        B, R = (_time_series.at_times(X, after) for X in (flat[2], flat[4]))
-        mean = product(B, m[..., None])[..., 0] + self._observation_offset(walked, after)
-        covariance = product(B, P, B.mT) + (R if noise else 0.0)
-        return self._answer(mean, covariance)
+        B, R = (_time_series.gather_times(X, after) for X in (flat[2], flat[4]))
+        mean = multiply(B, m[..., None])[..., 0] + self._get_observation_offset(walked, after)
+        covariance = multiply(B, P, B.mT) + (R if noise else 0.0)
+        return self._shape_prediction(mean, covariance)
 
-    def _observation_offset(self, walked: _diffuse.Walk, after: Tensor) -> Tensor | float:
+    def _get_observation_offset(self, walked: _diffuse.FilterRun, after: Tensor) -> Tensor | float:
         offset = self.matrices(len(walked.steps)).block.observation_offset
         if offset is None:
             return 0.0
         flat = offset.expand(len(self.y), *offset.shape[-2:]) if offset.dim() == 2 else offset
-        return _time_series.at_times(flat, after)
+        return _time_series.gather_times(flat, after)
 
-    def _answer(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
+    def _shape_prediction(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
         """In the shapes of the data."""
         if covariance is None:
             covariance = mean.new_empty(*mean.shape, mean.shape[-1])
@@ -337,23 +343,23 @@ class LinearGaussianSSM(Model):
             (count, steps), with (N) before, and (p) after, for several series, and for several values.
         """
         who = f"{type(self).__name__}.sample"
-        steps = _checked_steps(who, steps)
-        source = _checks.generator(who, generator, self.y.device)
-        walked, (flat, _) = self._walk(steps)
+        steps = _check_steps(who, steps)
+        source = _checks.make_generator(who, generator, self.y.device)
+        walked, (flat, _) = self._run_filter(steps)
         _, A, B, Q, R, _, _, c = flat
-        after = _time_series.after(self.lengths, steps)
+        after = _time_series.list_later_times(self.lengths, steps)
         N, p = len(self.y), self.y.shape[-1]
         drawn = self.y.new_empty(N, count, steps, p)
-        offset = self._observation_offset(walked, after)
+        offset = self._get_observation_offset(walked, after)
 
         def normal(mean: Tensor, covariance: Tensor) -> Tensor:
             """(N, count, k) of means (N, count, k) and covariances (N, k, k)."""
             noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
-            return mean + product(noise, _time_series.root(covariance).mT)
+            return mean + multiply(noise, _time_series.compute_root(covariance).mT)
 
         if steps:
             states = [
-                _diffuse.collapsed(
+                _diffuse.integrate_out_diffuse(
                     walked.steps[int(length)].mean[i],
                     walked.steps[int(length)].covariance[i],
                     walked.information[i],
@@ -366,10 +372,10 @@ class LinearGaussianSSM(Model):
             )
         for k in range(steps):
             A_k, B_k, Q_k, R_k, c_k = (
-                _time_series.at_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
+                _time_series.gather_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
             )
-            drawn[:, :, k] = normal(product(h, B_k.mT), R_k)
-            h = normal(product(h, A_k.mT) + c_k[:, None], Q_k)
+            drawn[:, :, k] = normal(multiply(h, B_k.mT), R_k)
+            h = normal(multiply(h, A_k.mT) + c_k[:, None], Q_k)
         drawn = drawn + (offset if isinstance(offset, float) else offset[:, None])
         drawn = drawn[..., 0] if self.vector else drawn
         return drawn[0] if self.single else drawn
@@ -389,8 +395,8 @@ class LinearGaussianSSM(Model):
         for part in parts:
             own = slice(before, before + part.states)
             B = block.B[..., own]
-            value = product(B, mean[..., own, None])[..., 0]
-            answers.append(self._answer(value, product(B, covariance[..., own, own], B.mT)))
+            value = multiply(B, mean[..., own, None])[..., 0]
+            answers.append(self._shape_prediction(value, multiply(B, covariance[..., own, own], B.mT)))
             before += part.states
         return answers
 
@@ -408,25 +414,25 @@ class LinearGaussianSSM(Model):
         """
         if self.y.shape[-1] > 1:
             raise _errors.ShapeError(f"{type(self).__name__}.plot: only series of one value at each time.")
-        axes = _plots.new_axes(axes)
+        axes = _plots.get_axes(axes)
         length = int(self.lengths[series])
         x = torch.arange(length + steps) if times is None else torch.as_tensor(times)
         found, matrices = self.smooth(), self.matrices()
         mean, covariance = (v[None] if self.single else v for v in (found.mean, found.covariance))
         B = matrices.block.B.detach()
-        signal = product(B, mean[..., None])[..., 0][series, :length, 0]
+        signal = multiply(B, mean[..., None])[..., 0][series, :length, 0]
         offset = matrices.block.observation_offset
         if offset is not None:
             signal = signal + offset.detach().expand(len(self.y), self.y.shape[1], 1)[series, :length, 0]
-        variance = product(B, covariance, B.mT)[series, :length, 0, 0]
-        _plots.points(axes, x[:length], self.y[series, :length, 0])
-        _plots.band(axes, x[:length], signal, variance, label="smoothed")
+        variance = multiply(B, covariance, B.mT)[series, :length, 0, 0]
+        _plots.plot_points(axes, x[:length], self.y[series, :length, 0])
+        _plots.plot_band(axes, x[:length], signal, variance, label="smoothed")
         if steps:
             ahead, spread = self.forecast(steps)
             if not self.single:
                 ahead, spread = ahead[series], spread[series]
             ahead, spread = (ahead, spread) if self.vector else (ahead[..., 0], spread[..., 0, 0])
-            _plots.band(
+            _plots.plot_band(
                 axes,
                 x[length : length + steps],
                 ahead,
@@ -435,12 +441,12 @@ class LinearGaussianSSM(Model):
                 colour=_plots.FORECAST_COLOUR,
             )
         axes.legend(frameon=False)
-        return _plots.tidy(axes)
+        return _plots.style_axes(axes)
 
     def config(self) -> dict[str, Any]:
         """The description for files."""
         return {
-            "component": described(self.component),
+            "component": describe_component(self.component),
             "noise": self.noise_form,
             "without_noise": self.noise is None,
             "diffuse_variance": self.diffuse_variance,
@@ -461,27 +467,27 @@ class LinearGaussianSSM(Model):
         values = [one[:, 0] for one in series] if config["vector"] else series
         return cls(
             values[0] if config["single"] else values,
-            component_from(config["component"], own, modules),
+            make_component(config["component"], own, modules),
             noise_var=0.0 if config["without_noise"] else None,
             noise=config["noise"],
             diffuse_variance=config["diffuse_variance"],
         )
 
 
-def _checked_steps(who: str, steps: int) -> int:
+def _check_steps(who: str, steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise _errors.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
     return steps
 
 
-def _log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
+def _compute_log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
     """log p(y[t] | before), (N, T), from predicted moments of the states."""
     y, _, B, _, R = flat[:5]
     there = ~y.isnan()
     seen = there.to(y.dtype)
     B = seen[..., None] * B
-    S = product(B, covariance, B.mT) + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
-    v = torch.where(there, y, 0.0) - product(B, mean[..., None])[..., 0]
+    S = multiply(B, covariance, B.mT) + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
+    v = torch.where(there, y, 0.0) - multiply(B, mean[..., None])[..., 0]
     known = ~mean.isnan().any(-1)
     S = torch.where(known[..., None, None], S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
     L = potrf(S)

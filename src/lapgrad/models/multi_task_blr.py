@@ -18,11 +18,11 @@ from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGERS, PART, TEXT, check_entries
-from lapgrad.models.bayesian_linear_regression import variance_of
+from lapgrad.models.bayesian_linear_regression import compute_variance
 from lapgrad.models.criteria.blr_nll import blr_nll
-from lapgrad.models.features import described, evaluated, from_description, parameters_fixed
+from lapgrad.models.features import describe_features, evaluate_features, fix_parameters, make_features
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 
@@ -88,10 +88,10 @@ class MultiTaskBLR(Model):
         super().__init__()
         if method not in METHODS:
             raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
-        pairs = [_checked(t, *task) for t, task in enumerate(tasks)]
+        pairs = [_check_data(t, *task) for t, task in enumerate(tasks)]
         if not any(len(X) for X, _ in pairs):
             raise _errors.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
-        _checks.same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
+        _checks.check_same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
         columns = {X.shape[1] for X, _ in pairs}
         if len(columns) > 1:
             raise _errors.ShapeError(
@@ -105,9 +105,9 @@ class MultiTaskBLR(Model):
         self.features = features
         self.to(dtype=self.X.dtype, device=self.X.device)
         with torch.no_grad():
-            Phi = evaluated("MultiTaskBLR", self.features, self.X)
+            Phi = evaluate_features("MultiTaskBLR", self.features, self.X)
         self.feature_count = Phi.shape[1]
-        spreads = self.y.new_tensor([variance_of(y) for _, y in pairs])
+        spreads = self.y.new_tensor([compute_variance(y) for _, y in pairs])
         self.register_buffer("noise_floor", torch.finfo(torch.float64).eps ** 0.5 * spreads)
         self.noise_var = 0.1 * spreads
         self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
@@ -122,7 +122,7 @@ class MultiTaskBLR(Model):
         y = self.y.double().split(self.sizes)
         noise, prior = self.noise_var.double(), self.weight_var().double()
         total = noise.new_zeros(())
-        for group in _of_similar_size(self.sizes):
+        for group in _group_by_size(self.sizes):
             # Rows of zeros are observations of 0 by features of 0: they add log N(0 | 0, noise), and no more.
             padded = pad_sequence([Phi[t] for t in group], batch_first=True)
             targets = pad_sequence([y[t] for t in group], batch_first=True)
@@ -133,7 +133,7 @@ class MultiTaskBLR(Model):
 
     def design(self, X: Tensor) -> Tensor:
         """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("MultiTaskBLR", self.features, X).double()
+        Phi = evaluate_features("MultiTaskBLR", self.features, X).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
@@ -149,10 +149,10 @@ class MultiTaskBLR(Model):
             X: (n', d) or (n',).
             y: (n',).
         """
-        task = self._number(task)
-        X = _checks.inputs("MultiTaskBLR.observe", X, columns=self.X.shape[1])
-        Y = _checks.targets("MultiTaskBLR.observe", y, X, outputs=1)
-        _checks.same_kind("MultiTaskBLR.observe", X=X, data=self.X)
+        task = self._check_task(task)
+        X = _checks.check_inputs("MultiTaskBLR.observe", X, columns=self.X.shape[1])
+        Y = _checks.check_targets("MultiTaskBLR.observe", y, X, outputs=1)
+        _checks.check_same_kind("MultiTaskBLR.observe", X=X, data=self.X)
         end = sum(self.sizes[: task + 1])
         self.X = torch.cat([self.X[:end], X.detach(), self.X[end:]])
         self.y = torch.cat([self.y[:end], Y[:, 0].detach(), self.y[end:]])
@@ -160,7 +160,7 @@ class MultiTaskBLR(Model):
 
     def data(self, task: int) -> tuple[Tensor, Tensor]:
         """The observations of a task: X (n_t, d) and y (n_t,)."""
-        task = self._number(task)
+        task = self._check_task(task)
         return self.X.split(self.sizes)[task], self.y.split(self.sizes)[task]
 
     def posterior(self, task: int) -> WeightPosterior:
@@ -170,9 +170,9 @@ class MultiTaskBLR(Model):
             mean (m', 1), and factor (m', m') with factor factorᵀ the covariance. The weight of the bias comes
             first.
         """
-        task = self._number(task)
+        task = self._check_task(task)
         X, y = self.data(task)
-        return _weights.posterior(
+        return _weights.compute_posterior(
             "MultiTaskBLR",
             self.design(X),
             y[:, None].double(),
@@ -195,9 +195,9 @@ class MultiTaskBLR(Model):
         Returns:
             mean (n'), and variance (n') or covariance (n', n').
         """
-        posterior, design = self._at(task, self._inputs("predict", X_new))
-        noise_var = self._noise(task) if noise else None
-        mean, spread = _weights.predicted(posterior, design, noise_var, full_cov)
+        posterior, design = self._predict_at(task, self._check_new_inputs("predict", X_new))
+        noise_var = self._get_noise_var(task) if noise else None
+        mean, spread = _weights.predict_targets(posterior, design, noise_var, full_cov)
         return Prediction(mean.squeeze(-1).to(X_new.dtype), spread.to(X_new.dtype))
 
     def sample(
@@ -211,9 +211,9 @@ class MultiTaskBLR(Model):
             count: How many draws.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
         """
-        posterior, design = self._at(task, self._inputs("sample", X_new))
-        source = _checks.generator("MultiTaskBLR.sample", generator, self.X.device)
-        return product(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
+        posterior, design = self._predict_at(task, self._check_new_inputs("sample", X_new))
+        source = _checks.make_generator("MultiTaskBLR.sample", generator, self.X.device)
+        return multiply(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
 
     def log_prob(self, task: int, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
         """log p(y_new | X_new, data), the density of observations of a task at new inputs, noise included.
@@ -227,20 +227,20 @@ class MultiTaskBLR(Model):
         Returns:
             (n'); with ``joint`` a scalar.
         """
-        X_new = self._inputs("log_prob", X_new)
-        Y_new = _checks.targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
-        posterior, design = self._at(task, X_new)
-        noise_var, Y_new = self._noise(task), Y_new.double()
+        X_new = self._check_new_inputs("log_prob", X_new)
+        Y_new = _checks.check_targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
+        posterior, design = self._predict_at(task, X_new)
+        noise_var, Y_new = self._get_noise_var(task), Y_new.double()
         if joint:
-            values = _weights.joint_log_density(posterior, design, Y_new, noise_var, self.method)
+            values = _weights.compute_joint_log_densities(posterior, design, Y_new, noise_var, self.method)
         else:
-            values = _weights.log_densities(posterior, design, Y_new, noise_var)
+            values = _weights.compute_log_densities(posterior, design, Y_new, noise_var)
         return values.squeeze(-1).to(X_new.dtype)
 
     def config(self) -> dict[str, Any]:
         """What the constructor needs besides tensors."""
         return {
-            "features": described(self.features),
+            "features": describe_features(self.features),
             "bias": self.bias,
             "method": self.method,
             "sizes": self.sizes,
@@ -253,38 +253,38 @@ class MultiTaskBLR(Model):
         """A model of this description, with the data of the file."""
         check_entries(config, _ENTRIES)
         parts = (tensors[name].split(config["sizes"]) for name in ("X", "y"))
-        features = from_description(cls.__name__, config["features"], modules)
+        features = make_features(cls.__name__, config["features"], modules)
         return cls(list(zip(*parts, strict=True)), features, bias=config["bias"], method=config["method"])
 
-    def _at(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
+    def _predict_at(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
         """The posterior of a task and the design of new inputs, with all parameters as constants."""
         with torch.no_grad():
             posterior = self.posterior(task)
-        with parameters_fixed(self.features):
+        with fix_parameters(self.features):
             return posterior, self.design(X_new)
 
-    def _noise(self, task: int) -> Tensor:
-        return self.noise_var[self._number(task)].detach().double()
+    def _get_noise_var(self, task: int) -> Tensor:
+        return self.noise_var[self._check_task(task)].detach().double()
 
-    def _number(self, task: int) -> int:
+    def _check_task(self, task: int) -> int:
         if not -len(self.sizes) <= task < len(self.sizes):
             raise _errors.OptionError(f"MultiTaskBLR: there are {len(self.sizes)} tasks, no task {task}.")
         return task % len(self.sizes)
 
-    def _inputs(self, method: str, X_new: Tensor) -> Tensor:
+    def _check_new_inputs(self, method: str, X_new: Tensor) -> Tensor:
         who = f"MultiTaskBLR.{method}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X_new=X_new, X=self.X)
+        X_new = _checks.check_inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.check_same_kind(who, X_new=X_new, X=self.X)
         return X_new
 
 
-def _checked(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _check_data(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     who = f"MultiTaskBLR: task {task}"
-    X = _checks.inputs(who, X, empty=True)
-    return X, _checks.targets(who, y, X, outputs=1)[:, 0]
+    X = _checks.check_inputs(who, X, empty=True)
+    return X, _checks.check_targets(who, y, X, outputs=1)[:, 0]
 
 
-def _of_similar_size(sizes: Sequence[int]) -> list[list[int]]:
+def _group_by_size(sizes: Sequence[int]) -> list[list[int]]:
     """Tasks in groups whose sizes lie between two powers of 2: padding at most doubles them."""
     groups: dict[int, list[int]] = {}
     for task, size in enumerate(sizes):

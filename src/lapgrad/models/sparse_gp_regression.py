@@ -19,8 +19,8 @@ from lapgrad.models._gp import sparse_posterior as _sparse_posterior
 from lapgrad.models._gp.sparse_posterior import SparsePosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
-from lapgrad.models._prediction import Prediction, log_density
-from lapgrad.models._scaling import Standardised
+from lapgrad.models._prediction import Prediction, compute_log_density
+from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
@@ -38,7 +38,7 @@ _ENTRIES = {
 }
 
 
-class SparseGPRegression(Standardised, Model):
+class SparseGPRegression(StandardisedRegression, Model):
     """y = f(x) + noise with f a Gaussian process, seen through its values at U inducing inputs.
 
     Learns kernel, noise, mean and inducing inputs together, by the collapsed variational bound of Titsias
@@ -114,29 +114,31 @@ class SparseGPRegression(Standardised, Model):
         who = type(self).__name__
         _check_options(who, kernel, init, mean, jitter, chunk)
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.inputs(who, X)
-        y = _checks.targets(who, y, X)
+        X = _checks.check_inputs(who, X)
+        y = _checks.check_targets(who, y, X)
         self.mean, self.normalise, self.inducing_jitter, self.chunk = mean, normalise, float(jitter), chunk
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
         for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.shift_and_scale(values, normalise)
+            shift, scale = _scaling.compute_shift_and_scale(values, normalise)
             pooled = scale.square().mean().sqrt() if name == "y" else scale
             self.register_buffer(f"{name}_shift", shift)
             self.register_buffer(f"{name}_scale", pooled)
-        source = _checks.generator(who, generator, X.device)
-        self.inducing = self._scaled(_inducing_inputs.given_or_chosen(who, inducing, self.X, init, source))
+        source = _checks.make_generator(who, generator, X.device)
+        self.inducing = self._scale_inputs(
+            _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
+        )
         self._initialise(kernel, noise_var, noise_floor)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():  # a kernel that does not fit the data says so here, not in the first step
-            self.kernel.diag(self._scaled(self.X[:1]))
+            self.kernel.diag(self._scale_inputs(self.X[:1]))
         self._known: tuple[SparsePosterior, list[Tensor]] | None = None
 
     def _initialise(self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None) -> None:
         """Kernel, noise and mean from the spread of the data, where they are not given."""
-        inputs, outputs = self._scaled(self.X), self._observed(self.y)
-        variance = _scaling.spread(outputs).square().mean()
-        lengthscale = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
+        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        variance = _scaling.compute_spread(outputs).square().mean()
+        lengthscale = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
         self.kernel = RBF(lengthscale, variance) if kernel is None else kernel
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
@@ -175,8 +177,8 @@ class SparseGPRegression(Standardised, Model):
             JitterWarning: More had to be added to the diagonal than ``jitter`` of the constructor.
         """
         self._known = None  # U² of memory, and out of date with the next step of a fit
-        inputs, residuals = self._scaled(self.X), self._residuals()
-        value, self.jitter = _jitter.retried(
+        inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
+        value, self.jitter = _jitter.retry_with_jitter(
             type(self).__name__,
             _inducing.ARITHMETIC,
             lambda added: fused.sgp_nll(
@@ -214,10 +216,10 @@ class SparseGPRegression(Standardised, Model):
         Raises:
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
-        X_new = self._new_inputs("predict", X_new)
+        X_new = self._check_new_inputs("predict", X_new)
         if chunk is not None and chunk < 1:
             raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
-        mean, spread = self._predicted(X_new, noise, full_cov, chunk)
+        mean, spread = self._predict_scaled(X_new, noise, full_cov, chunk)
         mean = mean[:, 0] if self.vector else mean
         return Prediction(mean.to(X_new.dtype), spread.to(X_new.dtype))
 
@@ -241,10 +243,10 @@ class SparseGPRegression(Standardised, Model):
         Returns:
             (count, m), or (count, m, k) for k outputs.
         """
-        X_new = self._new_inputs("sample", X_new)
-        mean, spread = self._predicted(X_new, noise, True, None)
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, mean.device)
-        drawn = _sampling.normal(mean, spread, count, source).to(X_new.dtype)
+        X_new = self._check_new_inputs("sample", X_new)
+        mean, spread = self._predict_scaled(X_new, noise, True, None)
+        source = _checks.make_generator(f"{type(self).__name__}.sample", generator, mean.device)
+        drawn = _sampling.draw_normal(mean, spread, count, source).to(X_new.dtype)
         return drawn[..., 0] if self.vector else drawn
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
@@ -259,14 +261,14 @@ class SparseGPRegression(Standardised, Model):
             (m,) (or (m, k)); with ``joint`` a scalar (or (k,)).
         """
         who = f"{type(self).__name__}.log_prob"
-        X_new = self._new_inputs("log_prob", X_new)
-        y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
-        mean, spread = self._predicted(X_new, True, joint, None)
+        X_new = self._check_new_inputs("log_prob", X_new)
+        y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        mean, spread = self._predict_scaled(X_new, True, joint, None)
         residuals = y_new.to(mean) - mean
         if joint:
             values = -fused.mvn_nll(spread, residuals.mT[..., None])
         else:
-            values = log_density(residuals, spread[:, None])
+            values = compute_log_density(residuals, spread[:, None])
         values = values.to(X_new.dtype)
         return values[..., 0] if self.vector else values
 
@@ -285,15 +287,15 @@ class SparseGPRegression(Standardised, Model):
         Raises:
             ShapeError: There is more than one input.
         """
-        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
+        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
             places = (self.inducing * self.x_scale + self.x_shift)[:, 0]
-        axes = _plots.new_axes(axes)
+        axes = _plots.get_axes(axes)
         bottom = torch.full_like(places, float(self.y[:, output].min()))
-        _plots.points(axes, places, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
+        _plots.plot_points(axes, places, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
         shown = mean if self.vector else mean[:, output]
-        return _plots.fitted_curve(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
+        return _plots.plot_fit(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
 
     # Files.
 
@@ -332,8 +334,8 @@ class SparseGPRegression(Standardised, Model):
         outputs, noise = self.y.shape[1], self.noise_var.item()
         return f"n={n}, d={d}, outputs={outputs}, inducing={U}, noise_var={noise:.4g}"
 
-    def _residuals(self) -> Tensor:
-        y = self._observed(self.y)
+    def _compute_residuals(self) -> Tensor:
+        y = self._scale_targets(self.y)
         return y - self.constant if self.mean == "constant" else y
 
     @torch.no_grad()
@@ -343,15 +345,15 @@ class SparseGPRegression(Standardised, Model):
         if self._known is not None and all(map(_same, self._known[1], present)):
             return self._known[0]
         who = type(self).__name__
-        found, self.jitter = _jitter.retried(
+        found, self.jitter = _jitter.retry_with_jitter(
             who,
             _inducing.ARITHMETIC,
-            lambda added: _sparse_posterior.posterior(
+            lambda added: _sparse_posterior.compute_posterior(
                 who,
                 _kernel_function.of_module(self.kernel),
                 self.inducing,
-                self._scaled(self.X),
-                self._residuals(),
+                self._scale_inputs(self.X),
+                self._compute_residuals(),
                 self.noise_var,
                 self.inducing_jitter + added,
                 self.chunk,
@@ -360,11 +362,11 @@ class SparseGPRegression(Standardised, Model):
         self._known = found, [value.clone() for value in present]
         return found
 
-    def _predicted(
+    def _predict_scaled(
         self, X_new: Tensor, noise: bool, full_cov: bool, chunk: int | None
     ) -> tuple[Tensor, Tensor]:
         """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
-        posterior, inputs = self._posterior(), self._scaled(X_new)
+        posterior, inputs = self._posterior(), self._scale_inputs(X_new)
         width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
         parts = [posterior.at(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))]
         mean = torch.cat([part for part, _ in parts])

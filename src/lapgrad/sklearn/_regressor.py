@@ -25,7 +25,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     """A model of ``lapgrad.models`` as an estimator.
 
     Subclasses have a constructor that only keeps its arguments, among them ``normalise``, ``optimizer``,
-    ``steps`` and ``device`` (and ``random_state``, if anything is random), and give ``_model``.
+    ``steps`` and ``device`` (and ``random_state``, if anything is random), and give ``_make_model``.
     """
 
     model_: Regression
@@ -40,7 +40,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     device: str
 
     @abc.abstractmethod
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
         """The model of these data, not fitted. Arguments of the constructor must not be changed."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -55,14 +55,14 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         """
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
         X, y = np.array(X), np.array(y, dtype=np.float64)
-        self._shift, self._scale = _shift_and_scale(X, self.normalise)
-        self._target_shift, scales = _shift_and_scale(y, self.normalise)
+        self._shift, self._scale = _compute_shift_and_scale(X, self.normalise)
+        self._target_shift, scales = _compute_shift_and_scale(y, self.normalise)
         # One scale for all targets: the model has one variance for all of them.
         self._target_scale = float(np.sqrt(np.mean(np.square(scales))))
         # A seed that a generator of torch can have, from whatever random_state is.
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        targets = self._tensor((y - self._target_shift) / self._target_scale)
-        self.model_ = self._model(self._inputs(X), targets, seed)
+        targets = self._make_tensor((y - self._target_shift) / self._target_scale)
+        self.model_ = self._make_model(self._scale_inputs(X), targets, seed)
         self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps)
         self.log_marginal_likelihood_ = -self.fit_result_.loss - y.size * float(np.log(self._target_scale))
         return self
@@ -85,13 +85,13 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         """
         if return_std and return_cov:
             raise ValueError(f"{type(self).__name__}.predict: return_std and return_cov exclude each other.")
-        inputs = self._new_inputs(X)
+        inputs = self._check_new_inputs(X)
         with torch.no_grad():
             mean, spread = self.model_.predict(inputs, noise=True, full_cov=return_cov)
-        located = _array(mean) * self._target_scale + self._target_shift
+        located = _to_array(mean) * self._target_scale + self._target_shift
         if not (return_std or return_cov):
             return located
-        variance = _array(spread) * self._target_scale**2
+        variance = _to_array(spread) * self._target_scale**2
         return located, variance if return_cov else np.sqrt(variance)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Floats:
@@ -105,11 +105,11 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         Returns:
             (m, n_samples), or (m, k, n_samples).
         """
-        inputs = self._new_inputs(X)
+        inputs = self._check_new_inputs(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with torch.no_grad():
             draws = self.model_.sample(inputs, n_samples, generator=seed)
-        located = _array(draws) * self._target_scale + self._target_shift
+        located = _to_array(draws) * self._target_scale + self._target_shift
         return np.moveaxis(located, 0, -1)
 
     def __sklearn_tags__(self) -> Any:
@@ -118,27 +118,27 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         tags.target_tags.multi_output = True
         return tags
 
-    def _new_inputs(self, X: ArrayLike) -> Tensor:
+    def _check_new_inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        return self._inputs(validate_data(self, X, dtype=np.float64, reset=False))
+        return self._scale_inputs(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _inputs(self, X: Floats) -> Tensor:
-        return self._tensor((X - self._shift) / self._scale)
+    def _scale_inputs(self, X: Floats) -> Tensor:
+        return self._make_tensor((X - self._shift) / self._scale)
 
-    def _tensor(self, values: Floats) -> Tensor:
+    def _make_tensor(self, values: Floats) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self.device)
 
 
-def own_copy(part: _Part) -> _Part:
+def copy_part(part: _Part) -> _Part:
     """A copy of a kernel or of features, which a fit changes: arguments of estimators stay as they are."""
     return copy.deepcopy(part)
 
 
-def _array(values: Tensor) -> Floats:
+def _to_array(values: Tensor) -> Floats:
     return values.cpu().numpy()
 
 
-def _shift_and_scale(values: Floats, wanted: bool) -> tuple[Any, Any]:
+def _compute_shift_and_scale(values: Floats, wanted: bool) -> tuple[Any, Any]:
     """Mean and standard deviation of each column; 0 and 1 when not wanted, 1 where a column does not vary."""
     if not wanted:
         return 0.0, 1.0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import BayesianLinearRegression, PolynomialFeatures, RandomFourierFeatures
 from lapgrad.models._linear.ridge import Method
-from lapgrad.sklearn._regressor import ModelRegressor, own_copy
+from lapgrad.sklearn._regressor import ModelRegressor, copy_part
 
 _FEATURES = ("polynomial", "fourier")
 
@@ -70,14 +70,14 @@ class BayesianLinearRegressor(ModelRegressor):
         self.random_state = random_state
         self.device = device
 
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> BayesianLinearRegression:
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> BayesianLinearRegression:
         return BayesianLinearRegression(
-            X, y, self._own_features(X.shape[1], seed), ard=self.ard, method=self.method
+            X, y, self._copy_features(X.shape[1], seed), ard=self.ard, method=self.method
         )
 
-    def _own_features(self, inputs: int, seed: int) -> nn.Module | None:
+    def _copy_features(self, inputs: int, seed: int) -> nn.Module | None:
         if self.features is None or isinstance(self.features, nn.Module):
-            return own_copy(self.features)
+            return copy_part(self.features)
         if self.features == "polynomial":
             return PolynomialFeatures(self.degree)
         if self.features == "fourier":

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lapgrad.models import GPRegression
 from lapgrad.models.kernels.base import Kernel
-from lapgrad.sklearn._regressor import ModelRegressor, own_copy
+from lapgrad.sklearn._regressor import ModelRegressor, copy_part
 
 
 class GPRegressor(ModelRegressor):
@@ -53,5 +53,5 @@ class GPRegressor(ModelRegressor):
         self.steps = steps
         self.device = device
 
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> GPRegression:
-        return GPRegression(X, y, own_copy(self.kernel), mean=self.mean)
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> GPRegression:
+        return GPRegression(X, y, copy_part(self.kernel), mean=self.mean)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lapgrad.models import SparseGPRegression
 from lapgrad.models.kernels.base import Kernel
-from lapgrad.sklearn._regressor import ModelRegressor, own_copy
+from lapgrad.sklearn._regressor import ModelRegressor, copy_part
 
 
 class SparseGPRegressor(ModelRegressor):
@@ -61,7 +61,7 @@ class SparseGPRegressor(ModelRegressor):
         self.random_state = random_state
         self.device = device
 
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> SparseGPRegression:
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> SparseGPRegression:
         return SparseGPRegression(
-            X, y, own_copy(self.kernel), inducing=self.inducing, mean=self.mean, generator=seed
+            X, y, copy_part(self.kernel), inducing=self.inducing, mean=self.mean, generator=seed
         )

@@ -13,29 +13,30 @@ import torch
 from torch import Tensor
 
 from lapgrad.models._deep.latent_layer import DeepLayer, fit_functions
-from lapgrad.models._deep.sparse_layer import Prepared
+from lapgrad.models._deep.sparse_layer import LayerFactors
+from lapgrad.models._training.adam import minimise_with_adam
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 #: Learning rate at the start of a refinement of q(h_1 | y), for latent variables of variance 1, about.
 _REFINEMENT = 0.02
 
-Drawn = Callable[[tuple[int, ...]], Tensor]
+NormalSource = Callable[[tuple[int, ...]], Tensor]
 #: Mean and log variance (b, w) of q(h_1 | y), in place of what the recognition network says.
-First = tuple[Tensor, Tensor]
+LatentPosterior = tuple[Tensor, Tensor]
 
 
-def prepared(layers: Sequence[DeepLayer]) -> list[Prepared]:
+def prepare_layers(layers: Sequence[DeepLayer]) -> list[LayerFactors]:
     """The factorisations of a step, one per layer."""
     return [layer.functions.prepare() for layer in layers]
 
 
-def bound(
+def estimate_bound(
     layers: Sequence[DeepLayer],
     Y: Tensor,
     total: int,
     noise: Sequence[Tensor],
     latent_weight: float | Tensor,
-    first: First | None = None,
+    first: LatentPosterior | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """An estimate of the bound of the log density of ``total`` data, from some of them.
 
@@ -52,7 +53,7 @@ def bound(
     Returns:
         The bound, a scalar in float64; and the latent variables, (samples, b, w) per layer, as constants.
     """
-    known, latent = prepared(layers), list[Tensor]()
+    known, latent = prepare_layers(layers), list[Tensor]()
     lower, terms = Y, Y.new_zeros(())
     mean = log_variance = Y
     for level, layer in enumerate(layers):
@@ -88,7 +89,7 @@ def move_functions(
         latent: Its latent variables, (samples, b, w) per layer: constants.
         total: How many data there are.
         rate: Length of the step, 0 to 1; less than 1 if it is a tensor, a scalar in float64.
-        latent_weight: As in ``bound``.
+        latent_weight: As in ``estimate_bound``.
     """
     samples = len(latent[0])
     lower = Y.expand(samples, *Y.shape)
@@ -100,7 +101,9 @@ def move_functions(
         lower = H
 
 
-def refined(layers: Sequence[DeepLayer], Y: Tensor, steps: int, samples: int, drawn: Drawn) -> First:
+def refine_posterior(
+    layers: Sequence[DeepLayer], Y: Tensor, steps: int, samples: int, drawn: NormalSource
+) -> LatentPosterior:
     """q(h_1 | y) of each datum by itself: that of the network, after ``steps`` of Adam on the bound.
 
     A network that was learned on some data is not as good on others, by more than the functions are. Any
@@ -108,28 +111,26 @@ def refined(layers: Sequence[DeepLayer], Y: Tensor, steps: int, samples: int, dr
     """
     with torch.no_grad():
         mean, log_variance = (part.clone() for part in layers[0].recognition(Y))
-    learned = [mean.requires_grad_(), log_variance.requires_grad_()]
-    optimizer = torch.optim.Adam(learned, _REFINEMENT)
+    parameters = [mean.requires_grad_(), log_variance.requires_grad_()]
     widths = [layer.functions.inducing.shape[1] for layer in layers]
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = _REFINEMENT * (1.0 - step / steps)
+
+    def evaluate() -> tuple[Tensor, Sequence[Tensor]]:
         noise = [drawn((samples, len(Y), width)) for width in widths]
         with torch.enable_grad():
-            value, _ = bound(layers, Y, len(Y), noise, 1.0, (mean, log_variance))
-            found = torch.autograd.grad(-value, learned)
-        for parameter, gradient in zip(learned, found, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
+            value, _ = estimate_bound(layers, Y, len(Y), noise, 1.0, (mean, log_variance))
+            return value, torch.autograd.grad(-value, parameters)
+
+    minimise_with_adam(parameters, evaluate, lambda step: _REFINEMENT * (1.0 - step / steps), steps=steps)
     return mean.detach(), log_variance.detach()
 
 
-def log_weights(
+def compute_log_weights(
     layers: Sequence[DeepLayer],
     Y: Tensor,
     samples: int,
-    known: Sequence[Prepared],
-    drawn: Drawn,
-    first: First | None = None,
+    known: Sequence[LayerFactors],
+    drawn: NormalSource,
+    first: LatentPosterior | None = None,
 ) -> Tensor:
     """log p(y | h_1) + log p(h_1 | h_2) + ... + log p(h_L) - log q(h | y) at samples of q: (samples, b)."""
     lower, total, H = Y, Y.new_zeros(()), Y

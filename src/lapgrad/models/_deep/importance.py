@@ -35,7 +35,7 @@ class LogLikelihood(NamedTuple):
     effective_samples: Tensor
 
 
-class Weights:
+class WeightSums:
     """Sums over samples s of the weights w_s (n,), and of their squares, as they come in.
 
     Args:

@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 from lapgrad.models import _checks, _plots, _sampling
 from lapgrad.models._deep import propagation as _propagation
-from lapgrad.models._deep import start as _deep_start
+from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import above
-from lapgrad.models._prediction import Prediction, log_density
-from lapgrad.models._scaling import Standardised
-from lapgrad.models.features import parameters_fixed
+from lapgrad.models._prediction import Prediction, compute_log_density
+from lapgrad.models._scaling import StandardisedRegression
+from lapgrad.models.features import fix_parameters
 
 _CHUNK_ENTRIES = 1 << 22
 """Of the kernel matrix of inducing inputs and all samples of a chunk, in predictions: 32 MB in float64."""
 
 
-class Layered(Standardised, StoredModel):
+class LayeredRegression(StandardisedRegression, StoredModel):
     """A model y = f_L(... f_1(x)) + noise of data it holds; how it is learned is left to others.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layered(Standardised, StoredModel):
     noise_floor: Tensor
     noise_var = above("noise_floor")
     layers: nn.ModuleList
-    plan: _deep_start.Plan
+    plan: _start.LayerPlan
     vector: bool
 
     def predict(
@@ -69,7 +69,7 @@ class Layered(Standardised, StoredModel):
         Raises:
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
-        parts = self._predicted("predict", X_new, samples, chunk, generator)
+        parts = self._predict_parts("predict", X_new, samples, chunk, generator)
         mean = torch.cat([mean.mean(0) for mean, _ in parts])
         # Of the mixture: the mean of the variances, and the variance of the means.
         within = torch.cat([variance.mean(0) for _, variance in parts])
@@ -103,12 +103,14 @@ class Layered(Standardised, StoredModel):
             (m,) (or (m, k); with ``joint`` (m,)).
         """
         who = f"{type(self).__name__}.log_prob"
-        X_new = self._new_inputs("log_prob", X_new)
-        y_new = self._observed(_checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1]))
-        parts = self._predicted("log_prob", X_new, samples, chunk, generator)
+        X_new = self._check_new_inputs("log_prob", X_new)
+        y_new = self._scale_targets(
+            _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        )
+        parts = self._predict_parts("log_prob", X_new, samples, chunk, generator)
         noise, densities, begin = self.noise_var.detach(), [], 0
         for mean, variance in parts:
-            each = log_density(y_new[begin : begin + mean.shape[1]] - mean, variance + noise)
+            each = compute_log_density(y_new[begin : begin + mean.shape[1]] - mean, variance + noise)
             each = each - self.y_scale.log()
             each = each.sum(-1, keepdim=True) if joint else each
             densities.append(each.logsumexp(0) - math.log(len(each)))
@@ -136,15 +138,15 @@ class Layered(Standardised, StoredModel):
         Returns:
             (count, m), or (count, m, k) for k outputs.
         """
-        H = self._scaled(self._new_inputs("sample", X_new))
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, H.device)
-        first, *later = self._layers()
-        drawn = _sampling.normal(*first.joint(H), count, source)
+        H = self._scale_inputs(self._check_new_inputs("sample", X_new))
+        source = _checks.make_generator(f"{type(self).__name__}.sample", generator, H.device)
+        first, *later = self._list_layers()
+        drawn = _sampling.draw_normal(*first.predict_jointly(H), count, source)
         chunk = max(1, _CHUNK_ENTRIES // max(1, len(H) * len(H) * max(self.plan.widths)))
         for layer in later:
             prepared = layer.prepare()
-            parts = [layer.joint(part, prepared) for part in drawn.split(chunk)]
-            drawn = torch.cat([_sampling.normal_each(*part, source) for part in parts])
+            parts = [layer.predict_jointly(part, prepared) for part in drawn.split(chunk)]
+            drawn = torch.cat([_sampling.draw_each_normal(*part, source) for part in parts])
         if noise:
             deviation = self.noise_var.sqrt()
             drawn = drawn + deviation * torch.randn(
@@ -168,16 +170,16 @@ class Layered(Standardised, StoredModel):
         Raises:
             ShapeError: There is more than one input.
         """
-        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
+        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
         mean, variance = self.predict(x, noise=noise)
         if not self.vector:
             mean, variance = mean[:, output], variance[:, output]
-        return _plots.fitted_curve(x, mean, variance, (self.X[:, 0], self.y[:, output]), axes)
+        return _plots.plot_fit(x, mean, variance, (self.X[:, 0], self.y[:, output]), axes)
 
-    def _layers(self) -> list[SparseLayer]:
+    def _list_layers(self) -> list[SparseLayer]:
         return [cast(SparseLayer, layer) for layer in self.layers]
 
-    def _predicted(
+    def _predict_parts(
         self,
         function: str,
         X_new: Tensor,
@@ -187,21 +189,21 @@ class Layered(Standardised, StoredModel):
     ) -> list[tuple[Tensor, Tensor]]:
         """Of each chunk: mean and variance (samples, chunk, k) of f given each sample, in scaled units."""
         who = f"{type(self).__name__}.{function}"
-        X_new = self._new_inputs(function, X_new)
-        _deep_start.positive(who, samples=samples, chunk=1 if chunk is None else chunk)
+        X_new = self._check_new_inputs(function, X_new)
+        _start.check_positive(who, samples=samples, chunk=1 if chunk is None else chunk)
         inner = self.plan.widths[:-1]
         samples = samples if inner else 1
-        source = _checks.generator(who, generator, X_new.device)
-        normals = _propagation.normals(samples, 1, inner, X_new, source)
+        source = _checks.make_generator(who, generator, X_new.device)
+        normals = _propagation.draw_normals(samples, 1, inner, X_new, source)
         recording = torch.is_grad_enabled() and X_new.requires_grad
-        with parameters_fixed(self.layers) if recording else torch.no_grad():
-            layers = self._layers()
+        with fix_parameters(self.layers) if recording else torch.no_grad():
+            layers = self._list_layers()
             prepared = [layer.prepare() for layer in layers]
             for layer in layers:
                 layer.check()
             if chunk is None:
                 chunk = max(1, _CHUNK_ENTRIES // (samples * len(layers[0].inducing)))
             return [
-                _propagation.through(layers, prepared, self._scaled(part), normals)
+                _propagation.propagate_samples(layers, prepared, self._scale_inputs(part), normals)
                 for part in X_new.split(chunk)
             ]

@@ -14,18 +14,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad.models._deep import algebra as _layer_algebra
 from lapgrad.models._deep.recognition import Recognition
-from lapgrad.models._deep.sparse_layer import ARITHMETIC, Prepared, SparseLayer
+from lapgrad.models._deep.sparse_layer import ARITHMETIC, LayerFactors, SparseLayer
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Parametrised, above
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import INTEGERS, PART, check_entries
 from lapgrad.models.kernels.base import Kernel, part_of_state
 from lapgrad.models.kernels.stationary import RBF
+from lapgrad.ops.potrf import potrf_ex
+from lapgrad.ops.potri import potri
 from lapgrad.ops.syevd import syevd
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trmm import trmm
+from lapgrad.ops.trsm import trsm
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 #: Lengthscales at the start, in units of √w for w inputs of variance 1: the typical distance of two points.
@@ -61,7 +63,7 @@ class DeepLayer(Parametrised):
         self.noise_var = noise_var
         self.to(functions.inducing)
 
-    def expected_log_density(self, Y: Tensor, H: Tensor, prepared: Prepared) -> Tensor:
+    def expected_log_density(self, Y: Tensor, H: Tensor, prepared: LayerFactors) -> Tensor:
         """E log N(y | f(h), noise) over q(f), in closed form: (...) for Y (..., D) and H (..., w).
 
         log N(y | E f, noise) - Var f / (2 noise), summed over the outputs.
@@ -72,7 +74,7 @@ class DeepLayer(Parametrised):
         squares = (Y - mean).square().sum(-1)
         return -0.5 * ((squares + spread) / noise + D * (noise.log() + _LOG_2_PI))
 
-    def log_density(self, Y: Tensor, H: Tensor, prepared: Prepared) -> Tensor:
+    def log_density(self, Y: Tensor, H: Tensor, prepared: LayerFactors) -> Tensor:
         """log N(y | E f, Var f + noise), the predictive density: (...) for Y (..., D) and H (..., w)."""
         mean, variance = self.functions(H, prepared)
         D, total = mean.shape[-1], variance + self.noise_var
@@ -108,7 +110,7 @@ class DeepLayer(Parametrised):
         return cls(functions, recognition, floor + 1.0, floor)
 
 
-class Shift(nn.Module):
+class ConstantMean(nn.Module):
     """The mean function of data: a constant per output, learned."""
 
     def __init__(self, constant: Tensor) -> None:
@@ -120,7 +122,7 @@ class Shift(nn.Module):
         return self.constant
 
 
-def initial_layer(
+def make_initial_layer(
     Y: Tensor,
     width: int,
     *,
@@ -153,15 +155,19 @@ def initial_layer(
     variance = (Y - shift).square().mean()
     variance = torch.where(variance > 0.0, variance, 1.0)
     recognition = Recognition(D, width, hidden, shift, variance.sqrt(), generator)
-    projection = _principal(Y, width) if of_data else torch.eye(width, D, dtype=Y.dtype, device=Y.device)
+    projection = (
+        _compute_principal_projection(Y, width)
+        if of_data
+        else torch.eye(width, D, dtype=Y.dtype, device=Y.device)
+    )
     missing = min(width, D) if not of_data else len(projection)
     with torch.no_grad():
         recognition.linear.weight[:missing].copy_(projection[:missing] * variance.sqrt())
         H = recognition(Y)[0]
-        Z = _inducing_inputs.chosen(H, inducing, "kmeans++", generator)
+        Z = _inducing_inputs.choose_rows(H, inducing, "kmeans++", generator)
         if kernel is None:
             kernel = RBF(_LENGTHSCALE * width**0.5 * torch.ones(width), variance)
-        functions = SparseLayer(Z, D, kernel, mean=Shift(shift) if of_data else None, **options)
+        functions = SparseLayer(Z, D, kernel, mean=ConstantMean(shift) if of_data else None, **options)
         noise = variance * _NOISE if noise_var is None else variance.new_tensor(noise_var)
         residuals = Y - shift if of_data else Y
         fit_functions(functions, H, residuals, noise, total / len(Y))
@@ -193,23 +199,23 @@ def fit_functions(
     (Λ, η) + rate (Λ, η) of the minibatch, is one along the natural gradient of the bound.
     """
     (Lu, q_mean, q_root), v = functions.prepare(), noise_var.to(ARITHMETIC) / weight
-    A = _layer_algebra.solved(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
-    precision = _layer_algebra.gram(A) / v
+    A = trsm(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
+    precision = syrk(A) / v
     precision.diagonal().add_(1.0)
-    shift = product(A.to(Y.dtype), Y).to(ARITHMETIC) / v
+    shift = multiply(A.to(Y.dtype), Y).to(ARITHMETIC) / v
     if isinstance(rate, Tensor) or rate < 1.0:  # no look at a tensor: it may be on a GPU
-        before = _layer_algebra.inverted(q_root.to(ARITHMETIC))
+        before = potri(q_root.to(ARITHMETIC))
         precision = torch.lerp(before, precision, rate)
         shift = torch.lerp(before @ q_mean.to(ARITHMETIC), shift, rate)
-    Lp, _ = _layer_algebra.factorised(precision)
-    mean = _layer_algebra.solved(Lp, _layer_algebra.solved(Lp, shift), transpose=True)
-    root, _ = _layer_algebra.factorised(_layer_algebra.inverted(Lp))
+    Lp, _ = potrf_ex(precision)
+    mean = trsm(Lp, trsm(Lp, shift), transpose=True)
+    root, _ = potrf_ex(potri(Lp))
     if not functions.whiten:
         mean, root = trmm(Lu, mean), trmm(Lu, root)
     functions.set_posterior(mean, root)
 
 
-def _principal(Y: Tensor, count: int) -> Tensor:
+def _compute_principal_projection(Y: Tensor, count: int) -> Tensor:
     """Projections (count or fewer, D) to principal components of variance 1; none that do not vary."""
     centred = (Y - Y.mean(0)).to(ARITHMETIC)
     U, eigenvalues = syevd(syrk(centred, transpose=True) / len(Y))

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._deep import bound as _deep_bound
+from lapgrad.models._deep import bound as _bound
 from lapgrad.models._deep.latent_layer import DeepLayer
-from lapgrad.models._training.minibatches import Minibatch, Task
+from lapgrad.models._training.minibatches import Minibatch, TrainingTask
 
 #: Length of natural gradient steps at the start, if they are taken.
 _NATURAL = 0.1
 
 
-class DeepTask(Task):
+class DeepTask(TrainingTask):
     """Minus the bound per datum, by Adam, and q(u) by natural gradients.
 
     Args:
@@ -33,7 +33,7 @@ class DeepTask(Task):
     ) -> None:
         self.layers, self.Y, self.samples = layers, Y, samples
         self.annealing, self.natural = annealing, natural
-        of_q = [value for layer in layers for value in layer.functions.parameters_of_q()]
+        of_q = [value for layer in layers for value in layer.functions.list_q_parameters()]
         moves = bool(natural) and all(value.requires_grad for value in of_q)
         self.moved = of_q if moves else []
         # Numbers that differ between steps are read from where a graph finds them, too.
@@ -41,17 +41,17 @@ class DeepTask(Task):
         self.weight: Tensor | float = torch.ones_like(self.length) if annealing else 1.0
         self.seen: tuple[Tensor, list[Tensor]] | None = None
 
-    def left_to_adam(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def select_for_adam(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Those of these parameters that natural gradients do not move."""
         moved = {id(value) for value in self.moved}
         return [value for value in parameters if id(value) not in moved]
 
-    def normals(self, count: int) -> list[Tensor]:
+    def make_normals(self, count: int) -> list[Tensor]:
         """(samples, count, w) for the latent variables of each layer."""
         widths = [layer.functions.inducing.shape[1] for layer in self.layers]
         return [self.Y.new_empty(self.samples, count, width) for width in widths]
 
-    def before(self, step: int, rate: float) -> None:
+    def prepare_step(self, step: int, rate: float) -> None:
         """The length of a natural gradient step, and the weight of latent variables."""
         self.length.fill_(self.natural * rate)
         if isinstance(self.weight, Tensor):
@@ -60,19 +60,19 @@ class DeepTask(Task):
     def loss(self, minibatch: Minibatch) -> Tensor:
         """Minus the bound of all data, by these, per datum."""
         some, total = self.Y[minibatch.rows], len(self.Y)
-        found, latent = _deep_bound.bound(self.layers, some, total, minibatch.normals, self.weight)
+        found, latent = _bound.estimate_bound(self.layers, some, total, minibatch.normals, self.weight)
         self.seen = some, latent
         return -found / total
 
-    def after(self) -> None:
+    def finish_step(self) -> None:
         """A step of q(u) with the latent variables of the minibatch."""
         assert self.seen is not None
         (some, latent), self.seen = self.seen, None  # a graph would keep their memory
         if self.moved:
-            _deep_bound.move_functions(self.layers, some, latent, len(self.Y), self.length, self.weight)
+            _bound.move_functions(self.layers, some, latent, len(self.Y), self.length, self.weight)
 
 
-def natural_length(who: str, layers: Sequence[DeepLayer], given: float | None) -> float:
+def choose_natural_length(who: str, layers: Sequence[DeepLayer], given: float | None) -> float:
     """The option ``natural`` of a fit."""
     shared = all(layer.functions.covariance == "shared" for layer in layers)
     if given is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad.linalg.pca import pca
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 
 
 class LinearMean(nn.Module):
@@ -24,10 +24,10 @@ class LinearMean(nn.Module):
 
     def forward(self, H: Tensor) -> Tensor:
         """(..., k) for H (..., d)."""
-        return product(H, self.weights)
+        return multiply(H, self.weights)
 
 
-def linear_map(H: Tensor, width: int) -> nn.Module:
+def make_linear_map(H: Tensor, width: int) -> nn.Module:
     """A map from d to ``width`` variables that loses as little as possible.
 
     The identity where both are the same number; the principal components where there are fewer outputs; zeros

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapgrad.models._deep.sparse_layer import Prepared, SparseLayer
+from lapgrad.models._deep.sparse_layer import LayerFactors, SparseLayer
 
 
-def normals(
+def draw_normals(
     samples: int, rows: int, widths: Sequence[int], like: Tensor, generator: torch.Generator | None
 ) -> list[Tensor]:
     """Draws of N(0, 1) for layers of these widths, each (samples, rows, width)."""
@@ -20,8 +20,8 @@ def normals(
     ]
 
 
-def through(
-    layers: Sequence[SparseLayer], prepared: Sequence[Prepared], X: Tensor, normals: Sequence[Tensor]
+def propagate_samples(
+    layers: Sequence[SparseLayer], prepared: Sequence[LayerFactors], X: Tensor, normals: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance (samples, n, k) of the last layer given samples of the others.
 

@@ -25,13 +25,16 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks
-from lapgrad.models._deep import algebra as _layer_algebra
-from lapgrad.models._gp.jitter import added
+from lapgrad.models._gp.jitter import add_jitter
 from lapgrad.models._parameters import Parametrised, unbounded
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.ops.potrf import potrf_ex
+from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trmm import trmm
+from lapgrad.ops.trsm import trsm
 
 COVARIANCES = ("shared", "separate")
 
@@ -44,7 +47,7 @@ ARITHMETIC = torch.float64
 _ENTRIES = {"outputs": INTEGER, "kernel": PART, "whiten": FLAG, "covariance": TEXT, "jitter": NUMBER}
 
 
-class Prepared(NamedTuple):
+class LayerFactors(NamedTuple):
     """What a step needs of a layer, whatever the inputs: one factorisation for ``forward`` and ``kl``.
 
     Attributes:
@@ -117,7 +120,7 @@ class SparseLayer(Parametrised):
         jitter: float = 1e-6,
     ) -> None:
         super().__init__()
-        inducing = _checks.inputs("SparseLayer", inducing, "inducing")
+        inducing = _checks.check_inputs("SparseLayer", inducing, "inducing")
         _check_options(outputs, kernel, covariance, mean, jitter)
         self.outputs, self.whiten, self.covariance, self.jitter = outputs, whiten, covariance, float(jitter)
         self.kernel, self.mean = kernel, mean
@@ -148,22 +151,22 @@ class SparseLayer(Parametrised):
             self.q_log_deviations.copy_(root.diagonal(dim1=-2, dim2=-1).log())
             self.q_below.copy_(root.tril(-1))
 
-    def parameters_of_q(self) -> tuple[nn.Parameter, ...]:
+    def list_q_parameters(self) -> tuple[nn.Parameter, ...]:
         """``q_mean``, ``q_log_deviations`` and ``q_below``."""
         return self.q_mean, self.q_log_deviations, self.q_below
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> LayerFactors:
         """The factor of K_uu, and q of the whitened inducing variables: for all that one step asks."""
         Lu, mean, root = self._factor(), self.q_mean, self.root()
         if self.whiten:
-            return Prepared(Lu, mean, root)
+            return LayerFactors(Lu, mean, root)
         U, k = mean.shape
         flat = root if root.dim() == 2 else root.transpose(0, 1).reshape(U, k * U)
-        both = _layer_algebra.solved(Lu, torch.cat([mean, flat], 1).to(ARITHMETIC)).to(mean.dtype)
+        both = trsm(Lu, torch.cat([mean, flat], 1).to(ARITHMETIC)).to(mean.dtype)
         mean, flat = both.split([k, flat.shape[1]], 1)
-        return Prepared(Lu, mean, flat if root.dim() == 2 else flat.view(U, k, U).transpose(0, 1))
+        return LayerFactors(Lu, mean, flat if root.dim() == 2 else flat.view(U, k, U).transpose(0, 1))
 
-    def forward(self, H: Tensor, prepared: Prepared | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, H: Tensor, prepared: LayerFactors | None = None) -> tuple[Tensor, Tensor]:
         """Means and variances of q(f) at inputs, each input by itself.
 
         Args:
@@ -175,18 +178,18 @@ class SparseLayer(Parametrised):
         """
         Lu, m, R = self.prepare() if prepared is None else prepared
         points = H.reshape(-1, H.shape[-1])
-        A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
+        A = trsm(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
         unexplained = self.kernel.diag(points) - A.square().sum(0)
         A = A.to(H.dtype)
-        mean = product(A.mT, m)
-        spread = _layer_algebra.multiplied_transposed(R, A).square().sum(-2)
+        mean = multiply(A.mT, m)
+        spread = trmm(R, A, transpose=True).square().sum(-2)
         # Below zero by rounding alone.
         variance = unexplained.clamp_min(0.0).to(H.dtype) + spread
         variance = variance[:, None] if variance.dim() == 1 else variance.mT
         mean, variance = (part.reshape(*H.shape[:-1], part.shape[-1]) for part in (mean, variance))
         return mean if self.mean is None else mean + self.mean(H), variance
 
-    def joint(self, H: Tensor, prepared: Prepared | None = None) -> tuple[Tensor, Tensor]:
+    def predict_jointly(self, H: Tensor, prepared: LayerFactors | None = None) -> tuple[Tensor, Tensor]:
         """Means of q(f) at inputs, and covariances of all pairs of them.
 
         Args:
@@ -199,17 +202,17 @@ class SparseLayer(Parametrised):
         """
         Lu, m, R = self.prepare() if prepared is None else prepared
         points = H.reshape(-1, H.shape[-1])
-        A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
+        A = trsm(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
         A = A.view(len(Lu), *H.shape[:-1]).movedim(0, -2)
         unexplained = (self.kernel(H) - syrk(A, transpose=True)).to(H.dtype)
         A = A.to(H.dtype)
-        mean = product(A.mT, m)
+        mean = multiply(A.mT, m)
         if R.dim() > 2:
             A, unexplained = A.unsqueeze(-3), unexplained.unsqueeze(-3)
-        covariance = unexplained + syrk(_layer_algebra.multiplied_transposed(R, A), transpose=True)
+        covariance = unexplained + syrk(trmm(R, A, transpose=True), transpose=True)
         return mean if self.mean is None else mean + self.mean(H), covariance
 
-    def kl(self, prepared: Prepared | None = None) -> Tensor:
+    def kl(self, prepared: LayerFactors | None = None) -> Tensor:
         """KL(q(u) || p(u)), of all outputs: a scalar.
 
         Args:
@@ -223,7 +226,7 @@ class SparseLayer(Parametrised):
         else:
             _, mean, root = self.prepare() if prepared is None else prepared
             squares = root.tril().square().sum()
-            logarithms, squared_mean = _layer_algebra.sum_log_diagonal(root).sum(), mean.square().sum()
+            logarithms, squared_mean = sumlogdiag(root).sum(), mean.square().sum()
         of_covariances = 0.5 * squares - logarithms
         if self.covariance == "shared":
             of_covariances = k * of_covariances
@@ -290,7 +293,7 @@ class SparseLayer(Parametrised):
 
     def _factor(self) -> Tensor:
         K = self.kernel(self.inducing.to(ARITHMETIC))
-        Lu, info = _layer_algebra.factorised(added(K, self.jitter))
+        Lu, info = potrf_ex(add_jitter(K, self.jitter))
         with torch.no_grad():
             self.status.copy_(torch.where(info != 0, info, self.status))
         if Lu.is_cpu:

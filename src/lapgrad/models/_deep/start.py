@@ -43,7 +43,7 @@ _ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """What layers are made of, besides data.
 
     Attributes:
@@ -63,7 +63,7 @@ class Plan:
     jitter: float
 
 
-def layers(who: str, plan: Plan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[SparseLayer]:
+def make_layers(who: str, plan: LayerPlan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[SparseLayer]:
     """The layers: inner ones start as linear maps, the last one as its prior.
 
     Args:
@@ -80,11 +80,11 @@ def layers(who: str, plan: Plan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[Sp
                 f"{who}: mean='identity' wants layers of {X.shape[1]} outputs like the inputs, got a width "
                 f"of {width}. Use mean='linear'."
             )
-        around = None if last else _mean_functions.linear_map(X, width)
+        around = None if last else _mean_functions.make_linear_map(X, width)
         layer = SparseLayer(
             Z,
             width,
-            (_default_kernel(X, y, last) if kernel is None else kernel).to(X),
+            (_make_default_kernel(X, y, last) if kernel is None else kernel).to(X),
             whiten=plan.whiten,
             covariance=plan.covariance,
             mean=None if plan.mean == "zero" else around,
@@ -92,20 +92,20 @@ def layers(who: str, plan: Plan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[Sp
         ).to(X)
         layer.kernel.diag(X[:1])  # a kernel that does not fit the data says so here, not in the first step
         if around is not None:
-            _start_as(layer, around, explicit=plan.mean == "zero")
+            _initialise_as(layer, around, explicit=plan.mean == "zero")
             X, Z = around(X), around(Z)
         yield layer
 
 
-def _default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
+def _make_default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
     """Lengthscales after the spread of the inputs, variance after that of the values."""
-    spread = _scaling.spread(X)
+    spread = _scaling.compute_spread(X)
     variance = y.square().mean() if last else _INNER_VARIANCE * spread.square().mean()
     return RBF(spread * math.sqrt(max(1, X.shape[1])), variance if variance > 0 else 1.0)
 
 
 @torch.no_grad()
-def _start_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> None:
+def _initialise_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> None:
     """The inducing variables are almost sure: the mean function, or with ``explicit`` values of it."""
     prepared = layer.prepare()
     root = prepared.factor.new_tensor(_INNER_DEVIATION).expand(len(layer.inducing)).diag()
@@ -117,7 +117,7 @@ def _start_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> Non
 
 
 @torch.no_grad()
-def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
+def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
     """The last layer takes the best distribution for data X (n, d), y (n, k), if the others are their means.
 
     With the statistics of ``fused._inducing``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
@@ -131,7 +131,7 @@ def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Te
     for layer in inner:
         prepared = layer.prepare()
         X = torch.cat([layer(part, prepared)[0] for part in X.split(_ROWS)])
-    Lu, Lm, weights = _sparse_posterior.posterior(
+    Lu, Lm, weights = _sparse_posterior.compute_posterior(
         "SparseLayer",
         _kernel_function.of_module(last.kernel),
         last.inducing,
@@ -147,23 +147,21 @@ def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Te
     last.set_posterior(mean, root)
 
 
-def one_of_the_known(who: str, **options: str) -> None:
+def check_words(who: str, **options: str) -> None:
     """Options that are words."""
     for name, value in options.items():
         if value not in _WORDS[name]:
             raise _errors.unknown_option(who, name, value, _WORDS[name])
 
 
-def positive(who: str, **numbers: int) -> None:
+def check_positive(who: str, **numbers: int) -> None:
     """Options that are positive whole numbers."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise _errors.OptionError(f"{who}: {name} must be a positive number, got {number!r}.")
 
 
-def one_per_layer(
-    who: str, kernel: Kernel | Sequence[Kernel] | None, count: int
-) -> tuple[Kernel | None, ...]:
+def list_kernels(who: str, kernel: Kernel | Sequence[Kernel] | None, count: int) -> tuple[Kernel | None, ...]:
     """The option ``kernel`` of a model: none, one, or one for each layer."""
     if kernel is None:
         return (None,) * count

@@ -11,7 +11,7 @@ from lapgrad.models import _checks
 INITIALISATIONS = ("kmeans++", "random")
 
 
-def given_or_chosen(
+def resolve_inducing_inputs(
     who: str, inducing: int | Tensor, X: Tensor, init: str, generator: torch.Generator | None
 ) -> Tensor:
     """What the option ``inducing`` of a model asks for: places (U, d) or (U,), or a number of rows of X.
@@ -20,19 +20,19 @@ def given_or_chosen(
         who: Name of the model, for messages.
         inducing: Places, or how many.
         X: (n, d).
-        init: How rows are chosen, see ``chosen``.
+        init: How rows are chosen, see ``choose_rows``.
         generator: Source of random numbers.
     """
     if isinstance(inducing, Tensor):
-        Z = _checks.inputs(who, inducing.detach(), "inducing", columns=X.shape[1])
-        _checks.same_kind(who, X=X, inducing=Z)
+        Z = _checks.check_inputs(who, inducing.detach(), "inducing", columns=X.shape[1])
+        _checks.check_same_kind(who, X=X, inducing=Z)
         return Z.clone()
     if isinstance(inducing, bool) or not isinstance(inducing, int) or inducing < 1:
         raise _errors.OptionError(f"{who}: inducing must be a positive number or a tensor, got {inducing!r}.")
-    return chosen(X, inducing, init, generator)
+    return choose_rows(X, inducing, init, generator)
 
 
-def chosen(X: Tensor, count: int, init: str, generator: torch.Generator | None) -> Tensor:
+def choose_rows(X: Tensor, count: int, init: str, generator: torch.Generator | None) -> Tensor:
     """``count`` rows of X (n, d), or all there are if there are fewer; none twice.
 
     Args:
@@ -46,10 +46,10 @@ def chosen(X: Tensor, count: int, init: str, generator: torch.Generator | None) 
     if init == "random":
         order = torch.randperm(len(X), generator=generator, device=X.device)
         return X[order[:count]].clone()
-    return X[_spread_rows(_standardised(X), min(count, len(X)), generator)].clone()
+    return X[_choose_spread_rows(_standardise(X), min(count, len(X)), generator)].clone()
 
 
-def _standardised(X: Tensor) -> Tensor:
+def _standardise(X: Tensor) -> Tensor:
     """Columns that do not vary stay as they are: they do not contribute to distances."""
     if len(X) < 2:
         return X
@@ -57,7 +57,7 @@ def _standardised(X: Tensor) -> Tensor:
     return (X - X.mean(0)) / torch.where(deviation > 0, deviation, 1.0)
 
 
-def _spread_rows(X: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+def _choose_spread_rows(X: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """k-means++: n d operations per row. Ends early when all rows have been met."""
     index = torch.randint(len(X), (1,), generator=generator, device=X.device)
     rows = [index]

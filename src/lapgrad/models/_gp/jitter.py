@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad.models._gp.diagonal import added_to_diagonal
+from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.ops.potrf import potrf
 
 _Result = TypeVar("_Result")
@@ -26,7 +26,9 @@ _LARGEST = {torch.float64: 1e-4, torch.float32: 2e-2}
 """More than this is no rounding error: the matrix is not positive semi-definite."""
 
 
-def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) -> tuple[_Result, float]:
+def retry_with_jitter(
+    who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]
+) -> tuple[_Result, float]:
     """``evaluate(jitter)`` at the first jitter where it succeeds, starting from 0, and that jitter.
 
     Args:
@@ -44,7 +46,7 @@ def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) 
     Warns:
         JitterWarning: The result is that of a matrix with jitter.
     """
-    for jitter in _schedule(dtype):
+    for jitter in _iterate_jitters(dtype):
         try:
             result = evaluate(jitter)
         except _errors.NotPositiveDefiniteError as error:
@@ -66,22 +68,22 @@ def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) 
     ) from failure
 
 
-def factorised(who: str, A: Tensor) -> tuple[Tensor, float]:
+def factorise_with_jitter(who: str, A: Tensor) -> tuple[Tensor, float]:
     """The Cholesky factor of ``A`` (*batch, n, n), with jitter where it takes some, and that jitter.
 
     Differentiable; the jitter counts as part of the function: A + jitter · mean(diag A) · I.
     """
-    return retried(who, A.dtype, lambda jitter: potrf(added(A, jitter)))
+    return retry_with_jitter(who, A.dtype, lambda jitter: potrf(add_jitter(A, jitter)))
 
 
-def added(A: Tensor, jitter: float) -> Tensor:
+def add_jitter(A: Tensor, jitter: float) -> Tensor:
     """A + jitter · mean(diag A) · I; A itself without jitter."""
     if not jitter:
         return A
-    return added_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
+    return add_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
 
 
-def _schedule(dtype: torch.dtype) -> Iterator[float]:
+def _iterate_jitters(dtype: torch.dtype) -> Iterator[float]:
     yield 0.0
     jitter, largest = _FIRST * torch.finfo(dtype).eps, _LARGEST[dtype]
     while jitter < largest:

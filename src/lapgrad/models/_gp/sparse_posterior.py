@@ -59,7 +59,7 @@ class SparsePosterior(NamedTuple):
         return mean, variance.clamp_min(0.0)  # below zero by rounding alone
 
 
-def posterior(
+def compute_posterior(
     who: str,
     kernel: KernelFunction,
     Z: Tensor,

@@ -38,7 +38,7 @@ class Ridge(NamedTuple):
     square: Tensor
 
 
-def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
+def solve_ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
     """Solves for the weights; A is (*batch, d, n), Y (*batch, n, k), the leading dimensions broadcast.
 
     The minimum is taken as the sum of squares that it is: |Y|^2 - |L^-1 A Y|^2 cancels, and at the minimum
@@ -46,12 +46,12 @@ def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
     """
     if method == "lq":
         # [I, A] = L Q: A = L Q2, and W = L^-T Q2 Y.
-        Q, L = _lq(function, A)
+        Q, L = _factorise_lq(function, A)
         W = trsm(L, gemm2(Q[..., A.shape[-2] :], Y), transpose=True)
         residual = Y - gemm2(A, W, transpose_a=True)
     else:
         # The normal equations, and one step of refinement with the residual from A itself.
-        L = _cholesky(function, A)
+        L = _factorise_cholesky(function, A)
         W = cho_solve(L, gemm2(A, Y))
         residual = Y - gemm2(A, W, transpose_a=True)
         W = W + cho_solve(L, gemm2(A, residual) - W)
@@ -59,12 +59,12 @@ def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
     return Ridge(L, W, W.square().sum((-2, -1)) + residual.square().sum((-2, -1)))
 
 
-def factor(function: str, A: Tensor, method: str) -> Tensor:
+def compute_factor(function: str, A: Tensor, method: str) -> Tensor:
     """L with L L^T = I + A A^T."""
-    return _lq(function, A)[1] if method == "lq" else _cholesky(function, A)
+    return _factorise_lq(function, A)[1] if method == "lq" else _factorise_cholesky(function, A)
 
 
-def _lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
+def _factorise_lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
     """Q and L with [I, A] = L Q; A A^T is never formed.
 
     With Q, although L would do: the gradient of L alone takes Q to be L^-1 [I, A], and loses the digits that
@@ -76,16 +76,16 @@ def _lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
     try:
         Q, L = gelqf(torch.cat([identity, A], -1))
     except _errors.NonFiniteError as error:
-        raise _not_finite(function, error) from None
+        raise _make_non_finite_error(function, error) from None
     return Q, L
 
 
-def _cholesky(function: str, A: Tensor) -> Tensor:
+def _factorise_cholesky(function: str, A: Tensor) -> Tensor:
     identity = torch.eye(A.shape[-2], dtype=A.dtype, device=A.device)
     try:
         return potrf(syrk(A) + identity)
     except _errors.NonFiniteError as error:
-        raise _not_finite(function, error) from None
+        raise _make_non_finite_error(function, error) from None
     except _errors.NotPositiveDefiniteError as error:
         raise _errors.NotPositiveDefiniteError(
             f"{function}: the products of the features are singular up to rounding; take method='lq'.",
@@ -94,7 +94,7 @@ def _cholesky(function: str, A: Tensor) -> Tensor:
         ) from None
 
 
-def _not_finite(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
+def _make_non_finite_error(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
     return _errors.NonFiniteError(
         f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: "
         f"features must be finite, noise_var and prior_var positive.",

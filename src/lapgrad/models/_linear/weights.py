@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad.models._linear.ridge import Method, ridge
-from lapgrad.models._prediction import log_density
-from lapgrad.models.criteria.blr_nll import blr_nll, scaled
+from lapgrad.models._linear.ridge import Method, solve_ridge
+from lapgrad.models._prediction import compute_log_density
+from lapgrad.models.criteria.blr_nll import blr_nll, scale_problem
 from lapgrad.ops.gelqf import gelqf
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.syrk import syrk
@@ -59,7 +59,7 @@ class Observations(NamedTuple):
     square: Tensor | None = None
 
 
-def compressed(Phi: Tensor, Y: Tensor) -> Observations:
+def compress_observations(Phi: Tensor, Y: Tensor) -> Observations:
     """The same likelihood with m rows: rotated so that all other rows of the design are zero.
 
     Phi^T = L Q is Phi = Q^T [L, 0]^T with Q completed to a rotation, which noise of equal variances does not
@@ -72,7 +72,7 @@ def compressed(Phi: Tensor, Y: Tensor) -> Observations:
     )
 
 
-def nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method: Method) -> Tensor:
+def compute_nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method: Method) -> Tensor:
     """``blr_nll`` of observations: rows that were left out add log N(y | 0, noise)."""
     Phi, Y, rows, square = observations
     value = blr_nll(Phi, Y, noise_var, prior_var, method=method)
@@ -81,7 +81,7 @@ def nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method
     return value + 0.5 * (square / noise_var + rows * Y.shape[1] * (noise_var.log() + _LOG_2_PI))
 
 
-def posterior(
+def compute_posterior(
     who: str, Phi: Tensor, Y: Tensor, noise_var: Tensor, prior_var: Tensor, method: Method
 ) -> WeightPosterior:
     """Of the weights of Y (n, k) = Phi (n, m) W + noise.
@@ -89,14 +89,14 @@ def posterior(
     With L L^T = I + A A^T of the problem in unit variances, w = S^(1/2) W and cov(w) = S^(1/2) L^-T L^-1
     S^(1/2), where S is the prior covariance.
     """
-    A, unit_Y, _ = scaled(who, Phi, Y, noise_var, prior_var, method)
-    L, W, _ = ridge(who, A, unit_Y, method)
+    A, unit_Y, _ = scale_problem(who, Phi, Y, noise_var, prior_var, method)
+    L, W, _ = solve_ridge(who, A, unit_Y, method)
     deviations = prior_var.sqrt().expand(Phi.shape[-1])[:, None]
     inverse = trsm(L, torch.eye(len(L), dtype=L.dtype, device=L.device), transpose=True)
     return WeightPosterior(deviations * W, deviations * inverse)
 
 
-def predicted(
+def predict_targets(
     found: WeightPosterior, Phi: Tensor, noise_var: Tensor | None, full_cov: bool
 ) -> tuple[Tensor, Tensor]:
     """Mean (n, k) and variance (n) or covariance (n, n) of Phi w (with noise, when it is given)."""
@@ -110,14 +110,14 @@ def predicted(
     return mean, variance if noise_var is None else variance + noise_var
 
 
-def log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
+def compute_log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
     """log p(y | data) of each entry of Y (n, k) = Phi W + noise by itself."""
-    mean, variance = predicted(found, Phi, noise_var, False)
+    mean, variance = predict_targets(found, Phi, noise_var, False)
     variance = variance[:, None]
-    return log_density(Y - mean, variance)
+    return compute_log_density(Y - mean, variance)
 
 
-def joint_log_density(
+def compute_joint_log_densities(
     found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor, method: Method
 ) -> Tensor:
     """log p(y | data) of each column y of Y (n, k): the marginal likelihood with the posterior as the prior.

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models._products import product
-from lapgrad.models.criteria.kalman_filter import Innovation, at, observe
+from lapgrad.models._products import multiply
+from lapgrad.models.criteria.kalman_filter import Innovation, get_at_time, observe
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
 
@@ -33,7 +33,7 @@ _IDENTIFIED = 1e-10
 """Of the scaled G_δδ: the smallest eigenvalue from which on δ counts as determined (float64)."""
 
 
-class Step(NamedTuple):
+class FilterStep(NamedTuple):
     """One time: columns [m M] (N, n, 1 + d) and covariance, predicted and filtered; and G up to here."""
 
     mean: Tensor
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     information: Tensor
 
 
-class Walk(NamedTuple):
+class FilterRun(NamedTuple):
     """The filter over some steps.
 
     Attributes:
@@ -55,7 +55,7 @@ class Walk(NamedTuple):
         observed: (N,), how many observations are not missing.
     """
 
-    steps: list[Step]
+    steps: list[FilterStep]
     mean: Tensor
     covariance: Tensor
     half_logdet: Tensor
@@ -67,7 +67,7 @@ class Walk(NamedTuple):
         return self.steps[-1].information
 
 
-def walk(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> Walk:
+def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> FilterRun:
     """The filter over the first ``steps`` times, with one column for each diffuse state."""
     y, A, _, Q, _, m, P, c = model
     N = y.shape[0]
@@ -79,20 +79,24 @@ def walk(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps
     covariance = (proper[:, None] * proper * P).expand(N, n, n)
     information = y.new_zeros(N, 1 + d, 1 + d)
     half_logdet, count = y.new_zeros(N), y.new_zeros(N)
-    found: list[Step] = []
+    found: list[FilterStep] = []
     for t in range(steps):
         filtered, filtered_covariance, seen = observe(who, batch, model, t, mean, covariance)
-        information = information + product(seen.v.mT, seen.u)
+        information = information + multiply(seen.v.mT, seen.u)
         half_logdet = half_logdet + sumlogdiag(seen.L)
         count = count + (~y[:, t].isnan()).sum(-1).to(y.dtype)
-        found.append(Step(mean, covariance, seen, filtered, filtered_covariance, information))
-        mean = product(at(A, t), filtered) + torch.nn.functional.pad(at(c, t)[..., None], (0, d))
-        covariance = product(at(A, t), filtered_covariance, at(A, t).mT) + at(Q, t)
+        found.append(FilterStep(mean, covariance, seen, filtered, filtered_covariance, information))
+        mean = multiply(get_at_time(A, t), filtered) + torch.nn.functional.pad(
+            get_at_time(c, t)[..., None], (0, d)
+        )
+        covariance = multiply(get_at_time(A, t), filtered_covariance, get_at_time(A, t).mT) + get_at_time(
+            Q, t
+        )
         covariance = 0.5 * (covariance + covariance.mT)
-    return Walk(found, mean, covariance, half_logdet, count)
+    return FilterRun(found, mean, covariance, half_logdet, count)
 
 
-def nll(walked: Walk) -> Tensor:
+def compute_nll(walked: FilterRun) -> Tensor:
     """-log p of what was walked over, (N,)."""
     G = walked.information
     constant = 0.5 * math.log(2 * math.pi) * walked.observed
@@ -103,19 +107,19 @@ def nll(walked: Walk) -> Tensor:
     return 0.5 * (G[:, 0, 0] - explained) + walked.half_logdet + sumlogdiag(L) + constant
 
 
-def collapsed(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
+def integrate_out_diffuse(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
     """Moments with δ integrated out, from columns (..., n, 1 + d), covariance (..., n, n) and G."""
     if mean.shape[-1] == 1:
         return mean[..., 0], covariance
     L = potrf(information[..., 1:, 1:])
     M = mean[..., 1:]
-    best = mean[..., :1] - product(M, cho_solve(L, information[..., 1:, :1]))
-    spread = product(M, cho_solve(L, M.mT))
+    best = mean[..., :1] - multiply(M, cho_solve(L, information[..., 1:, :1]))
+    spread = multiply(M, cho_solve(L, M.mT))
     return best[..., 0], covariance + 0.5 * (spread + spread.mT)
 
 
 @torch.no_grad()
-def steps_needed(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
+def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
     """After how many steps all diffuse states of all series are determined by the observations.
 
     Raises:
@@ -129,7 +133,7 @@ def steps_needed(who: str, batch: torch.Size, model: Operands, diffuse: list[int
     # Twice as many steps until it is enough: mostly the number of diffuse states is.
     reach = min(times, len(diffuse))
     while True:
-        walked = walk(who, batch, double, diffuse, reach)
+        walked = run_filter(who, batch, double, diffuse, reach)
         for t, step in enumerate(walked.steps):
             G = step.information[:, 1:, 1:]
             scale = G.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(torch.float64).tiny).rsqrt()

@@ -30,10 +30,10 @@ class Series(NamedTuple):
     vector: bool
 
 
-def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
+def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     """The series as one tensor; raises what is wrong with them."""
     if isinstance(y, Tensor):
-        _checks.float_tensor(who, y, "y")
+        _checks.check_float_tensor(who, y, "y")
         if y.dim() not in (1, 2, 3):
             raise _errors.ShapeError(
                 f"{who}: y must have shape (T,), (T, p) or (N, T, p), got {tuple(y.shape)}."
@@ -43,7 +43,7 @@ def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     else:
         parts, single = list(y), False
         for i, part in enumerate(parts):
-            _checks.float_tensor(who, part, f"y[{i}]")
+            _checks.check_float_tensor(who, part, f"y[{i}]")
         vector = bool(parts) and all(part.dim() == 1 for part in parts)
     if not parts:
         raise _errors.ShapeError(f"{who}: y has no series, at least one is wanted.")
@@ -54,7 +54,7 @@ def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
             f"{who}: all series must have shape (T,) or (T, p) with one p, got shapes "
             f"{', '.join(str(tuple(part.shape)) for part in parts[:5])}."
         )
-    _checks.same_kind(who, **{f"y[{i}]": part for i, part in enumerate(columns)})
+    _checks.check_same_kind(who, **{f"y[{i}]": part for i, part in enumerate(columns)})
     lengths = [len(part) for part in columns]
     values = columns[0].new_full((len(columns), max(lengths), columns[0].shape[-1]), torch.nan)
     for i, part in enumerate(columns):
@@ -68,7 +68,7 @@ def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     return Series(values, torch.tensor(lengths, device=values.device), single, vector)
 
 
-def variances(values: Tensor) -> Tensor:
+def compute_variances(values: Tensor) -> Tensor:
     """The variance of each of the p values over series and times, (p,); of constants their square, or 1."""
     flat = values.reshape(-1, values.shape[-1]).double()
     mean = flat.nanmean(0)
@@ -78,17 +78,17 @@ def variances(values: Tensor) -> Tensor:
     return torch.where(good, variance, torch.nan_to_num(substitute, nan=1.0))
 
 
-def later(X: Tensor, k: int) -> Tensor:
+def drop_times(X: Tensor, k: int) -> Tensor:
     """(N, T, ...) from time k on; what does not vary with time stays."""
     return X[:, k:] if X.shape[1] > 1 else X
 
 
-def after(lengths: Tensor, steps: int) -> Tensor:
+def list_later_times(lengths: Tensor, steps: int) -> Tensor:
     """(N, steps), the times after the end of each series."""
     return lengths[:, None] + torch.arange(steps, device=lengths.device)
 
 
-def at_times(X: Tensor, times: Tensor) -> Tensor:
+def gather_times(X: Tensor, times: Tensor) -> Tensor:
     """(N, steps, ...) of X (N or 1, T or 1, ...) at the times (N, steps)."""
     N, own = len(times), X.dim() - 2
     if X.shape[1] == 1:
@@ -98,7 +98,7 @@ def at_times(X: Tensor, times: Tensor) -> Tensor:
     return X.gather(1, index)
 
 
-def root(covariance: Tensor) -> Tensor:
+def compute_root(covariance: Tensor) -> Tensor:
     """R with R Rᵀ = covariance (*batch, n, n), which may be singular."""
     L, info = potrf_ex(covariance)
     if not bool(info.any()):

@@ -55,11 +55,11 @@ def _is_number(value: Any) -> bool:
     return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _optional(entry: Entry) -> Entry:
+def _make_optional(entry: Entry) -> Entry:
     return Entry(f"{entry.wanted} or null", lambda value: value is None or entry.fits(value))
 
 
-def _list_of(entry: Entry, wanted: str) -> Entry:
+def _make_list(entry: Entry, wanted: str) -> Entry:
     return Entry(wanted, lambda value: isinstance(value, list | tuple) and all(map(entry.fits, value)))
 
 
@@ -69,13 +69,13 @@ TEXT = Entry("text", lambda value: isinstance(value, str))
 INTEGER = Entry("an integer", _is_integer)
 NUMBER = Entry("a finite number", _is_number)
 PART = Entry("a JSON object", lambda value: isinstance(value, Mapping))
-INTEGERS = _list_of(INTEGER, "a list of integers")
-FLAGS = _list_of(FLAG, "a list of true and false")
-NUMBERS = _list_of(NUMBER, "a list of finite numbers")
+INTEGERS = _make_list(INTEGER, "a list of integers")
+FLAGS = _make_list(FLAG, "a list of true and false")
+NUMBERS = _make_list(NUMBER, "a list of finite numbers")
 NUMBER_OR_NUMBERS = Entry(
     "a finite number, or a list", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)
 )
-PARTS = _list_of(PART, "a list of JSON objects")
-OPTIONAL_INTEGER = _optional(INTEGER)
-OPTIONAL_NUMBER = _optional(NUMBER)
-OPTIONAL_INTEGERS = _optional(INTEGERS)
+PARTS = _make_list(PART, "a list of JSON objects")
+OPTIONAL_INTEGER = _make_optional(INTEGER)
+OPTIONAL_NUMBER = _make_optional(NUMBER)
+OPTIONAL_INTEGERS = _make_optional(INTEGERS)

@@ -32,7 +32,7 @@ _ENTRIES: Mapping[str, type] = {"version": str, "kind": str, "config": str, "ten
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedModel:
     """What a file holds.
 
     Attributes:
@@ -50,7 +50,7 @@ class Saved:
     version: str = ""
 
 
-def write(path: str | PathLike[str], saved: Saved) -> None:
+def write_model(path: str | PathLike[str], saved: SavedModel) -> None:
     """Write a file; one that is there is replaced, and only when the new one is complete."""
     content = {
         "what": _MAGIC,
@@ -64,7 +64,7 @@ def write(path: str | PathLike[str], saved: Saved) -> None:
     _archive.write_archive(path, content)
 
 
-def read(path: str | PathLike[str], device: torch.device | str | None = None) -> Saved:
+def read_model(path: str | PathLike[str], device: torch.device | str | None = None) -> SavedModel:
     """Read a file.
 
     Args:
@@ -78,7 +78,7 @@ def read(path: str | PathLike[str], device: torch.device | str | None = None) ->
     content, sealed = _archive.read_archive(path, _WHAT, device)
     if content.get("what") != _MAGIC:
         raise _errors.FileFormatError(f"{path} is not {_WHAT}: its entry 'what' does not say so.")
-    found = _entry(path, content, "format", int)
+    found = _get_entry(path, content, "format", int)
     if found > FORMAT:
         raise _errors.FileFormatError(
             f"{path} has format {found} (written by lapgrad {content.get('version')}); this lapgrad "
@@ -89,15 +89,15 @@ def read(path: str | PathLike[str], device: torch.device | str | None = None) ->
             f"{path} is damaged: it says that it has format {found}, and has {'a' if sealed else 'no'} "
             f"checksum at its end."
         )
-    version, kind, config, tensors, fixed = (_entry(path, content, *entry) for entry in _ENTRIES.items())
+    version, kind, config, tensors, fixed = (_get_entry(path, content, *entry) for entry in _ENTRIES.items())
     for name, tensor in tensors.items():
         _check_tensor(path, name, tensor)
     if not all(isinstance(name, str) for name in fixed):
         raise _errors.FileFormatError(f"{path} is damaged: the entry 'fixed' has to be a list of names.")
-    return Saved(kind, _parsed(path, config), tensors, tuple(fixed), version)
+    return SavedModel(kind, _parse_config(path, config), tensors, tuple(fixed), version)
 
 
-def check_fit(model: nn.Module, saved: Saved) -> None:
+def check_fit(model: nn.Module, saved: SavedModel) -> None:
     """Raise if tensors of a file have not the dtypes and the shapes of the model that they are for.
 
     ``load_state_dict`` would convert numbers, and take the first of several for a scalar. It finds out itself
@@ -106,7 +106,7 @@ def check_fit(model: nn.Module, saved: Saved) -> None:
     Raises:
         FileFormatError: With the name of the tensor; without the name of the file.
     """
-    own = _own_modules(model)
+    own = _find_own_modules(model)
     wanted = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -115,7 +115,7 @@ def check_fit(model: nn.Module, saved: Saved) -> None:
         place = wanted.get(name)
         if place is None or is_lazy(place):
             continue
-        if not _converts(tensor.dtype, place.dtype, exactly=name.rpartition(".")[0] in own):
+        if not _can_convert(tensor.dtype, place.dtype, exactly=name.rpartition(".")[0] in own):
             raise _errors.FileFormatError(f"{name!r} has dtype {tensor.dtype}; {place.dtype} was wanted.")
         if tensor.shape != place.shape:
             raise _errors.FileFormatError(
@@ -141,7 +141,7 @@ def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name in tensors and not _is_finite(tensors[name]):
             return f"{name!r} has a value that is not finite."
-    for prefix, module in _own_modules(model).items():
+    for prefix, module in _find_own_modules(model).items():
         allowed = module.may_have_nan if isinstance(module, Parametrised) else frozenset()
         for name, _ in module.named_buffers(recurse=False):
             path = f"{prefix}.{name}" if prefix else name
@@ -154,7 +154,7 @@ def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
+def _find_own_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Parts of a model, by path, that are classes of lapgrad or derived from them: not networks of users."""
     return {
         path: module
@@ -169,7 +169,7 @@ def _is_finite(tensor: Tensor, *, or_nan: bool = False) -> bool:
     return not bool(tensor.isinf().any()) and (or_nan or not bool(tensor.isnan().any()))
 
 
-def _converts(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:
+def _can_convert(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:
     """Whether numbers may be converted: between floating point types, and ``exactly``: without rounding."""
     if stored == wanted:
         return True
@@ -178,7 +178,7 @@ def _converts(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> boo
     return not exactly or torch.promote_types(stored, wanted) == wanted
 
 
-def _entry(path: str | PathLike[str], content: Mapping[str, Any], name: str, kind: type) -> Any:
+def _get_entry(path: str | PathLike[str], content: Mapping[str, Any], name: str, kind: type) -> Any:
     if name not in content:
         raise _errors.FileFormatError(f"{path} is damaged: missing entry {name!r}.")
     value = content[name]
@@ -200,7 +200,7 @@ def _check_tensor(path: str | PathLike[str], name: object, tensor: object) -> No
         raise _errors.FileFormatError(f"{path} is damaged: {name!r} is not a tensor with all its numbers.")
 
 
-def _parsed(path: str | PathLike[str], config: str) -> dict[str, Any]:
+def _parse_config(path: str | PathLike[str], config: str) -> dict[str, Any]:
     try:
         parsed = json.loads(config)
     except (ValueError, RecursionError) as error:

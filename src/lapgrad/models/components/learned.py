@@ -43,13 +43,13 @@ class LinearDynamics(Component):
                 f"LinearDynamics: states and observations must be positive, got {states} and {observations}."
             )
         self.states, self.observations, self.diffuse = states, observations, (False,) * states
-        source = _checks.generator("LinearDynamics", generator, torch.device("cpu"))
+        source = _checks.make_generator("LinearDynamics", generator, torch.device("cpu"))
         self.A = 0.9 * torch.eye(states, dtype=torch.float64)
-        self.B = _sampling.standard(source, observations, states) / states**0.5
+        self.B = _sampling.draw_standard_normal(source, observations, states) / states**0.5
         self.m = torch.zeros(states, dtype=torch.float64)
         self.Q = Covariance(0.1 * torch.eye(states, dtype=torch.float64))
         self.P = Covariance(torch.eye(states, dtype=torch.float64))
-        self._scaled = False
+        self._scale_inputs = False
 
     def block(self, times: int) -> Block:
         """The parameters themselves."""
@@ -57,9 +57,9 @@ class LinearDynamics(Component):
 
     def prepare(self, variance: float) -> None:
         """What is seen of states of the order of 1 has the scale of the data."""
-        if not self._scaled:
+        if not self._scale_inputs:
             self.B = variance**0.5 * self.B.detach()
-            self._scaled = True
+            self._scale_inputs = True
 
     def config(self) -> dict[str, Any]:
         """The sizes."""
@@ -92,7 +92,7 @@ class Emitted(Component):
     ) -> None:
         super().__init__()
         self.module = module
-        self.register_buffer("inputs", _checks.inputs("Emitted", inputs, "inputs").detach().clone())
+        self.register_buffer("inputs", _checks.check_inputs("Emitted", inputs, "inputs").detach().clone())
         self.states, self.observations, self.name = states, observations, name
         self.diffuse = (False,) * states if diffuse is None else tuple(diffuse)
 

@@ -28,7 +28,7 @@ class LocalLevel(Component):
 
     def __init__(self, variance: Value | None = None) -> None:
         super().__init__()
-        self._open({"variance": variance})
+        self._set_or_defer({"variance": variance})
 
     def block(self, times: int) -> Block:
         """A random walk."""
@@ -38,7 +38,7 @@ class LocalLevel(Component):
 
     def prepare(self, variance: float) -> None:
         """A tenth of the variance of the data."""
-        self._fill({"variance": 0.1 * variance})
+        self._set_deferred({"variance": 0.1 * variance})
 
     def config(self) -> dict[str, Any]:
         """Nothing."""
@@ -71,7 +71,7 @@ class LocalLinearTrend(Component):
         super().__init__()
         self.smooth = not isinstance(level_variance, Tensor) and level_variance == 0
         named = {} if self.smooth else {"level_variance": level_variance}
-        self._open({**named, "slope_variance": slope_variance})
+        self._set_or_defer({**named, "slope_variance": slope_variance})
         self.damped = damped
         self.diffuse = (True, not damped)
         if damped:
@@ -90,7 +90,7 @@ class LocalLinearTrend(Component):
 
     def prepare(self, variance: float) -> None:
         """Parts of the variance of the data."""
-        self._fill({"level_variance": 0.1 * variance, "slope_variance": 0.01 * variance})
+        self._set_deferred({"level_variance": 0.1 * variance, "slope_variance": 0.01 * variance})
 
     def config(self) -> dict[str, Any]:
         """Which of the variances there are, and whether the slope is damped."""
@@ -113,7 +113,7 @@ class Seasonal(Component):
         if period < 2:
             raise _errors.OptionError(f"Seasonal: period must be at least 2, got {period}.")
         self.period, self.states, self.diffuse = period, period - 1, (True,) * (period - 1)
-        self._open({"variance": variance})
+        self._set_or_defer({"variance": variance})
 
     def block(self, times: int) -> Block:
         """The next value is minus the sum of the period - 1 before it."""
@@ -127,7 +127,7 @@ class Seasonal(Component):
 
     def prepare(self, variance: float) -> None:
         """A hundredth of the variance of the data."""
-        self._fill({"variance": 0.01 * variance})
+        self._set_deferred({"variance": 0.01 * variance})
 
     def config(self) -> dict[str, Any]:
         """The period."""
@@ -154,7 +154,7 @@ class AR(Component):
             raise _errors.OptionError(f"AR: order must be positive, got {order}.")
         self.order = self.states = order
         self.diffuse = (False,) * order
-        self._open({"variance": variance})
+        self._set_or_defer({"variance": variance})
         self.partial = [0.5] + [0.0] * (order - 1)
 
     @property
@@ -181,7 +181,7 @@ class AR(Component):
 
     def prepare(self, variance: float) -> None:
         """A tenth of the variance of the data."""
-        self._fill({"variance": 0.1 * variance})
+        self._set_deferred({"variance": 0.1 * variance})
 
     def config(self) -> dict[str, Any]:
         """The order."""
@@ -201,7 +201,7 @@ class Regression(Component):
 
     def __init__(self, X: Tensor, variance: Value | None = None) -> None:
         super().__init__()
-        self.register_buffer("X", _checks.inputs("Regression", X).detach().clone())
+        self.register_buffer("X", _checks.check_inputs("Regression", X).detach().clone())
         self.states = self.X.shape[1]
         self.diffuse = (True,) * self.states
         self.wandering = variance is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch.layout import common_batch, matrix, same_kind
-from lapgrad.models._linear.ridge import METHODS, Method, factor, ridge
+from lapgrad.models._linear.ridge import METHODS, Method, compute_factor, solve_ridge
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
 
@@ -70,13 +70,13 @@ def blr_nll(
         >>> blr_nll(X, y, noise_var=1.0, prior_var=1.0)
         tensor(3.6504)
     """
-    A, Y, noise = scaled("blr_nll", X, y, noise_var, prior_var, method)
+    A, Y, noise = scale_problem("blr_nll", X, y, noise_var, prior_var, method)
     n, k = Y.shape[-2:]
     if A.shape[-2] <= n:
-        L, _, square = ridge("blr_nll", A, Y, method)
+        L, _, square = solve_ridge("blr_nll", A, Y, method)
     else:
         # L L^T = I + A^T A, n x n.
-        L = factor("blr_nll", A.mT, method)
+        L = compute_factor("blr_nll", A.mT, method)
         square = trsm(L, Y).square().sum((-2, -1))
     return k * sumlogdiag(L) + 0.5 * (square + n * k * (noise.log() + _LOG_2_PI))
 
@@ -95,7 +95,7 @@ class UnitProblem(NamedTuple):
     noise_var: Tensor
 
 
-def scaled(
+def scale_problem(
     function: str,
     X: Tensor,
     y: Tensor,
@@ -112,7 +112,7 @@ def scaled(
         wanted = "y must have as many entries (or rows) as X has rows"
         raise _errors.shapes_do_not_fit(function, {"X": X, "y": y}, wanted)
     noise, prior = (
-        _variance(function, name, value, X)
+        _check_variance(function, name, value, X)
         for name, value in (("noise_var", noise_var), ("prior_var", prior_var))
     )
     same_kind(function, X=X, y=Y, noise_var=noise, prior_var=prior)
@@ -125,7 +125,7 @@ def scaled(
     return UnitProblem(weight_deviations / noise_deviation * X.mT, Y / noise_deviation, noise)
 
 
-def _variance(function: str, argument: str, value: Tensor | float, like: Tensor) -> Tensor:
+def _check_variance(function: str, argument: str, value: Tensor | float, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if not 0 < value < math.inf:

@@ -10,8 +10,14 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models._products import product
-from lapgrad.models.criteria.kalman_filter import Innovation, at, covariance_steps, log_density, observe
+from lapgrad.models._products import multiply
+from lapgrad.models.criteria.kalman_filter import (
+    Innovation,
+    compute_log_density,
+    get_at_time,
+    observe,
+    run_covariance_filter,
+)
 from lapgrad.ops.potrf import potrf
 
 METHODS = ("auto", "rts", "bryson_frazier")
@@ -87,14 +93,14 @@ def kalman_smoother(
         raise _errors.unknown_option(who, "method", method, METHODS)
     model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
     if method == "bryson_frazier":
-        found = _bryson_frazier(who, batch, model)
+        found = _smooth_bryson_frazier(who, batch, model)
     else:
         try:
-            found = _rauch_tung_striebel(who, batch, model)
+            found = _smooth_rauch_tung_striebel(who, batch, model)
         except _StateKnownError as error:
             if method == "rts":
                 raise error.explained from None
-            found = _bryson_frazier(who, batch, model)
+            found = _smooth_bryson_frazier(who, batch, model)
     return Smoothed(*[part.reshape((*batch, *part.shape[1:])) for part in found])
 
 
@@ -106,13 +112,13 @@ class _StateKnownError(Exception):
         self.explained = explained
 
 
-def _rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _smooth_rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """With G = P+[t] Aᵀ P[t+1]⁻¹, P+ filtered and P predicted:
 
     m~[t] = m+[t] + G (m~[t+1] - m[t+1])
     P~[t] = (I - G A) P+[t] (I - G A)ᵀ + G (P~[t+1] + Q) Gᵀ
     """
-    filtered, covariance, predicted, predicted_covariance, values = covariance_steps(who, batch, model)
+    filtered, covariance, predicted, predicted_covariance, values = run_covariance_filter(who, batch, model)
     A, Q = model[1], model[3]
     T, n = filtered.shape[1:]
     if T == 0:
@@ -121,21 +127,22 @@ def _rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...])
     means, covariances, crosses = [m], [P], []
     identity = torch.eye(n, dtype=m.dtype, device=m.device)
     for t in reversed(range(T - 1)):
-        At = at(A, t)
+        At = get_at_time(A, t)
         G = cho_solve(
-            _factor_of_state(who, batch, t + 1, predicted_covariance[:, t + 1]), product(At, covariance[:, t])
+            _factorise_state(who, batch, t + 1, predicted_covariance[:, t + 1]),
+            multiply(At, covariance[:, t]),
         ).mT
-        crosses.append(product(P, G.mT))
-        J = identity - product(G, At)
-        m = filtered[:, t] + product(G, (m - predicted[:, t + 1])[..., None])[..., 0]
-        P = product(J, covariance[:, t], J.mT) + product(G, P + at(Q, t), G.mT)
+        crosses.append(multiply(P, G.mT))
+        J = identity - multiply(G, At)
+        m = filtered[:, t] + multiply(G, (m - predicted[:, t + 1])[..., None])[..., 0]
+        P = multiply(J, covariance[:, t], J.mT) + multiply(G, P + get_at_time(Q, t), G.mT)
         P = 0.5 * (P + P.mT)
         means.append(m)
         covariances.append(P)
-    return *_in_order(means, covariances, crosses), values.sum(-1)
+    return *_stack_reversed(means, covariances, crosses), values.sum(-1)
 
 
-def _bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _smooth_bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """With F = A (I - K B), and m, P predicted:
 
     r[t] = Bᵀ u + Fᵀ r[t+1], N[t] = Bᵀ S⁻¹ B + Fᵀ N[t+1] F
@@ -159,17 +166,17 @@ def walk_forward(
         filtered, P_filtered, seen = observe(who, batch, model, t, m, P)
         steps.append((m, P, seen))
         if m.dim() == 2:
-            values.append(log_density(y[:, t], seen))
-        m = _moved(at(A, t), filtered, at(c, t))
-        P = product(at(A, t), P_filtered, at(A, t).mT) + at(Q, t)
+            values.append(compute_log_density(y[:, t], seen))
+        m = _predict_mean(get_at_time(A, t), filtered, get_at_time(c, t))
+        P = multiply(get_at_time(A, t), P_filtered, get_at_time(A, t).mT) + get_at_time(Q, t)
         P = 0.5 * (P + P.mT)
     return steps, torch.stack(values, 1) if values else y.new_zeros(y.shape[0], 0)
 
 
-def _moved(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
+def _predict_mean(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
     if m.dim() == 2:
-        return product(A, m[..., None])[..., 0] + c
-    return product(A, m) + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
+        return multiply(A, m[..., None])[..., 0] + c
+    return multiply(A, m) + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
 
 
 def smooth_back(
@@ -187,28 +194,30 @@ def smooth_back(
     means, covariances, crosses = [], [], []
     for t in reversed(range(len(steps))):
         m, P, (B, L, _, u, K) = steps[t]
-        F = product(at(A, t), identity - product(K, B))
+        F = multiply(get_at_time(A, t), identity - multiply(K, B))
         if t + 1 < len(steps):
-            crosses.append(product(identity - product(steps[t + 1][1], N), F, P))
+            crosses.append(multiply(identity - multiply(steps[t + 1][1], N), F, P))
         one = r.dim() == 2
         u, r = (u[..., None], r[..., None]) if one else (u, r)
-        r = product(B.mT, u) + product(F.mT, r)
-        N = product(B.mT, cho_solve(L, B)) + product(F.mT, N, F)
-        shift = product(P, r)
+        r = multiply(B.mT, u) + multiply(F.mT, r)
+        N = multiply(B.mT, cho_solve(L, B)) + multiply(F.mT, N, F)
+        shift = multiply(P, r)
         r, shift = (r[..., 0], shift[..., 0]) if one else (r, shift)
         means.append(m + shift)
-        covariance = P - product(P, N, P)
+        covariance = P - multiply(P, N, P)
         covariances.append(0.5 * (covariance + covariance.mT))
-    return *_in_order(means, covariances, crosses), values.sum(-1)
+    return *_stack_reversed(means, covariances, crosses), values.sum(-1)
 
 
-def _in_order(means: list[Tensor], covariances: list[Tensor], crosses: list[Tensor]) -> tuple[Tensor, ...]:
+def _stack_reversed(
+    means: list[Tensor], covariances: list[Tensor], crosses: list[Tensor]
+) -> tuple[Tensor, ...]:
     """What was found from the last step to the first, along a dimension of time."""
     cross = torch.stack(crosses[::-1], 1) if crosses else covariances[0][:, None][:, :0]
     return torch.stack(means[::-1], 1), torch.stack(covariances[::-1], 1), cross
 
 
-def _factor_of_state(who: str, batch: torch.Size, t: int, P: Tensor) -> Tensor:
+def _factorise_state(who: str, batch: torch.Size, t: int, P: Tensor) -> Tensor:
     try:
         return potrf(P)
     except _errors.NotPositiveDefiniteError as error:

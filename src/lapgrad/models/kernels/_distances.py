@@ -16,24 +16,24 @@ from torch import Tensor
 
 from lapgrad._torch.precision import in_full_precision
 from lapgrad._torch.private import skips_dispatcher
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 
 _FEW_DIMENSIONS = 4
 _ROUNDINGS = 8.0
 """Squared distances below so many eps of the largest squared norm are rounding errors."""
 
 
-def squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
+def compute_squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
     """S (*batch, n, m) of X (*batch, n, d) and Z (*batch, m, d); Z None: of X, symmetric, diagonal of 0."""
     if not skips_dispatcher((X, Z)):
-        return _by_differences(X, X if Z is None else Z)
+        return _compute_by_differences(X, X if Z is None else Z)
     if torch.is_grad_enabled() and (X.requires_grad or (Z is not None and Z.requires_grad)):
         result: Tensor = _SquaredDistances.apply(X, Z)
         return result
-    return _computed(X, Z)
+    return _compute_distances(X, Z)
 
 
-def root(S: Tensor) -> Tensor:
+def take_root(S: Tensor) -> Tensor:
     """√S; its derivative at 0 is taken as 0, so that points which coincide have no force on each other."""
     if skips_dispatcher((S,)) and not (S.requires_grad and torch.is_grad_enabled()):
         return S.sqrt()
@@ -50,32 +50,40 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, Z: Tensor | None) -> Tensor:
         ctx.save_for_backward(X, Z)
-        return _computed(X, Z)
+        return _compute_distances(X, Z)
 
     @staticmethod
     def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, Tensor | None]:
         X, Z = ctx.saved_tensors
         if Z is None:
-            both = 2.0 * (_forces(H, X, X) + _forces(H.mT, X, X))
+            both = 2.0 * (_sum_weighted_differences(H, X, X) + _sum_weighted_differences(H.mT, X, X))
             return both.sum_to_size(X.shape), None
-        gX = (2.0 * _forces(H, X, Z)).sum_to_size(X.shape) if ctx.needs_input_grad[0] else None
-        gZ = (2.0 * _forces(H.mT, Z, X)).sum_to_size(Z.shape) if ctx.needs_input_grad[1] else None
+        gX = (
+            (2.0 * _sum_weighted_differences(H, X, Z)).sum_to_size(X.shape)
+            if ctx.needs_input_grad[0]
+            else None
+        )
+        gZ = (
+            (2.0 * _sum_weighted_differences(H.mT, Z, X)).sum_to_size(Z.shape)
+            if ctx.needs_input_grad[1]
+            else None
+        )
         return gX, gZ
 
 
-def _forces(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+def _sum_weighted_differences(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
     """Σ_j h_ij (x_i - z_j), centred: the difference of two large numbers is avoided."""
     centre = Z.detach().mean(-2, keepdim=True)
-    return H.sum(-1, keepdim=True) * (X - centre) - product(H, Z - centre)
+    return H.sum(-1, keepdim=True) * (X - centre) - multiply(H, Z - centre)
 
 
-def _computed(X: Tensor, Z: Tensor | None) -> Tensor:
+def _compute_distances(X: Tensor, Z: Tensor | None) -> Tensor:
     d = X.shape[-1]
     if d > _FEW_DIMENSIONS:
-        return _by_products(X, Z)
+        return _compute_by_products(X, Z)
     columns = X if Z is None else Z
     if d == 0:
-        return _by_differences(X, columns)
+        return _compute_by_differences(X, columns)
     S = (X[..., :, None, 0] - columns[..., None, :, 0]).square_()
     for k in range(1, d):
         difference = X[..., :, None, k] - columns[..., None, :, k]
@@ -83,13 +91,13 @@ def _computed(X: Tensor, Z: Tensor | None) -> Tensor:
     return S
 
 
-def _by_differences(X: Tensor, Z: Tensor) -> Tensor:
+def _compute_by_differences(X: Tensor, Z: Tensor) -> Tensor:
     """The plain formula: any transform of PyTorch, (*batch, n, m, d) of memory."""
     return (X[..., :, None, :] - Z[..., None, :, :]).square().sum(-1)
 
 
 @in_full_precision
-def _by_products(X: Tensor, Z: Tensor | None) -> Tensor:
+def _compute_by_products(X: Tensor, Z: Tensor | None) -> Tensor:
     centre = (X if Z is None else Z).mean(-2, keepdim=True)
     X = X - centre
     columns = X if Z is None else Z - centre

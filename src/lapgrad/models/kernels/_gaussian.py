@@ -32,7 +32,7 @@ _BLOCK_ELSEWHERE = 1 << 22
 _assumed = threading.local()
 
 
-def suits(kernel: object, F: Tensor, G: Tensor, variance: Tensor) -> bool:
+def is_precise(kernel: object, F: Tensor, G: Tensor, variance: Tensor) -> bool:
     """Whether products of the points are precise enough, and the call is a plain eager one."""
     if F.dtype is not torch.float64 or not skips_dispatcher((F, G, variance)):
         return False
@@ -40,15 +40,15 @@ def suits(kernel: object, F: Tensor, G: Tensor, variance: Tensor) -> bool:
         return False
     if kernel in assumptions():
         return True
-    return _waiting.may_look_at(F) and bool(near(F, G, _FARTHEST))
+    return _waiting.may_look_at(F) and bool(are_points_near(F, G, _FARTHEST))
 
 
 @torch.no_grad()
-def near(F: Tensor, G: Tensor, farthest: float = _FARTHEST / 2) -> Tensor:
+def are_points_near(F: Tensor, G: Tensor, farthest: float = _FARTHEST / 2) -> Tensor:
     """Whether no point is that far from the centre. By default: nor from the centre of any part of G."""
     if not (F.numel() and G.numel()):
         return torch.zeros((), dtype=torch.bool, device=F.device)
-    centre = _centre(G)
+    centre = _compute_centre(G)
     return torch.maximum((F - centre).abs().max(), (G - centre).abs().max()) < farthest  # false for NaN
 
 
@@ -69,21 +69,21 @@ def assumed(kernels: Set[object]) -> Iterator[None]:
         _assumed.kernels = before
 
 
-def gaussian(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
+def compute_gaussian(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
     """K (*batch, n, m) of F (*batch, n, d) and G (*batch, m, d); variance is a scalar."""
     if torch.is_grad_enabled() and (F.requires_grad or G.requires_grad or variance.requires_grad):
         result: Tensor = _Gaussian.apply(F, G, variance)
         return result
-    return _computed(F, G, variance)
+    return _compute_matrix(F, G, variance)
 
 
-def _centre(G: Tensor) -> Tensor:
+def _compute_centre(G: Tensor) -> Tensor:
     """Distances do not depend on it, but their rounding errors do."""
     return G.detach().mean(-2, keepdim=True)
 
 
-def _computed(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
-    centre = _centre(G)
+def _compute_matrix(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
+    centre = _compute_centre(G)
     F, G = F - centre, G - centre
     of_rows = F.square().sum(-1, keepdim=True).mul_(-0.5)
     of_columns = G.square().sum(-1, keepdim=True).mul_(-0.5).add_(variance.log())
@@ -97,7 +97,7 @@ class _Gaussian(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
-        K = _computed(F, G, variance)
+        K = _compute_matrix(F, G, variance)
         ctx.save_for_backward(F, G, variance, K)
         return K
 
@@ -105,11 +105,11 @@ class _Gaussian(torch.autograd.Function):
     def backward(ctx: Any, gK: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         F, G, variance, K = ctx.saved_tensors
         needs_F, needs_G, needs_variance = ctx.needs_input_grad
-        centre = _centre(G)
+        centre = _compute_centre(G)
         rows, columns = F - centre, G - centre
         # With gradients on, the backward is to be differentiated itself; so are batches: H at once.
-        moments = _moments if torch.is_grad_enabled() or K.dim() > 2 else _moments_in_blocks
-        of_rows, of_columns = moments(gK, K, _with_ones(rows), _with_ones(columns), needs_G)
+        moments = _compute_moments if torch.is_grad_enabled() or K.dim() > 2 else _compute_moments_in_blocks
+        of_rows, of_columns = moments(gK, K, _append_ones(rows), _append_ones(columns), needs_G)
         gF = (of_rows[..., :-1] - of_rows[..., -1:] * rows).sum_to_size(F.shape) if needs_F else None
         gG = None
         if of_columns is not None:
@@ -117,17 +117,19 @@ class _Gaussian(torch.autograd.Function):
         return gF, gG, of_rows[..., -1].sum() / variance if needs_variance else None
 
 
-def _with_ones(F: Tensor) -> Tensor:
+def _append_ones(F: Tensor) -> Tensor:
     return torch.cat([F, torch.ones_like(F[..., :1])], -1)
 
 
-def _moments(gK: Tensor, K: Tensor, F: Tensor, G: Tensor, columns: bool) -> tuple[Tensor, Tensor | None]:
+def _compute_moments(
+    gK: Tensor, K: Tensor, F: Tensor, G: Tensor, columns: bool
+) -> tuple[Tensor, Tensor | None]:
     """H G, and Hᵀ F if ``columns``."""
     H = gK * K
     return H @ G, H.mT @ F if columns else None
 
 
-def _moments_in_blocks(
+def _compute_moments_in_blocks(
     gK: Tensor, K: Tensor, F: Tensor, G: Tensor, columns: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The same, by blocks of rows of H that stay in the cache: no buffer of the size of K."""

@@ -20,7 +20,7 @@ class Profile(Protocol):
         """f(S) and f'(S), each in memory of its own, without recording."""
 
 
-def scaled_profile(of: Profile, variance: Tensor, S: Tensor) -> Tensor:
+def apply_scaled_profile(of: Profile, variance: Tensor, S: Tensor) -> Tensor:
     """variance · f(S), elementwise; variance is a scalar."""
     recorded = torch.is_grad_enabled() and (S.requires_grad or variance.requires_grad)
     if not recorded or not skips_dispatcher((S, variance)):

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad._torch.private import skips_dispatcher
 
 
-def mirrored(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
+def mirror_lower_triangle(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
     """K (*batch, n, n) with its lower triangle mirrored to the upper.
 
     The derivative is that of the identity: up to rounding, nothing changes.
@@ -22,22 +22,22 @@ def mirrored(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
     if not skips_dispatcher((K, diagonal)):
         return K.tril() + K.tril(-1).mT
     if torch.is_grad_enabled() and K.requires_grad:
-        result: Tensor = _Mirrored.apply(K, None if diagonal is None else diagonal.detach())
+        result: Tensor = _MirroredMatrix.apply(K, None if diagonal is None else diagonal.detach())
         return result
-    return _computed(K, diagonal)
+    return _mirror(K, diagonal)
 
 
-class _Mirrored(torch.autograd.Function):
+class _MirroredMatrix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, K: Tensor, diagonal: Tensor | None) -> Tensor:
-        return _computed(K, diagonal)
+        return _mirror(K, diagonal)
 
     @staticmethod
     def backward(ctx: Any, gK: Tensor) -> tuple[Tensor, None]:
         return gK, None
 
 
-def _computed(K: Tensor, diagonal: Tensor | None) -> Tensor:
+def _mirror(K: Tensor, diagonal: Tensor | None) -> Tensor:
     S = K.tril(-1)
     S = S + S.mT
     kept = K.diagonal(dim1=-2, dim2=-1) if diagonal is None else diagonal

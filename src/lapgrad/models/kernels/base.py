@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.models import _checks
-from lapgrad.models._gp.diagonal import added_to_diagonal
+from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.models._parameters import Parametrised
 from lapgrad.models._storage.entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
 from lapgrad.models.kernels import _blocks, _gaussian
@@ -108,21 +108,21 @@ class Kernel(Parametrised, abc.ABC):
             DTypeError, DeviceError: X and Z are not float32 or float64, or not alike.
             ShapeError: X and Z differ in d, or have fewer columns than ``active_dims`` or ARD lengthscales.
         """
-        X = self._points("X", X)
+        X = self._check_points("X", X)
         if Z is None:
-            return _evaluated(self, X, None, None)
-        Z = self._points("Z", Z)
-        _checks.same_kind(type(self).__name__, X=X, Z=Z)
+            return _evaluate(self, X, None, None)
+        Z = self._check_points("Z", Z)
+        _checks.check_same_kind(type(self).__name__, X=X, Z=Z)
         if X.shape[-1] != Z.shape[-1]:
             raise _errors.shapes_do_not_fit(
                 type(self).__name__, {"X": X, "Z": Z}, "X and Z must have the same number of columns"
             )
-        return _evaluated(self, X, Z, None)
+        return _evaluate(self, X, Z, None)
 
     def in_one_piece(self, X: Tensor, Z: Tensor) -> Tensor:
         """``kernel(X, Z)``, not in blocks: for those who cut the points into chunks themselves."""
-        X, Z = self._points("X", X), self._points("Z", Z)
-        return self.matrix(_scalars_like(self, X), self.features(X), self.features(Z))
+        X, Z = self._check_points("X", X), self._check_points("Z", Z)
+        return self.matrix(_get_scalars_like(self, X), self.features(X), self.features(Z))
 
     @torch.no_grad()
     def for_points(self, X: Tensor, Z: Tensor) -> tuple[AbstractContextManager[None], Tensor | None]:
@@ -143,14 +143,14 @@ class Kernel(Parametrised, abc.ABC):
 
     def diag(self, X: Tensor) -> Tensor:
         """The diagonal of ``kernel(X)``, (*batch, n), without the matrix."""
-        X = self._points("X", X)
-        return self.diagonal(_scalars_like(self, X), self.features(X))
+        X = self._check_points("X", X)
+        return self.diagonal(_get_scalars_like(self, X), self.features(X))
 
     def features(self, X: Tensor) -> Tree:
         """``embed`` of the columns in ``active_dims``."""
-        return self.embed(self._active(X))
+        return self.embed(self._select_columns(X))
 
-    def _active(self, X: Tensor) -> Tensor:
+    def _select_columns(self, X: Tensor) -> Tensor:
         """The columns that the kernel sees."""
         if self.active_dims is None:
             return X
@@ -170,13 +170,13 @@ class Kernel(Parametrised, abc.ABC):
     def extra_repr(self) -> str:
         """The hyper-parameters of this kernel (not of its parts), in their own units."""
         own = {name: value for name, value in self.hyperparameters().items() if "." not in name}
-        shown = [f"{name}={_shown(value)}" for name, value in own.items()]
+        shown = [f"{name}={_format_value(value)}" for name, value in own.items()]
         if self.active_dims is not None:
             shown.append(f"active_dims={self.active_dims}")
         return ", ".join(shown)
 
-    def _points(self, name: str, X: Tensor) -> Tensor:
-        X = _checks.float_tensor(type(self).__name__, X, name)
+    def _check_points(self, name: str, X: Tensor) -> Tensor:
+        X = _checks.check_float_tensor(type(self).__name__, X, name)
         if X.dim() == 0:
             raise _errors.ShapeError(f"{type(self).__name__}: {name} must have shape (*batch, n, d) or (n,).")
         return X[:, None] if X.dim() == 1 else X
@@ -208,7 +208,7 @@ class _Combination(Kernel):
 
     def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
         """Of all parts."""
-        X, Z = self._active(X), self._active(Z)
+        X, Z = self._select_columns(X), self._select_columns(Z)
         return {kernel: holds for part in self.kernels() for kernel, holds in part.near(X, Z).items()}
 
     def embed(self, X: Tensor) -> Tree:
@@ -222,19 +222,19 @@ class _Combination(Kernel):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """Of the matrices of the parts."""
         columns = [None] * len(self.parts) if G is None else G
-        return self._combined(
+        return self._combine(
             part.matrix(scalar, f, g)
             for part, scalar, f, g in zip(self.kernels(), scalars, F, columns, strict=True)
         )
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """Of the diagonals of the parts."""
-        return self._combined(
+        return self._combine(
             part.diagonal(scalar, f) for part, scalar, f in zip(self.kernels(), scalars, F, strict=True)
         )
 
     @abc.abstractmethod
-    def _combined(self, terms: Iterable[Tensor]) -> Tensor: ...
+    def _combine(self, terms: Iterable[Tensor]) -> Tensor: ...
 
     def config(self) -> dict[str, Any]:
         """With the descriptions of the parts."""
@@ -263,7 +263,7 @@ class Sum(_Combination):
         [5.0, 5.0]
     """
 
-    def _combined(self, terms: Iterable[Tensor]) -> Tensor:
+    def _combine(self, terms: Iterable[Tensor]) -> Tensor:
         return functools.reduce(torch.add, terms)
 
 
@@ -277,7 +277,7 @@ class Product(_Combination):
         [6.0, 6.0]
     """
 
-    def _combined(self, terms: Iterable[Tensor]) -> Tensor:
+    def _combine(self, terms: Iterable[Tensor]) -> Tensor:
         return functools.reduce(torch.mul, terms)
 
 
@@ -294,7 +294,7 @@ def covariance(kernel: Kernel, X: Tensor, noise_var: Tensor, *, lower_only: bool
     Returns:
         A (*batch, n, n), exactly symmetric. It may be overwritten.
     """
-    return _evaluated(kernel, X, None, noise_var, lower_only)
+    return _evaluate(kernel, X, None, noise_var, lower_only)
 
 
 def kernel_from_config(
@@ -326,24 +326,24 @@ def part_of_state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _evaluated(
+def _evaluate(
     kernel: Kernel, X: Tensor, Z: Tensor | None, noise_var: Tensor | None, lower_only: bool = False
 ) -> Tensor:
-    scalars, F = _scalars_like(kernel, X), kernel.features(X)
+    scalars, F = _get_scalars_like(kernel, X), kernel.features(X)
     G = None if Z is None else kernel.features(Z)
     rows, columns = X.shape[-2], (X if Z is None else Z).shape[-2]
-    in_blocks = kernel.pure and (noise_var is not None or _blocks.worth_it(rows, columns))
-    if in_blocks and skips_dispatcher(_blocks.flat((scalars, F, () if G is None else G))):
-        return _blocks.evaluated(kernel.matrix, scalars, F, G, noise_var, lower_only)
+    in_blocks = kernel.pure and (noise_var is not None or _blocks.is_worthwhile(rows, columns))
+    if in_blocks and skips_dispatcher(_blocks.flatten_tree((scalars, F, () if G is None else G))):
+        return _blocks.evaluate_in_blocks(kernel.matrix, scalars, F, G, noise_var, lower_only)
     K = kernel.matrix(scalars, F, G)
     if noise_var is None:
         return K
-    return added_to_diagonal(K, noise_var)
+    return add_to_diagonal(K, noise_var)
 
 
-def _scalars_like(kernel: Kernel, X: Tensor) -> Tree:
-    return _blocks.mapped(lambda scalar: scalar.to(X), kernel.scalars())
+def _get_scalars_like(kernel: Kernel, X: Tensor) -> Tree:
+    return _blocks.map_tree(lambda scalar: scalar.to(X), kernel.scalars())
 
 
-def _shown(value: Tensor) -> str:
+def _format_value(value: Tensor) -> str:
     return f"{value.item():.4g}" if not value.dim() else f"[{', '.join(f'{v:.4g}' for v in value.tolist())}]"

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models.kernels._blocks import Tree
-from lapgrad.models.kernels._symmetry import mirrored
+from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -51,7 +51,7 @@ class Linear(Kernel):
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """F Gᵀ."""
-        return _products(F, G)
+        return _compute_products(F, G)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """|f|²."""
@@ -107,7 +107,7 @@ class Polynomial(Kernel):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · (F Gᵀ + offset)^degree."""
         variance, offset = scalars
-        return variance * (_products(F, G) + offset) ** self.degree
+        return variance * (_compute_products(F, G) + offset) ** self.degree
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """variance · (|f|² + offset)^degree."""
@@ -131,6 +131,6 @@ class Polynomial(Kernel):
         return f"degree={self.degree}, {super().extra_repr()}"
 
 
-def _products(F: Tensor, G: Tensor | None) -> Tensor:
+def _compute_products(F: Tensor, G: Tensor | None) -> Tensor:
     """F Gᵀ; of the same points exactly symmetric, which a product of matrices need not be."""
-    return mirrored(product(F, F.mT)) if G is None else product(F, G.mT)
+    return mirror_lower_triangle(multiply(F, F.mT)) if G is None else multiply(F, G.mT)

@@ -18,9 +18,9 @@ from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree
-from lapgrad.models.kernels._distances import root, squared_distances
-from lapgrad.models.kernels._profiles import scaled_profile
-from lapgrad.models.kernels._symmetry import mirrored
+from lapgrad.models.kernels._distances import compute_squared_distances, take_root
+from lapgrad.models.kernels._profiles import apply_scaled_profile
+from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -71,8 +71,8 @@ class Stationary(Kernel, abc.ABC):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · f(S)."""
         variance, *shape = scalars
-        S = squared_distances(F, G)
-        return variance * self.profile(S, *shape) if shape else scaled_profile(self, variance, S)
+        S = compute_squared_distances(F, G)
+        return variance * self.profile(S, *shape) if shape else apply_scaled_profile(self, variance, S)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
@@ -114,14 +114,14 @@ class RBF(Stationary):
         """By one product and one exponential, where that is precise enough."""
         (variance,) = scalars
         columns = F if G is None else G
-        if _gaussian.suits(self, F, columns, variance):
-            K = _gaussian.gaussian(F, columns, variance)
-            return mirrored(K, variance) if G is None else K
+        if _gaussian.is_precise(self, F, columns, variance):
+            K = _gaussian.compute_gaussian(F, columns, variance)
+            return mirror_lower_triangle(K, variance) if G is None else K
         return super().matrix(scalars, F, G)
 
     def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
         """Whether products are precise enough at all of these points."""
-        return {self: _gaussian.near(self.features(X), self.features(Z))}
+        return {self: _gaussian.are_points_near(self.features(X), self.features(Z))}
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-S / 2)."""
@@ -144,7 +144,7 @@ class Matern12(Stationary):
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-r)."""
-        return torch.exp(-root(S))
+        return torch.exp(-take_root(S))
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
         """f' = -exp(-r) / 2r, and 0 at 0."""
@@ -169,7 +169,7 @@ class Matern32(Stationary):
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """(1 + √3 r) exp(-√3 r)."""
-        t = root(3.0 * S)
+        t = take_root(3.0 * S)
         return (1.0 + t) * torch.exp(-t)
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -195,7 +195,7 @@ class Matern52(Stationary):
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """(1 + √5 r + 5/3 S) exp(-√5 r)."""
-        t = root(5.0 * S)
+        t = take_root(5.0 * S)
         return (1.0 + t + (5.0 / 3.0) * S) * torch.exp(-t)
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
