@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors, fused
 from lapgrad.fused._sgp import kernel_function as _kernel_function
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
+from lapgrad.fused._sgp.evaluation import Evaluation
+from lapgrad.fused.sgp_nll import evaluate_criterion
 from lapgrad.models import _checks, _plots, _sampling, _scaling
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._gp import jitter as _jitter
@@ -131,6 +133,8 @@ class SparseGPRegression(Standardised, Model):
         with torch.no_grad():  # a kernel that does not fit the data says so here, not in the first step
             self.kernel.diag(self._scaled(self.X[:1]))
         self._known: tuple[SparsePosterior, list[Tensor]] | None = None
+        #: What consecutive evaluations of the loss hand on to each other.
+        self.evaluation = Evaluation()
 
     def _initialise(self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None) -> None:
         """Kernel, noise and mean from the spread of the data, where they are not given."""
@@ -142,7 +146,7 @@ class SparseGPRegression(Standardised, Model):
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
             raise _errors.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
-        smallest = math.sqrt(torch.finfo(_inducing.ARITHMETIC).eps)
+        smallest = math.sqrt(torch.finfo(_statistics.ARITHMETIC).eps)
         floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
         self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))
         self.noise_var = noise
@@ -178,15 +182,16 @@ class SparseGPRegression(Standardised, Model):
         inputs, residuals = self._scaled(self.X), self._residuals()
         value, self.jitter = _jitter.retried(
             type(self).__name__,
-            _inducing.ARITHMETIC,
-            lambda added: fused.sgp_nll(
+            _statistics.ARITHMETIC,
+            lambda added: evaluate_criterion(
+                self.evaluation,
                 self.kernel,
                 self.inducing,
                 inputs,
                 residuals,
                 self.noise_var,
-                jitter=self.inducing_jitter + added,
-                chunk=self.chunk,
+                self.inducing_jitter + added,
+                self.chunk,
             ),
         )
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
@@ -345,10 +350,10 @@ class SparseGPRegression(Standardised, Model):
         who = type(self).__name__
         found, self.jitter = _jitter.retried(
             who,
-            _inducing.ARITHMETIC,
+            _statistics.ARITHMETIC,
             lambda added: _sparse_posterior.posterior(
                 who,
-                _kernel_function.of_module(self.kernel),
+                _kernel_function.wrap_module(self.kernel),
                 self.inducing,
                 self._scaled(self.X),
                 self._residuals(),
@@ -365,7 +370,7 @@ class SparseGPRegression(Standardised, Model):
     ) -> tuple[Tensor, Tensor]:
         """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
         posterior, inputs = self._posterior(), self._scaled(X_new)
-        width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
+        width = _statistics.choose_chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
         parts = [posterior.at(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))]
         mean = torch.cat([part for part, _ in parts])
         spread = parts[0][1] if full_cov else torch.cat([part for _, part in parts])

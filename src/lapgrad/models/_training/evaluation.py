@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp.deferred_checks import Guesses
+from lapgrad.fused._sgp.evaluation import DeferredChecks
 from lapgrad.models._training import cuda_graph as _captured
 
 #: Evaluations in a row that a recording was of no use for: then it is given up.
@@ -50,13 +49,13 @@ class Evaluation:
 class Replayed(Evaluation):
     """The same, from a recording. What it returns is overwritten by the next call.
 
-    Sparse Gaussian processes guess what they would have to look at (``_sparse_questions``): looks come after
-    a replay. If a guess was wrong, or an operator has failed, the evaluation is repeated without a recording,
+    Checks of the sparse Gaussian process (``fused._sgp.evaluation``) are read after a replay. If one was not
+    passed, or an operator has failed, the evaluation is repeated without a recording,
     which also raises what is to be raised, and the next one is recorded anew. So it is if parameters or data
     have moved to other places.
 
     Args:
-        module: Whose attribute ``jitter`` an evaluation sets.
+        module: Whose attribute ``jitter`` an evaluation sets, and whose ``evaluation`` the loss uses.
         loss: A scalar, by the same operations in each call.
         parameters: What it is differentiated for. They stay where they are.
         recorder: Where it is recorded.
@@ -76,7 +75,7 @@ class Replayed(Evaluation):
         self._useless = 0
         self._places = _captured.places(module)
         self._results: tuple[Tensor, Sequence[Tensor | None]]
-        self._guesses: list[Guesses]
+        self._checks: list[DeferredChecks]
         self._jitter = 0.0
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -115,13 +114,13 @@ class Replayed(Evaluation):
         self._repeated = _captured.Repeated(self._evaluate, self._recorder)
 
     def _evaluate(self) -> None:
-        with without_waiting(), _sparse_questions.left_open() as guesses:
+        with without_waiting(), self._module.evaluation.defer_checks() as checks:
             self._results = super().__call__()
-        self._guesses, self._jitter = guesses, self._module.jitter
+        self._checks, self._jitter = checks, self._module.jitter
 
     def _were_right(self) -> bool:
         try:
             with _captured.undisturbed():
-                return all(guess.were_right() for guess in self._guesses)
+                return all(check.are_passed() for check in self._checks)
         except _errors.LapgradError:  # without a recording there may be a way out: jitter
             return False
