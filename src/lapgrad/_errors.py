@@ -287,8 +287,21 @@ def factorisation_failed(
 ) -> LapgradError:
     """Explain ``(flat item, code)`` as reported by the kernel: code > 0 names a minor, code < 0 a pivot."""
     flat, code = failure
-    item = batch_index(flat, batch)
-    name = _item_name("A", item)
+    return _explain_factorisation(operator, "A", batch_index(flat, batch), code, with_status)
+
+
+def restate_failure(
+    operator: str, argument: str, error: NotPositiveDefiniteError | NonFiniteError
+) -> LapgradError:
+    """The error that ``potrf`` has raised, as raised by ``operator`` about its matrix ``argument``."""
+    code = -error.pivot if isinstance(error, NonFiniteError) else error.minor
+    return _explain_factorisation(operator, argument, error.item, code, "potrf_ex")
+
+
+def _explain_factorisation(
+    operator: str, argument: str, item: tuple[int, ...], code: int, with_status: str
+) -> LapgradError:
+    name = _item_name(argument, item)
     if code < 0:
         return NonFiniteError(
             f"{operator}: {name} contains NaN or infinity: pivot {-code} is not finite. "
@@ -331,16 +344,6 @@ def innovation_failed(
         item,
         code,
     )
-
-
-def in_the_name_of(
-    operator: str, inner: str, error: NotPositiveDefiniteError | NonFiniteError
-) -> LapgradError:
-    """The error that ``inner`` has raised, on behalf of another operator."""
-    message = str(error).replace(f"{inner}:", f"{operator}:", 1)
-    if isinstance(error, NonFiniteError):
-        return NonFiniteError(message, error.item, error.pivot)
-    return NotPositiveDefiniteError(message, error.item, error.minor)
 
 
 def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrixError:

@@ -11,10 +11,10 @@ import tolerances
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
-from lapgrad._kernels.torch.syevd import fix_signs
 
 Result = tuple[Tensor, Tensor | None, tuple[int, int] | None]
 Run = Callable[..., Result]

@@ -9,8 +9,8 @@ import tolerances
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import cuda as _cuda
-from lapgrad._kernels.torch.syevd import fix_signs
 
 #: The module; the package has a function of this name.
 routines = importlib.import_module("lapgrad._kernels.cuda.syevd")

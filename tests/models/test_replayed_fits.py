@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lapgrad import NotPositiveDefiniteError
 from lapgrad._errors import OptionError
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp import gradient as _sparse_gradient
+from lapgrad.fused._sgp import evaluation as _sgp_evaluation
+from lapgrad.fused._sgp import gradient as _gradient
 from lapgrad.models import SparseGPRegression
 from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import evaluation as _evaluation
@@ -36,6 +36,8 @@ class Repeating:
         return contextlib.nullcontext()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        if self.refuses:
+            raise _cuda_graph.CannotCaptureError("it waits for the device")
         self.recordings += 1
         return function
 
@@ -53,10 +55,9 @@ def replaying(refuses: bool = False) -> Iterator[Repeating]:
 
     with (
         mock.patch.object(_fitting, "_make_evaluation", evaluation),
-        mock.patch.object(_sparse_gradient, "_guesses", return_value=True),
+        mock.patch.object(_gradient, "_defers_checks", return_value=True),
     ):
         yield recorder
-    _sparse_questions._last.__dict__.clear()
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -124,11 +125,11 @@ def test_jitter_is_found_without_a_recording() -> None:
     def fails_when_recorded(self: SparseGPRegression) -> Tensor:
         nonlocal calls
         calls += 1
-        if getattr(_sparse_questions._open, "guesses", None) is not None:
-            guesses = mock.Mock()
-            guesses.were_right.side_effect = NotPositiveDefiniteError("it is not", (), 1)
+        if self.evaluation.deferred is not None:
+            checks = mock.Mock()
+            checks.are_passed.side_effect = NotPositiveDefiniteError("it is not", (), 1)
             value = loss(self)
-            _sparse_questions._open.guesses.append(guesses)
+            self.evaluation.deferred.append(checks)
             return value
         value = loss(self)
         self.jitter = 1e-9
@@ -160,17 +161,18 @@ def test_whose_code_is_recorded() -> None:
 
 
 def test_capture_by_users_is_refused() -> None:
-    guesses = _sparse_questions.Guesses("sgp_nll", 1e-6, torch.zeros(1, dtype=DOUBLE), None)
-    assert not guesses.leave_open()
+    evaluation, like = _sgp_evaluation.Evaluation(), torch.zeros(1, dtype=DOUBLE)
+    checks = _sgp_evaluation.DeferredChecks("sgp_nll", 1e-6, like, evaluation, None)
+    assert not checks.hand_over()
     with (
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True),
-        mock.patch.object(_sparse_questions.Tensor, "is_cuda", True, create=True),
+        mock.patch.object(_sgp_evaluation.Tensor, "is_cuda", True, create=True),
         pytest.raises(OptionError, match="cannot be captured"),
     ):
-        guesses.leave_open()
-    with _sparse_questions.left_open() as collected:
-        assert guesses.leave_open()
-    assert collected == [guesses]
+        checks.hand_over()
+    with evaluation.defer_checks() as collected:
+        assert checks.hand_over()
+    assert collected == [checks]
 
 
 def test_recorders_are_what_evaluations_want() -> None:

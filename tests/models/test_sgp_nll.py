@@ -25,8 +25,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import lapgrad
 from lapgrad._torch import lu as torch_lu
 from lapgrad.fused import KernelFunction
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp import gradient as _sparse_gradient
+from lapgrad.fused._sgp import evaluation as _evaluation
+from lapgrad.fused._sgp import gradient as _gradient
 from lapgrad.models import sgp_nll
 
 DOUBLE = torch.float64
@@ -247,7 +247,7 @@ def test_a_value_alone_asks_for_no_gradient() -> None:
     kernel = RBF(2)
     Z, X, Y, *_ = (tensor.detach().float() for tensor in problem())
     expected = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
-    with mock.patch.object(_sparse_gradient, "_core", side_effect=AssertionError), torch.no_grad():
+    with mock.patch.object(_gradient, "_differentiate_matrices", side_effect=AssertionError), torch.no_grad():
         found = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
     assert_close(found, expected.detach(), 0)
     assert not found.requires_grad
@@ -372,6 +372,6 @@ def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> 
     wanted = torch.autograd.grad(of_matrices, tensors)
     for chunk in (None, 40):
         assert_all_close(streamed(chunk), wanted, LITTLE_NOISE)
-    monkeypatch.setattr(_sparse_questions, "IMPRECISE", math.inf)
+    monkeypatch.setattr(_evaluation, "IMPRECISE", math.inf)
     with pytest.raises(AssertionError):
         assert_all_close(streamed(), wanted, LITTLE_NOISE)

@@ -155,3 +155,9 @@ def row_signs(U: Tensor) -> Tensor:
     first = leads.to(torch.uint8).argmax(-1, keepdim=True)
     entry = U.detach().gather(-1, first).squeeze(-1)
     return torch.where(entry < 0, -1.0, 1.0).to(U.dtype)
+
+
+def fix_signs(U: Tensor) -> None:
+    """Multiplies each row of U by its ``row_signs``, in place."""
+    if U.numel():
+        U.mul_(row_signs(U)[..., None])

@@ -90,7 +90,7 @@ def _of_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
         factor = _potrf.operator.overwrite if overwrite else _potrf.operator.call
         L = factor(A, lower)
     except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
-        raise _errors.in_the_name_of("fused.mvn_nll", "potrf", error) from None
+        raise _errors.restate_failure("fused.mvn_nll", "A", error) from None
     W = _trsm.trsm(L, Y, lower=lower, transpose=not lower)
     half_logdet = _sumlogdiag.operator.call(L)
     return 0.5 * W.square().sum((-2, -1)) + k * half_logdet + 0.5 * n * k * _LOG_2_PI

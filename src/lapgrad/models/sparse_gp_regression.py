@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors, fused
 from lapgrad.fused._sgp import kernel_function as _kernel_function
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
+from lapgrad.fused._sgp.evaluation import Evaluation
+from lapgrad.fused.sgp_nll import evaluate_criterion
 from lapgrad.models import _checks, _plots, _sampling, _scaling
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._gp import jitter as _jitter
@@ -133,6 +135,8 @@ class SparseGPRegression(StandardisedRegression, Model):
         with torch.no_grad():  # a kernel that does not fit the data says so here, not in the first step
             self.kernel.diag(self._scale_inputs(self.X[:1]))
         self._known: tuple[SparsePosterior, list[Tensor]] | None = None
+        #: What consecutive evaluations of the loss hand on to each other.
+        self.evaluation = Evaluation()
 
     def _initialise(self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None) -> None:
         """Kernel, noise and mean from the spread of the data, where they are not given."""
@@ -144,7 +148,7 @@ class SparseGPRegression(StandardisedRegression, Model):
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
             raise _errors.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
-        smallest = math.sqrt(torch.finfo(_inducing.ARITHMETIC).eps)
+        smallest = math.sqrt(torch.finfo(_statistics.ARITHMETIC).eps)
         floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
         self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))
         self.noise_var = noise
@@ -180,15 +184,16 @@ class SparseGPRegression(StandardisedRegression, Model):
         inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
         value, self.jitter = _jitter.retry_with_jitter(
             type(self).__name__,
-            _inducing.ARITHMETIC,
-            lambda added: fused.sgp_nll(
+            _statistics.ARITHMETIC,
+            lambda added: evaluate_criterion(
+                self.evaluation,
                 self.kernel,
                 self.inducing,
                 inputs,
                 residuals,
                 self.noise_var,
-                jitter=self.inducing_jitter + added,
-                chunk=self.chunk,
+                self.inducing_jitter + added,
+                self.chunk,
             ),
         )
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
@@ -347,10 +352,10 @@ class SparseGPRegression(StandardisedRegression, Model):
         who = type(self).__name__
         found, self.jitter = _jitter.retry_with_jitter(
             who,
-            _inducing.ARITHMETIC,
+            _statistics.ARITHMETIC,
             lambda added: _sparse_posterior.compute_posterior(
                 who,
-                _kernel_function.of_module(self.kernel),
+                _kernel_function.wrap_module(self.kernel),
                 self.inducing,
                 self._scale_inputs(self.X),
                 self._compute_residuals(),
@@ -367,7 +372,7 @@ class SparseGPRegression(StandardisedRegression, Model):
     ) -> tuple[Tensor, Tensor]:
         """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
         posterior, inputs = self._posterior(), self._scale_inputs(X_new)
-        width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
+        width = _statistics.choose_chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
         parts = [posterior.at(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))]
         mean = torch.cat([part for part, _ in parts])
         spread = parts[0][1] if full_cov else torch.cat([part for _, part in parts])

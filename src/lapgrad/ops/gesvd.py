@@ -8,8 +8,14 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
+from lapgrad._formulas.gesvd import (
+    DISCARDING_POLICIES,
+    NOT_FINITE,
+    compute_coefficients,
+    compute_vjp,
+    invert_values,
+)
 from lapgrad._kernels.table import lookup
-from lapgrad._kernels.torch.gesvd import DISCARDS, NOT_FINITE, coefficients, inverse_values, pulled_back
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import fresh_matrix, matrix
 from lapgrad.ops import _spectral
@@ -202,8 +208,8 @@ def _pulled_back_composite(
     tol: float | None,
 ) -> Tensor:
     allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    discards = degeneracy in DISCARDS
-    return pulled_back(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
+    discards = degeneracy in DISCARDING_POLICIES
+    return compute_vjp(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
@@ -232,7 +238,7 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
         dV, dS, dU = _jvp((V, S, U), flags, dA.mT)
         return dU, dS, dV
     allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    C = coefficients(S, degeneracy, allowed)
+    C = compute_coefficients(S, degeneracy, allowed)
     moved = _multiply(U, dA, False, False)
     M = _multiply(moved, V, False, True)
     turn_left, turn_right = C * M, C.mT * M
@@ -241,7 +247,7 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
     dV = _multiply(turn_right.mT - turn_right, V, False, False)
     if U.shape[-1] < V.shape[-1]:
         outside = moved - _multiply(M, V, False, False)
-        dV = dV + inverse_values(S, degeneracy, allowed) * outside
+        dV = dV + invert_values(S, degeneracy, allowed) * outside
     return dU, dS, dV
 
 

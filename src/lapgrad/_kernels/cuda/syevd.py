@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import solver as _solver
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
-from lapgrad._kernels.torch.syevd import fix_signs
 
 #: cuSOLVER's batched routine against one matrix after another: from two items on, up to this order.
 _BATCHED_UP_TO = 512

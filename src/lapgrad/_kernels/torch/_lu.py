@@ -73,10 +73,3 @@ def determinant(factors: Tensor, exchanges: Tensor) -> tuple[Tensor, Tensor]:
         mantissa, carry = torch.frexp(mantissa * mantissas[..., k])
         exponent = exponent + exponents[..., k] + carry
     return mantissa, exponent
-
-
-def scaled(x: Tensor, exponent: Tensor) -> Tensor:
-    """x * 2^exponent, in two steps so that neither power is out of range before the result is."""
-    exponent = exponent.clamp(-4000, 4000)
-    half = exponent // 2
-    return torch.ldexp(torch.ldexp(x, half), exponent - half)

@@ -120,7 +120,7 @@ def _initialise_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -
 def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
     """The last layer takes the best distribution for data X (n, d), y (n, k), if the others are their means.
 
-    With the statistics of ``fused._inducing``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
+    With the statistics of ``fused._sgp.statistics``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
     u = Lu w have
 
         q(w) = N(M^-1 b / v, M^-1)
@@ -133,7 +133,7 @@ def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, no
         X = torch.cat([layer(part, prepared)[0] for part in X.split(_ROWS)])
     Lu, Lm, weights = _sparse_posterior.compute_posterior(
         "SparseLayer",
-        _kernel_function.of_module(last.kernel),
+        _kernel_function.wrap_module(last.kernel),
         last.inducing,
         X,
         y,

@@ -1,7 +1,7 @@
 """The posterior of a sparse Gaussian process at new inputs.
 
-With the sums of ``fused._inducing`` over the data, K_uu = Lu Lu^T, M = I + W / v = Lm Lm^T and a = M^-1 b /
-v, the function at new inputs has
+With the sums of ``fused._sgp.statistics`` over the data, K_uu = Lu Lu^T, M = I + W / v = Lm Lm^T and
+a = M^-1 b / v, the function at new inputs has
 
     mean = K_*u Lu^-T a,   covariance = K_** - A^T A + C^T C,   A = Lu^-1 K_u*,   C = Lm^-1 A
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.inverse_factor import Substitution
 from lapgrad.fused._sgp.kernel_function import KernelFunction
 from lapgrad.fused._sgp.statistics import ARITHMETIC
@@ -74,9 +74,9 @@ def compute_posterior(
         Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
         kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
-        width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
-        sums = _inducing.gather(who, kernel, Z, X, Y, jitter, width)
+        width = _statistics.choose_chunk_width(len(X), len(Z), chunk, X.device)
+        sums = _statistics.gather(who, kernel, Z, X, Y, jitter, width)
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
         assert isinstance(sums.whitening, Substitution)
-        return SparsePosterior(kernel, Z, sums.whitening.Lu, Lm, sums.whitening.transposed(a))
+        return SparsePosterior(kernel, Z, sums.whitening.Lu, Lm, sums.whitening.apply_transposed(a))

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp.deferred_checks import Guesses
+from lapgrad.fused._sgp.evaluation import DeferredChecks
 from lapgrad.models._training import cuda_graph as _cuda_graph
 
 #: Give up recording after so many evaluations in a row whose replay could not be used.
@@ -50,13 +49,12 @@ class Evaluation:
 class ReplayedEvaluation(Evaluation):
     """Replays a loss and its gradient from a CUDA graph. The next call overwrites the returned tensors.
 
-    A recorded evaluation cannot branch on numbers that are on the device, so the sparse Gaussian process
-    predicts them and the predictions are checked after each replay. If one was wrong or an operator has
-    failed, the evaluation is repeated without a recording, which also raises the errors that are due, and the
-    next evaluation is recorded anew. It is also recorded anew if parameters or data have other addresses.
+    The checks that a sparse Gaussian process defers (``fused/_sgp/evaluation.py``) are read after each replay. If
+    one fails, the evaluation is repeated without a recording, which also raises the errors that are due, and
+    the next evaluation is recorded anew. It is also recorded anew if parameters or data have other addresses.
 
     Args:
-        module: Its attribute ``jitter`` is set by each evaluation.
+        module: Its ``jitter`` is set by each evaluation; its ``evaluation`` is used by the loss.
         loss: Returns a scalar, by the same operations in each call.
         parameters: The tensors to differentiate with respect to. They keep their addresses.
         recorder: Makes the recordings.
@@ -77,7 +75,7 @@ class ReplayedEvaluation(Evaluation):
         self._failures = 0
         self._storage = _cuda_graph.describe_storage(module)
         self._results: tuple[Tensor, Sequence[Tensor | None]]
-        self._guesses: list[Guesses]
+        self._checks: list[DeferredChecks]
         self._jitter = 0.0
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -116,13 +114,13 @@ class ReplayedEvaluation(Evaluation):
         self._replay = _cuda_graph.ReplayableFunction(self._evaluate, self._recorder)
 
     def _evaluate(self) -> None:
-        with without_waiting(), _sparse_questions.left_open() as guesses:
+        with without_waiting(), self._module.evaluation.defer_checks() as checks:
             self._results = super().__call__()
-        self._guesses, self._jitter = guesses, self._module.jitter
+        self._checks, self._jitter = checks, self._module.jitter
 
     def _is_valid(self) -> bool:
-        """Return whether all predictions of the last replay were right and no operator failed."""
+        """Return whether the last replay passed all checks."""
         try:
-            return all(guess.were_right() for guess in self._guesses)
+            return all(check.are_passed() for check in self._checks)
         except _errors.LapgradError:  # without a recording, jitter may help
             return False

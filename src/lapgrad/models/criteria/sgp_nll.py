@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch.layout import common_batch, matrix, same_kind, square_matrix
-from lapgrad.fused._sgp.bound import bound, noise_variance
+from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
 
 
 def sgp_nll(Kuu: Tensor, Kuf: Tensor, kff_diag: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
@@ -65,6 +65,6 @@ def sgp_nll(Kuu: Tensor, Kuf: Tensor, kff_diag: Tensor, y: Tensor, noise_var: Te
         tensors = {"Kuu": Kuu, "Kuf": Kuf, "kff_diag": kff_diag, "y": y}
         wanted = "Kuu must be U x U, Kuf U x n, kff_diag have n entries, and y n entries or rows"
         raise _errors.shapes_do_not_fit("sgp_nll", tensors, wanted)
-    v = noise_variance("sgp_nll", noise_var, Kuf)
+    v = check_noise_variance("sgp_nll", noise_var, Kuf)
     common_batch("sgp_nll", Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag[..., None], y=Y, noise_var=v[..., None, None])
-    return bound("sgp_nll", Kuu, Kuf, kff_diag.sum(-1), Y, v)
+    return compute_bound("sgp_nll", Kuu, Kuf, kff_diag.sum(-1), Y, v)
