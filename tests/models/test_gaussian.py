@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -76,32 +77,43 @@ def test_offset_costs_no_digits() -> None:
 
 def test_when_it_is_taken() -> None:
     F, G, one = points(5, 2), points(4, 2), torch.ones((), dtype=DOUBLE)
-    assert _gaussian.is_precise(None, F, G, one)
-    assert not _gaussian.is_precise(None, 1e4 * F, G, one)
-    assert not _gaussian.is_precise(None, F * torch.nan, G, one)
-    assert not _gaussian.is_precise(None, F[:0], G, one)
-    assert not _gaussian.is_precise(None, F.float(), G.float(), one.float())
-    assert (
-        torch.func.vmap(lambda f: torch.tensor(_gaussian.is_precise(None, f, G, one)))(F[None]).item()
-        is False
-    )
+    assert _gaussian.is_precise(F, G, one)
+    assert not _gaussian.is_precise(1e4 * F, G, one)
+    assert not _gaussian.is_precise(F * torch.nan, G, one)
+    assert not _gaussian.is_precise(F[:0], G, one)
+    assert not _gaussian.is_precise(F.float(), G.float(), one.float())
+    assert torch.func.vmap(lambda f: torch.tensor(_gaussian.is_precise(f, G, one)))(F[None]).item() is False
     far = RBF()(1e6 * F, 1e6 * F[:3])
     assert_close(far.detach(), torch.eye(5, 3, dtype=DOUBLE))
 
 
-def test_in_one_piece_is_the_kernel() -> None:
+def test_a_chunk_is_the_kernel() -> None:
     kernel = RBF(torch.tensor([0.5, 2.0], dtype=DOUBLE)) + RBF(variance=3.0) * RBF(active_dims=[1])
     X, Z = points(5, 2), points(4, 2)
-    assert_close(kernel.in_one_piece(X, Z), kernel(X, Z))
+    assert_close(kernel.evaluate_chunk(X, Z), kernel(X, Z))
+    assert torch.equal(kernel.evaluate_chunk(X, None), kernel(X))
 
 
-def test_points_are_looked_at_once() -> None:
-    """Inside of ``for_points`` nothing is asked of the points: a look at a GPU is a wait."""
+def test_points_are_checked_once() -> None:
+    """With shortcuts nothing is read from the points, because reading from a GPU waits for it."""
     X, Z = torch.randn(30, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
     kernel = RBF(0.5) + RBF(2.0, active_dims=[1]) * Matern32()
-    expected = kernel(Z, X)
-    with kernel.for_points(Z, X)[0], mock.patch.object(_gaussian, "near", side_effect=AssertionError):
-        assert torch.equal(kernel(Z, X), expected)
-        assert_close(kernel(Z, X[3:9]), expected[:, 3:9])
-    with kernel.for_points(1e3 * Z, X)[0]:  # far from each other: nothing is assumed
-        assert not _gaussian._assumed.kernels
+    expected, symmetric = kernel(Z, X), kernel(Z)
+    shortcuts, flag = kernel.find_shortcuts(Z, X)
+    assert flag is None
+    with mock.patch.object(_gaussian, "are_points_near", side_effect=AssertionError):
+        assert torch.equal(kernel.evaluate_chunk(Z, X, shortcuts), expected)
+        assert_close(kernel.evaluate_chunk(Z, X[3:9], shortcuts), expected[:, 3:9])
+        assert torch.equal(kernel.evaluate_chunk(Z, None, shortcuts), symmetric)
+    assert not kernel.find_shortcuts(1e3 * Z, X)[0], "far from each other: there is no shortcut"
+
+
+def test_a_subclass_with_its_own_matrix_has_no_shortcut() -> None:
+    class Twice(RBF):
+        def matrix(self, *arguments: Any) -> torch.Tensor:
+            return 2.0 * super().matrix(*arguments)
+
+    X, Z = points(5, 2), points(4, 2)
+    for kernel in (Twice(), Twice() + RBF()):
+        shortcuts, _ = kernel.find_shortcuts(X, Z)
+        assert_close(kernel.evaluate_chunk(X, Z, shortcuts), kernel(X, Z))

@@ -26,14 +26,14 @@ def test_two_threads_leave_a_kernel_as_it_is() -> None:
     entered, second, out = (threading.Event() for _ in range(3))
 
     class Slow(RBF):
-        def in_one_piece(self, X: Tensor, Z: Tensor) -> Tensor:
+        def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object = None) -> Tensor:
             if not entered.is_set():
                 entered.set()
                 second.wait(0.3)
             else:
                 second.set()
                 out.wait(0.3)
-            return super().in_one_piece(X, Z)
+            return super().evaluate_chunk(X, Z, shortcuts)
 
     kernel = Slow().double()
     before, others = list(kernel.parameters()), other_parameters(kernel)

@@ -1,7 +1,7 @@
-"""Data as users hand it over: is it what a model can learn from?
+"""Checks of the data that users pass to models.
 
-Each check names the model, the argument, what was seen and what is wanted. They run once per data set, not
-in the hot path, and may wait for the device.
+Errors name the model, the argument, what was passed and what is wanted. The checks run once per data set and
+may wait for the device.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _ROWS_SHOWN = 5
 def check_inputs(
     who: str, X: Tensor, name: str = "X", *, columns: int | None = None, empty: bool = False
 ) -> Tensor:
-    """``X`` as (n, d); a vector (n,) is n points of one dimension.
+    """Return ``X`` as a finite matrix (n, d); a vector (n,) is n points of one dimension.
 
     Args:
         who: Name of the model or function, for messages.
-        X: What was passed.
+        X: The argument.
         name: Name of the argument, for messages.
         columns: How many columns there must be; None: any number.
         empty: Whether n may be 0.
@@ -44,7 +44,7 @@ def check_inputs(
 
 
 def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
-    """``y`` as (n, k), one row per row of ``X``, of its dtype and device; a vector is one output."""
+    """Return ``y`` as a finite matrix (n, k) with the rows, dtype and device of X; a vector is one output."""
     y = check_float_tensor(who, y, name)
     seen = tuple(y.shape)
     if y.dim() == 1:
@@ -61,14 +61,14 @@ def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: i
 
 
 def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
-    """``value`` if it is a tensor of float32 or float64."""
+    """Return ``value``; raise if it is not a tensor of float32 or float64."""
     if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
         raise _errors.wrong_dtype(who, name, value)
     return value
 
 
 def check_same_kind(who: str, **tensors: Tensor) -> None:
-    """All have one dtype and one device."""
+    """Raise if the tensors differ in dtype or device."""
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         raise _errors.mixed_dtypes(who, tensors)
     if len({tensor.device for tensor in tensors.values()}) > 1:
@@ -76,7 +76,7 @@ def check_same_kind(who: str, **tensors: Tensor) -> None:
 
 
 def check_finite_rows(who: str, values: Tensor, name: str) -> None:
-    """No NaN and no infinity; else the rows (of the first dimension) are named."""
+    """Raise if there is a NaN or an infinity; the error names the rows (of the first dimension)."""
     good = values.isfinite()
     if bool(good.all()):
         return
@@ -93,7 +93,7 @@ def check_finite_rows(who: str, values: Tensor, name: str) -> None:
 def make_generator(
     who: str, given: torch.Generator | int | None, device: torch.device
 ) -> torch.Generator | None:
-    """A source of random numbers: one that is passed on, one of a seed, or torch's own (None)."""
+    """Return a generator, from a seed if an int is given; None stands for torch's default generator."""
     if given is None or isinstance(given, torch.Generator):
         return given
     if isinstance(given, bool) or not isinstance(given, int):

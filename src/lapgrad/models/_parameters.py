@@ -1,4 +1,4 @@
-"""Hyper-parameters that are positive, or lie in an interval, set and read in their own units.
+"""Hyper-parameters that are positive or in an interval: set, read and learned.
 
 An optimiser moves a parameter freely, so each hyper-parameter ``name`` is stored as an unconstrained
 ``raw_name`` (the ``nn.Parameter``), and reading ``module.name`` gives its image under a smooth map:
@@ -7,8 +7,8 @@ An optimiser moves a parameter freely, so each hyper-parameter ``name`` is store
     above           value = floor + exp(raw)
     bounded         value = low + (high - low) sigmoid(raw)
 
-Derivatives are with respect to ``raw_name``. A logarithm makes steps relative: lengthscales of 0.01
-and of 100 move alike.
+Derivatives are with respect to ``raw_name``. With a logarithm, steps of an optimiser are relative changes,
+for a lengthscale of 0.01 as for one of 100.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 
-#: What a hyper-parameter can be set to.
+#: The types that a hyper-parameter can be set to.
 Value = float | Sequence[float] | Tensor
 
 
 class Hyperparameter:
-    """A descriptor: ``lengthscale = positive()`` in the body of a class, ``self.lengthscale = 0.3`` in init.
+    """A descriptor of one hyper-parameter of a module.
 
-    The first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
+    Use: ``lengthscale = positive()`` in the body of the class, ``self.lengthscale = 0.3`` in ``__init__``.
+        The
+    first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Hyperparameter:
 
     def __set__(self, module: nn.Module, value: Value) -> None:
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
-        # In double precision whatever the precision of the module: a logarithm loses digits.
+        # In double precision, whatever the dtype of the module, because a logarithm loses digits.
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
         tensor = tensor.to(torch.float64)
         if self.floor is not None:
@@ -76,7 +78,8 @@ class Hyperparameter:
                 known.copy_(raw)
         except RuntimeError:
             raise _errors.ShapeError(
-                f"{self._describe(module)} has shape {tuple(known.shape)}, got a value of shape {tuple(raw.shape)}."
+                f"{self._describe(module)} has shape {tuple(known.shape)}, got a value of shape "
+                f"{tuple(raw.shape)}."
             ) from None
 
     def _describe(self, module: nn.Module) -> str:
@@ -144,20 +147,21 @@ class Parametrised(nn.Module):
     """A module with hyper-parameters of its own or in its parts.
 
     Attributes:
-        may_have_nan: Buffers that may hold NaN, such as series with gaps; files refuse it everywhere else.
+        may_have_nan: Names of buffers that may hold NaN, such as series with gaps. No other tensor in a file
+            may.
     """
 
     may_have_nan: ClassVar[frozenset[str]] = frozenset()
 
     def hyperparameters(self) -> dict[str, Tensor]:
-        """All hyper-parameters in their own units, by their path (``kernel.lengthscale``), detached."""
+        """Return all hyper-parameters in their own units, by path (``kernel.lengthscale``), detached."""
         return {
             path: getattr(module, descriptor.name).detach()
             for path, module, descriptor in self._iterate_hyperparameters()
         }
 
     def fix(self, *names: str) -> None:
-        """Keep hyper-parameters as they are while the others are learned.
+        """Exclude hyper-parameters from learning: they keep their values.
 
         Args:
             names: Paths as in ``hyperparameters``; none: all of them.
@@ -168,7 +172,7 @@ class Parametrised(nn.Module):
         self._set_learned(names, False)
 
     def free(self, *names: str) -> None:
-        """Learn hyper-parameters again that ``fix`` has fixed (no names: all of them)."""
+        """Include hyper-parameters in learning again, after ``fix`` (no names: all of them)."""
         self._set_learned(names, True)
 
     def _set_learned(self, names: Sequence[str], learned: bool) -> None:

@@ -1,4 +1,4 @@
-"""Draws from normal distributions: standard, and with a covariance that may be singular."""
+"""Draws from normal distributions, whose covariance may be singular."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from lapgrad.ops.syevd import syevd
 
 
 def draw_normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Draws (count, m, k) of k independent columns with mean (m, k), all of one covariance (m, m).
+    """Return draws (count, m, k) of k independent columns with mean (m, k) and covariance (m, m).
 
-    A covariance (k, m, m) is one for each column.
-
-    Functions at many places are almost determined by those at a few: their covariance is singular up to
-    rounding, and has no Cholesky factor. Then a root comes from the eigenvalues, those below 0 taken as 0.
-    Nothing is added to the diagonal.
+    A covariance (k, m, m) has one matrix for each column. It may be singular up to rounding, as that of a
+    smooth function at many points is.
     """
     if count < 0:
         raise _errors.OptionError(f"sample: count must not be negative, got {count}.")
@@ -32,7 +29,7 @@ def draw_normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.G
 
 
 def draw_each_normal(mean: Tensor, covariance: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One draw for each mean (*batch, m, k) and covariance (*batch, m, m) or (*batch, k, m, m)."""
+    """Return one draw for each mean (*batch, m, k) and covariance (*batch, m, m) or (*batch, k, m, m)."""
     noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
     root = compute_root(covariance)
     if covariance.dim() == mean.dim():
@@ -41,7 +38,11 @@ def draw_each_normal(mean: Tensor, covariance: Tensor, generator: torch.Generato
 
 
 def compute_root(covariance: Tensor) -> Tensor:
-    """R with R Rᵀ = covariance (*batch, m, m)."""
+    """Return R with R Rᵀ = covariance (*batch, m, m), which may be singular.
+
+    R is the Cholesky factor if there is one. Otherwise it comes from the eigenvalues, with those below 0 set
+    to 0, so that nothing has to be added to the diagonal.
+    """
     try:
         return potrf(covariance)
     except _errors.NotPositiveDefiniteError:
@@ -50,7 +51,7 @@ def compute_root(covariance: Tensor) -> Tensor:
 
 
 def draw_standard_normal(generator: torch.Generator | None, *shape: int) -> Tensor:
-    """Standard normal numbers in float64, drawn where the generator is, on the default device."""
+    """Return standard normal numbers in float64 on the default device, drawn on that of the generator."""
     place = None if generator is None else generator.device
     drawn = torch.randn(*shape, dtype=torch.float64, device=place, generator=generator)
     return drawn.to(torch.get_default_device())

@@ -1,4 +1,4 @@
-"""Standardised data: shift and scale of columns, with guards for those that do not vary."""
+"""Standardised data: columns shifted to mean 0 and scaled to variance 1, unless they are constant."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from lapgrad.models import _checks
 
 
 class StandardisedRegression:
-    """What models of inputs and targets make of them before they look at them, with ``normalise``.
+    """A mixin for models of inputs X and targets y that can standardise both.
 
     Attributes:
-        X, y: (n, d) and (n, k), the data.
-        x_shift, x_scale, y_shift, y_scale: Of their columns.
-        normalise: Whether they are used.
+        X, y: (n, d) and (n, k), the data as given.
+        x_shift, x_scale: (d,), subtracted from the columns of X, and divided by.
+        y_shift, y_scale: (k,) and (), the same for y: all targets share one scale.
+        normalise: Whether the data are standardised.
     """
 
     X: Tensor
@@ -39,9 +40,9 @@ class StandardisedRegression:
 
 
 def compute_shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column of X (n, d), each (d,); 0 and 1 if not ``wanted``.
+    """Return mean and standard deviation (d,) of the columns of X (n, d); 0 and 1 if not ``wanted``.
 
-    A column that does not vary beyond rounding has scale 1: it becomes 0, and stays in the data.
+    The scale of a column that is constant up to rounding is 1.
     """
     if not wanted:
         return X.new_zeros(X.shape[1]), X.new_ones(X.shape[1])
@@ -50,7 +51,7 @@ def compute_shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
 
 
 def compute_spread(X: Tensor) -> Tensor:
-    """The standard deviation of each column of X (n, d), 1 where it is 0 up to rounding."""
+    """Return the standard deviation of each column of X (n, d), and 1 where it is 0 up to rounding."""
     deviation = X.std(0, correction=0)
     rounding = 10.0 * torch.finfo(X.dtype).eps * X.abs().amax(0)
     return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))

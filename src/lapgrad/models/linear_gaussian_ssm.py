@@ -19,7 +19,7 @@ from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import kalman_nll
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _plots
+from lapgrad.models import _checks, _plots, _sampling
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
@@ -355,7 +355,7 @@ class LinearGaussianSSM(Model):
         def normal(mean: Tensor, covariance: Tensor) -> Tensor:
             """(N, count, k) of means (N, count, k) and covariances (N, k, k)."""
             noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
-            return mean + multiply(noise, _time_series.compute_root(covariance).mT)
+            return mean + multiply(noise, _sampling.compute_root(covariance).mT)
 
         if steps:
             states = [

@@ -217,13 +217,13 @@ def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tens
     """Evaluates with deferred checks on a GPU, and once more if what was assumed turns out wrong."""
     operator, kernel, leaves, inputs, _, jitter, _ = problem
     X, Z = inputs.X.detach(), leaves.tensors[0]
-    near, assumption = _kernel_function.prepare_points(kernel, Z, X)
+    prepared, assumption = _kernel_function.prepare_points(kernel, Z, X)
+    fast_problem = problem._replace(kernel=prepared)
     if not _defers_checks(X):
-        with near:
-            return _evaluate_once(problem, ImmediateChecks(operator, jitter))
+        return _evaluate_once(fast_problem, ImmediateChecks(operator, jitter))
     checks = DeferredChecks(operator, jitter, Z, evaluation, assumption)
-    with near, without_waiting():
-        result = _evaluate_once(problem, checks)
+    with without_waiting():
+        result = _evaluate_once(fast_problem, checks)
     if checks.hand_over() or checks.are_passed():
         return result
     del result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -49,27 +50,33 @@ class KernelFunction(NamedTuple):
     parameters: tuple[Tensor, ...] = ()
 
 
-#: A context for calls of the kernel, and None or a flag on the device that says whether it may be used.
-PreparedPoints = tuple[AbstractContextManager[None], Tensor | None]
-
-
 @runtime_checkable
 class ChunkedKernel(Protocol):
     """A kernel module that is evaluated faster when it knows that the caller cuts the points into chunks."""
 
-    def in_one_piece(self, X: Tensor, Z: Tensor) -> Tensor:
-        """The matrix of X and Z, which the kernel does not cut into blocks itself."""
+    def find_shortcuts(self, X: Tensor, Z: Tensor) -> tuple[object, Tensor | None]:
+        """Find out once which faster formulas are precise enough for X and all rows of Z.
 
-    def for_points(self, X: Tensor, Z: Tensor) -> PreparedPoints:
-        """A context for calls with X and rows of Z: what depends on all of the points is found out once."""
+        Returns:
+            An argument for ``evaluate_chunk``; and None (it may be used), or a flag on a GPU, to be read
+            later, whether results with it are right.
+        """
+
+    def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object) -> Tensor:
+        """The matrix of X and some rows of Z, which the kernel does not cut into blocks itself.
+
+        Z None: the matrix of X with itself, exactly symmetric. ``shortcuts``: None, or of ``find_shortcuts``.
+        """
 
 
 @runtime_checkable
 class PreparableMatrix(Protocol):
     """A ``KernelFunction.matrix`` that finds out once what depends on all of the points."""
 
-    def for_points(self, A: Tensor, B: Tensor, *parameters: Tensor) -> PreparedPoints:
-        """As ``ChunkedKernel.for_points``, with these parameters."""
+    def prepare_points(
+        self, A: Tensor, B: Tensor, *parameters: Tensor
+    ) -> tuple[Callable[..., Tensor], Tensor | None]:
+        """The matrix function for A and rows of B; and None, or a flag: whether its results are right."""
 
 
 def as_kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> KernelFunction:
@@ -109,23 +116,31 @@ class _ModuleMatrix:
         self._current: tuple[Tensor, ...] | None = None
 
     def __call__(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
-        def compute(kernel: Any) -> Any:
-            if B is A:  # kernels make the matrix of one argument symmetric to the last bit
-                return kernel(A)
-            return kernel.in_one_piece(A, B) if self._is_chunked else kernel(A, B)
-
-        result: Tensor = self._call(compute, parameters, A)
-        return result
+        return self._evaluate(None, A, B, *parameters)
 
     def diagonal(self, A: Tensor, *parameters: Tensor) -> Tensor:
         result: Tensor = self._call(lambda kernel: kernel.diag(A), parameters, A)
         return result
 
-    def for_points(self, A: Tensor, B: Tensor, *parameters: Tensor) -> PreparedPoints:
+    def prepare_points(
+        self, A: Tensor, B: Tensor, *parameters: Tensor
+    ) -> tuple[Callable[..., Tensor], Tensor | None]:
         if not self._is_chunked:
-            return contextlib.nullcontext(), None
-        prepared: PreparedPoints = self._call(lambda kernel: kernel.for_points(A, B.to(A)), parameters, A)
-        return prepared
+            return self, None
+        shortcuts, flag = self._call(lambda kernel: kernel.find_shortcuts(A, B.to(A)), parameters, A)
+        return functools.partial(self._evaluate, shortcuts), flag
+
+    def _evaluate(self, shortcuts: object, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
+        # Kernels make the matrix of points with themselves symmetric to the last bit.
+        other = None if B is A else B
+
+        def compute(kernel: Any) -> Any:
+            if self._is_chunked:
+                return kernel.evaluate_chunk(A, other, shortcuts)
+            return kernel(A) if other is None else kernel(A, other)
+
+        result: Tensor = self._call(compute, parameters, A)
+        return result
 
     def call_with_parameters(
         self, parameters: Sequence[Tensor], like: Tensor, body: Callable[[], _Result]
@@ -175,12 +190,12 @@ def call_with_parameters(kernel: KernelFunction, like: Tensor, body: Callable[[]
     return body()
 
 
-def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> PreparedPoints:
-    """A context in which ``kernel.matrix`` is called with Z and rows of X, and whether it may be used.
+def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> tuple[KernelFunction, Tensor | None]:
+    """The kernel for matrices of Z and rows of X; and None, or a flag on a GPU: whether it may be used.
 
-    Z has the dtype that the kernel is called with, X may have another. The second result is None (it may be
-    used), or a flag on a GPU, to be read at the end.
+    Z has the dtype that the kernel is called with, X may have another. The flag is to be read at the end.
     """
-    if isinstance(kernel.matrix, PreparableMatrix):
-        return kernel.matrix.for_points(Z, X, *kernel.parameters)
-    return contextlib.nullcontext(), None
+    if not isinstance(kernel.matrix, PreparableMatrix):
+        return kernel, None
+    matrix, flag = kernel.matrix.prepare_points(Z, X, *kernel.parameters)
+    return kernel._replace(matrix=matrix), flag

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.models import _checks
-from lapgrad.ops.potrf import potrf_ex
-from lapgrad.ops.syevd import syevd
 
 
 class Series(NamedTuple):
@@ -96,12 +94,3 @@ def gather_times(X: Tensor, times: Tensor) -> Tensor:
     X = X.expand(N, *X.shape[1:])
     index = times.view(*times.shape, *(1,) * own).expand(*times.shape, *X.shape[2:])
     return X.gather(1, index)
-
-
-def compute_root(covariance: Tensor) -> Tensor:
-    """R with R Rᵀ = covariance (*batch, n, n), which may be singular."""
-    L, info = potrf_ex(covariance)
-    if not bool(info.any()):
-        return L
-    U, eigenvalues = syevd(covariance)
-    return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]

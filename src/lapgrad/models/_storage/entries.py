@@ -1,7 +1,7 @@
 """Entries of descriptions in files, and the types that they must have.
 
-A description is what ``config`` of a model or of one of its parts returns, read back from JSON. Constructors
-take many values that are not quite right (any text is true), so the types are checked before.
+A description is the result of ``config`` of a model or of one of its parts, read back from JSON. Constructors
+accept many wrong types (any text counts as true), so the types are checked before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     Attributes:
         wanted: What it must be, in words.
-        fits: Whether a value is that.
+        fits: Tells whether a value is that.
     """
 
     wanted: str
@@ -63,7 +63,7 @@ def _make_list(entry: Entry, wanted: str) -> Entry:
     return Entry(wanted, lambda value: isinstance(value, list | tuple) and all(map(entry.fits, value)))
 
 
-#: Numbers 0 and 1, too, which callers may have passed for flags.
+#: The numbers 0 and 1 are accepted too, because callers may have passed them as flags.
 FLAG = Entry("true or false", lambda value: isinstance(value, int) and value in (0, 1))
 TEXT = Entry("text", lambda value: isinstance(value, str))
 INTEGER = Entry("an integer", _is_integer)

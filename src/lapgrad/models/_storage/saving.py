@@ -1,9 +1,8 @@
 """Models in files: data, parameters and a description, and no code.
 
-A file is an archive (``_archive.py``) of tensors, text and numbers. Opening a file from elsewhere runs
-nothing that is in it. What is read is checked before it becomes part of a model: all entries are there and
-have their types, tensors have the dtypes and the shapes of the model that they go into, and numbers are
-finite.
+A file is an archive (``archive.py``) of tensors, text and numbers. Opening a file of unknown origin does not
+run any code. The content is checked before it becomes part of a model: all entries exist and have the right
+types, tensors have the dtypes and shapes that the model expects, and numbers are finite.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _ENTRIES: Mapping[str, type] = {"version": str, "kind": str, "config": str, "ten
 
 @dataclasses.dataclass(frozen=True)
 class SavedModel:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         kind: Name of the class of the model.
         config: What its constructor needs besides tensors, as JSON can express it.
         tensors: The ``state_dict``: data and parameters.
-        fixed: Names of the parameters that were not to be learned.
-        version: The lapgrad that wrote it.
+        fixed: Names of the parameters that are not learned.
+        version: The version of lapgrad that wrote the file.
     """
 
     kind: str
@@ -51,7 +50,7 @@ class SavedModel:
 
 
 def write_model(path: str | PathLike[str], saved: SavedModel) -> None:
-    """Write a file; one that is there is replaced, and only when the new one is complete."""
+    """Write a model to a file. An existing file is replaced when the new one is complete."""
     content = {
         "what": _MAGIC,
         "format": FORMAT,
@@ -65,14 +64,14 @@ def write_model(path: str | PathLike[str], saved: SavedModel) -> None:
 
 
 def read_model(path: str | PathLike[str], device: torch.device | str | None = None) -> SavedModel:
-    """Read a file.
+    """Read a model from a file.
 
     Args:
         path: The file.
         device: Where the tensors go; None: to the device they were saved from.
 
     Raises:
-        FileFormatError: It is damaged, no file of a model, or of a newer format than this lapgrad knows.
+        FileFormatError: The file is damaged, not a file of a model, or of a newer format.
         DeviceError: It was saved from a device that this machine does not have.
     """
     content, sealed = _archive.read_archive(path, _WHAT, device)
@@ -98,13 +97,13 @@ def read_model(path: str | PathLike[str], device: torch.device | str | None = No
 
 
 def check_fit(model: nn.Module, saved: SavedModel) -> None:
-    """Raise if tensors of a file have not the dtypes and the shapes of the model that they are for.
+    """Raise if tensors of a file do not have the dtypes and shapes that the model expects.
 
-    ``load_state_dict`` would convert numbers, and take the first of several for a scalar. It finds out itself
-    which names are missing, or are not known.
+    ``load_state_dict`` would convert dtypes, and take the first of several numbers for a scalar. Names that
+    are missing or unknown are left to it.
 
     Raises:
-        FileFormatError: With the name of the tensor; without the name of the file.
+        FileFormatError: Names the tensor; the caller adds the name of the file.
     """
     own = _find_own_modules(model)
     wanted = {
@@ -129,14 +128,14 @@ def check_fit(model: nn.Module, saved: SavedModel) -> None:
 
 
 def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """What is wrong with numbers that a model has, or is to get, in words; None: nothing.
+    """Return a description of the first value that a model must not have; None: there is none.
+
+    Parameters must be finite. Buffers too, except for NaN in those that ``may_have_nan`` of their class
+    names. Scales, by which data are divided, must be positive. Buffers of networks of users are not checked.
 
     Args:
-        model: Says which of them are parameters, and whose.
+        model: Has the parameters and buffers.
         tensors: A ``state_dict`` of the model.
-
-    Parameters are finite. So are buffers, but for NaN in those that ``may_have_nan`` of their class lists.
-    Those that data are divided by are positive. Buffers of networks of users may be anything.
     """
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name in tensors and not _is_finite(tensors[name]):
@@ -145,7 +144,7 @@ def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
         allowed = module.may_have_nan if isinstance(module, Parametrised) else frozenset()
         for name, _ in module.named_buffers(recurse=False):
             path = f"{prefix}.{name}" if prefix else name
-            if path not in tensors:  # it is not for files
+            if path not in tensors:  # a buffer that is not saved
                 continue
             if not _is_finite(tensors[path], or_nan=name in allowed):
                 return f"{path!r} has a value that is not finite."
@@ -155,7 +154,7 @@ def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def _find_own_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Parts of a model, by path, that are classes of lapgrad or derived from them: not networks of users."""
+    """Return the parts of a model, by path, whose classes are lapgrad's or derived from them."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -170,7 +169,7 @@ def _is_finite(tensor: Tensor, *, or_nan: bool = False) -> bool:
 
 
 def _can_convert(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:
-    """Whether numbers may be converted: between floating point types, and ``exactly``: without rounding."""
+    """Return whether a floating point dtype may be converted to another; ``exactly``: without rounding."""
     if stored == wanted:
         return True
     if not (stored.is_floating_point and wanted.is_floating_point):

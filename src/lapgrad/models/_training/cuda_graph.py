@@ -26,8 +26,8 @@ REHEARSALS = 3
 #: Torch synchronises the whole device when a recording starts, and CUDA refuses that while another thread of
 #: the process records. So the lock belongs to the process, not to one recorder.
 _recording_lock = threading.RLock()
-#: The side stream of each device, per thread. cuBLAS allocates 64 MB of workspace for every stream it is called
-#: on and torch never frees it, so streams outlive the recorders that use them.
+#: The side stream of each device, per thread. cuBLAS allocates 64 MB of workspace for every stream it is
+#: called on, and torch never frees it, so streams are kept for the next recorder.
 _streams = threading.local()
 
 

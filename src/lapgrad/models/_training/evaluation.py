@@ -49,7 +49,7 @@ class Evaluation:
 class ReplayedEvaluation(Evaluation):
     """Replays a loss and its gradient from a CUDA graph. The next call overwrites the returned tensors.
 
-    The checks that a sparse Gaussian process defers (``fused/_sgp/evaluation.py``) are read after each replay. If
+    Checks that a sparse Gaussian process defers (``fused/_sgp/evaluation.py``) are read after each replay. If
     one fails, the evaluation is repeated without a recording, which also raises the errors that are due, and
     the next evaluation is recorded anew. It is also recorded anew if parameters or data have other addresses.
 

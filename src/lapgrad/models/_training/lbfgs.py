@@ -1,7 +1,7 @@
 """L-BFGS with a strong Wolfe line search that survives points where the function cannot be evaluated.
 
-A trial step to a point where a matrix is not positive definite, or the function is NaN, was too long: its value
-counts as infinity, and the line search steps back. (torch.optim.LBFGS would interpolate with NaN.)
+A trial step was too long if a matrix is not positive definite there, or the function is NaN: its value counts
+as infinity, and the line search steps back. (torch.optim.LBFGS would interpolate with NaN.)
 
 J. Nocedal, S. Wright: Numerical Optimization, algorithms 7.4 (two loops), 3.5 and 3.6 (line search).
 """

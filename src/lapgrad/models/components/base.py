@@ -1,4 +1,4 @@
-"""What a component of a time series is, and sums of them."""
+"""The base class of components of time series, and sums of components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Block(NamedTuple):
         B: (*batch, T, p, n).
         Q: (*batch, T, n, n).
         m: (*batch, n).
-        P: (*batch, n, n); rows and columns of diffuse states are not looked at.
+        P: (*batch, n, n); rows and columns of diffuse states are not used.
         state_offset: (*batch, T, n), or None: zero.
         observation_offset: (*batch, T, p), or None: zero.
         R: (*batch, T, p, p), noise that comes with the component, besides that of the model; or None.
@@ -47,8 +47,8 @@ class Component(Parametrised, abc.ABC):
     Attributes:
         states: How many states it has.
         observations: How many values it explains at each time.
-        diffuse: For each state, whether nothing is known of it before the first observation.
-        config_entries: What ``config`` returns: ``from_config`` of this class checks it.
+        diffuse: For each state, whether its prior is flat: nothing is known before the first observation.
+        config_entries: The entries of ``config``, which ``from_config`` checks.
     """
 
     _kinds: ClassVar[dict[str, type[Component]]] = {}
@@ -63,7 +63,7 @@ class Component(Parametrised, abc.ABC):
 
     @classmethod
     def known(cls, name: str) -> type[Component]:
-        """The component class of that name.
+        """Return the component class of that name.
 
         Raises:
             FileFormatError: There is none.
@@ -76,28 +76,28 @@ class Component(Parametrised, abc.ABC):
 
     @abc.abstractmethod
     def block(self, times: int) -> Block:
-        """The matrices for the times 0, ..., times - 1."""
+        """Return the matrices for the times 0, ..., times - 1."""
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
-        """Arguments of the constructor, in types that JSON knows; tensors come from the file."""
+        """Return the arguments of the constructor that are no tensors, in types that JSON knows."""
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A component of this description; the values of its parameters are filled in later."""
+        """Return a component of this description; the values of its parameters are filled in later."""
         check_entries(config, cls.config_entries, f"the component {cls.__name__}")
         return cls(**config)
 
     def prepare(self, variance: float) -> None:
-        """Choose the values that were left open, for data of this variance."""
+        """Choose the hyper-parameters that the constructor got as None, for data of this variance."""
 
     def __add__(self, other: Component) -> Sum:
         return Sum(self, other)
 
     def _set_or_defer(self, names: Mapping[str, Value | None]) -> None:
-        """Set hyper-parameters; those that are None are left for ``prepare``."""
+        """Set hyper-parameters; those that are None are left to ``prepare``."""
         self._left_open = tuple(name for name, value in names.items() if value is None)
         for name, value in names.items():
             setattr(self, name, 1.0 if value is None else value)
@@ -109,14 +109,14 @@ class Component(Parametrised, abc.ABC):
 
 
 def describe_component(component: Component) -> dict[str, Any]:
-    """The component as JSON can express it."""
+    """Return class and arguments of a component, in types that JSON knows."""
     return {"kind": type(component).__name__, "config": component.config()}
 
 
 def make_component(
     description: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
 ) -> Component:
-    """What ``describe_component`` has described. ``tensors``: those of the component, by their names in it."""
+    """Return the component that ``describe_component`` has described; ``tensors`` is its ``state_dict``."""
     check_entries(description, {"kind": TEXT, "config": PART}, "a component")
     kind = Component.known(description["kind"])
     return kind.from_config(description["config"], tensors, modules)
@@ -157,7 +157,7 @@ class Sum(Component):
         )
 
     def prepare(self, variance: float) -> None:
-        """Choose the values that were left open, of all parts."""
+        """Choose the hyper-parameters of all parts that the constructors got as None."""
         for part in self.components:
             part.prepare(variance)
 
@@ -169,7 +169,7 @@ class Sum(Component):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A sum of the parts that are described."""
+        """Return the sum of the described parts."""
         check_entries(config, {"parts": PARTS}, "a sum of components")
         parts = []
         for position, part in enumerate(config["parts"]):

@@ -1,14 +1,14 @@
 """Kernel matrices block by block: one n×m buffer forward, none backward.
 
-A kernel matrix is a cheap function of small things: the features of n and m points and some scalars. So
-nothing of it is kept for the backward pass. Forward, blocks of rows are computed straight into the result;
-backward, each block is computed once more, differentiated on the spot, and forgotten. What autograd saves
-inside a block fits into the cache.
+A kernel matrix is cheap to compute from the features of n and m points and a few scalars, so nothing of it is
+kept for the backward pass. Forward, blocks of rows are computed directly into the result. Backward, each
+block is computed once more and differentiated immediately. What autograd saves for one block fits into the
+cache.
 
 A symmetric matrix is computed in its lower triangle and mirrored, so that it is exactly symmetric. With
-K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ. A
-factorisation reads one triangle only, and has a symmetric cotangent: then there is nothing to mirror, and the
-cotangent is 2 gK(i, j).
+K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ. If the
+caller is a factorisation, which reads one triangle only and has a symmetric cotangent, nothing is mirrored
+and the cotangent is 2 gK(i, j).
 """
 
 from __future__ import annotations
@@ -19,30 +19,28 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lapgrad.models.kernels import _gaussian
-
 #: A tensor, or a tuple of trees.
 Tree: TypeAlias = Any
 #: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
 Matrix = Callable[[Tree, Tree, Tree | None], Tensor]
 
-#: Elements of a block: four megabytes (float64) on a CPU; large enough to fill a GPU.
+#: Elements of a block: four megabytes (float64) on a CPU; more elsewhere, to keep a GPU busy.
 _ELEMENTS = {"cpu": 1 << 19}
 _ELEMENTS_ELSEWHERE = 1 << 23
 
 
 def is_worthwhile(rows: int, columns: int) -> bool:
-    """Whether the matrix is larger than one block of a CPU."""
+    """Return whether the matrix is larger than one block on a CPU."""
     return rows * columns > _ELEMENTS["cpu"]
 
 
 def flatten_tree(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in order."""
+    """Return the tensors of a tree, in order."""
     return [tree] if isinstance(tree, Tensor) else [tensor for part in tree for tensor in flatten_tree(part)]
 
 
 def map_tree(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The tree of what ``function`` makes of the tensors."""
+    """Return the tree with ``function`` applied to each tensor."""
     return function(tree) if isinstance(tree, Tensor) else tuple(map_tree(function, part) for part in tree)
 
 
@@ -54,10 +52,10 @@ def evaluate_in_blocks(
     added_diagonal: Tensor | None = None,
     lower_only: bool = False,
 ) -> Tensor:
-    """``matrix(scalars, F, G)``, plus ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal.
+    """Return ``matrix(scalars, F, G)``, with ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal.
 
-    With ``lower_only`` blocks above the diagonal are left undefined, and backward takes its cotangent to be
-    symmetric.
+    With ``lower_only``, blocks above the diagonal are left undefined, and backward assumes that its cotangent
+    is symmetric.
     """
     arguments = _Arguments(
         _get_structure(scalars), _get_structure(F), None if G is None else _get_structure(G), lower_only
@@ -70,7 +68,7 @@ def evaluate_in_blocks(
 
 
 class _Arguments(NamedTuple):
-    """How the arguments of ``matrix`` are put together from a list: trees of () in place of tensors."""
+    """The structure of the arguments of ``matrix``: trees with () in place of tensors."""
 
     scalars: Tree
     F: Tree
@@ -96,7 +94,7 @@ class _BlockedMatrix(torch.autograd.Function):
     def forward(
         ctx: Any, matrix: Matrix, arguments: _Arguments, added_diagonal: Tensor | None, *tensors: Tensor
     ) -> Tensor:
-        ctx.matrix, ctx.arguments, ctx.assumptions = matrix, arguments, _gaussian.assumptions()
+        ctx.matrix, ctx.arguments = matrix, arguments
         ctx.diagonal_shape = None if added_diagonal is None else added_diagonal.shape
         ctx.save_for_backward(*tensors)
         return _compute_matrix(matrix, *arguments.group(tensors), added_diagonal, arguments.lower_only)
@@ -107,10 +105,9 @@ class _BlockedMatrix(torch.autograd.Function):
         g_diagonal = None
         if needs[2]:
             g_diagonal = gK.diagonal(dim1=-2, dim2=-1).sum_to_size(ctx.diagonal_shape)
-        # With gradients on, the backward is to be differentiated itself.
-        pulled_back = _compute_differentiable_gradients if torch.is_grad_enabled() else _compute_gradients
-        with _gaussian.assumed(ctx.assumptions):  # this may be another thread
-            gradients = pulled_back(ctx.matrix, ctx.arguments, tensors, needs[3:], gK)
+        # With gradients enabled, the caller wants to differentiate this backward.
+        compute = _compute_differentiable_gradients if torch.is_grad_enabled() else _compute_gradients
+        gradients = compute(ctx.matrix, ctx.arguments, tensors, needs[3:], gK)
         return (None, None, g_diagonal, *gradients)
 
 
@@ -157,7 +154,7 @@ def _compute_matrix(
 def _compute_differentiable_gradients(
     matrix: Matrix, arguments: _Arguments, tensors: Sequence[Tensor], needs: Sequence[bool], gK: Tensor
 ) -> list[Tensor | None]:
-    """The gradients as functions that have derivatives: nothing in blocks."""
+    """Return gradients that can be differentiated again; they are not computed in blocks."""
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
     if not wanted:
         return [None] * len(tensors)
@@ -175,30 +172,30 @@ def _compute_gradients(
     leaves = [tensor.detach().requires_grad_(need) for tensor, need in zip(tensors, needs, strict=True)]
     scalars, F, G = arguments.group(leaves)
     pairs = [(leaf, total) for leaf, total in zip(leaves, totals, strict=True) if total is not None]
-    # Rows of F enter as leaves of their own: a gradient of all of F per block would be n²/block of zeros.
+    # Rows of F are separate leaves: a gradient of all of F for each block would be mostly zeros.
     total_of = {id(leaf): total for leaf, total in pairs}
     apart = [pair for pair in pairs if not any(pair[0] is f for f in flatten_tree(F))]
 
-    def cut(rows: slice) -> tuple[Tree, list[tuple[Tensor, Tensor]]]:
+    def cut_rows(rows: slice) -> tuple[Tree, list[tuple[Tensor, Tensor]]]:
         found: list[tuple[Tensor, Tensor]] = []
 
-        def leaf_of_rows(f: Tensor) -> Tensor:
+        def make_leaf(f: Tensor) -> Tensor:
             part = f.detach()[..., rows, :].requires_grad_(f.requires_grad)
             if f.requires_grad:
                 found.append((part, total_of[id(f)][..., rows, :]))
             return part
 
-        return map_tree(leaf_of_rows, F), found
+        return map_tree(make_leaf, F), found
 
     for rows in _iterate_row_blocks(flatten_tree(F), gK.shape[-1]):
-        here, of_rows = cut(rows)
+        here, of_rows = cut_rows(rows)
         with torch.enable_grad():
             if G is not None:
                 _accumulate_gradients(matrix(scalars, here, G), gK[..., rows, :], apart + of_rows)
                 continue
             _accumulate_gradients(matrix(scalars, here, None), gK[..., rows, rows], apart + of_rows)
             if rows.start:
-                before, of_before = cut(slice(rows.start))
+                before, of_before = cut_rows(slice(rows.start))
                 g, weight = gK[..., rows, : rows.start], 2.0
                 if not arguments.lower_only:
                     g, weight = g + gK[..., : rows.start, rows].mT, 1.0
@@ -209,7 +206,7 @@ def _compute_gradients(
 def _accumulate_gradients(
     block: Tensor, g: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], weight: float = 1.0
 ) -> None:
-    """Adds ``weight`` times the gradients of <block, g> for the leaves to their totals."""
+    """Add ``weight`` times the gradients of <block, g> with respect to the leaves to their totals."""
     if not block.requires_grad:
         return
     gradients = torch.autograd.grad(block, [leaf for leaf, _ in pairs], g, allow_unused=True)

@@ -2,9 +2,9 @@
 
     S_ij = |x_i - z_j|²
 
-In few dimensions from the differences themselves: exact at any offset, and 0 where points coincide. In more
-dimensions |x|² + |z|² - 2 xᵀz of centred points, at the speed of a product; distances that rounding cannot
-tell from 0 are 0.
+In few dimensions they are computed from the differences: exact at any offset, and 0 where points coincide. In
+more dimensions they are |x|² + |z|² - 2 xᵀz of centred points, at the speed of a matrix product; distances
+within rounding errors of 0 are set to 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from lapgrad.models._products import multiply
 
 _FEW_DIMENSIONS = 4
 _ROUNDINGS = 8.0
-"""Squared distances below so many eps of the largest squared norm are rounding errors."""
+"""Squared distances smaller than this many eps of the largest squared norm count as 0."""
 
 
 def compute_squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
-    """S (*batch, n, m) of X (*batch, n, d) and Z (*batch, m, d); Z None: of X, symmetric, diagonal of 0."""
+    """Return S (*batch, n, m) of X (*batch, n, d) and Z (*batch, m, d).
+
+    Z None: of X with itself, exactly symmetric with a diagonal of 0.
+    """
     if not skips_dispatcher((X, Z)):
         return _compute_by_differences(X, X if Z is None else Z)
     if torch.is_grad_enabled() and (X.requires_grad or (Z is not None and Z.requires_grad)):
@@ -34,7 +37,7 @@ def compute_squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
 
 
 def take_root(S: Tensor) -> Tensor:
-    """√S; its derivative at 0 is taken as 0, so that points which coincide have no force on each other."""
+    """Return √S, with the derivative 0 at 0, so that the gradient of points that coincide is finite."""
     if skips_dispatcher((S,)) and not (S.requires_grad and torch.is_grad_enabled()):
         return S.sqrt()
     apart = S > 0.0
@@ -44,7 +47,7 @@ def take_root(S: Tensor) -> Tensor:
 class _SquaredDistances(torch.autograd.Function):
     """With H the cotangent of S: gX = 2 (diag(H 1) X - H Z) and gZ = 2 (diag(Hᵀ1) Z - Hᵀ X).
 
-    The backward is written in differentiable operations of X, Z and H, so it has derivatives itself.
+    The backward uses differentiable operations of X, Z and H, so that it can be differentiated.
     """
 
     @staticmethod
@@ -72,7 +75,7 @@ class _SquaredDistances(torch.autograd.Function):
 
 
 def _sum_weighted_differences(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
-    """Σ_j h_ij (x_i - z_j), centred: the difference of two large numbers is avoided."""
+    """Return Σ_j h_ij (x_i - z_j); points are centred first, to avoid differences of large numbers."""
     centre = Z.detach().mean(-2, keepdim=True)
     return H.sum(-1, keepdim=True) * (X - centre) - multiply(H, Z - centre)
 
@@ -92,7 +95,7 @@ def _compute_distances(X: Tensor, Z: Tensor | None) -> Tensor:
 
 
 def _compute_by_differences(X: Tensor, Z: Tensor) -> Tensor:
-    """The plain formula: any transform of PyTorch, (*batch, n, m, d) of memory."""
+    """Return S by the plain formula: for all transforms of PyTorch, with (*batch, n, m, d) of memory."""
     return (X[..., :, None, :] - Z[..., None, :, :]).square().sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""Matrices that are symmetric in theory, made so to the last bit."""
+"""Makes matrices that are symmetric up to rounding exactly symmetric."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lapgrad._torch.private import skips_dispatcher
 
 
 def mirror_lower_triangle(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    """K (*batch, n, n) with its lower triangle mirrored to the upper.
+    """Return K (*batch, n, n) with its lower triangle copied to the upper one.
 
-    The derivative is that of the identity: up to rounding, nothing changes.
+    The gradient is passed on unchanged, because K changes by rounding errors only.
 
     Args:
         K: Symmetric up to rounding.
-        diagonal: Values for the diagonal, those that are there up to rounding; None: the diagonal stays.
+        diagonal: Exact values of the diagonal, which K has up to rounding; None: the diagonal stays.
     """
     if not skips_dispatcher((K, diagonal)):
         return K.tril() + K.tril(-1).mT

@@ -62,7 +62,7 @@ class Linear(Kernel):
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With as many variances as were saved."""
+        """Return a kernel with as many variances as were saved."""
         return cls(torch.ones_like(tensors["raw_variance"]), active_dims=config["active_dims"])
 
 
@@ -116,21 +116,21 @@ class Polynomial(Kernel):
         return result
 
     def config(self) -> dict[str, Any]:
-        """With the degree."""
+        """Return options and the degree."""
         return {**super().config(), "degree": self.degree}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With the degree."""
+        """Return a kernel of the degree that was saved."""
         return cls(config["degree"], active_dims=config["active_dims"])
 
     def extra_repr(self) -> str:
-        """With the degree."""
+        """Degree and hyper-parameters."""
         return f"degree={self.degree}, {super().extra_repr()}"
 
 
 def _compute_products(F: Tensor, G: Tensor | None) -> Tensor:
-    """F Gᵀ; of the same points exactly symmetric, which a product of matrices need not be."""
+    """Return F Gᵀ; for G None it is made exactly symmetric, which a product of matrices need not be."""
     return mirror_lower_triangle(multiply(F, F.mT)) if G is None else multiply(F, G.mT)

@@ -8,7 +8,7 @@ with one lengthscale l for all dimensions, or one per dimension (automatic relev
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -84,14 +84,14 @@ class Stationary(Kernel, abc.ABC):
         """f(S), elementwise."""
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
-        """f(S) and f'(S), where a formula for both saves time; None (the default): autograd finds f'."""
+        """Return f(S) and f'(S) by a formula that saves time; None (the default): autograd computes f'."""
         return None
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With as many lengthscales as were saved."""
+        """Return a kernel with as many lengthscales as were saved."""
         return cls(torch.ones_like(tensors["raw_lengthscale"]), active_dims=config["active_dims"])
 
 
@@ -111,17 +111,26 @@ class RBF(Stationary):
     """
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """By one product and one exponential, where that is precise enough."""
+        """variance · exp(-S / 2), by one product and one exponential where that is precise enough."""
+        return self._evaluate_gaussian(scalars, F, G, are_near=False)
+
+    def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Return whether the points are near enough for the formula with one product."""
+        return {self: _gaussian.are_points_near(self.features(X), self.features(Z))}
+
+    def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
+        """Return ``matrix(scalars, F, G)``; points are not checked if ``near`` contains this kernel."""
+        if self not in near or type(self).matrix is not RBF.matrix:  # a subclass with a formula of its own
+            return self.matrix(scalars, F, G)
+        return self._evaluate_gaussian(scalars, F, G, are_near=True)
+
+    def _evaluate_gaussian(self, scalars: Tree, F: Tree, G: Tree | None, *, are_near: bool) -> Tensor:
         (variance,) = scalars
         columns = F if G is None else G
-        if _gaussian.is_precise(self, F, columns, variance):
-            K = _gaussian.compute_gaussian(F, columns, variance)
-            return mirror_lower_triangle(K, variance) if G is None else K
-        return super().matrix(scalars, F, G)
-
-    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
-        """Whether products are precise enough at all of these points."""
-        return {self: _gaussian.are_points_near(self.features(X), self.features(Z))}
+        if not _gaussian.is_precise(F, columns, variance, are_near=are_near):
+            return super().matrix(scalars, F, G)
+        K = _gaussian.compute_gaussian(F, columns, variance)
+        return mirror_lower_triangle(K, variance) if G is None else K
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-S / 2)."""
