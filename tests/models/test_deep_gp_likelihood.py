@@ -120,7 +120,7 @@ def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
     for part in logs.split(7):
         weights.add(slice(0, 2), part[:, :2])
         weights.add(slice(2, 3), part[:, 2:])
-    found = weights.result(40)
+    found = weights.estimate(40)
     tolerances.assert_close(found.values, torch.logsumexp(logs, 0) - math.log(40.0))
     effective = (2.0 * torch.logsumexp(logs, 0) - torch.logsumexp(2.0 * logs, 0)).exp()
     tolerances.assert_close(found.effective_samples, effective, tolerances.HIGHER_ORDER)
@@ -131,6 +131,6 @@ def test_sampling_error_is_that_of_repeated_estimates():
     logs = random(200, 400, seed=4)  # log-normal weights
     weights = WeightSums(400, torch.device("cpu"))
     weights.add(slice(0, 400), logs)
-    found = weights.result(200)
+    found = weights.estimate(200)
     # The mean of 400 independent values: its error, both ways.
     assert found.sampling_error == pytest.approx(found.values.std().item() / math.sqrt(400), rel=0.15)

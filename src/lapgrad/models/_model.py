@@ -1,4 +1,4 @@
-"""Base classes of models: saving and loading, and a loss over the data of the model that ``fit`` minimises."""
+"""Base classes of models: saving and loading, and a loss over the data of the model for ``fit``."""
 
 from __future__ import annotations
 

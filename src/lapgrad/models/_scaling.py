@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapgrad.models import _checks
 
@@ -39,6 +39,18 @@ class StandardisedRegression:
         return X_new
 
 
+def register_scaling(
+    module: nn.Module, name: str, values: Tensor, wanted: bool, *, pooled: bool = False
+) -> None:
+    """Register the buffers ``{name}_shift`` and ``{name}_scale`` for the columns of ``values``.
+
+    With ``pooled`` all columns share one scale, the root mean square of theirs.
+    """
+    shift, scale = compute_shift_and_scale(values, wanted)
+    module.register_buffer(f"{name}_shift", shift)
+    module.register_buffer(f"{name}_scale", scale.square().mean().sqrt() if pooled else scale)
+
+
 def compute_shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (d,) of the columns of X (n, d); 0 and 1 if not ``wanted``.
 
@@ -46,8 +58,7 @@ def compute_shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """
     if not wanted:
         return X.new_zeros(X.shape[1]), X.new_ones(X.shape[1])
-    shift, scale = X.mean(0), compute_spread(X)
-    return shift, scale
+    return X.mean(0), compute_spread(X)
 
 
 def compute_spread(X: Tensor) -> Tensor:

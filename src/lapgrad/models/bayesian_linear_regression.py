@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _plots, _scaling
+from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._linear import weights as _weights
 from lapgrad.models._linear.ridge import METHODS, Method
 from lapgrad.models._linear.weights import WeightPosterior
@@ -18,7 +19,6 @@ from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import multiply
-from lapgrad.models._remembered import CachedValue
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models.features import (
     Features,
@@ -28,7 +28,7 @@ from lapgrad.models.features import (
     make_features,
 )
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "features": PART,
     "bias": FLAG,
@@ -43,8 +43,8 @@ class BayesianLinearRegression(Model):
     """y = f(x) + noise with f(x) = w_0 + sum_j w_j phi_j(x), w normal, and w integrated out.
 
     Learns noise, prior variances, and whatever parameters the features have, by the marginal likelihood.
-    Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³;
-    where features are not learned, n counts once, and each step of a fit takes m³. All but the features is
+    The cost is n m² for n observations and m features, where that of a Gaussian process is n³. If features
+    are not learned, this is spent once, and each step of a fit takes m³. Everything except the features is
     computed in float64, whatever the dtype of the data.
 
     Args:
@@ -53,13 +53,13 @@ class BayesianLinearRegression(Model):
         features: An ``nn.Module`` that maps (n, d) to (n, m): ``PolynomialFeatures``,
             ``RandomFourierFeatures``, or a network. It becomes part of the model, and moves to the dtype and
             device of X. None: the inputs.
-        bias: Whether there is the weight w_0 of the constant 1, with a prior variance of its own.
-        noise_var: The variance of the noise to start from; None: a tenth of the variance of y.
-        prior_var: The prior variance of the weights to start from, a number or one per feature (m,); None:
-            such that f varies as much as y.
-        ard: A prior variance per feature, learned apart ("automatic relevance determination").
-        noise_floor: What the variance of the noise stays above while it is learned, so that data without
-            noise leave a problem that can be solved; None: the root of the machine epsilon of the variance of
+        bias: Include the weight w_0 of the constant 1, with its own prior variance.
+        noise_var: The initial variance of the noise; None: a tenth of the variance of y.
+        prior_var: The initial prior variance of the weights, a number or one per feature (m,); None: chosen
+            so that f varies as much as y.
+        ard: Learn one prior variance per feature ("automatic relevance determination").
+        noise_floor: Lower limit of the variance of the noise while it is learned, so that the problem can be
+            solved if the data have no noise; None: the root of the machine epsilon of the variance of
             y, or a hundredth of ``noise_var`` if that is less.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1, before anything else.
             Hyper-parameters and weights are then in these units; predictions and the loss are in those of y.
@@ -122,11 +122,8 @@ class BayesianLinearRegression(Model):
         self.features = features
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("Y", Y.detach().clone())
-        self.x_shift, self.x_scale = _register_scaling(
-            self, "x", *_scaling.compute_shift_and_scale(X, normalise)
-        )
-        shift, scale = _scaling.compute_shift_and_scale(Y, normalise)
-        self.y_shift, self.y_scale = _register_scaling(self, "y", shift, scale.square().mean().sqrt())
+        _scaling.register_scaling(self, "x", X, normalise)
+        _scaling.register_scaling(self, "y", Y, normalise, pooled=True)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():
             Phi, Y = (
@@ -157,11 +154,11 @@ class BayesianLinearRegression(Model):
     # Learning.
 
     def loss(self) -> Tensor:
-        """The negative log marginal likelihood of the training data, in float64.
+        """Return the negative log marginal likelihood of the training data, in float64.
 
-        With features that are not learned, the data are rotated into m' rows once, and later evaluations do
-        not touch the others. Under ``torch.compile``, which cannot ask whether the data are still the same,
-        every evaluation goes through all of them.
+        If features are not learned, the data are compressed to m' rows once, and later evaluations use only
+        these. Under ``torch.compile``, which cannot check whether the data are still the same, every
+        evaluation uses all rows.
         """
         observations = self._get_observations()
         value = _weights.compute_nll(
@@ -170,12 +167,12 @@ class BayesianLinearRegression(Model):
         return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
-        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
+        """Return the design matrix (n, m') of X (n, d) in float64: a column of 1 for the bias, and the features."""
         Phi = evaluate_features("BayesianLinearRegression", self.features, self._scale_inputs(X)).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
-        """The prior variance of each weight (m'), or of all of them ()."""
+        """Return the prior variance of each weight (m'), or one for all of them ()."""
         if not self.bias:
             return self.prior_var
         return torch.cat([self.bias_var.reshape(1), self.prior_var.expand(self.feature_count)])
@@ -195,7 +192,7 @@ class BayesianLinearRegression(Model):
     # Inference.
 
     def posterior(self) -> WeightPosterior:
-        """The distribution of the weights, given the data and the hyper-parameters.
+        """Return the distribution of the weights, given the data and the hyper-parameters.
 
         Returns:
             mean (m', k), and factor (m', m') with factor factorᵀ the covariance, which all targets share. The
@@ -214,15 +211,15 @@ class BayesianLinearRegression(Model):
     def predict(
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
     ) -> Prediction:
-        """The distribution of f at new inputs, or of observations there.
+        """Return the distribution of f, or of observations, at new inputs.
 
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             X_new: (n', d) or (n',).
-            noise: Of observations: with the variance of the noise.
-            full_cov: The covariance of all pairs in place of the variances.
-            chunk: Inputs that are treated at a time, to bound the memory; None: all.
+            noise: Predict observations, with the variance of the noise.
+            full_cov: Return the covariance of all pairs in place of the variances.
+            chunk: Inputs per chunk, to limit the memory; None: all at once.
 
         Returns:
             mean (n') (or (n', k)), and variance (n') or covariance (n', n'), which all targets share.
@@ -250,14 +247,14 @@ class BayesianLinearRegression(Model):
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+        """Return draws of f (with ``noise``: of observations), each of one function at all new inputs.
 
         Differentiable with respect to ``X_new``, as ``predict`` is.
 
         Args:
             X_new: (n', d) or (n',).
             count: How many draws.
-            noise: Of observations.
+            noise: Draw observations.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
 
         Returns:
@@ -272,12 +269,12 @@ class BayesianLinearRegression(Model):
         return self._restore_targets(draws * self.y_scale + self.y_shift)
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
-        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
+        """Return log p(y_new | X_new, data), the log density of observations at new inputs, noise included.
 
         Args:
             X_new: (n', d) or (n',).
             y_new: (n',) or (n', k).
-            joint: Of all n' together, in place of each by itself.
+            joint: Return the density of all n' together, not of each.
 
         Returns:
             (n') (or (n', k)); with ``joint`` a scalar (or (k)).
@@ -298,12 +295,12 @@ class BayesianLinearRegression(Model):
         return self._restore_targets(values)
 
     def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True) -> Any:
-        """The fit over one input, with its 95 % band, by matplotlib.
+        """Plot mean, 95 % band and data over one input, with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
-            points: Places at which the mean is drawn.
-            noise: The band is that of observations, else of f.
+            points: Number of inputs at which the mean is plotted.
+            noise: Plot the band of observations, else that of f.
 
         Returns:
             The axes.
@@ -324,7 +321,7 @@ class BayesianLinearRegression(Model):
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors."""
+        """Return the arguments of the constructor that are no tensors."""
         return {
             "features": describe_features(self.features),
             "bias": self.bias,
@@ -338,7 +335,7 @@ class BayesianLinearRegression(Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, with the data of the file."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         Y = tensors["Y"]
         return cls(
@@ -359,7 +356,7 @@ class BayesianLinearRegression(Model):
         return X_new
 
     def _restore_targets(self, values: Tensor) -> Tensor:
-        """In the shape and the dtype that users have handed over."""
+        """Return values in the shape and dtype of the targets that users have passed."""
         return (values.squeeze(-1) if self.one_target else values).to(self.X.dtype)
 
     def _scale_inputs(self, X: Tensor) -> Tensor:
@@ -373,20 +370,20 @@ class BayesianLinearRegression(Model):
         return self.noise_var.detach().double()
 
     def _compute_fixed_design(self, X: Tensor) -> Tensor:
-        """``design`` with the parameters of the features as constants."""
+        """Return ``design(X)`` without gradients of the parameters of the features."""
         with fix_parameters(self.features):
             return self.design(X)
 
     @torch.no_grad()
     def _get_posterior(self) -> WeightPosterior:
-        """The posterior without gradients; computed again when data or parameters have changed."""
+        """Return the posterior without gradients, computed again only if data or parameters have changed."""
         return self._posterior(self.state_dict().values(), self.posterior)
 
     def _get_observations(self) -> _weights.Observations:
-        """Design and targets; with features that are not learned, as few rows as there are columns."""
+        """Return design and targets, compressed to as many rows as columns if features are not learned."""
         features = self.features
         learned = features is not None and any(value.requires_grad for value in features.parameters())
-        # What a network of a user makes of the same inputs may differ from time to time (dropout).
+        # A network of a user may give different features for the same inputs, for example with dropout.
         known = features is None or isinstance(features, Features)
         few = len(self.X) < 2 * (self.feature_count + self.bias)
         if learned or not known or few or is_compiling():
@@ -398,14 +395,8 @@ class BayesianLinearRegression(Model):
             )
 
 
-def _register_scaling(module: nn.Module, name: str, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    module.register_buffer(f"{name}_shift", shift)
-    module.register_buffer(f"{name}_scale", scale)
-    return shift, scale
-
-
 def compute_variance(Y: Tensor) -> float:
-    """The variance of targets around their means, to start from; 1 when they do not vary."""
+    """Return the mean variance of the columns of Y, for initial values; 1 if they are constant."""
     if len(Y) < 2:
         return 1.0
     return float(Y.var(0).mean()) or 1.0

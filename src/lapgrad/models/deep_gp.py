@@ -24,10 +24,10 @@ from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import make_plan
 from lapgrad.models.kernels.base import Kernel, part_of_state
 
-#: Rows of data that the start is computed from.
+#: Rows of data that determine the initial parameters, at most.
 _ROWS_AT_THE_START = 10_000
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {"widths": INTEGERS, "outputs": INTEGER, "layers": PARTS}
 
 
@@ -35,7 +35,7 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
     """Data as a deep Gaussian process: h_L ~ N(0, I), h_(l-1) = f_l(h_l) + noise, and data y = h_0.
 
     Each f_l has independent outputs with a Gaussian process prior, one kernel, and a Gaussian q(u) of its
-    values at inducing inputs. A recognition network per layer gives q(h_1 | y), q(h_2 | h_1), ..., so that
+    values at inducing inputs. Each layer has a recognition network for q(h_1 | y), q(h_2 | h_1), ..., so that
     latent variables of one datum depend on each other. All of it is learned together by stochastic
     gradients of the lower bound
 
@@ -45,8 +45,8 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
     (M. Seeger et al., 2017, section 5.3: SV-DGP). The model does not hold its data: pass them to ``fit``.
 
     Args:
-        Y: (n, D), the data, or enough of them to start from: principal components, means, inducing inputs.
-            The model lives on their device and in their dtype, float32 or float64.
+        Y: (n, D), float32 or float64: the data, or enough of them for the initial principal components, means
+            and inducing inputs. The model has their device and dtype.
         widths: Latent variables per layer, the top layer first: [5, 20, 50] has 50 next to the data.
         inducing: How many inducing inputs each layer has, at most.
         kernels: One per layer, the top layer first; None: ``RBF`` with one lengthscale per input. They become
@@ -136,20 +136,20 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
         latent_weight: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """An unbiased estimate of the lower bound of the log density of all data, from some of them.
+        """Return an unbiased estimate of the lower bound of the log density of all data, from some of them.
 
         Args:
             Y: (b, D), a minibatch.
             total: How many data there are; None: those of Y alone.
-            samples: Of the latent variables, per datum.
+            samples: Samples of the latent variables per datum.
             noise: (samples, b, w) standard normal numbers for each layer, that of the data first; None:
                 drawn.
-            latent_weight: Of the terms of latent variables: all but the fit to the data and the KL
-                divergences of q(u). Less than 1: no bound, but a way to start.
+            latent_weight: Weight of the terms of latent variables: all except the fit to the data and the KL
+                divergences of q(u). With less than 1 it is no bound, but training may start better.
             generator: Source of the noise.
 
         Returns:
-            A scalar, in float64: a sum over ``total`` data and no mean.
+            A scalar in float64: the sum over ``total`` data, not the mean.
         """
         if noise is None:
             noise = self._draw_noise(samples, len(Y), generator)
@@ -175,43 +175,43 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
         resume: dict[str, Any] | None = None,
         graph: bool | None = None,
     ) -> FitResult:
-        """Learn from minibatches: kernels, noises, inducing inputs, q(u) and recognition networks.
+        """Learn kernels, noises, inducing inputs, q(u) and recognition networks from minibatches.
 
-        On a GPU the data should be there, too; between two looks at the loss nothing waits for the device.
+        Data for a model on a GPU should be on the GPU; between two checks of the loss nothing waits for the
+        device.
 
         Args:
             Y: (n, D), the data.
             steps: How many minibatches.
             epochs: How many passes over the data, in place of ``steps``.
-            seconds: How long. One of the three must be given; of two, what comes first counts.
+            seconds: How long. One of the three must be given; if two are, the first limit reached counts.
             batch: Rows per minibatch.
             lr: Learning rate at the start.
-            final_lr: At the end, relative to the start; it comes down along half a cosine.
-            samples: Of latent variables per datum and step.
-            annealing: Steps in which the weight of the terms of latent variables rises from 0 to 1. They
-                keep latent variables from being switched off before there is a use for them.
-            natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1: they reach
-                the best q(u) for all else much sooner than Adam does. They are taken after each step of Adam
-                on the rest, and become shorter with its learning rate. 0: by Adam, too. None: 0.1, or 0 for
-                covariances that are "separate", whose natural gradients are too much work. If a parameter of
-                any q(u) does not require gradients, all are left to Adam.
+            final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
+            samples: Samples of latent variables per datum and step.
+            annealing: Steps in which the weight of the terms of latent variables rises from 0 to 1, so that
+                latent variables are not switched off before the model has learned to use them.
+            natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1. They follow
+                each step of Adam on the other parameters, decrease with its learning rate, and find the optimal
+                q(u) much sooner than Adam. 0: Adam moves q(u) too. None: 0.1, or 0 for "separate" covariances,
+                whose natural gradients are expensive. If a parameter of any q(u) does not require gradients,
+                all are moved by Adam.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
                 stops the fit.
-            every: Steps between two looks at the loss.
-            resume: What ``training_state`` has returned: the fit goes on from there, up to these limits.
-            graph: Replay steps as one CUDA graph, which takes a fraction of the time of a thousand launches,
-                and leads to the same numbers. Kernels and networks must then do the same in each step. None:
-                on a GPU, unless a step has to wait for the device. True: an error if it cannot be. False:
-                never.
+            every: Steps between two checks of the loss.
+            resume: The result of ``training_state``: that fit is continued, up to these limits.
+            graph: Replay each step as one CUDA graph, which takes a fraction of the time of a thousand
+                launches and gives the same numbers. Kernels and networks must then do the same in each step.
+                None: on a GPU, if a step can be recorded. True: raise an error if it cannot. False: never.
 
         Returns:
             Losses are estimates of minus the bound, per datum, each the mean over ``every`` steps.
 
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
-                last look at the loss.
+                last check of the loss.
             DTypeError, DeviceError, ShapeError, NonFiniteError: Y does not fit, or has a NaN.
             OptionError: An argument is not one of those above.
         """
@@ -230,11 +230,11 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
         training = _minibatches.TrainingRun(who, self, len(Y), plan, task, source, resume, learned, graph)
         return self._run_training(training, progress, callback)
 
-    # What it has learned.
+    # Inference.
 
     @torch.no_grad()
     def embed(self, Y: Tensor, *, layer: int = 0) -> Tensor:
-        """Where data are in latent space: means of q(h | y), layer upon layer.
+        """Return the latent variables of data: the means of q(h | y), from layer to layer.
 
         Args:
             Y: (n, D).
@@ -250,12 +250,12 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
 
     @torch.no_grad()
     def reconstruct(self, Y: Tensor, *, layer: int = -1) -> Tensor:
-        """Data as the model sees them: the mean of y at their place in latent space, (n, D).
+        """Return the data reconstructed from their latent variables: the mean of y, (n, D).
 
         Args:
             Y: (n, D).
-            layer: How far up the data go before they come back, an index into ``widths``: -1 for the layer
-                next to the data, 0 for the top.
+            layer: The layer of the latent variables, an index into ``widths``: -1 for the one next to the
+                data, 0 for the top.
         """
         H = self.embed(Y, layer=layer)
         with without_waiting():
@@ -268,11 +268,11 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
     def sample(
         self, count: int = 1, *, noise: bool = False, generator: torch.Generator | int | None = None
     ) -> Tensor:
-        """New data, (count, D), each drawn by itself from the top down.
+        """Return new data (count, D), drawn independently of each other.
 
         Args:
             count: How many.
-            noise: With the noise of observations; else the mean of y given h_1.
+            noise: Include the noise of observations; else return the mean of y given h_1.
             generator: Source of randomness, or a seed; None: torch's own.
         """
         who = f"{type(self).__name__}.sample"
@@ -300,17 +300,17 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> LogLikelihood:
-        """log p(y) of each observation, by importance sampling from q(h | y).
+        """Return log p(y) of each observation, by importance sampling from q(h | y).
 
-        Each layer's density is its predictive one: N(h_(l-1) | E f_l, Var f_l + noise_l) at h_l.
+        The density of each layer is the predictive one: N(h_(l-1) | E f_l, Var f_l + noise_l) at h_l.
 
         Args:
             Y: (n, D).
-            samples: Of the latent variables, per observation.
-            refine: Steps of Adam that q(h_1 | y) of each observation takes on the bound before samples are
-                drawn from it. Recognition networks are worse on data they have not learned from; the density
-                does not depend on them, but a better q needs fewer samples.
-            chunk: How many pairs of observation and sample are worked on at a time; None: by size.
+            samples: Samples of the latent variables per observation.
+            refine: Steps of Adam on the bound that improve q(h_1 | y) of each observation before sampling.
+                Recognition networks are worse on data that they were not trained on. The density does not
+                depend on them, but a better q needs fewer samples.
+            chunk: Pairs of observation and sample per chunk; None: chosen by size.
             generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
@@ -335,7 +335,7 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """Widths, and the descriptions of the layers."""
+        """Return the widths, and the descriptions of the layers."""
         return {
             "widths": self.widths,
             "outputs": self.outputs,
@@ -346,18 +346,18 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, which starts from no data."""
+        """Return a model of this description, without initial data."""
         check_entries(config, _ENTRIES)
         model = cls.__new__(cls)
         super().__init__(model)
         model.widths, model.outputs = config["widths"], config["outputs"]
         layers = []
-        for level, described in enumerate(config["layers"]):
+        for level, description in enumerate(config["layers"]):
             own = part_of_state(tensors, f"layers.{level}.")
             mean = (
                 ConstantMean(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
             )
-            layers.append(DeepLayer.from_config(described, own, modules, mean))
+            layers.append(DeepLayer.from_config(description, own, modules, mean))
         model.layers = nn.ModuleList(layers)
         return model
 
@@ -369,11 +369,11 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
         return [layer for layer in self.layers if isinstance(layer, DeepLayer)]
 
     def _draw_noise(self, samples: int, count: int, generator: torch.Generator | None) -> list[Tensor]:
-        """Standard normal numbers for the latent variables, (samples, count, w), those of h_1 first."""
+        """Return standard normal numbers (samples, count, w) for the latent variables, those of h_1 first."""
         return [self._draw_normal((samples, count, width), generator) for width in reversed(self.widths)]
 
     def _check_layers(self) -> None:
-        """Raise if a kernel matrix could not be factorised (on a GPU; on a CPU that is known at once)."""
+        """Raise if a kernel matrix on a GPU could not be factorised (on a CPU that was raised before)."""
         for layer in self._list_layers():
             layer.functions.check()
 
@@ -385,7 +385,7 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
         return self._list_layers()[0].functions.q_mean
 
     def _count_levels(self, function: str, layer: int) -> int:
-        """How many layers are between the data and ``widths[layer]``."""
+        """Return how many layers there are between the data and ``widths[layer]``, which is included."""
         if isinstance(layer, bool) or not -len(self.widths) <= layer < len(self.widths):
             raise _errors.OptionError(
                 f"{type(self).__name__}.{function}: layer must be an index into the widths {self.widths}, "

@@ -28,7 +28,7 @@ from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_stat
 _STEPS = 5000
 _WIDEST = 30
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "mean": TEXT,
     "whiten": FLAG,
@@ -42,39 +42,39 @@ _ENTRIES = {
 
 
 class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
-    """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, seen through inducing inputs.
+    """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, approximated by inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly
-    stochastic bound of Salimbeni and Deisenroth (2017): minibatches of the data go through the layers as
-    samples of the marginals of each, and the expectation over the last layer is exact. A layer takes (batch ·
-    samples) U² operations per output, whatever n is.
+    stochastic bound of Salimbeni and Deisenroth (2017): samples of a minibatch are propagated through the
+    inner layers, and the expectation over the last layer is exact. A layer takes (batch · samples) U²
+    operations per output, independent of n.
 
-    Inner layers depart from a fixed linear map of their inputs, and start close to it; the last layer starts
-    at the best distribution for the data, given that map. So a deep model begins near a sparse Gaussian
-    process (``SparseGPRegression``) of the same inducing inputs.
+    The mean function of an inner layer is a fixed linear map, and the layer starts close to it. The last
+    layer starts at the optimal distribution for the data, given these maps. So a deep model starts near a
+    sparse Gaussian process (``SparseGPRegression``) with the same inducing inputs.
 
     Args:
-        X: (n, d) or (n,), float32 or float64. The model lives on its device and in its dtype.
+        X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs, which share inner layers, kernel and noise.
         kernel: Covariance of the functions: one for each layer, or one of which each layer has a copy; None:
             ``RBF`` with one lengthscale per input of the layer. They follow the model to its device.
         widths: Outputs of each layer but the last one: (5, 5) makes three layers. (): one layer, a sparse
             Gaussian process. None: one inner layer, as wide as X, or 30 if that is less.
         inducing: Inducing inputs of each layer, chosen from the rows of X (no row twice, so there may be
-            fewer); or those of the first layer, (U, d) or (U,). Later layers have their images.
-        init: How they are chosen: "kmeans++", far from each other, or "random".
+            fewer); or those of the first layer, (U, d) or (U,). The linear maps give those of later layers.
+        init: How inducing inputs are chosen: "kmeans++" (far from each other) or "random".
         noise_var: Variance of the noise; None: a tenth of the variance of y.
-        noise_floor: What the variance of the noise stays above while it is learned; None: 1.5e-8 of the
+        noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
-        mean: What the functions of inner layers depart from: "linear" (the identity, or the principal
-            components of the inputs where a layer has fewer outputs), "identity" (all widths are d), or
-            "zero". The last layer departs from zero.
+        mean: The mean function of inner layers: "linear" (the identity, or principal components of the inputs
+            if the layer has fewer outputs), "identity" (all widths must be d), or "zero". That of the last
+            layer is zero.
         whiten: Describe the inducing variables by their whitened form, which is easier to learn.
         covariance: Of the inducing variables: "shared" by the outputs of a layer, or "separate" for each,
             which takes as many times longer.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters and
             inducing inputs are then in these units; predictions and the loss are in those of y.
-        start: Where the last layer starts: "data", at the best distribution for the data, or "prior".
+        start: How the last layer starts: "data", at the optimal distribution for the data, or "prior".
         jitter: Added to the diagonal of the kernel matrices of inducing inputs, in units of its mean.
         generator: Source of random numbers for ``init``, or a seed; None: torch's own.
 
@@ -127,10 +127,8 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
         self.normalise = normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
-        for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.compute_shift_and_scale(values, normalise)
-            self.register_buffer(f"{name}_shift", shift)
-            self.register_buffer(f"{name}_scale", scale.square().mean().sqrt() if name == "y" else scale)
+        _scaling.register_scaling(self, "x", self.X, normalise)
+        _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
         inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
         self._set_noise(_scaling.compute_spread(outputs).square().mean(), noise_var, noise_floor)
         inner = (min(X.shape[1], _WIDEST),) if widths is None else tuple(widths)
@@ -165,15 +163,15 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
         batch: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """An estimate of the bound of the negative log likelihood of all observations: a scalar.
+        """Return an estimate of the bound of the negative log likelihood of all observations: a scalar.
 
             sum_l KL(q(u_l) || p(u_l)) - n / batch sum_i E log N(y_i | f_i, noise)
 
-        over a batch of the data, with an average over samples in place of the expectation over inner layers.
-        It is random, and neither it nor its gradient is biased.
+        The sum is over a batch of the data, and the expectation over inner layers is an average of samples.
+        The value and its gradient are random and unbiased.
 
         Args:
-            samples: How many go through the layers for each row.
+            samples: How many samples of the inner layers for each row.
             batch: How many rows, chosen at random; None, or n and more: all of them.
             generator: Source of random numbers, or a seed; None: torch's own.
 
@@ -216,35 +214,35 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
         resume: dict[str, Any] | None = None,
         graph: bool | None = None,
     ) -> FitResult:
-        """Learn by Adam on minibatches: kernels, noise, inducing inputs, and the distributions of the layers.
+        """Learn kernels, noise, inducing inputs and the distributions of the layers by Adam on minibatches.
 
-        Between two looks at the loss nothing waits for a GPU.
+        Between two checks of the loss nothing waits for a GPU.
 
         Args:
             steps: How many minibatches.
             epochs: How many passes over the data, in place of ``steps``.
-            seconds: How long. None of the three: 5000 steps; of two, what comes first counts.
+            seconds: How long. If none of the three is given: 5000 steps; if two are, the first reached
+                counts.
             batch: Rows of data in each step; all of them if there are no more.
-            samples: How many go through the layers for each row.
+            samples: How many samples of the inner layers for each row.
             lr: Learning rate at the start.
-            final_lr: At the end, relative to the start; it comes down along half a cosine.
+            final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
                 stops the fit.
-            every: Steps between two looks at the loss.
-            resume: What ``training_state`` has returned: the fit goes on from there, up to these limits.
-            graph: Replay steps as one CUDA graph, which takes a fraction of the time of a thousand launches,
-                and leads to the same numbers. Kernels and networks must then do the same in each step. None:
-                on a GPU, unless a step has to wait for the device. True: an error if it cannot be. False:
-                never.
+            every: Steps between two checks of the loss.
+            resume: The result of ``training_state``: that fit is continued, up to these limits.
+            graph: Replay each step as one CUDA graph, which takes a fraction of the time of a thousand
+                launches and gives the same numbers. Kernels and networks must then do the same in each step.
+                None: on a GPU, if a step can be recorded. True: raise an error if it cannot. False: never.
 
         Returns:
             Losses are estimates of the bound of all observations, each the mean over ``every`` steps.
 
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
-                last look at the loss.
+                last check of the loss.
             OptionError: An argument is not one of those above, or there is nothing to learn.
         """
         who, n = f"{type(self).__name__}.fit", len(self.X)
@@ -262,7 +260,7 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """Options and the descriptions of the kernels."""
+        """Return options and the descriptions of the kernels."""
         return {
             **{name: getattr(self.plan, name) for name in ("mean", "whiten", "covariance", "jitter")},
             "widths": list(self.plan.widths[:-1]),
@@ -275,7 +273,7 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description on the data that were saved."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         options = dict(config)
         kernels = [
@@ -295,7 +293,7 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
     # Parts.
 
     def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
-        """The loss, by these rows of the data and numbers for them; nothing waits for the device."""
+        """Return the loss, estimated from some rows and normal numbers, without waiting for the device."""
         X, y = self._scale_inputs(self.X[rows]), self._scale_targets(self.y[rows])
         layers = self._list_layers()
         prepared = [layer.prepare() for layer in layers]
@@ -307,15 +305,15 @@ class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
 
 
 class _Task(_minibatches.TrainingTask):
-    """The bound, by Adam."""
+    """Minimises the bound by Adam."""
 
     def __init__(self, model: DeepGPRegression, samples: int) -> None:
         self.model, self.samples = model, samples
 
     def make_normals(self, count: int) -> list[Tensor]:
-        """(samples, count, w) for each layer but the last."""
+        """Return tensors (samples, count, w) for each layer but the last."""
         return [self.model.X.new_empty(self.samples, count, width) for width in self.model.plan.widths[:-1]]
 
     def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
-        """Of all data, by these."""
+        """Return the loss of all data, estimated from the minibatch."""
         return self.model._estimate_loss(minibatch.rows, minibatch.normals)

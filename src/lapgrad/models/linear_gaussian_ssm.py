@@ -1,9 +1,9 @@
-"""State space models of time series: a sum of components, seen with noise.
+"""State space models of time series: a sum of components, observed with noise.
 
     h[0] ~ N(m, P),  h[t+1] ~ N(A[t] h[t] + a[t], Q[t]),  y[t] ~ N(B[t] h[t] + b[t], R[t])
 
-The components give A, B, Q and the prior; R is the noise of the model. States of which nothing is known at
-first are treated exactly (``_diffuse.py``).
+The components define A, B, Q and the prior; R is the noise of the model. States with a flat prior are treated
+exactly (``_state_space/diffuse.py``).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lapgrad.models._state_space import diffuse as _diffuse
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
-from lapgrad.models.components.base import Block, Component, describe_component, make_component
+from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "component": PART,
     "noise": TEXT,
@@ -47,13 +47,13 @@ _ENTRIES = {
 
 
 class Matrices(NamedTuple):
-    """The whole model for some times, as ``lapgrad.fused.kalman_nll`` takes it."""
+    """The matrices of the model for some times."""
 
     block: Block
     R: Tensor
 
     def list_operands(self, y: Tensor) -> dict[str, Any]:
-        """Arguments of ``kalman_nll`` for the series y (N, T, p)."""
+        """Return the arguments of ``fused.kalman_nll`` for the series y (N, T, p)."""
         return {
             "y": y,
             **{name: getattr(self.block, name) for name in "ABQ"},
@@ -71,13 +71,14 @@ class LinearGaussianSSM(Model):
     Args:
         y: (T,), one series; (T, p), one of p values at each time; (N, T, p), N series of one model; or a
             list of series (T_i,) or (T_i, p) of different length. NaN: missing.
-        component: What the series are made of, such as ``LocalLevel() + Seasonal(12)``; an int: that many
-            states with all matrices learned (``LinearDynamics``). It becomes part of the model.
+        component: The model of the series, such as ``LocalLevel() + Seasonal(12)``; an int:
+            ``LinearDynamics`` with that many states, all matrices learned. It becomes part of the model (not
+            a copy).
         noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: half the
             variance of the data; 0: no noise but that of the components. Learned.
         noise: "full": R may be any covariance; "diagonal".
-        diffuse_variance: None: nothing at all is known of diffuse states, exactly. A number: the variance of
-            a proper prior in its place.
+        diffuse_variance: None: diffuse states have a flat prior, which is treated exactly. A number: they
+            have a proper prior of this variance.
 
     Attributes:
         component: The component; its hyper-parameters are learned.
@@ -166,7 +167,7 @@ class LinearGaussianSSM(Model):
         return R[0, 0] if self.vector else R
 
     def matrices(self, times: int | None = None) -> Matrices:
-        """The matrices for the times 0, ..., times - 1 (None: those of the data)."""
+        """Return the matrices for the times 0, ..., times - 1 (None: the times of the data)."""
         times = self.y.shape[1] if times is None else times
         block = self.component.block(times)
         p = self.y.shape[-1]
@@ -187,9 +188,9 @@ class LinearGaussianSSM(Model):
         return _series.operands(type(self).__name__, **matrices.list_operands(y))
 
     def loss(self) -> Tensor:
-        """-log p(y), summed over the series.
+        """Return -log p(y), summed over the series.
 
-        With diffuse states it is the diffuse likelihood of Durbin and Koopman.
+        With diffuse states this is the diffuse likelihood of Durbin and Koopman.
 
         Raises:
             NotPositiveDefiniteError: The covariance of an observation, given those before it, is not positive
@@ -198,7 +199,7 @@ class LinearGaussianSSM(Model):
         return -self.log_likelihood().sum()
 
     def log_likelihood(self) -> Tensor:
-        """log p(y) of each series: (N,), or a number for one series."""
+        """Return log p(y) of each series: (N,), or a number for one series."""
         matrices = self.matrices()
         value = self._compute_log_likelihood(matrices, self.y)
         return value[0] if self.single else value
@@ -206,27 +207,27 @@ class LinearGaussianSSM(Model):
     def _compute_log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
         if not self._start:
             return -kalman_nll(**matrices.list_operands(y))
-        # A few steps with what is diffuse; from there on everything is proper.
+        # The first k steps determine the diffuse states; after them all distributions are proper.
         k, (flat, batch) = self._start, self._flatten(matrices, y)
-        walked = _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, k)
-        m, P = _diffuse.integrate_out_diffuse(walked.mean, walked.covariance, walked.information)
+        run = _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, k)
+        m, P = _diffuse.integrate_out_diffuse(run.mean, run.covariance, run.information)
         y, A, B, Q, R, _, _, c = (
             X if i in (5, 6) else _time_series.drop_times(X, k) for i, X in enumerate(flat)
         )
-        return -_diffuse.compute_nll(walked) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
+        return -_diffuse.compute_nll(run) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
 
     @torch.no_grad()
     def filter(self) -> Filtered:
-        """Moments of the states given the observations so far.
+        """Return moments of the states, given the observations so far.
 
         Returns:
-            (N, T, ...), or (T, ...) for one series. Where the observations so far do not determine diffuse
-            states, the moments, and all but the sum of the log likelihoods, do not exist: they are NaN.
+            (N, T, ...), or (T, ...) for one series. As long as the observations do not determine all diffuse
+            states, moments and log likelihoods do not exist: they are NaN.
         """
-        walked, (flat, _) = self._run_filter(0)
-        T, first = len(walked.steps), max(0, self._start - 1)
+        run, (flat, _) = self._run_filter(0)
+        T, first = len(run.steps), max(0, self._start - 1)
         found: list[tuple[Tensor, ...]] = []
-        for t, step in enumerate(walked.steps):
+        for t, step in enumerate(run.steps):
             if t < first:
                 found.append(
                     tuple(torch.full_like(x, torch.nan) for x in (step.mean[..., 0], step.covariance) * 2)
@@ -235,9 +236,7 @@ class LinearGaussianSSM(Model):
             filtered = _diffuse.integrate_out_diffuse(
                 step.filtered_mean, step.filtered_covariance, step.information
             )
-            before = (
-                walked.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
-            )
+            before = run.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
             known = t > first or not self._start
             predicted = (
                 _diffuse.integrate_out_diffuse(step.mean, step.covariance, before)
@@ -252,25 +251,25 @@ class LinearGaussianSSM(Model):
 
     @torch.no_grad()
     def smooth(self) -> Smoothed:
-        """Moments of the states given all observations: (N, T, ...), or (T, ...) for one series.
+        """Return moments of the states, given all observations: (N, T, ...), or (T, ...) for one series.
 
-        Times past the end of a series are forecasts.
+        At times after the end of a series they are forecasts.
         """
-        walked, (flat, _) = self._run_filter(0)
-        steps = [(step.mean, step.covariance, step.seen) for step in walked.steps]
+        run, (flat, _) = self._run_filter(0)
+        steps = [(step.mean, step.covariance, step.seen) for step in run.steps]
         mean, covariance, cross, _ = smooth_back(flat, steps, flat[0].new_zeros(len(flat[0]), 0))
-        G = walked.information
+        G = run.information
         if mean.shape[-1] > 1:
             L, M = potrf(G[:, None, 1:, 1:]), mean[..., 1:]
             cross = cross + multiply(M[:, 1:], cho_solve(L, M[:, :-1].mT))
         mean, covariance = _diffuse.integrate_out_diffuse(mean, covariance, G[:, None])
-        parts = (mean, covariance, cross, _diffuse.compute_nll(walked).neg())
+        parts = (mean, covariance, cross, _diffuse.compute_nll(run).neg())
         return Smoothed(*[part[0] if self.single else part for part in parts])
 
     def _run_filter(
         self, steps_ahead: int
     ) -> tuple[_diffuse.FilterRun, tuple[tuple[Tensor, ...], torch.Size]]:
-        """The filter over data and times after them."""
+        """Run the filter over the data and ``steps_ahead`` times after them; also return its operands."""
         y = torch.nn.functional.pad(self.y, (0, 0, 0, steps_ahead), value=torch.nan)
         flat, batch = self._flatten(self.matrices(y.shape[1]), y)
         return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
@@ -280,11 +279,11 @@ class LinearGaussianSSM(Model):
 
     @torch.no_grad()
     def forecast(self, steps: int, *, noise: bool = True) -> Prediction:
-        """The distribution of the next observations of each series.
+        """Return the distribution of the next observations of each series.
 
         Args:
             steps: How many times after the end of each series.
-            noise: Of observations; False: of what they are the noisy observations of.
+            noise: Predict observations; False: predict the signal without the noise R.
 
         Returns:
             mean (steps,) and variance (steps,) of one series of numbers; (steps, p) and covariance (steps,
@@ -295,11 +294,11 @@ class LinearGaussianSSM(Model):
             ShapeError: A component with inputs has none for these times.
         """
         steps = _check_steps(f"{type(self).__name__}.forecast", steps)
-        walked, (flat, _) = self._run_filter(steps)
+        run, (flat, _) = self._run_filter(steps)
         after = _time_series.list_later_times(self.lengths, steps)
         predicted = [
-            _diffuse.integrate_out_diffuse(step.mean, step.covariance, walked.information)
-            for step in walked.steps[int(self.lengths.min()) :]
+            _diffuse.integrate_out_diffuse(step.mean, step.covariance, run.information)
+            for step in run.steps[int(self.lengths.min()) :]
         ]
         n = flat[1].shape[-1]
         if not predicted:
@@ -310,19 +309,19 @@ class LinearGaussianSSM(Model):
         m = m.gather(1, (after - first)[..., None].expand(-1, -1, n))
         P = P.gather(1, (after - first)[..., None, None].expand(-1, -1, n, n))
         B, R = (_time_series.gather_times(X, after) for X in (flat[2], flat[4]))
-        mean = multiply(B, m[..., None])[..., 0] + self._get_observation_offset(walked, after)
+        mean = multiply(B, m[..., None])[..., 0] + self._get_observation_offset(run, after)
         covariance = multiply(B, P, B.mT) + (R if noise else 0.0)
         return self._shape_prediction(mean, covariance)
 
-    def _get_observation_offset(self, walked: _diffuse.FilterRun, after: Tensor) -> Tensor | float:
-        offset = self.matrices(len(walked.steps)).block.observation_offset
+    def _get_observation_offset(self, run: _diffuse.FilterRun, after: Tensor) -> Tensor | float:
+        offset = self.matrices(len(run.steps)).block.observation_offset
         if offset is None:
             return 0.0
         flat = offset.expand(len(self.y), *offset.shape[-2:]) if offset.dim() == 2 else offset
         return _time_series.gather_times(flat, after)
 
     def _shape_prediction(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
-        """In the shapes of the data."""
+        """Return a prediction in the shapes of the data."""
         if covariance is None:
             covariance = mean.new_empty(*mean.shape, mean.shape[-1])
         if self.vector:
@@ -331,8 +330,7 @@ class LinearGaussianSSM(Model):
 
     @torch.no_grad()
     def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Tensor:
-        """Draws of the next observations, given the data: each is one path, with its own course of the "
-        "states.
+        """Return draws of the next observations, given the data: each is one path, with its own states.
 
         Args:
             steps: How many times after the end of each series.
@@ -345,28 +343,28 @@ class LinearGaussianSSM(Model):
         who = f"{type(self).__name__}.sample"
         steps = _check_steps(who, steps)
         source = _checks.make_generator(who, generator, self.y.device)
-        walked, (flat, _) = self._run_filter(steps)
+        run, (flat, _) = self._run_filter(steps)
         _, A, B, Q, R, _, _, c = flat
         after = _time_series.list_later_times(self.lengths, steps)
         N, p = len(self.y), self.y.shape[-1]
         drawn = self.y.new_empty(N, count, steps, p)
-        offset = self._get_observation_offset(walked, after)
+        offset = self._get_observation_offset(run, after)
 
-        def normal(mean: Tensor, covariance: Tensor) -> Tensor:
-            """(N, count, k) of means (N, count, k) and covariances (N, k, k)."""
+        def draw(mean: Tensor, covariance: Tensor) -> Tensor:
+            """Return draws (N, count, k) for means (N, count, k) and covariances (N, k, k)."""
             noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
             return mean + multiply(noise, _sampling.compute_root(covariance).mT)
 
         if steps:
             states = [
                 _diffuse.integrate_out_diffuse(
-                    walked.steps[int(length)].mean[i],
-                    walked.steps[int(length)].covariance[i],
-                    walked.information[i],
+                    run.steps[int(length)].mean[i],
+                    run.steps[int(length)].covariance[i],
+                    run.information[i],
                 )
                 for i, length in enumerate(self.lengths)
             ]
-            h = normal(
+            h = draw(
                 torch.stack([mean for mean, _ in states])[:, None].expand(N, count, -1),
                 torch.stack([covariance for _, covariance in states]),
             )
@@ -374,23 +372,22 @@ class LinearGaussianSSM(Model):
             A_k, B_k, Q_k, R_k, c_k = (
                 _time_series.gather_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
             )
-            drawn[:, :, k] = normal(multiply(h, B_k.mT), R_k)
-            h = normal(multiply(h, A_k.mT) + c_k[:, None], Q_k)
+            drawn[:, :, k] = draw(multiply(h, B_k.mT), R_k)
+            h = draw(multiply(h, A_k.mT) + c_k[:, None], Q_k)
         drawn = drawn + (offset if isinstance(offset, float) else offset[:, None])
         drawn = drawn[..., 0] if self.vector else drawn
         return drawn[0] if self.single else drawn
 
     @torch.no_grad()
     def decompose(self) -> list[Prediction]:
-        """What each component contributes to the observations, given all of them: mean and variance (N, "
-        "T, p).
+        """Return mean and variance of the contribution of each component, given all observations.
 
-        In the order in which they were added; shapes are those of the data.
+        They are in the order in which components were added, and have the shapes of the data.
         """
         found = self.smooth()
         mean, covariance = (x[None] if self.single else x for x in (found.mean, found.covariance))
         block = self.matrices().block
-        parts = getattr(self.component, "components", [self.component])
+        parts = self.component.components if isinstance(self.component, Sum) else [self.component]
         answers, before = [], 0
         for part in parts:
             own = slice(before, before + part.states)
@@ -401,12 +398,12 @@ class LinearGaussianSSM(Model):
         return answers
 
     def plot(self, steps: int = 0, *, series: int = 0, times: Any = None, axes: Any = None) -> Any:
-        """The data of one series, the smoothed signal, and a forecast, with 95% bands (needs matplotlib).
+        """Plot the data of one series, the smoothed signal and a forecast, with 95% bands (needs matplotlib).
 
         Args:
             steps: Steps of the forecast.
             series: Which series.
-            times: (T + steps,), what is written along the axis; None: 0, 1, 2, ...
+            times: (T + steps,), coordinates of the time axis; None: 0, 1, 2, ...
             axes: Axes of matplotlib to draw into; None: new ones.
 
         Returns:
@@ -444,7 +441,7 @@ class LinearGaussianSSM(Model):
         return _plots.style_axes(axes)
 
     def config(self) -> dict[str, Any]:
-        """The description for files."""
+        """Return the description for files."""
         return {
             "component": describe_component(self.component),
             "noise": self.noise_form,
@@ -458,7 +455,7 @@ class LinearGaussianSSM(Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of the same series and components."""
+        """Return a model of this description with the series that were saved."""
         check_entries(config, _ENTRIES)
         prefix = "component."
         own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -481,7 +478,7 @@ def _check_steps(who: str, steps: int) -> int:
 
 
 def _compute_log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
-    """log p(y[t] | before), (N, T), from predicted moments of the states."""
+    """Return log p(y[t] | y[0], ..., y[t-1]), (N, T), from predicted moments of the states."""
     y, _, B, _, R = flat[:5]
     there = ~y.isnan()
     seen = there.to(y.dtype)

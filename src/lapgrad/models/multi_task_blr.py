@@ -26,7 +26,7 @@ from lapgrad.models.features import describe_features, evaluate_features, fix_pa
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "features": PART,
     "bias": FLAG,
@@ -40,14 +40,14 @@ class MultiTaskBLR(Model):
 
     The loss is the sum of the negative log marginal likelihoods of the tasks: gradients of all of them learn
     the features, while each task has its own noise and prior variances, and its weights are integrated out. A
-    task with few observations takes over what the others have taught the features (Perrone, Jenatton, Seeger
+    task with few observations benefits from features that the others have learned (Perrone, Jenatton, Seeger
     and Archambeau, 2017).
 
     Args:
         tasks: (X, y) of each task: X (n_t, d) or (n_t,), y (n_t,). Sizes may differ; they may be 0.
         features: An ``nn.Module`` that maps (n, d) to (n, m). It becomes part of the model, and moves to the
             dtype and device of the data. None: the inputs.
-        bias: Whether each task has the weight w_t0 of the constant 1, with a prior variance of its own.
+        bias: Include the weight w_t0 of the constant 1 in each task, with its own prior variance.
         method: "lq" or "cholesky", see ``blr_nll``.
 
     Attributes:
@@ -117,13 +117,14 @@ class MultiTaskBLR(Model):
         self.to(dtype=self.X.dtype, device=self.X.device)
 
     def loss(self) -> Tensor:
-        """The sum of the negative log marginal likelihoods of all tasks, in float64."""
+        """Return the sum of the negative log marginal likelihoods of all tasks, in float64."""
         Phi = self.design(self.X).split(self.sizes)
         y = self.y.double().split(self.sizes)
         noise, prior = self.noise_var.double(), self.weight_var().double()
         total = noise.new_zeros(())
         for group in _group_by_size(self.sizes):
-            # Rows of zeros are observations of 0 by features of 0: they add log N(0 | 0, noise), and no more.
+            # Rows of zeros pad tasks to the same size. Each adds -log N(0 | 0, noise), which is subtracted
+            # below.
             padded = pad_sequence([Phi[t] for t in group], batch_first=True)
             targets = pad_sequence([y[t] for t in group], batch_first=True)
             rows = padded.shape[1] - noise.new_tensor([self.sizes[t] for t in group])
@@ -132,12 +133,12 @@ class MultiTaskBLR(Model):
         return total
 
     def design(self, X: Tensor) -> Tensor:
-        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
+        """Return the design matrix (n, m') of X (n, d) in float64: a column of 1 for the bias, and the features."""
         Phi = evaluate_features("MultiTaskBLR", self.features, X).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
-        """The prior variance of each weight in each task, (T, m')."""
+        """Return the prior variance of each weight in each task, (T, m')."""
         prior = self.prior_var[:, None].expand(-1, self.feature_count)
         return torch.cat([self.bias_var[:, None], prior], dim=1) if self.bias else prior
 
@@ -159,12 +160,12 @@ class MultiTaskBLR(Model):
         self.sizes[task] += len(X)
 
     def data(self, task: int) -> tuple[Tensor, Tensor]:
-        """The observations of a task: X (n_t, d) and y (n_t,)."""
+        """Return the observations of a task: X (n_t, d) and y (n_t,)."""
         task = self._check_task(task)
         return self.X.split(self.sizes)[task], self.y.split(self.sizes)[task]
 
     def posterior(self, task: int) -> WeightPosterior:
-        """The distribution of the weights of a task.
+        """Return the distribution of the weights of a task.
 
         Returns:
             mean (m', 1), and factor (m', m') with factor factorᵀ the covariance. The weight of the bias comes
@@ -182,20 +183,20 @@ class MultiTaskBLR(Model):
         )
 
     def predict(self, task: int, X_new: Tensor, *, noise: bool = False, full_cov: bool = False) -> Prediction:
-        """The distribution of f_t at new inputs, or of observations there.
+        """Return the distribution of f_t, or of observations, at new inputs.
 
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             task: Number of the task.
             X_new: (n', d) or (n',).
-            noise: Of observations: with the variance of the noise.
-            full_cov: The covariance of all pairs in place of the variances.
+            noise: Predict observations, with the variance of the noise.
+            full_cov: Return the covariance of all pairs in place of the variances.
 
         Returns:
             mean (n'), and variance (n') or covariance (n', n').
         """
-        posterior, design = self._predict_at(task, self._check_new_inputs("predict", X_new))
+        posterior, design = self._prepare_prediction(task, self._check_new_inputs("predict", X_new))
         noise_var = self._get_noise_var(task) if noise else None
         mean, spread = _weights.predict_targets(posterior, design, noise_var, full_cov)
         return Prediction(mean.squeeze(-1).to(X_new.dtype), spread.to(X_new.dtype))
@@ -203,7 +204,7 @@ class MultiTaskBLR(Model):
     def sample(
         self, task: int, X_new: Tensor, count: int = 1, *, generator: torch.Generator | int | None = None
     ) -> Tensor:
-        """Draws of f_t at new inputs, (count, n'): each is one function, at all of them.
+        """Return draws (count, n') of f_t, each of one function at all new inputs.
 
         Args:
             task: Number of the task.
@@ -211,7 +212,7 @@ class MultiTaskBLR(Model):
             count: How many draws.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
         """
-        posterior, design = self._predict_at(task, self._check_new_inputs("sample", X_new))
+        posterior, design = self._prepare_prediction(task, self._check_new_inputs("sample", X_new))
         source = _checks.make_generator("MultiTaskBLR.sample", generator, self.X.device)
         return multiply(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
 
@@ -222,14 +223,14 @@ class MultiTaskBLR(Model):
             task: Number of the task.
             X_new: (n', d) or (n',).
             y_new: (n',).
-            joint: Of all n' together, in place of each by itself.
+            joint: Return the density of all n' together, not of each.
 
         Returns:
             (n'); with ``joint`` a scalar.
         """
         X_new = self._check_new_inputs("log_prob", X_new)
         Y_new = _checks.check_targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
-        posterior, design = self._predict_at(task, X_new)
+        posterior, design = self._prepare_prediction(task, X_new)
         noise_var, Y_new = self._get_noise_var(task), Y_new.double()
         if joint:
             values = _weights.compute_joint_log_densities(posterior, design, Y_new, noise_var, self.method)
@@ -238,7 +239,7 @@ class MultiTaskBLR(Model):
         return values.squeeze(-1).to(X_new.dtype)
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors."""
+        """Return the arguments of the constructor that are no tensors."""
         return {
             "features": describe_features(self.features),
             "bias": self.bias,
@@ -250,14 +251,14 @@ class MultiTaskBLR(Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, with the data of the file."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         parts = (tensors[name].split(config["sizes"]) for name in ("X", "y"))
         features = make_features(cls.__name__, config["features"], modules)
         return cls(list(zip(*parts, strict=True)), features, bias=config["bias"], method=config["method"])
 
-    def _predict_at(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
-        """The posterior of a task and the design of new inputs, with all parameters as constants."""
+    def _prepare_prediction(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
+        """Return the posterior of a task and the design of new inputs, without gradients of parameters."""
         with torch.no_grad():
             posterior = self.posterior(task)
         with fix_parameters(self.features):
@@ -285,7 +286,7 @@ def _check_data(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_by_size(sizes: Sequence[int]) -> list[list[int]]:
-    """Tasks in groups whose sizes lie between two powers of 2: padding at most doubles them."""
+    """Group tasks whose sizes lie between two powers of 2, so that padding at most doubles them."""
     groups: dict[int, list[int]] = {}
     for task, size in enumerate(sizes):
         if size:

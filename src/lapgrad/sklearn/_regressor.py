@@ -1,4 +1,4 @@
-"""What the estimators share: arrays to tensors and back, fitting, and scikit-learn's conventions."""
+"""The base class of the estimators: conversion of arrays, fitting, and scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _Part = TypeVar("_Part")
 class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     """A model of ``lapgrad.models`` as an estimator.
 
-    Subclasses have a constructor that only keeps its arguments, among them ``normalise``, ``optimizer``,
-    ``steps`` and ``device`` (and ``random_state``, if anything is random), and give ``_make_model``.
+    The constructor of a subclass only stores its arguments, among them ``normalise``, ``optimizer``,
+    ``steps`` and ``device`` (and ``random_state``, if anything is random). Subclasses implement
+    ``_make_model``.
     """
 
     model_: Regression
@@ -41,7 +42,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _make_model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
-        """The model of these data, not fitted. Arguments of the constructor must not be changed."""
+        """Return a new model of these data. It must not change arguments of the constructor."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn the hyper-parameters by the marginal likelihood.
@@ -57,9 +58,9 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         X, y = np.array(X), np.array(y, dtype=np.float64)
         self._shift, self._scale = _compute_shift_and_scale(X, self.normalise)
         self._target_shift, scales = _compute_shift_and_scale(y, self.normalise)
-        # One scale for all targets: the model has one variance for all of them.
+        # All targets share one scale, because the model has one variance for all of them.
         self._target_scale = float(np.sqrt(np.mean(np.square(scales))))
-        # A seed that a generator of torch can have, from whatever random_state is.
+        # Whatever the type of random_state, it gives a seed for a generator of torch.
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         targets = self._make_tensor((y - self._target_shift) / self._target_scale)
         self.model_ = self._make_model(self._scale_inputs(X), targets, seed)
@@ -70,12 +71,12 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     def predict(
         self, X: ArrayLike, return_std: bool = False, return_cov: bool = False
     ) -> Floats | tuple[Floats, Floats]:
-        """The mean at new inputs.
+        """Return the mean at new inputs.
 
         Args:
             X: (m, d).
-            return_std: Also the standard deviation (m,) of observations there, noise included.
-            return_cov: Also the covariance (m, m) of observations there. One of both at most.
+            return_std: Also return the standard deviation (m,) of observations there, noise included.
+            return_cov: Also return the covariance (m, m) of observations there. Not with ``return_std``.
 
         Returns:
             The mean, (m,) or (m, k), or a tuple with what was asked for besides.
@@ -95,7 +96,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         return located, variance if return_cov else np.sqrt(variance)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Floats:
-        """Draws of the function at new inputs, without noise.
+        """Return draws of the function at new inputs, without noise.
 
         Args:
             X: (m, d).
@@ -113,7 +114,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         return np.moveaxis(located, 0, -1)
 
     def __sklearn_tags__(self) -> Any:
-        """Several targets are allowed."""
+        """Return scikit-learn's tags: several targets are allowed."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -130,7 +131,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
 
 
 def copy_part(part: _Part) -> _Part:
-    """A copy of a kernel or of features, which a fit changes: arguments of estimators stay as they are."""
+    """Return a copy of a kernel or of features, because a fit must not change arguments of estimators."""
     return copy.deepcopy(part)
 
 
@@ -139,7 +140,7 @@ def _to_array(values: Tensor) -> Floats:
 
 
 def _compute_shift_and_scale(values: Floats, wanted: bool) -> tuple[Any, Any]:
-    """Mean and standard deviation of each column; 0 and 1 when not wanted, 1 where a column does not vary."""
+    """Return mean and standard deviation of each column (1 if it is constant); 0 and 1 if not wanted."""
     if not wanted:
         return 0.0, 1.0
     deviation = values.std(0)

@@ -28,11 +28,11 @@ class BayesianLinearRegressor(ModelRegressor):
         optimizer: "lbfgs" or "adam".
         steps: Evaluations of the loss at most; None: the default of the optimiser.
         random_state: Seed of the frequencies, a ``numpy.random.RandomState``, or None.
-        device: Where the model lives: "cpu", "cuda".
+        device: The device of the model: "cpu" or "cuda".
 
     Attributes:
         model_: The fitted ``BayesianLinearRegression``, in normalised units.
-        fit_result_: How the fit went.
+        fit_result_: The outcome of the fit.
         log_marginal_likelihood_: In the units of the targets.
 
     Example:

@@ -20,11 +20,11 @@ class GPRegressor(ModelRegressor):
             kernel are in these units.
         optimizer: "lbfgs" or "adam".
         steps: Evaluations of the loss at most; None: the default of the optimiser.
-        device: Where the model lives: "cpu", "cuda".
+        device: The device of the model: "cpu" or "cuda".
 
     Attributes:
         model_: The fitted ``GPRegression``, in normalised units.
-        fit_result_: How the fit went.
+        fit_result_: The outcome of the fit.
         log_marginal_likelihood_: In the units of the targets.
 
     Example:

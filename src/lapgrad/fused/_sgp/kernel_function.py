@@ -195,7 +195,7 @@ def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> tuple[Kernel
 
     Z has the dtype that the kernel is called with, X may have another. The flag is to be read at the end.
     """
-    if not isinstance(kernel.matrix, PreparableMatrix):
-        return kernel, None
-    matrix, flag = kernel.matrix.prepare_points(Z, X, *kernel.parameters)
-    return kernel._replace(matrix=matrix), flag
+    if isinstance(kernel.matrix, PreparableMatrix):
+        matrix, flag = kernel.matrix.prepare_points(Z, X, *kernel.parameters)
+        return kernel._replace(matrix=matrix), flag
+    return kernel, None

@@ -1,4 +1,4 @@
-"""What layers of Gaussian processes say about new inputs, by samples of the inner ones."""
+"""Predictions of layers of Gaussian processes, by samples of the inner layers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models.features import fix_parameters
 
 _CHUNK_ENTRIES = 1 << 22
-"""Of the kernel matrix of inducing inputs and all samples of a chunk, in predictions: 32 MB in float64."""
+"""Entries of the kernel matrix of a chunk of a prediction: 32 MB in float64."""
 
 
 class LayeredRegression(StandardisedRegression, StoredModel):
-    """A model y = f_L(... f_1(x)) + noise of data it holds; how it is learned is left to others.
+    """A model y = f_L(... f_1(x)) + noise that holds its data; subclasses learn it.
 
     Attributes:
         X, y: (n, d) and (n, k), the data.
-        x_shift, x_scale, y_shift, y_scale: What makes of them what the layers see, with ``normalise``.
-        noise_var: Variance of the noise, in units of what the layers see.
-        layers: ``SparseLayer`` s, the first one first.
-        plan: What they were made of.
+        x_shift, x_scale, y_shift, y_scale: Standardise the data, with ``normalise``.
+        noise_var: Variance of the noise, in standardised units.
+        layers: The layers, each a ``SparseLayer``.
+        plan: Their options.
         vector: Whether y was given as (n,).
     """
 
@@ -49,17 +49,18 @@ class LayeredRegression(StandardisedRegression, StoredModel):
         chunk: int | None = None,
         generator: torch.Generator | int | None = 0,
     ) -> Prediction:
-        """Mean and variance of f, or of observations, at new inputs, by samples of the inner layers.
+        """Return mean and variance of f, or of observations, at new inputs.
 
-        The distribution is a mixture of normal ones, one for each sample. All new inputs share the random
-        numbers of a sample: predictions are smooth functions of the inputs, and chunks change nothing.
+        The distribution is a mixture of normal ones, one for each sample of the inner layers. All new inputs
+        share the random numbers of a sample, so that predictions are smooth functions of the inputs and do
+        not depend on ``chunk``.
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             X_new: (m, d) or (m,).
-            noise: Of observations: with the variance of the noise.
-            samples: How many go through the layers.
-            chunk: Inputs that are worked on at a time, to bound the memory; None: by size.
+            noise: Predict observations, with the variance of the noise.
+            samples: How many samples of the inner layers.
+            chunk: Inputs per chunk, to limit the memory; None: chosen by size.
             generator: Source of random numbers, or a seed: by default the same ones in every call. None:
                 torch's own.
 
@@ -71,7 +72,7 @@ class LayeredRegression(StandardisedRegression, StoredModel):
         """
         parts = self._predict_parts("predict", X_new, samples, chunk, generator)
         mean = torch.cat([mean.mean(0) for mean, _ in parts])
-        # Of the mixture: the mean of the variances, and the variance of the means.
+        # The variance of a mixture is the mean of the variances plus the variance of the means.
         within = torch.cat([variance.mean(0) for _, variance in parts])
         variance = within + torch.cat([(mean - mean.mean(0)).square().mean(0) for mean, _ in parts])
         if noise:
@@ -89,14 +90,14 @@ class LayeredRegression(StandardisedRegression, StoredModel):
         chunk: int | None = None,
         generator: torch.Generator | int | None = 0,
     ) -> Tensor:
-        """log p(y_new | X_new, data) of each observation at new inputs, noise included.
+        """Return log p(y_new | X_new, data) of each observation, noise included.
 
         The density is an average over samples of the inner layers.
 
         Args:
             X_new: (m, d) or (m,).
             y_new: (m,), or (m, k) for k outputs.
-            joint: Of all outputs of an observation together, in place of each by itself.
+            joint: The density of all outputs of an observation together, not of each output.
             samples, chunk, generator: As in ``predict``.
 
         Returns:
@@ -127,12 +128,12 @@ class LayeredRegression(StandardisedRegression, StoredModel):
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+        """Return draws of f (with ``noise``: of observations), each of one function at all new inputs.
 
         Args:
             X_new: (m, d) or (m,).
-            count: How many.
-            noise: Of observations.
+            count: How many draws.
+            noise: Draw observations.
             generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
@@ -156,13 +157,13 @@ class LayeredRegression(StandardisedRegression, StoredModel):
         return drawn[..., 0] if self.vector else drawn
 
     def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """The fit over one input: mean, 95 % band and data, with matplotlib.
+        """Plot mean, 95 % band and data over one input, with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
             output: Which output, if there are several.
-            noise: The band of observations, else that of f.
-            margin: How far to go beyond the data, relative to their range.
+            noise: Plot the band of observations, else that of f.
+            margin: How far to plot beyond the data, relative to their range.
 
         Returns:
             The axes.
@@ -187,7 +188,7 @@ class LayeredRegression(StandardisedRegression, StoredModel):
         chunk: int | None,
         generator: torch.Generator | int | None,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Of each chunk: mean and variance (samples, chunk, k) of f given each sample, in scaled units."""
+        """Return mean and variance (samples, rows, k) of f given each sample, for each chunk of rows."""
         who = f"{type(self).__name__}.{function}"
         X_new = self._check_new_inputs(function, X_new)
         _start.check_positive(who, samples=samples, chunk=1 if chunk is None else chunk)

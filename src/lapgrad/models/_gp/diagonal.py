@@ -1,4 +1,4 @@
-"""A matrix with something added to its diagonal: one buffer forward, none backward."""
+"""Adds values to the diagonal of a matrix, with one buffer forward and none backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lapgrad._torch.private import skips_dispatcher
 
 
 def add_to_diagonal(K: Tensor, values: Tensor) -> Tensor:
-    """K + diag(values), a fresh matrix.
+    """Return K + diag(values), in a new buffer.
 
     Args:
         K: (*batch, n, n).

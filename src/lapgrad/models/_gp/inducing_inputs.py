@@ -1,4 +1,4 @@
-"""Where inducing inputs start: rows of the data, far from each other."""
+"""Initial inducing inputs: rows of the data that are far from each other."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ INITIALISATIONS = ("kmeans++", "random")
 def resolve_inducing_inputs(
     who: str, inducing: int | Tensor, X: Tensor, init: str, generator: torch.Generator | None
 ) -> Tensor:
-    """What the option ``inducing`` of a model asks for: places (U, d) or (U,), or a number of rows of X.
+    """Return the inducing inputs (U, d) that the option ``inducing`` of a model asks for.
 
     Args:
         who: Name of the model, for messages.
-        inducing: Places, or how many.
+        inducing: The inputs (U, d) or (U,) themselves, or how many rows of X to choose.
         X: (n, d).
         init: How rows are chosen, see ``choose_rows``.
         generator: Source of random numbers.
@@ -33,14 +33,13 @@ def resolve_inducing_inputs(
 
 
 def choose_rows(X: Tensor, count: int, init: str, generator: torch.Generator | None) -> Tensor:
-    """``count`` rows of X (n, d), or all there are if there are fewer; none twice.
+    """Return ``count`` different rows of X (n, d), or all different rows if there are fewer.
 
     Args:
         X: (n, d).
         count: How many.
         init: "kmeans++": each with a probability proportional to its squared distance from those chosen
-            before, all columns in units of their standard deviation. "random": each with the same
-            probability.
+            before, with standardised columns. "random": all with the same probability.
         generator: Source of random numbers.
     """
     if init == "random":
@@ -50,7 +49,7 @@ def choose_rows(X: Tensor, count: int, init: str, generator: torch.Generator | N
 
 
 def _standardise(X: Tensor) -> Tensor:
-    """Columns that do not vary stay as they are: they do not contribute to distances."""
+    """Return X with standardised columns; constant columns are only shifted, as distances ignore them."""
     if len(X) < 2:
         return X
     deviation = X.std(0)
@@ -58,18 +57,18 @@ def _standardise(X: Tensor) -> Tensor:
 
 
 def _choose_spread_rows(X: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """k-means++: n d operations per row. Ends early when all rows have been met."""
+    """Return the indices of up to ``count`` different rows, chosen by k-means++ in n d operations each."""
     index = torch.randint(len(X), (1,), generator=generator, device=X.device)
     rows = [index]
     distances = (X - X[index]).square().sum(-1)
     while len(rows) < count:
-        # Sampling from cumulative sums: torch.multinomial takes 2^24 weights at most.
+        # Drawn by cumulative sums, because torch.multinomial accepts at most 2^24 weights.
         total = distances.cumsum(0)
         if not total[-1] > 0:
             break
         threshold = torch.rand(1, dtype=X.dtype, device=X.device, generator=generator) * total[-1]
         index = torch.searchsorted(total, threshold, right=True).clamp_max(len(X) - 1)
-        if not distances[index] > 0:  # the threshold was rounded to the very end
+        if not distances[index] > 0:  # rounding has moved the threshold to the end
             index = distances.argmax(keepdim=True)
         rows.append(index)
         torch.minimum(distances, (X - X[index]).square().sum(-1), out=distances)

@@ -1,7 +1,7 @@
-"""Factorisations of matrices that are positive definite in theory, and not always in floating point.
+"""Factorisations of matrices that are positive definite except for rounding errors.
 
-What is added to the diagonal is relative to its mean, as little as suffices, and never silent: a
-``JitterWarning`` says how much it was, and models keep it in their attribute ``jitter``.
+If a factorisation fails, it is tried again with jitter added to the diagonal, as little as suffices, relative
+to the mean of the diagonal. A ``JitterWarning`` says how much it was, and models keep it as ``jitter``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from lapgrad.ops.potrf import potrf
 _Result = TypeVar("_Result")
 
 _FIRST = 100.0
-"""The first jitter, in units of eps: rounding of a matrix of order 100."""
+"""The first jitter in units of eps: the rounding error of a matrix of order 100."""
 _GROWTH = 10.0
 _LARGEST = {torch.float64: 1e-4, torch.float32: 2e-2}
-"""More than this is no rounding error: the matrix is not positive semi-definite."""
+"""The largest jitter: a matrix that needs more is not positive semi-definite."""
 
 
 def retry_with_jitter(
     who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]
 ) -> tuple[_Result, float]:
-    """``evaluate(jitter)`` at the first jitter where it succeeds, starting from 0, and that jitter.
+    """Return the result of ``evaluate(jitter)`` for the first jitter that works, and that jitter.
 
     Args:
         who: Name of the model, for messages.
-        dtype: Decides the scale of rounding errors.
+        dtype: Determines the size of rounding errors.
         evaluate: Adds jitter times the mean of the diagonal to the diagonal, and factorises. It is called
-            again after a ``NotPositiveDefiniteError``, with a larger jitter.
+            with 0 first, and after each ``NotPositiveDefiniteError`` with a larger jitter.
 
     Returns:
         The result, and the jitter it took, relative to the mean of the diagonal.
@@ -44,7 +44,7 @@ def retry_with_jitter(
         NotPositiveDefiniteError: The largest jitter did not suffice.
 
     Warns:
-        JitterWarning: The result is that of a matrix with jitter.
+        JitterWarning: Jitter was added.
     """
     for jitter in _iterate_jitters(dtype):
         try:
@@ -69,15 +69,15 @@ def retry_with_jitter(
 
 
 def factorise_with_jitter(who: str, A: Tensor) -> tuple[Tensor, float]:
-    """The Cholesky factor of ``A`` (*batch, n, n), with jitter where it takes some, and that jitter.
+    """Return the Cholesky factor of ``A`` (*batch, n, n), with jitter if it is needed, and that jitter.
 
-    Differentiable; the jitter counts as part of the function: A + jitter · mean(diag A) · I.
+    The gradient is that of the factor of A + jitter · mean(diag A) · I.
     """
     return retry_with_jitter(who, A.dtype, lambda jitter: potrf(add_jitter(A, jitter)))
 
 
 def add_jitter(A: Tensor, jitter: float) -> Tensor:
-    """A + jitter · mean(diag A) · I; A itself without jitter."""
+    """Return A + jitter · mean(diag A) · I; A itself if the jitter is 0."""
     if not jitter:
         return A
     return add_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))

@@ -25,10 +25,10 @@ from lapgrad.ops.trsm import trsm
 
 
 class SparsePosterior(NamedTuple):
-    """What the data say about the function, in float64 and without a graph.
+    """The distribution of the function given the data, in float64 and without a graph.
 
     Attributes:
-        kernel: The kernel, with its parameters as they were.
+        kernel: The kernel, with copies of its parameters.
         Z: (U, d), the inducing inputs.
         Lu: (U, U).
         Lm: (U, U).
@@ -41,10 +41,10 @@ class SparsePosterior(NamedTuple):
     Lm: Tensor
     weights: Tensor
 
-    def at(self, X: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
-        """Mean (n, k), and variance (n,) or covariance (n, n), of the function at X (n, d), in float64.
+    def predict(self, X: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
+        """Return mean (n, k) and variance (n,) or covariance (n, n) of the function at X (n, d), in float64.
 
-        Gradients reach X alone.
+        Differentiable with respect to X only.
         """
         X = X.to(ARITHMETIC)
         matrix, diagonal, parameters = self.kernel
@@ -53,7 +53,7 @@ class SparsePosterior(NamedTuple):
         C = trsm(self.Lm, A)
         mean = K.mT @ self.weights
         if full_cov:
-            # X is passed once: the matrix of a set of points with itself is exactly symmetric.
+            # Passing the same tensor twice gives an exactly symmetric matrix.
             return mean, matrix(X, X, *parameters) - syrk(A, transpose=True) + syrk(C, transpose=True)
         variance = diagonal(X, *parameters) - A.square().sum(0) + C.square().sum(0)
         return mean, variance.clamp_min(0.0)  # below zero by rounding alone
@@ -69,7 +69,7 @@ def compute_posterior(
     jitter: float,
     chunk: int | None,
 ) -> SparsePosterior:
-    """One pass over the data X (n, d), Y (n, k)."""
+    """Return the posterior for the data X (n, d), Y (n, k), by one pass over them."""
     with torch.no_grad():
         Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)

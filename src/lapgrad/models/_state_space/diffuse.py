@@ -1,9 +1,9 @@
-"""Kalman filtering when nothing is known of some of the first states: exactly, and not by a large variance.
+"""Kalman filtering with a flat prior of some states, exactly and not by a large variance.
 
 Write the first state as h[0] = h' + Z δ, where h' has a proper prior, Z picks the diffuse states, and δ has
-a flat one. Given δ everything is proper, and linear in δ: means become m + M δ, innovations v + V δ, and
-their covariances S do not depend on δ. So one filter carries the columns [m M], and collects what the
-observations say of δ (de Jong):
+a flat one. Given δ all distributions are proper, and linear in δ: means are m + M δ, innovations v + V δ, and
+their covariances S do not depend on δ. So one filter carries the columns [m M], and collects the information
+about δ in a matrix G (de Jong):
 
     G = Σ [v V]ᵀ S⁻¹ [v V],      δ | y ~ N(-G_δδ⁻¹ g_δ, G_δδ⁻¹)
     -log p(y) = 1/2 Σ log det S + 1/2 (g - g_δᵀ G_δδ⁻¹ g_δ) + 1/2 log det G_δδ + count/2 log(2π)
@@ -30,11 +30,11 @@ from lapgrad.ops.sumlogdiag import sumlogdiag
 Operands = tuple[Tensor, ...]
 
 _IDENTIFIED = 1e-10
-"""Of the scaled G_δδ: the smallest eigenvalue from which on δ counts as determined (float64)."""
+"""δ counts as determined if the smallest eigenvalue of the scaled G_δδ is at least this (float64)."""
 
 
 class FilterStep(NamedTuple):
-    """One time: columns [m M] (N, n, 1 + d) and covariance, predicted and filtered; and G up to here."""
+    """One time step: columns [m M] (N, n, 1 + d) and covariances, predicted and filtered, and G so far."""
 
     mean: Tensor
     covariance: Tensor
@@ -45,12 +45,12 @@ class FilterStep(NamedTuple):
 
 
 class FilterRun(NamedTuple):
-    """The filter over some steps.
+    """The results of the filter over some steps.
 
     Attributes:
-        steps: One by one.
-        mean: (N, n, 1 + d), predicted for the time after the last.
-        covariance: (N, n, n), of the same.
+        steps: The results of each step.
+        mean: (N, n, 1 + d), columns [m M] predicted for the time after the last step.
+        covariance: (N, n, n), the covariance predicted for that time.
         half_logdet: (N,), Σ log det L.
         observed: (N,), how many observations are not missing.
     """
@@ -68,7 +68,7 @@ class FilterRun(NamedTuple):
 
 
 def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> FilterRun:
-    """The filter over the first ``steps`` times, with one column for each diffuse state."""
+    """Run the filter over the first ``steps`` times, with one column for each diffuse state."""
     y, A, _, Q, _, m, P, c = model
     N = y.shape[0]
     n, d = A.shape[-1], len(diffuse)
@@ -97,7 +97,7 @@ def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: list[int],
 
 
 def compute_nll(walked: FilterRun) -> Tensor:
-    """-log p of what was walked over, (N,)."""
+    """Return -log p(y) of the steps of a run, (N,)."""
     G = walked.information
     constant = 0.5 * math.log(2 * math.pi) * walked.observed
     if G.shape[-1] == 1:
@@ -108,7 +108,7 @@ def compute_nll(walked: FilterRun) -> Tensor:
 
 
 def integrate_out_diffuse(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments with δ integrated out, from columns (..., n, 1 + d), covariance (..., n, n) and G."""
+    """Return mean and covariance with δ integrated out, from [m M] (..., n, 1 + d), P (..., n, n) and G."""
     if mean.shape[-1] == 1:
         return mean[..., 0], covariance
     L = potrf(information[..., 1:, 1:])
@@ -120,17 +120,17 @@ def integrate_out_diffuse(mean: Tensor, covariance: Tensor, information: Tensor)
 
 @torch.no_grad()
 def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
-    """After how many steps all diffuse states of all series are determined by the observations.
+    """Return the number of steps after which the observations determine all diffuse states of all series.
 
     Raises:
-        DomainError: They never are.
+        DomainError: All observations together do not determine them.
     """
     if not diffuse:
         return 0
     times = model[0].shape[1]
     double = tuple(operand.double() for operand in model)
     open_series = torch.ones(model[0].shape[0], dtype=torch.bool, device=model[0].device)
-    # Twice as many steps until it is enough: mostly the number of diffuse states is.
+    # Usually there are as many steps as diffuse states. If not, the number of steps is doubled.
     reach = min(times, len(diffuse))
     while True:
         walked = run_filter(who, batch, double, diffuse, reach)

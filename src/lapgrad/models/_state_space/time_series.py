@@ -1,4 +1,4 @@
-"""Series as users hand them over, and times that differ from series to series."""
+"""Series of different lengths as one padded tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lapgrad.models import _checks
 
 
 class Series(NamedTuple):
-    """Series side by side.
+    """Several series in one tensor.
 
     Attributes:
         values: (N, T, p), padded with NaN.
         lengths: (N,), how many steps each has.
-        single: One series was given, not a list or a batch.
-        vector: It has one number at each time, without a dimension for it.
+        single: Whether one series was given, not a list or a batch.
+        vector: Whether the series were given without a dimension p.
     """
 
     values: Tensor
@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
-    """The series as one tensor; raises what is wrong with them."""
+    """Check series, and return them as one tensor."""
     if isinstance(y, Tensor):
         _checks.check_float_tensor(who, y, "y")
         if y.dim() not in (1, 2, 3):
@@ -67,7 +67,7 @@ def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
 
 
 def compute_variances(values: Tensor) -> Tensor:
-    """The variance of each of the p values over series and times, (p,); of constants their square, or 1."""
+    """Return the variance (p,) over series and times; for a constant its square, and 1 for 0."""
     flat = values.reshape(-1, values.shape[-1]).double()
     mean = flat.nanmean(0)
     variance = (flat - mean).square().nanmean(0)
@@ -77,17 +77,17 @@ def compute_variances(values: Tensor) -> Tensor:
 
 
 def drop_times(X: Tensor, k: int) -> Tensor:
-    """(N, T, ...) from time k on; what does not vary with time stays."""
+    """Return X (N, T, ...) from time k on; X itself if it does not vary with time (T = 1)."""
     return X[:, k:] if X.shape[1] > 1 else X
 
 
 def list_later_times(lengths: Tensor, steps: int) -> Tensor:
-    """(N, steps), the times after the end of each series."""
+    """Return the ``steps`` times after the end of each series, (N, steps)."""
     return lengths[:, None] + torch.arange(steps, device=lengths.device)
 
 
 def gather_times(X: Tensor, times: Tensor) -> Tensor:
-    """(N, steps, ...) of X (N or 1, T or 1, ...) at the times (N, steps)."""
+    """Return the entries (N, steps, ...) of X (N or 1, T or 1, ...) at the times (N, steps)."""
     N, own = len(times), X.dim() - 2
     if X.shape[1] == 1:
         return X.expand(N, times.shape[1], *X.shape[2:])

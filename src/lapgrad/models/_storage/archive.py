@@ -171,14 +171,11 @@ def _check_entries(file: io.BytesIO, path: str | PathLike[str]) -> None:
 def _unpack(
     file: BinaryIO, path: str | PathLike[str], what: str, device: torch.device | None
 ) -> dict[str, Any]:
-    def place_storage(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    def place_storage(storage: Any, location: str) -> Any:
         try:
-            placed: torch.UntypedStorage = default_restore_location(
-                storage, location if device is None else str(device)
-            )
+            return default_restore_location(storage, location if device is None else str(device))
         except RuntimeError as error:
             raise _MissingDeviceError from error
-        return placed
 
     file.seek(0)
     try:

@@ -28,7 +28,7 @@ def blr_nll(
 
     The model: y = X w + noise, w ~ N(0, diag(prior_var)), noise ~ N(0, noise_var I); s is the negative log
     likelihood of y with w integrated out. Leading dimensions broadcast. It has derivatives of any order, also
-    in X: whatever makes the features can be learned with it.
+    in X, so that the parameters of features can be learned.
 
     Args:
         X: (*batch, n, d), the features of n observations, in rows.
@@ -54,7 +54,7 @@ def blr_nll(
             fit.
 
     Gradient:
-        That of the operators it is made of: gelqf, or syrk and potrf, and triangular solves.
+        By the gradients of its operators: gelqf, or syrk and potrf, and triangular solves.
 
     Memory:
         A and with "lq" [I, A] and its Q: three matrices of the size of X.
@@ -82,7 +82,7 @@ def blr_nll(
 
 
 class UnitProblem(NamedTuple):
-    """The same problem with unit variances: Y = A^T w + N(0, I), w ~ N(0, I).
+    """A regression scaled to unit variances: Y = A^T w + N(0, I), w ~ N(0, I).
 
     Attributes:
         A: (*batch, d, n).
@@ -103,7 +103,7 @@ def scale_problem(
     prior_var: Tensor | float,
     method: str,
 ) -> UnitProblem:
-    """The arguments checked, and scaled to unit variances."""
+    """Check the arguments, and return the problem scaled to unit variances."""
     if method not in METHODS:
         raise _errors.unknown_option(function, "method", method, METHODS)
     X = matrix(function, "X", X)

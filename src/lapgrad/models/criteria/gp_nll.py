@@ -45,5 +45,5 @@ def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
         raise _errors.shapes_do_not_fit(
             "gp_nll", {"K": K, "noise_var": noise_var}, f"noise_var must be a scalar or have n = {n} entries"
         )
-    # The sum is nobody else's: the factor takes its memory.
+    # The sum is a new matrix, which the factorisation may overwrite.
     return mvn_nll(add_to_diagonal(K, noise_var), Y, overwrite=True)

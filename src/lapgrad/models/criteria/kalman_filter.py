@@ -1,4 +1,4 @@
-"""kalman_filter: the states of a linear Gaussian state space model, given what was observed so far."""
+"""kalman_filter: the states of a linear Gaussian state space model, given the observations so far."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kalman_filter(
     Args:
         y: (*batch, T, p), the observations; NaN: missing.
         A: (*batch, T, n, n), or (n, n), the transition from t to t + 1.
-        B: (*batch, T, p, n), or (p, n), what is seen of the state.
+        B: (*batch, T, p, n), or (p, n), the map from state to observation.
         Q: (*batch, T, n, n), or (n, n), covariance of the transition.
         R: (*batch, T, p, p), or (p, p), covariance of the observations.
         m: (*batch, n), mean of the first state.
@@ -71,8 +71,8 @@ def kalman_filter(
         state_offset: (*batch, T, n), or (n,), or a number: added to the next state.
         observation_offset: (*batch, T, p), or (p,), or a number: added to the observation.
         form: "covariance": with the update of Joseph, which keeps covariances positive semi-definite.
-            "square_root": on triangular factors of all covariances, by LQ factorisations: half the digits are
-            enough. Q, R and P must then be positive definite, unless ``factors`` are given.
+            "square_root": on triangular factors of all covariances, by LQ factorisations. It is as
+            accurate with half the digits. Q, R and P must then be positive definite, unless ``factors`` are given.
         factors: Q, R and P are factors G of the covariances G Gᵀ.
 
     Returns:
@@ -100,7 +100,7 @@ def kalman_filter(
 
 
 def _convert_covariances(model: tuple[Tensor, ...], form: str, factors: bool) -> tuple[Tensor, ...]:
-    """The model with covariances, or with factors of them, as the form wants them."""
+    """Return the model with covariances, or with factors of them, as the form needs them."""
     y, A, B, Q, R, m, P, c = model
     if (form == "square_root") == factors:
         return model
@@ -110,7 +110,7 @@ def _convert_covariances(model: tuple[Tensor, ...], form: str, factors: bool) ->
 
 
 class Innovation(NamedTuple):
-    """What an observation says: with the rows of B, R and v of what is missing taken out (see observe)."""
+    """An observation compared with its prediction; missing entries are masked (see ``observe``)."""
 
     B: Tensor
     L: Tensor
@@ -120,7 +120,7 @@ class Innovation(NamedTuple):
 
 
 def run_covariance_filter(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> list[Tensor]:
-    """The filter on one leading dimension of series; returns the parts of Filtered."""
+    """Run the filter over series with one leading dimension, and return the parts of ``Filtered``."""
     y, *_, m, P, c = model
     N, T, _ = y.shape
     m, P = m.expand(N, *m.shape[1:]), P.expand(N, *P.shape[1:])
@@ -137,12 +137,12 @@ def run_covariance_filter(who: str, batch: torch.Size, model: tuple[Tensor, ...]
 def observe(
     who: str, batch: torch.Size, model: tuple[Tensor, ...], t: int, m: Tensor, P: Tensor
 ) -> tuple[Tensor, Tensor, Innovation]:
-    """Filtered from predicted moments; of m several columns (N, n, k) can be given, the first with y.
+    """Return filtered moments, given predicted ones; m may have several columns (N, n, k), the first with y.
 
         v = y - B m, S = B P Bᵀ + R = L Lᵀ, K = P Bᵀ S⁻¹, u = S⁻¹ v
         m+ = m + K v, P+ = (I - K B) P (I - K B)ᵀ + K R Kᵀ
 
-    What is missing has zeros in B and v, and a row of the identity in R: then it changes nothing.
+    Missing entries of y get zeros in B and v, and a row of the identity in R, so that they have no effect.
     """
     y, _, B, _, R = model[:5]
     there = ~y[:, t].isnan()
@@ -165,18 +165,18 @@ def observe(
 
 
 def compute_log_density(y: Tensor, seen: Innovation) -> Tensor:
-    """log N(v | 0, S) of what is not missing."""
+    """Return log N(v | 0, S) of the entries that are not missing."""
     count = (~y.isnan()).sum(-1).to(y.dtype)
     return -0.5 * (seen.v * seen.u).sum(-1) - sumlogdiag(seen.L) - 0.5 * _LOG_2_PI * count
 
 
 def get_at_time(X: Tensor, t: int) -> Tensor:
-    """(N, ...) of (N, T, ...), T being 1 for what does not vary."""
+    """Return the entry (N, ...) of X (N, T, ...) at time t; T = 1: X does not vary with time."""
     return X[:, t if X.shape[1] > 1 else 0]
 
 
 def _run_square_root_filter(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> list[Tensor]:
-    """The same on factors: P = F Fᵀ, R = G Gᵀ, Q = H Hᵀ.
+    """Run the filter on factors of the covariances: P = F Fᵀ, R = G Gᵀ, Q = H Hᵀ.
 
         [ G   B F ]   [ L    0 ]
         [ 0     F ] = [ K L  F+ ] · orthogonal,        [ A F+   H ] = [ F   0 ] · orthogonal
@@ -240,7 +240,7 @@ def _factorise(who: str, batch: torch.Size, t: int, S: Tensor) -> Tensor:
 
 
 def _check_factor(who: str, batch: torch.Size, t: int, L: Tensor) -> None:
-    """The diagonal of a factor that comes from LQ must not be zero. (Waits for the device.)"""
+    """Raise if the diagonal of a factor from LQ has a zero. (Waits for the device.)"""
     zero = (L.diagonal(dim1=-2, dim2=-1) <= 0).flatten()
     if bool(zero.any()):
         first = int(zero.to(torch.uint8).argmax())

@@ -1,4 +1,4 @@
-"""kalman_smoother: the states of a linear Gaussian state space model, given all that was observed."""
+"""kalman_smoother: the states of a linear Gaussian state space model, given all observations."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def kalman_smoother(
         observation_offset: (*batch, T, p), or (p,), or a number: added to the observation.
         method: "rts" walks back over filtered moments (Rauch, Tung, Striebel) with an update that keeps
             covariances positive semi-definite; predicted covariances must be positive definite.
-            "bryson_frazier" inverts covariances of observations only, and subtracts: right also where states
-            are known exactly, less accurate under a prior that is orders of magnitude wider than what
-            follows.
-            "auto": the first where it is possible, else the second.
+            "bryson_frazier" inverts covariances of observations only, and subtracts. It also works if states
+            are known exactly, and is less accurate if the prior is wider by orders of magnitude than the
+            posterior.
+            "auto": "rts" if it is possible, else "bryson_frazier".
 
     Returns:
         Smoothed: moments of all steps.
@@ -105,7 +105,7 @@ def kalman_smoother(
 
 
 class _StateKnownError(Exception):
-    """A predicted covariance is singular."""
+    """A predicted covariance is singular, so that "rts" is not possible."""
 
     def __init__(self, explained: _errors.LapgradError) -> None:
         super().__init__()
@@ -156,9 +156,10 @@ def _smooth_bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...
 def walk_forward(
     who: str, batch: torch.Size, model: tuple[Tensor, ...], m: Tensor, P: Tensor
 ) -> tuple[list[tuple[Tensor, Tensor, Innovation]], Tensor]:
-    """Predicted moments and innovations of all steps, and the log likelihoods (N, T).
+    """Run the filter; return predicted moments and innovations of all steps, and log likelihoods (N, T).
 
-    m: (N, n), or several columns (N, n, k): the first one sees observations and offsets.
+    m is (N, n), or has several columns (N, n, k), of which only the first depends on observations and
+    offsets.
     """
     y, A, _, Q, _, _, _, c = model
     steps, values = [], []
@@ -182,7 +183,7 @@ def _predict_mean(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
 def smooth_back(
     model: tuple[Tensor, ...], steps: list[tuple[Tensor, Tensor, Innovation]], values: Tensor
 ) -> tuple[Tensor, ...]:
-    """The way back of Bryson and Frazier over what ``walk_forward`` found."""
+    """Run the backward pass of Bryson and Frazier over the results of ``walk_forward``."""
     y, A = model[:2]
     N_series, n = y.shape[0], A.shape[-1]
     if not steps:
@@ -212,7 +213,7 @@ def smooth_back(
 def _stack_reversed(
     means: list[Tensor], covariances: list[Tensor], crosses: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """What was found from the last step to the first, along a dimension of time."""
+    """Stack results that are in reverse order of time along a dimension of time."""
     cross = torch.stack(crosses[::-1], 1) if crosses else covariances[0][:, None][:, :0]
     return torch.stack(means[::-1], 1), torch.stack(covariances[::-1], 1), cross
 

@@ -36,13 +36,14 @@ def sgp_nll(
         >>> sgp_nll(RBF(), X[::5], X, torch.sin(X), noise_var=0.1).shape
         torch.Size([])
     """
-    if isinstance(kernel, Tensor):
+    first: object = kernel
+    if isinstance(first, Tensor):
         warnings.warn(
             "sgp_nll: with kernel matrices as arguments, call sgp_nll_from_matrices.",
             DeprecationWarning,
             stacklevel=2,
         )
-        return sgp_nll_from_matrices(kernel, Z, X, Y, noise_var)
+        return sgp_nll_from_matrices(first, Z, X, Y, noise_var)
     return fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=jitter, chunk=chunk)
 
 

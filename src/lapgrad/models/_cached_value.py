@@ -1,4 +1,4 @@
-"""Values that take long to compute, kept as long as what they depend on stays the same."""
+"""A value that takes long to compute, cached until the tensors that it depends on change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Value = TypeVar("_Value")
 
 
 class CachedValue(Generic[_Value]):
-    """One value, with copies of the tensors that it was computed from.
+    """One cached value, with copies of the tensors that it was computed from.
 
     Example:
         >>> x, square = torch.tensor(3.0), CachedValue()
@@ -27,11 +27,15 @@ class CachedValue(Generic[_Value]):
         self._known: tuple[list[Tensor], _Value] | None = None
 
     def __call__(self, tensors: Iterable[Tensor], compute: Callable[[], _Value]) -> _Value:
-        """``compute()``, or what it has returned before, if the tensors are what they were then."""
+        """Return ``compute()``, or its last result if the tensors have not changed since."""
         present = [tensor.detach() for tensor in tensors]
         if self._known is None or not _are_equal(self._known[0], present):
             self._known = [tensor.clone() for tensor in present], compute()
         return self._known[1]
+
+    def clear(self) -> None:
+        """Free the value and the copies."""
+        self._known = None
 
 
 def _are_equal(before: list[Tensor], now: list[Tensor]) -> bool:
