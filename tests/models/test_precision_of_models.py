@@ -121,7 +121,10 @@ def layer() -> Evaluated:
     functions = SparseLayer(Z, 2, RBF(2.0), mean=LinearMean(drawn(3, 2, seed=2))).to(DEVICE)
     functions.set_posterior(drawn(8, 2, seed=3), torch.eye(8, device=DEVICE))
     learned = [parameter for parameter in functions.parameters() if parameter.requires_grad]
-    return [*with_derivatives(functions(H), [H, *learned]), *with_derivatives(functions.predict_jointly(H), [H])]
+    return [
+        *with_derivatives(functions(H), [H, *learned]),
+        *with_derivatives(functions.predict_jointly(H), [H]),
+    ]
 
 
 def draws() -> Evaluated:

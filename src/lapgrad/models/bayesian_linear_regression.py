@@ -167,7 +167,7 @@ class BayesianLinearRegression(Model):
         return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
-        """Return the design matrix (n, m') of X (n, d) in float64: a column of 1 for the bias, and the features."""
+        """Return the design matrix (n, m') of X (n, d) in float64: 1 for the bias, then the features."""
         Phi = evaluate_features("BayesianLinearRegression", self.features, self._scale_inputs(X)).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 

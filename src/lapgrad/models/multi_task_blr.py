@@ -133,7 +133,7 @@ class MultiTaskBLR(Model):
         return total
 
     def design(self, X: Tensor) -> Tensor:
-        """Return the design matrix (n, m') of X (n, d) in float64: a column of 1 for the bias, and the features."""
+        """Return the design matrix (n, m') of X (n, d) in float64: 1 for the bias, then the features."""
         Phi = evaluate_features("MultiTaskBLR", self.features, X).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 

@@ -72,7 +72,7 @@ def kalman_filter(
         observation_offset: (*batch, T, p), or (p,), or a number: added to the observation.
         form: "covariance": with the update of Joseph, which keeps covariances positive semi-definite.
             "square_root": on triangular factors of all covariances, by LQ factorisations. It is as
-            accurate with half the digits. Q, R and P must then be positive definite, unless ``factors`` are given.
+            accurate with half the digits. Q, R and P must be positive definite, or ``factors`` be given.
         factors: Q, R and P are factors G of the covariances G Gᵀ.
 
     Returns:
