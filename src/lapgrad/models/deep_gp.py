@@ -191,9 +191,9 @@ class DeepGP(_minibatches.ResumableModel, StoredModel):
             samples: Samples of latent variables per datum and step.
             annealing: Steps in which the weight of the terms of latent variables rises from 0 to 1, so that
                 latent variables are not switched off before the model has learned to use them.
-            natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1. They follow
-                each step of Adam on the other parameters, decrease with its learning rate, and find the
-                optimal q(u) much sooner than Adam. 0: Adam moves q(u) too. None: 0.1, or 0 for "separate"
+            natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1. They
+                follow each step of Adam on the other parameters, decrease with its learning rate, and find
+                the optimal q(u) much sooner than Adam. 0: Adam moves q(u) too. None: 0.1, or 0 for "separate"
                 covariances, whose natural gradients are expensive. If a parameter of any q(u) does not
                 require gradients, all are moved by Adam.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.

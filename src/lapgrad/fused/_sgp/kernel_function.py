@@ -195,7 +195,8 @@ def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> tuple[Kernel
 
     Z has the dtype that the kernel is called with, X may have another. The flag is to be read at the end.
     """
-    if isinstance(kernel.matrix, PreparableMatrix):
-        matrix, flag = kernel.matrix.prepare_points(Z, X, *kernel.parameters)
-        return kernel._replace(matrix=matrix), flag
+    matrix: object = kernel.matrix
+    if isinstance(matrix, PreparableMatrix):
+        prepared, flag = matrix.prepare_points(Z, X, *kernel.parameters)
+        return kernel._replace(matrix=prepared), flag
     return kernel, None
