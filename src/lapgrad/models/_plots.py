@@ -76,9 +76,14 @@ def make_input_grid(who: str, X: Tensor, margin: float) -> Tensor:
     Raises:
         ShapeError: X has more than one column.
     """
+    check_one_input(who, X)
+    return make_grid(X, 1000, margin)
+
+
+def check_one_input(who: str, X: Tensor) -> None:
+    """Raise a ``ShapeError`` if X (n, d) has more than one column."""
     if X.shape[1] != 1:
         raise _errors.ShapeError(f"{who}: one input can be drawn, the data have {X.shape[1]}.")
-    return make_grid(X, 1000, margin)
 
 
 def plot_fit(x: Tensor, mean: Tensor, variance: Tensor, data: tuple[Tensor, Tensor], axes: Any = None) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import abc
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from lapgrad.models import _checks
+from lapgrad.models import _checks, _plots
+from lapgrad.models._prediction import Prediction
 
 
-class StandardisedRegression:
+class StandardisedRegression(abc.ABC):
     """A mixin for models of inputs X and targets y that can standardise both.
 
     Attributes:
@@ -16,6 +20,7 @@ class StandardisedRegression:
         x_shift, x_scale: (d,), subtracted from the columns of X, and divided by.
         y_shift, y_scale: (k,) and (), the same for y: all targets share one scale.
         normalise: Whether the data are standardised.
+        vector: Whether y was given as (n,).
     """
 
     X: Tensor
@@ -25,6 +30,32 @@ class StandardisedRegression:
     y_shift: Tensor
     y_scale: Tensor
     normalise: bool
+    vector: bool
+
+    @abc.abstractmethod
+    def predict(self, X_new: Tensor, *, noise: bool = False) -> Prediction:
+        """Return the distribution of f, or of observations, at new inputs."""
+
+    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
+        """Plot mean, 95 % band and data over one input, with matplotlib.
+
+        Args:
+            axes: Matplotlib axes to draw into; None: those of a new figure.
+            output: Which output, if there are several.
+            noise: Plot the band of observations, else that of f.
+            margin: How far to plot beyond the data, relative to their range.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ShapeError: There is more than one input.
+        """
+        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
+        with torch.no_grad():
+            mean, variance = self.predict(x, noise=noise)
+        mean, variance = (values[:, output] if values.dim() > 1 else values for values in (mean, variance))
+        return _plots.plot_fit(x, mean, variance, (self.X[:, 0], self.y[:, output]), axes)
 
     def _scale_inputs(self, X: Tensor) -> Tensor:
         return (X - self.x_shift) / self.x_scale if self.normalise else X

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _plots, _sampling, _scaling
+from lapgrad.models import _checks, _sampling, _scaling
 from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._model import Model
@@ -239,27 +239,6 @@ class GPRegression(StandardisedRegression, Model):
         else:
             values = compute_log_density(residuals, spread[:, None])
         return values[..., 0] if self.vector else values
-
-    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """Plot mean, 95 % band and data over one input, with matplotlib.
-
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-            output: Which output, if there are several.
-            noise: Plot the band of observations, else that of f.
-            margin: How far to plot beyond the data, relative to their range.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ShapeError: There is more than one input.
-        """
-        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
-        with torch.no_grad():
-            mean, variance = self.predict(x, noise=noise)
-        shown = mean if self.vector else mean[:, output]
-        return _plots.plot_fit(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
 
     def config(self) -> dict[str, Any]:
         """Return options and the description of the kernel."""

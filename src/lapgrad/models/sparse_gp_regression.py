@@ -49,7 +49,7 @@ class SparseGPRegression(StandardisedRegression, Model):
     ``GPRegression`` needs n³ and n². With more inducing inputs the model comes closer to the exact one.
 
     All arithmetic is in float64, whatever the dtype of the data: float32 models work with thousands of
-    inducing inputs, too.
+    inducing inputs as well.
 
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
@@ -278,27 +278,15 @@ class SparseGPRegression(StandardisedRegression, Model):
     def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
         """Plot mean, 95 % band, data and inducing inputs over one input, with matplotlib.
 
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-            output: Which output, if there are several.
-            noise: Plot the band of observations, else that of f.
-            margin: How far to plot beyond the data, relative to their range.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ShapeError: There is more than one input.
+        For arguments, result and errors see ``GPRegression.plot``.
         """
-        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
-        with torch.no_grad():
-            mean, variance = self.predict(x, noise=noise)
-            places = (self.inducing * self.x_scale + self.x_shift)[:, 0]
+        _plots.check_one_input(f"{type(self).__name__}.plot", self.X)
         axes = _plots.get_axes(axes)
-        bottom = torch.full_like(places, float(self.y[:, output].min()))
-        _plots.plot_points(axes, places, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
-        shown = mean if self.vector else mean[:, output]
-        return _plots.plot_fit(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
+        with torch.no_grad():
+            inducing = (self.inducing * self.x_scale + self.x_shift)[:, 0]
+        bottom = torch.full_like(inducing, float(self.y[:, output].min()))
+        _plots.plot_points(axes, inducing, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
+        return super().plot(axes, output=output, noise=noise, margin=margin)
 
     # Files.
 

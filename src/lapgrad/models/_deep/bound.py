@@ -43,7 +43,7 @@ def estimate_bound(
         total / b · Σ_n [Σ_l E log N(h_(l-1) | f_l(h_l), noise_l) + log p(h_L) - log q(h | y_n)] - Σ_l KL_l
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         Y: (b, D), a minibatch.
         total: How many data there are.
         noise: (samples, b, w) standard normal numbers per layer.
@@ -84,7 +84,7 @@ def move_functions(
     """Move all q(u) one step along the natural gradient of the bound.
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         Y: (b, D), the minibatch.
         latent: Its latent variables without a graph, (samples, b, w) per layer.
         total: How many data there are.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from lapgrad.models import _checks, _plots, _sampling
+from lapgrad.models import _checks, _sampling
 from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.sparse_layer import SparseLayer
@@ -155,27 +155,6 @@ class LayeredRegression(StandardisedRegression, StoredModel):
             )
         drawn = drawn * self.y_scale + self.y_shift
         return drawn[..., 0] if self.vector else drawn
-
-    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """Plot mean, 95 % band and data over one input, with matplotlib.
-
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-            output: Which output, if there are several.
-            noise: Plot the band of observations, else that of f.
-            margin: How far to plot beyond the data, relative to their range.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ShapeError: There is more than one input.
-        """
-        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
-        mean, variance = self.predict(x, noise=noise)
-        if not self.vector:
-            mean, variance = mean[:, output], variance[:, output]
-        return _plots.plot_fit(x, mean, variance, (self.X[:, 0], self.y[:, output]), axes)
 
     def _list_layers(self) -> list[SparseLayer]:
         return [cast(SparseLayer, layer) for layer in self.layers]

@@ -20,7 +20,7 @@ class DeepTask(TrainingTask):
     """Minimises minus the bound per datum by Adam, and moves q(u) along natural gradients.
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         Y: (n, D), the data.
         samples: Samples of latent variables per datum.
         annealing: Steps in which the weight of the terms of latent variables rises to 1.

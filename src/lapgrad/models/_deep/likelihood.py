@@ -33,7 +33,7 @@ def estimate_log_likelihood(
     """Return log p(y) of each row of Y (n, D), with estimates of its error.
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         prepared: Their factorisations.
         Y: The data.
         samples: Samples of the latent variables per datum.

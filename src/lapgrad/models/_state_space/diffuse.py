@@ -130,7 +130,7 @@ def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: l
     times = model[0].shape[1]
     double = tuple(operand.double() for operand in model)
     open_series = torch.ones(model[0].shape[0], dtype=torch.bool, device=model[0].device)
-    # Usually there are as many steps as diffuse states. If not, the number of steps is doubled.
+    # As many steps as diffuse states are usually enough. If not, the number of steps is doubled.
     reach = min(times, len(diffuse))
     while True:
         walked = run_filter(who, batch, double, diffuse, reach)

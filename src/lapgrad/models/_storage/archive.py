@@ -5,7 +5,7 @@ An archive is the zip file that ``torch.save`` writes, and ends with a comment, 
     lapgrad sha256 <64 hexadecimal digits>
 
 The digits are the SHA-256 checksum of all bytes of the file before them. Any changed or missing byte is
-noticed, also those that ``torch.load`` does not look at, and nothing is unpacked before the checksum has been
+noticed, also where ``torch.load`` does not read, and nothing is unpacked before the checksum has been
 compared. ``torch.load(path, weights_only=True)`` reads archives as well.
 
 Earlier versions wrote the zip file without the comment. Such a file is checked by the CRC-32 checksums that
@@ -62,7 +62,7 @@ def write_archive(path: str | PathLike[str], content: Mapping[str, Any]) -> None
         content: Tensors, numbers, text, and lists, tuples and dictionaries of them.
 
     Raises:
-        OSError: The file cannot be written. What was there before is unchanged.
+        OSError: The file cannot be written. An existing file is unchanged.
     """
     path = Path(path)
     # A name of its own, because several processes may write the same file.

@@ -30,7 +30,7 @@ def check_entries(config: object, entries: Mapping[str, Entry], what: str = "the
 
     Args:
         config: The description.
-        entries: Those that must be there; others may be.
+        entries: The entries that must exist; there may be others.
         what: What is described, for messages.
 
     Raises:

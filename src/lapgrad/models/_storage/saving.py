@@ -36,7 +36,7 @@ class SavedModel:
 
     Attributes:
         kind: Name of the class of the model.
-        config: What its constructor needs besides tensors, as JSON can express it.
+        config: The arguments of its constructor that are no tensors, in types that JSON knows.
         tensors: The ``state_dict``: data and parameters.
         fixed: Names of the parameters that are not learned.
         version: The version of lapgrad that wrote the file.

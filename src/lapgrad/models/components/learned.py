@@ -25,7 +25,7 @@ class LinearDynamics(Component):
         generator: Source of the first B, or a seed; None: torch's own.
 
     Attributes:
-        A, B, m: Learned as they are.
+        A, B, m: Learned directly.
         Q, P: Learned by their Cholesky factors (``Covariance``).
     """
 

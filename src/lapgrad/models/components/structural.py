@@ -116,7 +116,7 @@ class Seasonal(Component):
         self._set_or_defer({"variance": variance})
 
     def block(self, times: int) -> Block:
-        """The next value is minus the sum of the period - 1 before it."""
+        """Return the matrices: the next value is minus the sum of the period - 1 values before it."""
         variance, n = self.variance, self.states
         A = torch.cat(
             (variance.new_full((1, n), -1.0), torch.eye(n, dtype=variance.dtype, device=variance.device))

@@ -113,7 +113,7 @@ class _StateKnownError(Exception):
 
 
 def _smooth_rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """With G = P+[t] Aᵀ P[t+1]⁻¹, P+ filtered and P predicted:
+    """Smooth by Rauch, Tung and Striebel, with G = P+[t] Aᵀ P[t+1]⁻¹, P+ filtered and P predicted:
 
     m~[t] = m+[t] + G (m~[t+1] - m[t+1])
     P~[t] = (I - G A) P+[t] (I - G A)ᵀ + G (P~[t+1] + Q) Gᵀ
@@ -143,7 +143,7 @@ def _smooth_rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor
 
 
 def _smooth_bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """With F = A (I - K B), and m, P predicted:
+    """Smooth by Bryson and Frazier, with F = A (I - K B), and m, P predicted:
 
     r[t] = Bᵀ u + Fᵀ r[t+1], N[t] = Bᵀ S⁻¹ B + Fᵀ N[t+1] F
     m~ = m + P r, P~ = P - P N P, Cov(h[t+1], h[t]) = (I - P[t+1] N[t+1]) F P[t]

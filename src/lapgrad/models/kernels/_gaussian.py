@@ -26,7 +26,7 @@ _BLOCK_ELSEWHERE = 1 << 22
 
 
 def is_precise(F: Tensor, G: Tensor, variance: Tensor, *, are_near: bool = False) -> bool:
-    """Return whether ``compute_gaussian`` is precise enough, and no transform of PyTorch sees the call.
+    """Return whether ``compute_gaussian`` is precise enough, and no transform of PyTorch is active.
 
     Args:
         F, G, variance: Arguments of ``compute_gaussian``.

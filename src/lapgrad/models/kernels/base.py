@@ -35,7 +35,7 @@ class Kernel(Parametrised, abc.ABC):
     tensors, set ``pure = True``: the kernel matrix then takes one buffer forward, and none backward.
 
     Args:
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
     """
 
     #: Whether ``matrix`` and ``diagonal`` are functions of their arguments alone.

@@ -18,10 +18,10 @@ class Deep(Kernel):
 
     Args:
         base: The kernel of the transformed points.
-        network: Any module that maps (*batch, n, d) to (*batch, n, p), each row by itself. It is called once
-            for each set of points. It follows the model to its dtype and device.
+        network: Any module that maps (*batch, n, d) to (*batch, n, p), each row independently. It is called
+            once for each set of points. It follows the model to its dtype and device.
         name: Its name in files: ``Model.load(path, modules={name: network})``.
-        active_dims: The columns of the points that the network sees; None: all of them.
+        active_dims: The columns of the points that the network gets; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import RBF, Deep

@@ -23,7 +23,7 @@ class Linear(Kernel):
 
     Args:
         variance: Positive; a scalar, or one per dimension (d,): the prior variance of the slopes.
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Linear
@@ -73,7 +73,7 @@ class Polynomial(Kernel):
         degree: 1, 2, ...
         offset: Positive; the weight of terms of lower degree.
         variance: Positive.
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Polynomial

@@ -25,7 +25,7 @@ class Periodic(RBF):
         period: Positive; a scalar, or one per dimension (d,).
         lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period.
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Periodic

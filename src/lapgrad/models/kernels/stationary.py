@@ -30,7 +30,7 @@ class Stationary(Kernel, abc.ABC):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
     """
 
     pure = True
@@ -101,7 +101,7 @@ class RBF(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import RBF
@@ -143,7 +143,7 @@ class Matern12(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Matern12
@@ -168,7 +168,7 @@ class Matern32(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Matern32
@@ -194,7 +194,7 @@ class Matern52(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Matern52
@@ -223,7 +223,7 @@ class RationalQuadratic(Stationary):
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
         mixture: Positive; how narrow the distribution of the lengthscales is. Infinity would be ``RBF``.
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import RationalQuadratic
