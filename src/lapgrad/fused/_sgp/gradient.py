@@ -215,10 +215,10 @@ def evaluate(
 
 def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tensor, Gradients]:
     """Evaluates with deferred checks on a GPU, and once more if what was assumed turns out wrong."""
-    operator, kernel, leaves, inputs, _, jitter, _ = problem
+    operator, kernel, leaves, inputs, needs, jitter, width = problem
     X, Z = inputs.X.detach(), leaves.tensors[0]
     prepared, assumption = _kernel_function.prepare_points(kernel, Z, X)
-    fast_problem = problem._replace(kernel=prepared)
+    fast_problem = _Problem(operator, prepared, leaves, inputs, needs, jitter, width)
     if not _defers_checks(X):
         return _evaluate_once(fast_problem, ImmediateChecks(operator, jitter))
     checks = DeferredChecks(operator, jitter, Z, evaluation, assumption)

@@ -198,5 +198,5 @@ def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> tuple[Kernel
     matrix: object = kernel.matrix
     if isinstance(matrix, PreparableMatrix):
         prepared, flag = matrix.prepare_points(Z, X, *kernel.parameters)
-        return kernel._replace(matrix=prepared), flag
+        return KernelFunction(prepared, kernel.diagonal, kernel.parameters), flag
     return kernel, None
