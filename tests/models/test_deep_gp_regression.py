@@ -208,7 +208,7 @@ def test_chunks_change_nothing() -> None:
 def test_log_prob_is_the_log_of_an_average() -> None:
     model = deep(k=2)
     new, y_new = data(6, 2, 2)
-    parts = model._predicted("predict", new, 50, None, 0)
+    parts = model._predict_parts("predict", new, 50, None, 0)
     mean, variance = parts[0]
     normal = torch.distributions.Normal(
         mean * model.y_scale + model.y_shift, (variance + model.noise_var).sqrt() * model.y_scale
