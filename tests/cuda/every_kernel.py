@@ -215,7 +215,7 @@ def recorded_launches() -> Iterator[set[Kernel]]:
 
     launched: set[Kernel] = set()
     by_handle: dict[int, Kernel] = {}
-    load = _compile.kernel
+    load = _compile.load_kernel
 
     @functools.wraps(load)
     def remember(stem: str, expression: str, *place: Any) -> Any:
@@ -237,7 +237,7 @@ def recorded_launches() -> Iterator[set[Kernel]]:
     _libraries.bind_driver()
     core.device_bind("cuLaunchKernel", ctypes.cast(callback, pointer).value)
     try:
-        with mock.patch.object(_compile, "kernel", remember):
+        with mock.patch.object(_compile, "load_kernel", remember):
             yield launched
     finally:
         core.device_bind("cuLaunchKernel", ctypes.cast(launch_kernel, pointer).value)

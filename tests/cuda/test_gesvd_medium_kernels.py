@@ -30,15 +30,15 @@ def results(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
     """What ``_gesvd_medium.gesvd`` launches, emulated."""
     S, U, V = results(A)
-    reported = _items.new_cell(A)
+    reported = _items.create_status_cell(A)
     plans = (
-        _gesvd_medium.decomposing(S, U, V, A, reported)
+        _gesvd_medium.plan_decomposition(S, U, V, A, reported)
         if vectors
-        else _gesvd_medium.finding_values(S, A, reported)
+        else _gesvd_medium.plan_values(S, A, reported)
     )
     for plan in plans:
         emulated.launch(*plan, reverse_order=reverse_order)
-    return S, U, V, _items.first_failure(reported)
+    return S, U, V, _items.read_first_failure(reported)
 
 
 def on_device(A: Tensor, vectors: bool = True) -> Result:
@@ -141,7 +141,7 @@ def test_first_item_that_is_not_finite(run: Run, m: int, n: int, what: float) ->
 
 def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     def serves(*shape: int, memory: int = 227 * 1024) -> bool:
-        monkeypatch.setattr(_items._stream, "block_memory", lambda _: memory)
+        monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: memory)
         return _gesvd_medium.serves(torch.empty(shape, dtype=torch.float64))
 
     assert serves(2, 128, 128)
@@ -156,7 +156,7 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(emulated.COMPILER is None, reason="no g++")
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any leading dimensions, any memory for results; the driver has the last word on what fails."""
-    monkeypatch.setattr(_items._stream, "block_memory", lambda _: 227 * 1024)
+    monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
     A = normal(6, 9, 66).view(2, 3, 9, 66)
     S, U, V = results(A)

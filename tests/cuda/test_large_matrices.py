@@ -280,7 +280,7 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
     A, B = torch.randn(ORDER, 900, dtype=torch.float64), torch.randn(900, ORDER, dtype=torch.float64)
     C = torch.ones(ORDER, ORDER, dtype=torch.float64)
     wanted = 2.0 * (A @ B) + 0.5
-    _device.triangular_product(C, A, B, lower, 2.0, 0.5, 64)
+    _device.multiply_triangle(C, A, B, lower, 2.0, 0.5, 64)
     if lower:
         assert_near(C.tril(), wanted.tril())
     else:
@@ -289,7 +289,7 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
 
 def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cholesky's way and the polar decomposition take more operations than Householder's, in float64."""
-    monkeypatch.setattr(_stream, "multiplies_float64_fast", lambda device: False)
+    monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
     A = torch.randn(150, 200)
     Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)
     with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gelqf"):

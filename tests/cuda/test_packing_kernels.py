@@ -43,7 +43,7 @@ def check_packing(machine: Machine, A: Tensor, offset: int, lower: bool) -> None
     for step in (1, 2):
         memory = A.new_full((items, 1, step * size + 1), torch.nan)
         v = memory[..., : step * size : step]
-        machine.launch(_packing.packing(v, A, offset, lower))
+        machine.launch(_packing.plan_packing(v, A, offset, lower))
         assert torch.equal(v[:, 0], expected)
         assert int(memory.isnan().sum()) == memory.numel() - v.numel()
 
@@ -56,7 +56,7 @@ def check_unpacking(machine: Machine, v: Tensor, n: int, offset: int, lower: boo
     memory = v.new_empty(items, n + 1, n + 2)
     for A in (memory[:, 1:, :-2], memory.mT[:, 1:-1, 1:]):
         memory.fill_(torch.nan)
-        machine.launch(_packing.unpacking(A, v, offset, lower))
+        machine.launch(_packing.plan_unpacking(A, v, offset, lower))
         assert torch.equal(A, expected)
         assert int(memory.isnan().sum()) == memory.numel() - A.numel()
 

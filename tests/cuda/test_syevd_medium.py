@@ -46,7 +46,7 @@ def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         status.copy_(torch.tensor(statuses[: len(status)]))
 
     monkeypatch.setattr(routines, "_solve", solve)
-    monkeypatch.setattr(routines._stream, "being_captured", lambda: False)
+    monkeypatch.setattr(routines._stream, "is_capturing", lambda: False)
     return statuses
 
 
@@ -80,7 +80,7 @@ def test_failures(solver: list[int]) -> None:
 def test_nothing_is_read_while_a_graph_is_captured(
     solver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routines._stream, "being_captured", lambda: True)
+    monkeypatch.setattr(routines._stream, "is_capturing", lambda: True)
     A = symmetric(2)
     A[1, 0, 0] = torch.nan
     eigenvalues = A.new_empty(2, N)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad._torch.precision import products_are_rounded
+from lapgrad._torch.precision import rounds_products
 from lapgrad.ops.gemm2 import gemm2
 
 
@@ -34,4 +34,4 @@ def _would_be_rounded(like: Tensor) -> bool:
     """Compiled code may run under other settings than it was traced with."""
     if like.dtype is torch.float64:
         return False
-    return is_compiling() or torch.is_autocast_enabled(like.device.type) or products_are_rounded(like)
+    return is_compiling() or torch.is_autocast_enabled(like.device.type) or rounds_products(like)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
+from lapgrad._formulas import gaps as _gaps
 from lapgrad._formulas.gesvd import (
     DISCARDING_POLICIES,
     NOT_FINITE,
@@ -148,17 +149,17 @@ def _check_rank(rank: int, A: Tensor) -> None:
 
 def _decompose(A: Tensor, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     U, S, V = _fake(A, degeneracy, tol)
-    _refuse(A, lookup("gesvd", A)(S, U, V, A))
+    _raise_failure(A, lookup("gesvd", A)(S, U, V, A))
     return U, S, V
 
 
-def _values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
+def _compute_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     S = _fake_values(A, degeneracy, tol)
-    _refuse(A, lookup("gesvd", A)(S, None, None, A))
+    _raise_failure(A, lookup("gesvd", A)(S, None, None, A))
     return S
 
 
-def _refuse(A: Tensor, failure: tuple[int, int] | None) -> None:
+def _raise_failure(A: Tensor, failure: tuple[int, int] | None) -> None:
     if failure is not None:
         flat, code = failure
         explain = _errors.not_finite if code == NOT_FINITE else _errors.not_converged
@@ -175,11 +176,11 @@ def _fake_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     return A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
 
 
-def _fake_gradient(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
+def _fake_vjp(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
     return fresh_matrix(U, U.shape[-1], V.shape[-1])
 
 
-def _pulled_back(
+def _compute_vjp(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -189,15 +190,15 @@ def _pulled_back(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    gA = _fake_gradient(U, S, V)
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
+    gA = _fake_vjp(U, S, V)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, degeneracy, allowed)
     if ambiguous is not None:
         _spectral.report("gesvd", degeneracy, ambiguous, "singular values")
     return gA
 
 
-def _pulled_back_composite(
+def _compute_vjp_composite(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -207,7 +208,7 @@ def _pulled_back_composite(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     discards = degeneracy in DISCARDING_POLICIES
     return compute_vjp(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
 
@@ -237,7 +238,7 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
     if U.shape[-1] > V.shape[-1]:
         dV, dS, dU = _jvp((V, S, U), flags, dA.mT)
         return dU, dS, dV
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     C = compute_coefficients(S, degeneracy, allowed)
     moved = _multiply(U, dA, False, False)
     M = _multiply(moved, V, False, True)
@@ -271,9 +272,9 @@ operator_vjp = define_fused(
     "gesvd_vjp",
     "(Tensor U, Tensor S, Tensor V, Tensor? gU, Tensor? gS, Tensor? gV, str degeneracy, float? tol)"
     " -> Tensor",
-    kernel=_pulled_back,
-    fake=_fake_gradient,
-    composite=_pulled_back_composite,
+    kernel=_compute_vjp,
+    fake=_fake_vjp,
+    composite=_compute_vjp_composite,
 )
 
 _A, _U, _S, _V = 0, 1, 2, 3
@@ -289,7 +290,7 @@ operator = define(
 operator_values = define(
     "gesvd_values",
     "(Tensor A, str degeneracy, float? tol) -> Tensor",
-    kernel=_values,
+    kernel=_compute_values,
     fake=_fake_values,
     formulas=Formulas(saves=((_A,),), vjp=_vjp_values, jvp=_jvp_values),
 )

@@ -32,7 +32,7 @@ SOLVE_BY_BLOCKS_COLUMNS = 256
 SOLVE_ANY_BY_BLOCKS_FROM = 4096
 
 
-def one_by_one(items: int, n: int) -> bool:
+def serves_items_one_by_one(items: int, n: int) -> bool:
     """Whether a batch is served by the algorithms for one large matrix."""
     return items <= FEW or n >= ORDER_THAT_FILLS
 
@@ -42,6 +42,6 @@ def solves_by_blocks(n: int, columns: int) -> bool:
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
 
 
-def cut_of_long_product(terms: int) -> int:
+def choose_product_cut(terms: int) -> int:
     """The order down to which a triangle of a product with sums of that many terms is cut."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT

@@ -181,6 +181,7 @@ def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> PreparedPoin
     Z has the dtype that the kernel is called with, X may have another. The second result is None (it may be
     used), or a flag on a GPU, to be read at the end.
     """
-    if isinstance(kernel.matrix, PreparableMatrix):
-        return kernel.matrix.for_points(Z, X, *kernel.parameters)
+    matrix: object = kernel.matrix
+    if isinstance(matrix, PreparableMatrix):
+        return matrix.for_points(Z, X, *kernel.parameters)
     return contextlib.nullcontext(), None

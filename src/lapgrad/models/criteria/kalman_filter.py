@@ -93,7 +93,7 @@ def kalman_filter(
     who = "kalman_filter"
     if form not in FORMS:
         raise _errors.unknown_option(who, "form", form, FORMS)
-    model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    model, batch = _series.prepare_operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
     steps = covariance_steps if form == "covariance" else _square_root_steps
     found = steps(who, batch, _with_roots(model, form, factors))
     return Filtered(*[part.reshape((*batch, *part.shape[1:])) for part in found])

@@ -40,7 +40,7 @@ def suits(kernel: object, F: Tensor, G: Tensor, variance: Tensor) -> bool:
         return False
     if kernel in assumptions():
         return True
-    return _waiting.may_look_at(F) and bool(near(F, G, _FARTHEST))
+    return _waiting.may_read(F) and bool(near(F, G, _FARTHEST))
 
 
 @torch.no_grad()
