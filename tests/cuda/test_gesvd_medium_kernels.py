@@ -13,6 +13,7 @@ from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
 from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
 
@@ -119,8 +120,8 @@ def test_strides(run: Run) -> None:
 @pytest.mark.parametrize(("m", "n"), [(17, 80), (66, 9), (5, 150)])
 def test_values_alone(run: Run, monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
     A = normal(3, m, n)
-    for work_space in (_gesvd_medium._WORK_SPACE, 2 * m * n * 8):  # the batch as a whole, and in two parts
-        monkeypatch.setattr(_gesvd_medium, "_WORK_SPACE", work_space)
+    for work_space in (_thresholds.GESVD_WORKSPACE, 2 * m * n * 8):  # the batch as a whole, and in two parts
+        monkeypatch.setattr(_thresholds, "GESVD_WORKSPACE", work_space)
         S, U, _, failure = run(A, vectors=False)
         assert failure is None
         assert (U == 7).all()

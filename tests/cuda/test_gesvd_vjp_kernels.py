@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
@@ -58,7 +59,7 @@ def medium_on_cpu(
     gA = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0)
     k, n = sorted(gA.shape[-2:])
     two_items = 2 * k * (2 * k + n) * S.element_size()
-    with in_place_of_the_gpu(), mock.patch.object(_gesvd_vjp_medium, "_WORK_SPACE", two_items):
+    with in_place_of_the_gpu(), mock.patch.object(_thresholds, "GESVD_WORKSPACE", two_items):
         marked = _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
     return gA, None if marked is None else int(marked.int().argmax())
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -78,7 +79,7 @@ def gelqf(n: int, dtype: torch.dtype) -> None:
 
 
 def syevd(n: int, dtype: torch.dtype) -> None:
-    if n > _syevd_batch.LARGEST:
+    if n > _thresholds.SYEVD_SMALL:
         return
     A, values = square(n, dtype), torch.zeros(2, n, dtype=dtype)
     for U in (A.clone(), None):
@@ -88,7 +89,7 @@ def syevd(n: int, dtype: torch.dtype) -> None:
 
 def gesvd(n: int, dtype: torch.dtype) -> None:
     for m in ORDERS:
-        k, small = min(m, n), max(m, n) <= _gesvd_batch.LARGEST
+        k, small = min(m, n), max(m, n) <= _thresholds.GESVD_SMALL
         A, S, U, V = (
             square(m, dtype, n),
             torch.zeros(2, k, dtype=dtype),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.cuda import thresholds as _thresholds
 
 #: The module; the package has a function of this name.
 routines = importlib.import_module("lapgrad._kernels.cuda.syevd")
@@ -93,8 +94,8 @@ def test_nothing_is_read_while_a_graph_is_captured(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:
     A = symmetric(5, n).to(dtype)
-    for work_space in (routines._WORK_SPACE, 1):  # the batch as a whole, and one item after another
-        monkeypatch.setattr(routines, "_WORK_SPACE", work_space)
+    for work_space in (_thresholds.SYEVD_WORKSPACE, 1):  # the batch as a whole, and one item after another
+        monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE", work_space)
         for lower in (True, False):
             seen = (A.tril() if lower else A.triu()).cuda()
             eigenvalues, U = seen.new_empty(5, n), torch.empty_like(seen)

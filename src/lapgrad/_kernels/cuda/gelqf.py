@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels import torch as _fallback
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
@@ -27,7 +27,9 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
     serves = (
-        rank >= _sizes.LARGE and _sizes.serves_items_one_by_one(items, rank) and not _stream.is_capturing()
+        rank >= _thresholds.LARGE
+        and _thresholds.serves_items_one_by_one(items, rank)
+        and not _stream.is_capturing()
     )
     serves = serves and _stream.has_fast_float64(A.get_device())
     if not serves or not (Q is None or _device.is_storable(Q)):
@@ -82,14 +84,14 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
         _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
         return
     rank, items = Q.shape[-2], Q.shape[:-2].numel()
-    wide = L.shape[-2] == rank and _sizes.solves_by_blocks(rank, Q.shape[-1])
-    if not wide or not _sizes.serves_items_one_by_one(items, rank) or not _device.is_storable(gA):
+    wide = L.shape[-2] == rank and _thresholds.solves_by_blocks(rank, Q.shape[-1])
+    if not wide or not _thresholds.serves_items_one_by_one(items, rank) or not _device.is_storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
     of_q, of_l = (None if gradient is None else _device.make_readable(gradient) for gradient in (gQ, gL))
-    cut = _sizes.choose_product_cut(Q.shape[-1])
+    cut = _thresholds.choose_product_cut(Q.shape[-1])
     _device.gelqf_vjp(
-        gA, _device.make_readable(Q), _device.make_readable(L), of_q, of_l, _sizes.SOLVE_BLOCK, cut
+        gA, _device.make_readable(Q), _device.make_readable(L), of_q, of_l, _thresholds.SOLVE_BLOCK, cut
     )
 
 
@@ -103,12 +105,12 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
         return
     if (
         not wide
-        or not _sizes.serves_items_one_by_one(A.shape[:-2].numel(), rank)
-        or not _sizes.solves_by_blocks(rank, A.shape[-1])
+        or not _thresholds.serves_items_one_by_one(A.shape[:-2].numel(), rank)
+        or not _thresholds.solves_by_blocks(rank, A.shape[-1])
         or not A.numel()
     ):
         _fallback.gelqf_l_vjp(gA, A, L, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)
-    _device.solve(Q, _device.make_readable(L), "l", _sizes.SOLVE_BLOCK)
+    _device.solve(Q, _device.make_readable(L), "l", _thresholds.SOLVE_BLOCK)
     gelqf_vjp(gA, Q, L, None, gL)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels import torch as _fallback
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
@@ -52,7 +52,9 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
         # Rare, and torch's driver may still find an answer; what has none gets the same message from it.
         return None if failure is None else _fallback.gesvd(S, U, V, A)
     m, n = A.shape[-2:]
-    large = min(m, n) >= _sizes.POLAR_FROM and _sizes.serves_items_one_by_one(A.shape[:-2].numel(), min(m, n))
+    large = min(m, n) >= _thresholds.POLAR_FROM and _thresholds.serves_items_one_by_one(
+        A.shape[:-2].numel(), min(m, n)
+    )
     large = large and _stream.has_fast_float64(A.get_device())
     if U is None or V is None or not large or _stream.is_capturing() or not bool(A.isfinite().all()):
         return _fallback.gesvd(S, U, V, A)
@@ -157,7 +159,7 @@ def _compute_polar_factor(A: Tensor) -> Tensor | None:
         _cholesky.factorise_upper(R, notes.data_ptr() + 4 * step)
         inverse_part = X.clone()
         # X (Rᵀ R)⁻¹, R upper: its transpose is the lower triangle that is inverted.
-        _device.solve(inverse_part, R.mT, "Rr", _sizes.SOLVE_BLOCK)
+        _device.solve(inverse_part, R.mT, "Rr", _thresholds.SOLVE_BLOCK)
         X = (b / c) * X + (a - b / c) * inverse_part
     excess = (X.mT @ X).sub_(identity)
     distance = torch.linalg.vector_norm(excess)

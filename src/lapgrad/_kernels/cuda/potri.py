@@ -6,16 +6,13 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels import torch as _fallback
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.trsm import find_zero_pivot
 
 _TILE = 32
-
-#: Up to so many columns their product is added in passing; more are worth a product of their own.
-_FEW_COLUMNS = 4
 
 
 @on_its_device
@@ -37,7 +34,7 @@ def potri_update(
         _fallback.potri_update(B, L, X, weight, lower, scale, ratio)
         return
     _invert(B, L, lower)
-    if X is not None and X.shape[-1] > _FEW_COLUMNS:
+    if X is not None and X.shape[-1] > _thresholds.POTRI_FEW_COLUMNS:
         _device.syrk(B, _device.make_readable(X), lower=True, alpha=ratio, beta=1.0)
         X = None
     _finish(B, X, weight, scale, ratio)
@@ -50,7 +47,7 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
         _fallback.potri_vjp(gL, L, gB, lower)
         return
     torch.add(gB, gB.mT, out=gL)
-    _device.solve(gL, _device.make_readable(L if lower else L.mT), "lRL", _sizes.SOLVE_BLOCK, alpha=-1.0)
+    _device.solve(gL, _device.make_readable(L if lower else L.mT), "lRL", _thresholds.SOLVE_BLOCK, alpha=-1.0)
     if lower:
         _device.reshape_triangle(gL, _device.CLEAR_UPPER)
         return
@@ -75,8 +72,8 @@ def _finish(B: Tensor, X: Tensor | None, weight: Tensor, scale: float, ratio: fl
 def _serves(B: Tensor) -> bool:
     n = B.shape[-1]
     return (
-        n >= _sizes.LARGE
-        and _sizes.serves_items_one_by_one(B.shape[:-2].numel(), n)
+        n >= _thresholds.LARGE
+        and _thresholds.serves_items_one_by_one(B.shape[:-2].numel(), n)
         and _device.is_storable(B)
     )
 
@@ -88,4 +85,4 @@ def _invert(B: Tensor, L: Tensor, lower: bool) -> None:
         B.copy_(L if lower else L.mT)
     elif not lower:
         _device.reshape_triangle(B, _device.MOVE_DOWN)
-    _device.potri(B, _sizes.INVERSE_BLOCK)
+    _device.potri(B, _thresholds.INVERSE_BLOCK)

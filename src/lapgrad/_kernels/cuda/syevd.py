@@ -13,23 +13,18 @@ from torch import Tensor
 
 from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import solver as _solver
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
-
-#: cuSOLVER's batched routine against one matrix after another: from two items on, up to this order.
-_BATCHED_UP_TO = 512
-
-#: Its work space is some 14 times its operand: a batch is cut so that it stays below this many bytes.
-_WORK_SPACE = 256 * 2**20
 
 
 @on_its_device
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     if _syevd_batch.serves(A):
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
-    if 0 < A.shape[-1] <= _BATCHED_UP_TO and A.shape[:-2].numel() > 1:
+    if 0 < A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.shape[:-2].numel() > 1:
         return _decompose_batch(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
 
@@ -97,7 +92,7 @@ def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: b
         return sizes
 
     together = items
-    while together > 1 and get_workspace_sizes(together)[0] > _WORK_SPACE:
+    while together > 1 and get_workspace_sizes(together)[0] > _thresholds.SYEVD_WORKSPACE:
         together = (together + 1) // 2
     on_device, on_host = get_workspace_sizes(together)
     device_memory, host_memory = _solver.allocate_workspace(on_device, on_host, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lapgrad._kernels import torch as _fallback
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 
@@ -14,7 +14,7 @@ from lapgrad._kernels.cuda.runtime.stream import on_its_device
 def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
     if (
         not A.numel()
-        or not _sizes.serves_items_one_by_one(B.shape[:-2].numel(), B.shape[-1])
+        or not _thresholds.serves_items_one_by_one(B.shape[:-2].numel(), B.shape[-1])
         or not _device.is_storable(B)
     ):
         _fallback.syrk(B, A, transpose)

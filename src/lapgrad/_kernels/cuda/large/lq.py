@@ -3,8 +3,8 @@
 Panels of Householder reflections leave a GPU idle; Cholesky factorisations consist of products. With
 A Aᵀ = L1 L1ᵀ the rows of Q1 = L1⁻¹ A are orthonormal up to eps cond(A)², and a second round makes that eps:
 Q2 = L2⁻¹ Q1, L = L1 L2 (CholeskyQR2: Yamamoto et al. 2015). Where cond(A) is too large for that, rounds with
-A Aᵀ + s I before it bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 matrices are factorised in
-float64, whose products are no slower on the devices this is for. Two rounds are then enough for every
+A Aᵀ + s I before it bring it down (shifted CholeskyQR: Fukaya et al. 2020). float32 matrices are factorised
+in float64, whose products are no slower on the devices this is for. Two rounds are then enough for every
 condition that float32 can hold, and one for conditions up to ten thousand: Q1 is returned if Q1 Q1ᵀ is the
 identity to float32's precision.
 
@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 
@@ -76,7 +76,7 @@ def _run_rounds(Q: Tensor, A: Tensor, shifted: int) -> Tensor | None:
 
 
 class _RoundStatus:
-    """On the device: LAPACK's code of each round, and how far Q Qᵀ is from the identity before the last one."""
+    """On the device: LAPACK's code of each round, and the distance of Q Qᵀ from I before the last one."""
 
     def __init__(self, like: Tensor) -> None:
         self._codes_in_numbers = (_SHIFTED_ROUNDS + 3) // 2
@@ -115,7 +115,7 @@ def _divide(Q: Tensor, R: Tensor, code: int, refine: bool) -> None:
     Not refined in the last round: there R is near the identity, and its inverse as good as a substitution.
     """
     _cholesky.factorise_upper(R, code)
-    size = _sizes.ORTHOGONALISE_BLOCK if refine else _sizes.SOLVE_BLOCK
+    size = _thresholds.ORTHOGONALISE_BLOCK if refine else _thresholds.SOLVE_BLOCK
     _device.solve(Q, R.mT, "l", size, refine=refine)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import (
@@ -20,13 +21,6 @@ from lapgrad._kernels.cuda.runtime.items import (
     view_batch,
 )
 from lapgrad._kernels.cuda.small.triangular import plan_application
-
-LARGEST = 128
-
-#: Up to this many rows and columns a matrix has 4, 8 or 16 lanes of a warp, above it a block. The code for a
-#: step is written out for each column that a lane has: 32 of them take seconds to compile, and no longer
-#: fits the instruction cache.
-LARGEST_IN_GROUP = 16
 
 #: Threads of a block with several matrices.
 _THREADS = 128
@@ -42,7 +36,11 @@ _PANEL = 16
 
 def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
-    return max(A.shape[-2:]) <= LARGEST and A.numel() > 0 and A.dtype in (torch.float32, torch.float64)
+    return (
+        max(A.shape[-2:]) <= _thresholds.GELQF_SMALL
+        and A.numel() > 0
+        and A.dtype in (torch.float32, torch.float64)
+    )
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
@@ -60,7 +58,7 @@ def serves_vjp(Q: Tensor, L: Tensor) -> bool:
     m, n = L.shape[-2], Q.shape[-1]
     return (
         m == Q.shape[-2]
-        and n <= LARGEST
+        and n <= _thresholds.GELQF_SMALL
         and L.numel() > 0
         and _items.has_block_memory(_count_vjp_bytes(L), L)
     )
@@ -91,7 +89,7 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
 def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
     """As ``_fallback.dependent_row``, for factors of any size."""
     cell = _items.get_status_cell(L)
-    if cell is not None and relative_to_largest and L.shape[-1] > LARGEST:
+    if cell is not None and relative_to_largest and L.shape[-1] > _thresholds.GELQF_SMALL:
         # Every row would go through the whole diagonal.
         return _fallback.dependent_row(L, tolerance, relative_to_largest)
     if cell is None or not L.numel():
@@ -119,14 +117,14 @@ def plan_factorisation(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool, c
     items, m, n = A.shape
     orthogonal = (0, 0, 0, 0) if Q is None else (Q.data_ptr(), *Q.stride())
     operands = (L.data_ptr(), *L.stride(), *orthogonal, A.data_ptr(), *A.stride())
-    sizes = (m, n, items) if max(m, n) <= LARGEST_IN_GROUP else (m, n)
+    sizes = (m, n, items) if max(m, n) <= _thresholds.GELQF_IN_GROUP else (m, n)
     name, grid, threads, shared = _choose_factor_geometry(items, m, n, A.dtype)
     return "gelqf_batch", name, A, grid, threads, shared, *operands, *sizes, int(positive), get_address(cell)
 
 
 @functools.lru_cache(maxsize=4096)
 def _choose_factor_geometry(items: int, m: int, n: int, dtype: torch.dtype) -> Geometry:
-    if max(m, n) <= LARGEST_IN_GROUP:
+    if max(m, n) <= _thresholds.GELQF_IN_GROUP:
         rows, columns = _items.choose_lanes(m), _items.choose_lanes(n)
         groups = _THREADS // rows
         shared = groups * _items.compute_tile_stride(rows, columns, dtype) * dtype.itemsize

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address, view_batch
@@ -20,14 +21,11 @@ _LANES, _COLUMNS_OF_LANE, _ROWS_OF_LANE = 16, 8, 4
 CHUNK = _LANES * _COLUMNS_OF_LANE
 _PANEL = 16
 
-#: One matrix alone has one multiprocessor, where a library gives it the whole device.
-_FEWEST = 4
-
 
 def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
     m, n = A.shape[-2:]
-    wide = 0 < m <= _gelqf_batch.LARGEST < n and A.shape[:-2].numel() >= _FEWEST
+    wide = 0 < m <= _thresholds.GELQF_SMALL < n and A.shape[:-2].numel() >= _thresholds.GELQF_WIDE_FEWEST
     return (
         wide and A.dtype in (torch.float32, torch.float64) and _items.has_block_memory(count_bytes(m, A), A)
     )

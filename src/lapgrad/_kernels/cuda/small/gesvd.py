@@ -8,12 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
-
-#: The largest number of rows and of columns.
-LARGEST = 64
 
 #: (rows, columns, lanes that share a pair of rows, threads of a block), for at most as many rows and columns,
 #: the shorter side counted as rows. A thread has columns / lanes numbers of each of two rows, and of their
@@ -39,7 +37,7 @@ POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
-    return A.numel() > 0 and max(A.shape[-2:]) <= LARGEST
+    return A.numel() > 0 and max(A.shape[-2:]) <= _thresholds.GESVD_SMALL
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
@@ -92,7 +90,7 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
     """Whether the kernel takes these; their strides do not matter."""
-    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= LARGEST
+    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= _thresholds.GESVD_SMALL
 
 
 def gesvd_vjp(

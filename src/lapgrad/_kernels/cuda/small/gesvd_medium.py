@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
@@ -31,12 +32,6 @@ _COLUMNS = ((64, 2), (96, 3), (128, 4))
 #: rotations of one matrix can be worked out while another one's rows turn.
 _TOGETHER = {torch.float64: 1, torch.float32: 2}
 
-#: One matrix alone takes one multiprocessor as long as a library takes the whole device.
-_FEWEST = 2
-
-#: Bytes of work space where there are no vectors to lie in: the batch is cut so that it stays below.
-_WORK_SPACE = 64 * 2**20
-
 #: Threads of a block that turns signs, a warp for a row.
 _THREADS = 256
 
@@ -44,9 +39,13 @@ _THREADS = 256
 def serves(A: Tensor) -> bool:
     """Whether this takes a batch of this shape and type; its strides do not matter."""
     k, needed = min(A.shape[-2:]), 0
-    if A.shape[:-2].numel() < _FEWEST or not 0 < k <= _gelqf_batch.LARGEST or A.dtype not in _TOGETHER:
+    if (
+        A.shape[:-2].numel() < _thresholds.GESVD_MEDIUM_FEWEST
+        or not 0 < k <= _thresholds.GELQF_SMALL
+        or A.dtype not in _TOGETHER
+    ):
         return False
-    if max(A.shape[-2:]) > _gelqf_batch.LARGEST:
+    if max(A.shape[-2:]) > _thresholds.GELQF_SMALL:
         needed = _gelqf_wide.count_bytes(k, A)
     return _items.has_block_memory(max(needed, _count_bytes(k, True, A)), A)
 
@@ -90,7 +89,7 @@ def plan_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
     """The launches that find S alone, each to run before the next. Their items count from that of a part."""
     source = A.mT if A.shape[-2] > A.shape[-1] else A
     items, k, n = source.shape
-    together = min(items, max(1, _WORK_SPACE // (k * n * A.element_size())))
+    together = min(items, max(1, _thresholds.GESVD_WORKSPACE // (k * n * A.element_size())))
     work = torch.empty((together, k, n), dtype=A.dtype, device=A.device)
     for begin in range(0, items, together):
         part = source[begin : begin + together]
@@ -109,7 +108,7 @@ def _sort_rows(target: Tensor, A: Tensor) -> Tensor:
 
 def _plan_factorisation(L: Tensor, rows: Tensor, with_q: bool) -> Iterator[Launch]:
     """The launches after which L, and ``rows`` if wanted, hold the factors of ``rows``."""
-    if rows.shape[-1] > _gelqf_batch.LARGEST:
+    if rows.shape[-1] > _thresholds.GELQF_SMALL:
         yield from _gelqf_wide.plan_factorisation(L, rows, None, with_q)
     else:
         yield _gelqf_batch.plan_factorisation(L, rows if with_q else None, rows, True, None)

@@ -9,24 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address, view_batch
 from lapgrad._kernels.cuda.small.gesvd import POLICIES
 from lapgrad._torch.precision import in_full_precision
 
-#: The largest order: above it every matrix fills the device by itself.
-LARGEST = 512
-
-#: Bytes of work space: the batch is cut so that it stays below.
-_WORK_SPACE = 64 * 2**20
-
 _THREADS = 256
 
 
 def serves(U: Tensor, V: Tensor) -> bool:
     """Whether this takes these; their strides do not matter."""
-    return U.numel() > 0 < V.numel() and U.dim() > 2 and U.shape[-2] <= LARGEST
+    return U.numel() > 0 < V.numel() and U.dim() > 2 and U.shape[-2] <= _thresholds.GESVD_VJP_MEDIUM
 
 
 @in_full_precision
@@ -52,7 +47,7 @@ def gesvd_vjp(
     slope = None if gS is None else gS.reshape(values.shape).contiguous()
     gU, gV = (None if given is None else flatten_batch(given) for given in (gU, gV))
     items, k, n = V.shape
-    together = min(items, max(1, _WORK_SPACE // (k * (2 * k + n) * S.element_size())))
+    together = min(items, max(1, _thresholds.GESVD_WORKSPACE // (k * (2 * k + n) * S.element_size())))
     middle, moved = (torch.empty((together, k, k), dtype=S.dtype, device=S.device) for _ in range(2))
     inner = torch.empty((together, k, n), dtype=S.dtype, device=S.device)
     inverse = None if gV is None or k == n else torch.empty_like(values)

@@ -6,7 +6,7 @@ The adjoint walks back over predicted moments: n (n + 3) / 2 numbers per step. T
 the steps at a time and once per segment, and the filter runs again from there. A gradient that series share
 is one sum for each series, in the order of its steps, then the sum of these in an order that does not change:
 the result is the same to the last bit in every run. Where the moments or these sums of all series would take
-more than ``WORKSPACE`` bytes, the series are served in chunks, one after the other.
+more than ``thresholds.KALMAN_WORKSPACE`` bytes, the series are served in chunks, one after the other.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime.items import Launch, get_address
-
-LARGEST_STATES = 32
-LARGEST_OBSERVATIONS = 16
 
 #: Threads of a block by states, rounded up. Steps wait for each other, so that what counts is how long one
 #: takes: up to 8 states a warp, whose barriers cost least, has two elements of a matrix for each lane. Above,
 #: few elements for each thread are worth the barriers of a block.
 THREADS = {4: 32, 8: 32, 16: 128, 32: 256}
-
-#: Bytes of predicted moments and of sums of gradients, of all series of a launch.
-WORKSPACE = 1 << 27
-#: Bytes of the predicted moments of one series that are kept at a time.
-_KEPT = 1 << 19
 
 #: Which operands have a dimension of time: y, A, B, Q, R, m, P, c.
 _HAS_TIMES = (True, True, True, True, True, False, False, True)
@@ -46,7 +39,7 @@ def serves(y: Tensor, A: Tensor) -> bool:
     """Whether these kernels take a model of this shape and type."""
     series, times, p = y.shape
     n = A.shape[-1]
-    if not (0 < n <= LARGEST_STATES and 0 < p <= LARGEST_OBSERVATIONS):
+    if not (0 < n <= _thresholds.KALMAN_STATES and 0 < p <= _thresholds.KALMAN_OBSERVATIONS):
         return False
     if not (0 < times < _STEPS and 0 < series < 1 << 29) or y.dtype not in (torch.float32, torch.float64):
         return False
@@ -58,7 +51,7 @@ def compute_vjp(
     gs: Tensor,
     results: Results,
     model: Sequence[Tensor],
-    workspace: int = WORKSPACE,
+    workspace: int = _thresholds.KALMAN_WORKSPACE,
 ) -> None:
     """Results := the gradients, by as many launches as the work space asks for."""
     if not all(result is None or result.is_contiguous() for result in results):
@@ -141,7 +134,7 @@ def _divide_work(results: Results, model: Sequence[Tensor], workspace: int) -> t
     n, _ = _get_sizes(model)
     moments = n * (n + 3) // 2 * itemsize
     root = math.isqrt(times - 1) + 1  # the least memory
-    segment = min(times, max(root, min(_KEPT, workspace // series) // moments))
+    segment = min(times, max(root, min(_thresholds.KALMAN_KEPT, workspace // series) // moments))
     sums = sum(
         result.numel() * itemsize for result in results if result is not None and _is_shared(result, series)
     )

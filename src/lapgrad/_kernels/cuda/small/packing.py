@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime.items import Launch
 
 _THREADS = 256
@@ -15,7 +16,6 @@ _TILE = 32
 _ALONG_A_ROW = 8
 #: Rows that a group of threads takes one after the other, where that leaves enough threads to fill a device.
 _PASSES = 4
-_MANY_THREADS = 1 << 20
 
 
 def plan_packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
@@ -44,7 +44,7 @@ def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) ->
         return "packing", name, A, (items * tiles * tiles,), _THREADS, shared, *operands, tiles
     rows = items * (n if unpacks else n - skip)
     lanes = _choose_lanes(n)
-    passes = _PASSES if rows * lanes >= _MANY_THREADS else 1
+    passes = _PASSES if rows * lanes >= _thresholds.PACKING_MANY_THREADS else 1
     grid = (-(-rows // (_THREADS // lanes * passes)),)
     return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels import torch as _fallback
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import (
@@ -22,11 +23,6 @@ from lapgrad._kernels.cuda.runtime.items import (
     view_batch,
 )
 
-LARGEST_ORDER = 128
-
-#: Up to this order a matrix has 4, 8, 16 or 32 lanes of a warp, above it a block.
-LARGEST_IN_WARP = 32
-
 #: Threads of a block with several matrices: small, so that blocks fill the last processors evenly.
 _THREADS = 128
 _PANEL = 16
@@ -35,7 +31,7 @@ _PANEL = 16
 def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
     n = A.shape[-1]
-    if n > LARGEST_ORDER or not A.numel() or A.dtype not in (torch.float32, torch.float64):
+    if n > _thresholds.POTRF_SMALL or not A.numel() or A.dtype not in (torch.float32, torch.float64):
         return False
     return has_block_memory(_choose_vjp_geometry(1, n, A.dtype)[3], A)
 
@@ -63,7 +59,7 @@ def plan_factorisation(L: Tensor, A: Tensor, lower: bool, info: Tensor | None, c
     """The launch that factors; an upper factor is the lower one of the transposed memory."""
     items, n, _ = A.shape
     name, grid, threads, shared = _choose_factor_geometry(items, n, A.dtype)
-    sizes = (n, items) if n <= LARGEST_IN_WARP else (n,)
+    sizes = (n, items) if n <= _thresholds.POTRF_IN_WARP else (n,)
     arguments = (
         *_pack_operand(L, lower),
         *_pack_operand(A, lower),
@@ -78,7 +74,7 @@ def plan_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None
     """The launch that pulls back."""
     items, n, _ = L.shape
     name, grid, threads, shared = _choose_vjp_geometry(items, n, L.dtype)
-    sizes = (n, items) if n <= LARGEST_IN_WARP else (n,)
+    sizes = (n, items) if n <= _thresholds.POTRF_IN_WARP else (n,)
     operands = (*_pack_operand(gA, True), *_pack_operand(L, lower), *_pack_operand(gL, lower))
     return "potrf_batch", name, L, grid, threads, shared, *operands, *sizes, get_address(info)
 
@@ -88,7 +84,7 @@ def plan_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None
 
 @functools.lru_cache(maxsize=4096)
 def _choose_factor_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
-    if n <= LARGEST_IN_WARP:
+    if n <= _thresholds.POTRF_IN_WARP:
         lanes = choose_lanes(n)
         groups = _THREADS // lanes
         shared = groups * compute_tile_stride(lanes, lanes, dtype) * dtype.itemsize
@@ -101,7 +97,7 @@ def _choose_factor_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
 @functools.lru_cache(maxsize=4096)
 def _choose_vjp_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
     """Of a block this needs more memory than the factorisation."""
-    if n <= LARGEST_IN_WARP:
+    if n <= _thresholds.POTRF_IN_WARP:
         lanes = choose_lanes(n)
         groups = _THREADS // lanes
         shared = groups * (2 * compute_tile_stride(lanes, lanes, dtype) + lanes) * dtype.itemsize

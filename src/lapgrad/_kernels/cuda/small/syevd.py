@@ -8,12 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
-
-#: The largest order: beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
-LARGEST = 64
 
 #: (largest order, lanes for one matrix, threads of a block). A lane has one column, at order 64 two. Blocks
 #: are as large as it takes to fill a multiprocessor with at most 32 blocks, and no larger: one is over when
@@ -30,7 +28,7 @@ _POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan":
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
-    return 0 < A.shape[-1] <= LARGEST and A.numel() > 0
+    return 0 < A.shape[-1] <= _thresholds.SYEVD_SMALL and A.numel() > 0
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime.items import (
     Launch,
     choose_lanes,
@@ -19,14 +20,6 @@ from lapgrad._kernels.cuda.runtime.items import (
     pad_columns,
 )
 
-LARGEST_ORDER = 128
-
-#: Above this order a few items are better served by a library that gives each the whole device.
-_LARGEST_ALONE = 64
-_FEW = 2
-
-#: Up to this order a column is kept in registers, above it 16 rows of it.
-_LARGEST_IN_REGISTERS = 16
 _PANEL = 16
 
 #: Threads of a block, and columns of one item in it at most.
@@ -41,7 +34,9 @@ def serves(L: Tensor, A: Tensor) -> bool:
     n = L.shape[-1]
     if not A.numel() or A.dtype not in (torch.float32, torch.float64):
         return False
-    if n > _LARGEST_ALONE and (n > LARGEST_ORDER or L.shape[:-2].numel() <= _FEW):
+    if n > _thresholds.TRIANGULAR_ALONE and (
+        n > _thresholds.TRIANGULAR_SMALL or L.shape[:-2].numel() <= _thresholds.TRIANGULAR_FEW
+    ):
         return False
     return has_block_memory(
         _round_to_panels(n) * pad_columns(_round_to_panels(n), A.dtype) * A.element_size(), A
@@ -88,7 +83,7 @@ def _choose_geometry(
     """Kernel, grid, threads, bytes; items of a block, columns of an item in it, blocks for an item."""
     width = min(1 << (columns - 1).bit_length(), _THREADS)
     way = "true" if solve else "false"
-    if n <= _LARGEST_IN_REGISTERS:
+    if n <= _thresholds.TRIANGULAR_IN_REGISTERS:
         registers = choose_lanes(n)
         name = f"apply_small<{{T}}, {registers}, {way}>"
         tile = compute_tile_stride(registers, registers, dtype) * dtype.itemsize
