@@ -28,6 +28,7 @@ from lapgrad._errors import (
     SingularMatrixError,
     SizeError,
 )
+from lapgrad.accelerate.switch import accelerate
 from lapgrad.ops.copyltu import copyltu
 from lapgrad.ops.det import det
 from lapgrad.ops.extractdiag import extractdiag
@@ -90,6 +91,7 @@ __all__ = [
     "SingularValueDecomposition",
     "SizeError",
     "__version__",
+    "accelerate",
     "copyltu",
     "det",
     "extractdiag",

@@ -17,9 +17,7 @@ def column_major(like: Tensor, rows: int, columns: int) -> Tensor:
 def column_major_batch(like: Tensor, batch: Sequence[int], rows: int, columns: int) -> Tensor:
     """The same with leading dimensions ``batch``."""
     if not batch:
-        return torch.empty_strided(
-            (rows, columns), (1, max(rows, 1)), dtype=like.dtype, device=like.device
-        )
+        return torch.empty_strided((rows, columns), (1, max(rows, 1)), dtype=like.dtype, device=like.device)
     strides = [1, max(rows, 1)]
     step = max(rows, 1) * max(columns, 1)
     for size in reversed(batch):

@@ -34,12 +34,14 @@ def record_cholesky_ex(
 
 def compute_cholesky(A: Tensor, upper: bool = False) -> Tensor:
     """The factor, column-major; raises torch's error where a matrix is not positive definite."""
-    return _checked("cholesky", A, *_factor(A, upper), True)[0]
+    L, info = _factor(A, upper)
+    return _checked("cholesky", A, L, info, True)[0]
 
 
 def record_cholesky(A: Tensor, upper: bool = False) -> Tensor:
     """``compute_cholesky`` with derivatives."""
-    return _checked("cholesky", A, *operator.call(A, upper), True)[0]
+    L, info = operator.call(A, upper)
+    return _checked("cholesky", A, L, info, True)[0]
 
 
 def _checked(name: str, A: Tensor, L: Tensor, info: Tensor, check_errors: bool) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""linalg_lu_factor_ex, _linalg_solve_ex, linalg_inv_ex, _linalg_det and _linalg_slogdet, safe on several threads.
+"""linalg_lu_factor_ex, _linalg_solve_ex, linalg_inv_ex, _linalg_det, _linalg_slogdet, safe on any threads.
 
 torch factorises a batch by calling MKL's getrf from its own parallel loop; from a certain order on that hangs
 or returns wrong factors. Here a batch is factorised by lapgrad's core, which keeps MKL on one thread in its
@@ -49,6 +49,7 @@ def compute_solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """X with A X = B, or X A = B, and LU, pivots and info of A."""
+    X: Tensor
     if not is_unsafe(A):
         X, LU, pivots, info = run_torch("_linalg_solve_ex", A, B, left=left, check_errors=check_errors)
         return X, LU, pivots, info
@@ -59,7 +60,7 @@ def compute_solve_ex(
     LU, pivots, info = _factor_batch(_layout.expand_batch(A, batch))
     if check_errors:
         _torch_private.check_status(info, "torch.linalg.solve_ex", False)
-    X: Tensor = run_torch("linalg_lu_solve", LU, pivots, _layout.expand_batch(right, batch), left=left)
+    X = run_torch("linalg_lu_solve", LU, pivots, _layout.expand_batch(right, batch), left=left)
     if is_vector:
         # torch takes the strides of a batch of vectors for those of a matrix: column-major.
         X = column_major(X.squeeze(-1), *X.shape[-3:-1]).copy_(X.squeeze(-1))
@@ -125,7 +126,7 @@ def _factor_batch(A: Tensor) -> Factors:
 
 
 def _first_zero(diagonal: Tensor) -> Tensor:
-    """The number, from 1, of the first zero pivot of each matrix, and 0 where there is none: info of getrf."""
+    """info of getrf: the number, from 1, of the first zero pivot of each matrix, 0 where there is none."""
     zero = diagonal == 0
     return torch.where(zero.any(-1), zero.to(torch.uint8).argmax(-1) + 1, 0).to(torch.int32)
 
