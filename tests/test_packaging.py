@@ -66,7 +66,11 @@ def build_rule(condition):
 
 def test_wheels_carry_the_examples():
     packages = build_rule({"state": "wheel"})["wheel"]["packages"]
-    assert packages == {"lapgrad": "src/lapgrad", "lapgrad/examples": "examples"}
+    assert packages == {
+        "lapgrad": "src/lapgrad",
+        "lapgrad_autoload": "src/lapgrad_autoload",
+        "lapgrad/examples": "examples",
+    }
     assert list((ROOT / packages["lapgrad/examples"]).glob("*.py"))
 
 

@@ -66,6 +66,8 @@ def __getattr__(name: str) -> ModuleType:
     raise AttributeError(f"module 'lapgrad' has no attribute {name!r}")
 
 
+accelerate.start_from_environment()
+
 __all__ = [
     "LQ",
     "ConvergenceError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -185,6 +186,17 @@ class Acceleration:
         choice = Choice(NOTHING.names)
         PROCESS.make(choice)
         return OffScope(choice, self._overrides)
+
+    def start_from_environment(self) -> None:
+        """Do as ``LAPGRAD_ACCELERATE`` says: 1 for all operators, their names with commas for some of them.
+
+        Raises:
+            OptionError: The variable has a name that is not that of an operator.
+        """
+        wanted = os.environ.get("LAPGRAD_ACCELERATE", "").lower()
+        if wanted in ("", "0", "off", "false"):
+            return
+        self(only=None if wanted in ("1", "on", "true") else wanted.split(","))
 
     def stats(self, *, reset: bool = False) -> Statistics:
         """Returns how many calls were taken and passed on, by operator, shape and reason; prints as a table.
