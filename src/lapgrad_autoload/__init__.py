@@ -8,6 +8,6 @@ import os
 
 
 def accelerate_if_asked() -> None:
-    """Import lapgrad, which reads the variable, if ``LAPGRAD_ACCELERATE`` is set."""
-    if os.environ.get("LAPGRAD_ACCELERATE"):
+    """Import lapgrad, which reads the variable, if ``LAPGRAD_ACCELERATE`` asks for something."""
+    if os.environ.get("LAPGRAD_ACCELERATE", "").lower() not in ("", "0", "off", "false"):
         import lapgrad  # noqa: F401
