@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lapgrad import _torch_private
+
 
 def column_major(like: Tensor, rows: int, columns: int) -> Tensor:
     """An uninitialised tensor (*batch of ``like``, rows, columns) whose matrices are column-major."""
@@ -34,3 +36,21 @@ def status(like: Tensor) -> Tensor:
 def count_items(A: Tensor) -> int:
     """How many matrices ``A`` holds."""
     return 1 if A.dim() == 2 else math.prod(A.shape[:-2])
+
+
+def fits_target(target: Tensor, value: Tensor) -> bool:
+    """Whether ``value`` can be copied to ``target`` without a conversion, a warning or an error."""
+    return (
+        target.dtype is value.dtype
+        and target.device == value.device
+        and (target.shape == value.shape or not target.numel())
+        and not _torch_private.internally_overlapping(target)
+    )
+
+
+def write_target(target: Tensor, value: Tensor) -> None:
+    """target := value; an empty target gets the size and the strides of the value, as torch does it."""
+    if target.shape != value.shape:
+        target.resize_(value.shape)
+        target.as_strided_(value.shape, value.stride())
+    target.copy_(value)

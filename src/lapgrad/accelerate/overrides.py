@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import is_grad_enabled
 
 from lapgrad import _torch_private
 from lapgrad._translation import _torch_kernels
+from lapgrad._translation._results import fits_target, write_target
 from lapgrad.accelerate import registry
 from lapgrad.accelerate.choices import NOTHING, PROCESS, SCOPE, Choice
 from lapgrad.accelerate.routes import ROUTES, Route
@@ -229,34 +230,16 @@ def _out_kernel(route: Route, operator: str, device: str, judge: Judge, counts: 
         if reason is None:
             computed = _run(compute, arguments, further)
             values = computed if isinstance(computed, tuple) else (computed,)
-            if not all(map(_fits, targets, values)):
+            if not all(map(fits_target, targets, values)):
                 reason = "out="
         counts[operator, reason or TAKEN, device, A.dtype, A.shape] += 1
         if reason is not None:
             return by_torch(keys, *arguments, **options)
         for target, value in zip(targets, values, strict=True):
-            _write(target, value)
+            write_target(target, value)
         return targets if len(targets) > 1 else targets[0]
 
     return out
-
-
-def _fits(target: Tensor, value: Tensor) -> bool:
-    """Whether ``value`` can be copied to ``target`` without a conversion, a warning or an error."""
-    return (
-        target.dtype is value.dtype
-        and target.device == value.device
-        and (target.shape == value.shape or not target.numel())
-        and not _torch_private.internally_overlapping(target)
-    )
-
-
-def _write(target: Tensor, value: Tensor) -> None:
-    """target := value; an empty target gets the size and the strides of the value, as torch does it."""
-    if target.shape != value.shape:
-        target.resize_(value.shape)
-        target.as_strided_(value.shape, value.stride())
-    target.copy_(value)
 
 
 def _run(function: Callable[..., Any], arguments: Any, options: Any) -> Any:

@@ -34,7 +34,7 @@ class Scope:
         self._entered: ContextVar[tuple[Token[Choice | None], ...]] = ContextVar("entered", default=())
 
     def __enter__(self) -> Scope:
-        self._withdraw()
+        self.withdraw()
         self._overrides.open_scope()
         self._entered.set((*self._entered.get(), SCOPE.set(self._choice)))
         return self
@@ -52,7 +52,7 @@ class Scope:
 
     def __call__(self, function: Function) -> Function:
         """``function``, inside of which this scope holds; also an async function or a generator."""
-        self._withdraw()
+        self.withdraw()
         decorated: Any
         if inspect.iscoroutinefunction(function):
 
@@ -76,8 +76,8 @@ class Scope:
 
         return decorated
 
-    def _withdraw(self) -> None:
-        """The choice holds no longer for the process."""
+    def withdraw(self) -> None:
+        """Let the choice hold no longer for the process."""
         PROCESS.withdraw(self._choice)
 
 
@@ -92,9 +92,10 @@ class OffScope(Scope):
         super().__init__(choice, overrides)
         self._is_statement = True
 
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
+        """Let the choice hold no longer for the process; the overrides stay."""
         self._is_statement = False
-        super()._withdraw()
+        super().withdraw()
 
     def __del__(self) -> None:
         if self._is_statement and PROCESS.current is self._choice:
