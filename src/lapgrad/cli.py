@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lapgrad import __version__, info
+from lapgrad.bench import acceleration, exact_gp, models_command, sparse_gp
 from lapgrad.bench import command as bench
-from lapgrad.bench import exact_gp, models_command, sparse_gp
 from lapgrad.bench.results import typed
 from lapgrad.demo import command as demo
 from lapgrad.experiments import command as reproduce
@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     sparse = topics.add_parser("sgp", help="the criterion of a sparse Gaussian process")
     sparse_gp.add_arguments(sparse)
     sparse.set_defaults(run=sparse_gp.run)
+    accelerated = topics.add_parser(
+        "accelerate", help="torch's functions with and without acceleration: the table that it decides by"
+    )
+    acceleration.add_arguments(accelerated)
+    accelerated.set_defaults(run=acceleration.run)
 
     repeated = commands.add_parser("reproduce", help="repeat an experiment of the paper, from its data")
     reproduce.add_arguments(repeated)
