@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from lapgrad.bench.timing import Thunk, interleaved, long_lived_objects_aside, s
 #: Numbers of matrices that are tried, for each order.
 ITEMS = (1, 4, 16, 64, 256, 1000, 10000)
 
-#: Calls that take more operations than this are left out: the entry of the order below holds for them.
-_MOST_FLOPS = {"forward": 4e8, "gradient": 4e8}
+#: Calls that take more operations than this are left out, of batches and of single matrices: the entry of the
+#: order below holds for them.
+_MOST_FLOPS, _MOST_FLOPS_OF_ONE = 4e8, 6e9
 
 #: lapgrad takes a call if it takes at most this part of torch's time: ratios vary from run to run.
 _MARGIN = 0.95
@@ -212,7 +214,7 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
         least = 0
         measured = False
         for items in reversed(ITEMS):
-            if items * n**3 * case.flops > _MOST_FLOPS[kind] or items * n * n > 2e6:
+            if not _is_affordable(case, items, n):
                 continue
             measured = True
             # Once more, for longer: the noise of a machine looks like a slow call, too.
@@ -221,6 +223,11 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
             least = items
         row.append(least if measured else (row[-1] if row else 0))
     return smooth_row(row)
+
+
+def _is_affordable(case: Case, items: int, n: int) -> bool:
+    work = items * n**3 * case.flops
+    return work <= (_MOST_FLOPS_OF_ONE if items == 1 else _MOST_FLOPS) and items * n * n <= 3e6
 
 
 def smooth_row(row: list[int]) -> list[int]:
@@ -243,15 +250,31 @@ def _ratio(
 
     Of the fast samples: what other programs on the machine take comes on top of the time of a call.
     """
+    ratio, excess = _time_both(arguments, case, items, n, dtype, kind, longer)
+    if kind == "forward" or ratio > _MARGIN:
+        return ratio
+    # A recorded call may not be followed by a backward: that must not cost more than is allowed.
+    _, excess = _time_both(arguments, case, items, n, dtype, "recorded", longer)
+    return ratio if excess <= 0.0 else math.inf
+
+
+def _time_both(
+    arguments: argparse.Namespace, case: Case, items: int, n: int, dtype: str, kind: str, longer: float
+) -> tuple[float, float]:
+    """lapgrad's time over torch's, and the seconds by which it is slower than allowed."""
     thunk = _thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
-    taken, passed_on = (
-        lapgrad.accelerate(only={case.name}, always=True)(thunk),
-        lapgrad.accelerate.off()(thunk),
+    taken = lapgrad.accelerate(only={case.name}, always=True)(thunk)
+    passed_on = lapgrad.accelerate.off()(thunk)
+    of_lapgrad, of_torch = (
+        timing.low
+        for timing in interleaved(
+            [taken, passed_on],
+            longer * arguments.seconds,
+            least_rounds=5,
+            device=torch.device(arguments.device),
+        )
     )
-    timings = interleaved(
-        [taken, passed_on], longer * arguments.seconds, least_rounds=5, device=torch.device(arguments.device)
-    )
-    return timings[0].low / timings[1].low
+    return of_lapgrad / of_torch, of_lapgrad - (_ALLOWED_RATIO * of_torch + _ALLOWED_SECONDS)
 
 
 def _thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str, kind: str) -> Thunk:
@@ -259,6 +282,8 @@ def _thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str, kind
     if kind == "forward":
         return lambda: case.call(*operands)
     leaves = [operand.requires_grad_() for operand in operands]
+    if kind == "recorded":
+        return lambda: case.call(*leaves)
     results = case.call(*leaves)
     chosen = [x for x in (results if isinstance(results, tuple) else (results,)) if x.requires_grad]
     cotangents = [torch.ones_like(x) for x in chosen]
@@ -272,12 +297,14 @@ def _thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str, kind
 
 
 def _cells(device: str, case: Case) -> Iterator[tuple[int, int, str]]:
-    """(order, items, kind) of every call that --check times."""
+    """(order, items, kind) of every call that --check times.
+
+    forward: no gradient is asked for; recorded: it is, and not computed; gradient: values and gradient.
+    """
     for n in (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 100, 128, 200, 256, 512, 1024, 2048):
         for items in ITEMS:
-            for kind in ("forward", "gradient"):
-                work = items * n**3 * case.flops
-                if work <= 4 * _MOST_FLOPS[kind] and items * n * n <= 2e6:
+            for kind in ("forward", "recorded", "gradient"):
+                if _is_affordable(case, items, n):
                     yield n, items, kind
 
 
