@@ -264,6 +264,18 @@ def test_compiled_graphs_keep_what_they_were_traced_with() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_graphs_for_many_sizes_call_torch_by_its_names() -> None:
+    def function(A: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky_ex(A)[0].sum()
+
+    with lapgrad.accelerate(always=True):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        for items in (3, 5, 7):
+            operand = A[:1].expand(items, 4, 4).clone().requires_grad_()
+            gradients = [torch.autograd.grad(f(operand), operand)[0] for f in (compiled, function)]
+            torch.testing.assert_close(*gradients)
+
+
 def test_traced_graphs_name_the_operators_of_the_time() -> None:
     def function(A: torch.Tensor) -> torch.Tensor:
         return torch.linalg.cholesky_ex(A)[0]

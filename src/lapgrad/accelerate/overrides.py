@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 
 from lapgrad import _torch_private
 from lapgrad._translation import _torch_kernels
@@ -132,8 +132,6 @@ def _judge(route: Route, device: str, table: dict[str, Any]) -> Judge:
         if len(shape) < 2:
             return "arguments"
         rows, order = shape[-2:]
-        if type(order) is not int or type(rows) is not int:
-            return "symbolic sizes"
         if rows > order:
             order = rows
         if not choice.always:
@@ -192,16 +190,15 @@ def _autograd_kernel(
         return False
 
     def autograd(found: Any, *arguments: Any, **options: Any) -> Any:
-        if (
-            found.raw_repr() == plain
-            and not wants_gradient(arguments)
-            and not _torch_private.has_dual_level()
-        ):
+        is_plain = found.raw_repr() == plain
+        if is_plain and not wants_gradient(arguments) and not _torch_private.has_dual_level():
             # One way through Python instead of two: torch's Autograd kernel has nothing to record.
             return backend(keyset, *arguments, **options)
         choice = SCOPE.get() or PROCESS.current
         if (
             name not in choice.names
+            # A graph that is traced for many sizes is not decided by that of one.
+            or not (is_plain or all(map(_has_numbers_for_sizes, arguments[:tensors])))
             or judge(choice, True, arguments, options) is not None
             or not records(*arguments, **options)
         ):
@@ -211,6 +208,10 @@ def _autograd_kernel(
         return _run(record, arguments, options)
 
     return autograd
+
+
+def _has_numbers_for_sizes(tensor: Tensor) -> bool:
+    return all(type(size) is int for size in tensor.shape)
 
 
 def _out_kernel(route: Route, operator: str, device: str, judge: Judge, counts: Counts) -> Kernel:
