@@ -29,7 +29,7 @@ BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test environment pytest test-cuda test-cuda-sanitize test-torch bench lint types clean
+.PHONY: help demo test environment pytest test-cuda test-cuda-sanitize test-peers test-torch bench lint types clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -60,6 +60,10 @@ test-cuda: environment ## the shared tests, and those of the CUDA kernels, on a 
 # With the environment where there is one, else with $(PYTHON), which then needs torch and lapgrad's core.
 test-cuda-sanitize: ## every CUDA kernel under compute-sanitizer: memcheck, racecheck, initcheck
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/cuda/sanitize.py $(ARGS)
+
+# The dispatcher's overrides are judged by programs that know nothing of them.
+test-peers: $(VENV)/core $(VENV)/packages-test $(VENV)/packages-peers ## suites of linear_operator, GPyTorch, BoTorch with and without
+	$(BIN)/python .ci/test_peers.py --modes 1,always --workers $(WORKERS) $(ARGS)
 
 lint: $(VENV)/packages-test ## ruff
 	$(BIN)/ruff check .

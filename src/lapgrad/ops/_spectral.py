@@ -38,8 +38,12 @@ from lapgrad._formulas.gaps import (
 #: raise    as mask, and an exception when the loss is not of the kind for which that is exact.
 POLICIES = ("mask", "lorentz", "clamp", "nan", "raise")
 
+#: A policy for formulas that know what they do: mask without the warning.
+QUIET = "quiet"
+
 __all__ = [
     "POLICIES",
+    "QUIET",
     "check_policy",
     "check_tolerance",
     "close_gap",
@@ -52,6 +56,7 @@ __all__ = [
     "report",
     "row_noise",
     "row_signs",
+    "rule",
     "threshold",
     "tied",
     "tolerance",
@@ -63,6 +68,11 @@ def check_policy(operator: str, degeneracy: str) -> None:
     """``degeneracy`` names a policy."""
     if degeneracy not in POLICIES:
         raise _errors.unknown_option(operator, "degeneracy", degeneracy, POLICIES)
+
+
+def rule(degeneracy: str) -> str:
+    """The policy whose formula ``degeneracy`` follows."""
+    return "mask" if degeneracy == QUIET else degeneracy
 
 
 def check_tolerance(operator: str, tol: float | None) -> None:

@@ -17,8 +17,7 @@ from lapgrad.ops import gemm2 as _gemm2
 
 Degeneracy = Literal["mask", "lorentz", "clamp", "nan", "raise"]
 
-#: A policy for formulas that know what they do: mask without the warning.
-QUIET = "quiet"
+QUIET = _spectral.QUIET
 
 #: Policies that discard quotients of rounding by small gaps.
 _DISCARDS = ("mask", "raise", QUIET)
@@ -268,7 +267,7 @@ def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, to
 
 def _inverse_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     """F_ij = 1 / (l_i - l_j) as the policy says, F_ii = 0."""
-    policy = "mask" if degeneracy == QUIET else degeneracy
+    policy = _spectral.rule(degeneracy)
     relative = _spectral.tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
     return _spectral.reciprocal_gap(
         _spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), policy, relative
