@@ -97,6 +97,11 @@ PROMISED_ON_CUDA = 50.0
 #: 15 units at n = 4, where of_order has 14: 13 are seen on a CPU, 20 on CUDA.
 GRADIENT_OF_LQ = 2.0
 
+#: Times the errors that a formula in plain torch makes in float32, in units of eps (the largest of a row or
+#: column): 4 for its errors in float64, which are others of the same size, and 4 for an operator that uses
+#: the same formula.
+PLAIN_FORMULA = 8.0
+
 
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.
@@ -104,6 +109,19 @@ def of_order(n: int) -> float:
     Errors of sums grow with the root of their length; 8 units are the most that is seen at n = 257.
     """
     return 10.0 + 2.0 * math.sqrt(n)
+
+
+def of_sensitivity(length: int, passes: int = 1) -> float:
+    """Errors of values and gradients in units of eps, relative to their size plus their measured sensitivity.
+
+    A backward stable algorithm returns the exact result for operands that differ from the given ones by their
+    backward error. The sensitivity is how far the result moves, root mean square, for a random change of the
+    operands of relative size 1. What remains is the backward error in units of eps. It grows with the root of
+    the longest sum, as in ``of_order``, because roundings are random, and with the root of the number of
+    passes, which add up like them. The rest is for the largest of many entries, about 5 times the root mean
+    square, and for a sensitivity measured in 3 directions only, which can be too small by a factor of 2.
+    """
+    return of_order(length) * math.sqrt(passes)
 
 
 def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> None:
