@@ -9,7 +9,7 @@ import torch
 from device import DEVICE
 from paths import PATHS
 
-#: Stand-ins for other libraries, which only the processes of test_peers.py are to find, and a plugin of pytest.
+#: Stand-ins for other libraries, which only the processes of test_peers.py are to find; a plugin of pytest.
 collect_ignore = ["fake_peers", "sanitized_core.py"]
 
 

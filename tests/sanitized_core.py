@@ -1,8 +1,8 @@
-"""A plugin of pytest (-p sanitized_core): lapgrad runs on the core in the file SANITIZED_CORE, not on its own.
+"""A plugin of pytest (-p sanitized_core): lapgrad runs on the core in the file SANITIZED_CORE, not its own.
 
 That core is built with -DLAPGRAD_SANITIZE=ON, and the process is started with libasan.so in LD_PRELOAD: see
-`make test-sanitize`. With SANITIZED_COMPLETELY set, the run fails unless tests have called every routine of the
-core.
+`make test-sanitize`. With SANITIZED_COMPLETELY set, the run fails unless tests have called every routine of
+the core.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class Reference:
     ) -> list[Tensor]:
         """Errors of the reference in units of eps: those it makes in float32, seen from float64.
 
-        The operands are those that float32 represents. Where it leaves the range of float32 nothing is known,
-        and zero is returned.
+        The operands are those that float32 represents. Where it leaves the range of float32 nothing is known
+        of its errors, and they are infinite.
         """
         generator = torch.Generator()
         near = [arg.float() for arg in args]
@@ -159,12 +159,14 @@ class Reference:
         try:
             short = self.evaluate(near, weights, generator)
         except torch.linalg.LinAlgError:
-            return [torch.zeros_like(value) for value in values]
+            return [
+                torch.full_like(value, math.inf) if value.is_floating_point() else value for value in values
+            ]
         exact = self.evaluate(
             [arg.double() for arg in near], [None if w is None else w.double() for w in weights], generator
         )
         return [
-            ((one.double() - other) / torch.finfo(torch.float32).eps).abs().nan_to_num(0.0, 0.0)
+            ((one.double() - other) / torch.finfo(torch.float32).eps).abs().nan_to_num(math.inf)
             if one.is_floating_point()
             else torch.zeros_like(one)
             for one, other in zip([*short[0], *short[1]], [*exact[0], *exact[1]], strict=True)

@@ -58,11 +58,12 @@ def _draw_batches(batches: list[Shape], rng: random.Random, order: int, alike: b
     if alike or not any(batches):
         batch = draw_batch(rng, order)
         return [batch] * len(batches)
-    many = largest_batch(order)
+    # As many items as are allowed, also if all dimensions have the largest length that is drawn.
+    dimensions = max(len(batch) for batch in batches)
+    longest = int(largest_batch(order) ** (1 / dimensions))
     lengths = {0: 0, 1: 1}
     for batch in batches:
         for length in batch:
             if length not in lengths:
-                lengths[length] = draw_size(rng, 1, max(1, many))
-                many //= lengths[length]
+                lengths[length] = draw_size(rng, 1, longest)
     return [tuple(lengths[length] for length in batch) for batch in batches]

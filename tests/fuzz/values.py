@@ -16,7 +16,7 @@ _MAY_BE_GRADED = ("spd", "triangular", "general")
 
 
 def draw_values(
-    case: OperatorCase, recipe: Recipe, rng: random.Random, dtype: torch.dtype
+    case: OperatorCase, recipe: Recipe, rng: random.Random, dtype: torch.dtype, may_grade: bool
 ) -> tuple[list[Tensor], str]:
     """Operands in float64 that ``dtype`` represents exactly, and what is special about them."""
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
@@ -29,7 +29,7 @@ def draw_values(
         condition = 10 ** rng.uniform(0, 4 if dtype is torch.float64 else 2)
         for i in positions:
             values[i] = _shrink_one_direction(values[i], condition, kinds[i] == "spd", generator)
-    elif special == "graded" and case.draw is None:
+    elif special == "graded" and may_grade and case.draw is None:
         # One of them: where two meet, only entries that both make large are well determined.
         positions = [i for i, kind in enumerate(kinds) if kind in _MAY_BE_GRADED and values[i].dim() > 1]
         positions = positions and [rng.choice(positions)]
@@ -78,7 +78,7 @@ def perturb(kind: str, A: Tensor, size: float, generator: torch.Generator) -> Te
     if not A.numel():
         return A
     noise = size * torch.randn(A.shape, generator=generator, dtype=A.dtype)
-    if kind in ("general", "triangular"):
+    if kind in ("general", "contracting", "triangular"):
         return A + noise * A.abs()
     if kind == "spd":
         root = A.diagonal(dim1=-2, dim2=-1).abs().sqrt()

@@ -51,7 +51,7 @@ class OperatorCase:
         recipes: Shapes and flags; the first one is small and typical.
         kinds: For each operand what it must be: "spd", "spaced" (symmetric, with separated eigenvalues),
             "spaced_rows" (its covariance is), "separated" (singular values), "triangular", "full_rank",
-            "regular" or "general".
+            "contracting", "regular" or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
@@ -176,6 +176,11 @@ def _separated(shape: Shape, generator: torch.Generator) -> Tensor:
     return left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT
 
 
+def _contracting(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Eigenvalues of about 1/2 at most: its powers vanish."""
+    return 0.5 / math.sqrt(max(shape[-1], 1)) * _general(shape, generator)
+
+
 def _full_rank(shape: Shape, generator: torch.Generator) -> Tensor:
     """Rows and columns far from dependent, also in every leading block; any shape."""
     identity = torch.eye(*shape[-2:], dtype=torch.float64)
@@ -219,6 +224,7 @@ def _moved(make: Maker) -> Maker:
 
 _MAKERS: dict[str, Maker] = {
     "general": _general,
+    "contracting": _contracting,
     "spd": _spd,
     "spaced": _spaced,
     "spaced_rows": _spaced_rows,
@@ -243,8 +249,9 @@ def named(shapes: tuple[Shape, ...], flags: Flags) -> Recipe:
     return Recipe(shapes, flags, " ".join(described))
 
 
-#: Sweeps of Jacobi's or the QR iteration until it converges, and the reductions before and after.
-SWEEPS = 9
+#: 9 sweeps of Jacobi's or the QR iteration until it converges, with 4 roundings in each rotation: those of
+#: the angle are the same for whole columns.
+SWEEPS = 36
 
 #: Around these the kernels change: fixed orders, lanes, leaves, blocks.
 _BOUNDARIES = (2, 4, 8, 16, 24, 32, 48, 64, 128, 256)

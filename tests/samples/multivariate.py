@@ -97,7 +97,7 @@ CASES = (
         operator_name="gesvd",
         draw=_draw_cca,
         needs_distinct_columns=True,
-        passes=SWEEPS,
+        passes=2 * SWEEPS,  # and the covariances and their factors
         scale_share=0.45,
     ),
     OperatorCase(
@@ -118,7 +118,7 @@ CASES = (
         condition=lambda n: 10.0,
         operator_name="gesvd",
         draw=_draw_lda,
-        passes=SWEEPS,
+        passes=2 * SWEEPS,  # and the covariances and their factors
         scale_share=0.45,
     ),
 )

@@ -99,7 +99,7 @@ CASES = (
             named(((4, 1, 2, 1), (3, 1, 2, 2), (1, 2), (2, 2), (4, 3, 1, 1, 1), (3, 2), (4, 1, 2, 2)), {}),
             named(_shapes(2, 1, 1, batch=(17,)), {}),
         ),
-        ("general", "general", "general", "spd", "spd", "general", "spd"),
+        ("general", "contracting", "general", "spd", "spd", "general", "spd"),
         ("y", "A", "B", "Q", "R", "m", "P"),
         condition=lambda n: 10.0,
         draw=_draw,
