@@ -1,8 +1,8 @@
 """Existing code gets faster by one line: lapgrad.accelerate()
 
-A Gaussian process written with torch.distributions, and the same with GPyTorch where that is installed, before
-and after `lapgrad.accelerate()`. Nothing in the models knows of lapgrad. Times of a training step, in turns, and
-a plot of how many times faster it gets.
+A Gaussian process written with torch.distributions, and the same with GPyTorch where that is installed,
+before and after `lapgrad.accelerate()`. Nothing in the models knows of lapgrad. Times of a training step, in
+turns, and a plot of how many times faster it gets.
 
     lapgrad demo accelerate
     python examples/accelerate_gpytorch.py --quick --output figures/
@@ -89,8 +89,8 @@ def make_gpytorch_step(*shape: int) -> Callable[[], float]:
 
 
 # %% [markdown]
-# Before and after, in turns: a step without lapgrad, a step with it. `with lapgrad.accelerate():` holds inside
-# of the block; `lapgrad.accelerate()` at the top of a program would hold for all of it.
+# Before and after, in turns: a step without lapgrad, a step with it. `with lapgrad.accelerate():` holds in
+# the block; `lapgrad.accelerate()` at the top of a program would hold for all of it.
 
 
 # %%

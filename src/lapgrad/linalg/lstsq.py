@@ -175,7 +175,10 @@ def _vjp_tall(
     if not of_matrix:
         return None, gB
     residual = _minus(B, Q, _times(Q, B), transpose_a=True)
-    gA = _times(residual, _solved(L, inside, True), transpose_b=True)
+    # L^-T L^-1 may leave the range of numbers where its product with the residual does not: one factor of the
+    # size of L moves from one to the other.
+    size = L.detach()[..., :1, :1].abs() if L.numel() else 1.0
+    gA = _times(residual / size, _solved(L, inside * size, True), transpose_b=True)
     return _minus(gA, gB, X, transpose_b=True), gB
 
 
