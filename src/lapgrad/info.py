@@ -22,7 +22,7 @@ def collect() -> Facts:
 
     Example:
         >>> sorted(collect())
-        ['blas', 'core', 'cpu', 'cuda', 'lapgrad', 'torch']
+        ['accelerate', 'blas', 'core', 'cpu', 'cuda', 'lapgrad', 'torch']
     """
     return {
         "lapgrad": {
@@ -41,6 +41,7 @@ def collect() -> Facts:
         "core": _describe("lapgrad._kernels.cpu"),
         "blas": _describe("lapgrad._blas"),
         "cuda": _cuda(),
+        "accelerate": _describe("lapgrad.accelerate.registry"),
     }
 
 

@@ -131,6 +131,21 @@ class TestCholesky:
 
     @pytest.mark.parametrize("transpose", [True, False])
     @pytest.mark.parametrize("rightside", [True, False])
+    def test_trsm_of_few_columns(
+        self, batch: tuple[int, ...], lower: bool, transpose: bool, rightside: bool
+    ) -> None:
+        """By cuBLAS's own substitution."""
+        L = factor(*batch, ORDER, lower=lower)
+        A = torch.randn((*batch, 5, ORDER) if rightside else (*batch, ORDER, 5), dtype=L.dtype)
+        with without_fallback("trsm"):
+            found = torch.empty_like(A)
+            assert _cuda.trsm(found, L, A, lower, transpose, rightside) is None
+        wanted = torch.empty_like(A)
+        _fallback.trsm(wanted, L, A, lower, transpose, rightside)
+        assert_near(found, wanted)
+
+    @pytest.mark.parametrize("transpose", [True, False])
+    @pytest.mark.parametrize("rightside", [True, False])
     def test_trsm_of_five_blocks(
         self,
         batch: tuple[int, ...],

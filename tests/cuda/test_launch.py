@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -143,7 +142,7 @@ def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pyt
         def set_current(self) -> None:
             bound.append(self.number)
 
-    monkeypatch.setattr(_stream, "_bound", threading.local())
+    monkeypatch.setattr(_stream, "_bound", _stream._BoundDevices())
     monkeypatch.setattr(_stream, "get_current_device", lambda: 0)
     for name in ("cuda", "cuda.core"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(Device=Device))

@@ -56,10 +56,10 @@ def test_one_triangle_is_read(solver: list[int], lower: bool) -> None:
     A = symmetric(6).view(2, 3, N, N)
     seen = A.tril() if lower else A.triu()
     eigenvalues, U = A.new_empty(2, 3, N), torch.empty_like(A)
-    assert routines._batched(eigenvalues, U, seen, lower) is None
+    assert routines._decompose_batch(eigenvalues, U, seen, lower) is None
     check(A, eigenvalues, U)
     alone = A.new_empty(2, 3, N)
-    assert routines._batched(alone, None, seen, lower) is None
+    assert routines._decompose_batch(alone, None, seen, lower) is None
     torch.testing.assert_close(alone, eigenvalues)
 
 
@@ -67,15 +67,15 @@ def test_failures(solver: list[int]) -> None:
     A = symmetric(4)
     eigenvalues, U = A.new_empty(4, N), torch.empty_like(A)
     solver[3] = 5
-    assert routines._batched(eigenvalues, U, A, True) == (3, 1)
+    assert routines._decompose_batch(eigenvalues, U, A, True) == (3, 1)
     A[2, 8, 3] = torch.inf
-    assert routines._batched(eigenvalues, U, A, True) == (2, -1)
+    assert routines._decompose_batch(eigenvalues, U, A, True) == (2, -1)
     assert eigenvalues[2].isnan().all()
     assert eigenvalues[1].isfinite().all()
     A[2, 8, 3] = 0.0
     A[1, 3, 8] = torch.nan  # in the other triangle
     solver[3] = 0
-    assert routines._batched(eigenvalues, U, A, True) is None
+    assert routines._decompose_batch(eigenvalues, U, A, True) is None
 
 
 def test_nothing_is_read_while_a_graph_is_captured(
@@ -85,7 +85,7 @@ def test_nothing_is_read_while_a_graph_is_captured(
     A = symmetric(2)
     A[1, 0, 0] = torch.nan
     eigenvalues = A.new_empty(2, N)
-    assert routines._batched(eigenvalues, None, A, True) is None
+    assert routines._decompose_batch(eigenvalues, None, A, True) is None
     assert eigenvalues[1].isnan().all()
 
 

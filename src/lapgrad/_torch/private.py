@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C, Tensor
@@ -104,6 +104,41 @@ def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
     fresh = torch.Generator(torch.device("cuda", device))
     fresh.set_state(generator)
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+class BackendKeys(NamedTuple):
+    """The dispatch keys of one kind of device, as overrides of torch's own operators meet them.
+
+    Attributes:
+        autograd: Name of the key that records gradients.
+        backend: Name of the key that computes.
+        plain: What the keys of a call with ordinary tensors, outside of transforms and modes, are at the
+            Autograd key, as an integer.
+        keyset: The backend key alone: what a kernel of torch is called with.
+    """
+
+    autograd: str
+    backend: str
+    plain: int
+    keyset: Any
+
+
+def backend_keys(device: str) -> BackendKeys:
+    """The dispatch keys of ``device``, "cpu" or "cuda"."""
+    backend, autograd = (getattr(_C.DispatchKey, prefix + device.upper()) for prefix in ("", "Autograd"))
+    keyset = _C.DispatchKeySet(backend)
+    plain = keyset | _C.DispatchKeySet(autograd)
+    return BackendKeys(f"Autograd{device.upper()}", device.upper(), plain.raw_repr(), keyset)
+
+
+def has_dual_level() -> bool:
+    """Whether forward mode is in use in this process, as far as it can be told without looking at tensors."""
+    return bool(forward_ad._current_level >= 0)
+
+
+def check_status(info: Tensor, operator: str, is_matrix: bool) -> None:
+    """Raise torch's own LinAlgError for the first item whose ``info`` is not zero; waits for a GPU."""
+    torch.ops.aten._linalg_check_errors.default(info, operator, is_matrix=is_matrix)
 
 
 def is_view(tensor: Tensor) -> bool:

@@ -177,7 +177,10 @@ def _vjp_tall(
     if not of_matrix:
         return None, gB
     residual = _subtract(B, Q, _multiply(Q, B), transpose_a=True)
-    gA = _multiply(residual, _solve_with_factors(L, inside, True), transpose_b=True)
+    # L^-T L^-1 may leave the range of numbers where its product with the residual does not: one factor of the
+    # size of L moves from one to the other.
+    size = L.detach()[..., :1, :1].abs() if L.numel() else 1.0
+    gA = _multiply(residual / size, _solve_with_factors(L, inside * size, True), transpose_b=True)
     return _subtract(gA, gB, X, transpose_b=True), gB
 
 

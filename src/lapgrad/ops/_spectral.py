@@ -24,11 +24,19 @@ from lapgrad import _errors
 #: raise    as mask, and an exception when the loss is not of the kind for which that is exact.
 POLICIES = ("mask", "lorentz", "clamp", "nan", "raise")
 
+#: For formulas of this library whose loss is known to be of that kind: as mask, without the check.
+QUIET = "quiet"
+
 
 def check_policy(operator: str, degeneracy: str) -> None:
     """Raises if ``degeneracy`` is not the name of a policy."""
     if degeneracy not in POLICIES:
         raise _errors.unknown_option(operator, "degeneracy", degeneracy, POLICIES)
+
+
+def find_rule(degeneracy: str) -> str:
+    """The policy whose formula ``degeneracy`` follows."""
+    return "mask" if degeneracy == QUIET else degeneracy
 
 
 def check_tolerance(operator: str, tol: float | None) -> None:

@@ -155,13 +155,28 @@ def _fake_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Ten
     return fresh_matrix(L, L.shape[-2], Q.shape[-1])
 
 
-def _compute_vjp_composite(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    """gA1 = L1^-T (gQ + Z Q), gA2 = gL2 Q, Z of ``_compute_middle``; L1 has the first r rows, L2 the rest."""
+def _solve_checked(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
+    """t(L)^-1 B as an operator with derivatives that refuses dependent rows."""
+    X: Tensor = operator_solve.call(L, B, transpose)
+    return X
+
+
+def compute_vjp_composite(
+    Q: Tensor,
+    L: Tensor,
+    gQ: Tensor | None,
+    gL: Tensor | None,
+    solve: Callable[[Tensor, Tensor, bool], Tensor] = _solve_checked,
+) -> Tensor:
+    """gA1 = L1^-T (gQ + Z Q), gA2 = gL2 Q, Z of ``_compute_middle``; L1 has the first r rows, L2 the rest.
+
+    ``solve(L, B, transpose)`` returns t(L)^-1 B.
+    """
     rank = L.shape[-1]
     top = _gemm2.operator.call(_compute_middle(Q, L, gQ, gL), Q, False, False, 1.0)
     if gQ is not None:
         top = top + gQ
-    top = operator_solve.call(_select_top(L, rank), top, True)
+    top = solve(_select_top(L, rank), top, True)
     if L.shape[-2] == rank:
         return top
     bottom = (
@@ -204,7 +219,7 @@ def _compute_vjp_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
     """As above, with Q = L1^-1 A1."""
     rank = L.shape[-1]
     Q = operator_solve.call(_select_top(L, rank), _select_top(A, rank), False)
-    return _compute_vjp_composite(Q, L, None, gL)
+    return compute_vjp_composite(Q, L, None, gL)
 
 
 def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
@@ -254,14 +269,19 @@ def _vjp_l(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any],
     return (operator_l_vjp.call(A, L, gL),)
 
 
-def compute_jvp(Q: Tensor, L: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+def compute_jvp(
+    Q: Tensor,
+    L: Tensor,
+    dA: Tensor,
+    solve: Callable[[Tensor, Tensor, bool], Tensor] = _solve_checked,
+) -> tuple[Tensor, Tensor]:
     """dQ and dL. With W = L1^-1 dA1, C = W Q^T and X = tril(C + C^T) - diag(C): dL1 = L1 X and dQ = W - X Q.
 
     A2 = L2 Q then gives dL2 = dA2 Q^T - L2 dQ Q^T = dA2 Q^T - L2 (C - X).
     """
     rank = L.shape[-1]
     L1 = _select_top(L, rank)
-    W = operator_solve.call(L1, _select_top(dA, rank), False)
+    W = solve(L1, _select_top(dA, rank), False)
     C = _gemm2.operator.call(W, Q, False, True, 1.0)
     X = C.tril() + C.triu(1).mT
     dL = _trmm.operator.call(L1, X, True, False, False)
@@ -299,7 +319,7 @@ operator_vjp = define_fused(
     "(Tensor Q, Tensor L, Tensor? gQ, Tensor? gL) -> Tensor",
     kernel=_compute_vjp,
     fake=_fake_vjp,
-    composite=_compute_vjp_composite,
+    composite=compute_vjp_composite,
 )
 
 operator_l_vjp = define_fused(

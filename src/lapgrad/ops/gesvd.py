@@ -192,8 +192,8 @@ def _compute_vjp(
 ) -> Tensor:
     gA = _fake_vjp(U, S, V)
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
-    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, degeneracy, allowed)
-    if ambiguous is not None:
+    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.find_rule(degeneracy), allowed)
+    if ambiguous is not None and degeneracy != _spectral.QUIET:
         _spectral.report("gesvd", degeneracy, ambiguous, "singular values")
     return gA
 
@@ -209,8 +209,10 @@ def _compute_vjp_composite(
     tol: float | None,
 ) -> Tensor:
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
-    discards = degeneracy in DISCARDING_POLICIES
-    return compute_vjp(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
+    policy = _spectral.find_rule(degeneracy)
+    return compute_vjp(
+        U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDING_POLICIES
+    )
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
@@ -229,14 +231,15 @@ def _vjp(
     return (operator_vjp.call(U, S, V, gU, gS, gV, *flags),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """With M = U dA V^T: dS = diag M, dU = sk(C ∘ M) U, dV = -sk(C^T ∘ M) V, if wide + S^-1 (U dA - M V).
 
     C is the one of the gradient, so that forward and reverse mode are adjoint under every policy.
     """
     (U, S, V), (degeneracy, tol) = saved, flags
+    degeneracy = _spectral.find_rule(degeneracy)
     if U.shape[-1] > V.shape[-1]:
-        dV, dS, dU = _jvp((V, S, U), flags, dA.mT)
+        dV, dS, dU = jvp((V, S, U), flags, dA.mT)
         return dU, dS, dV
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     C = compute_coefficients(S, degeneracy, allowed)
@@ -284,7 +287,7 @@ operator = define(
     "(Tensor A, str degeneracy, float? tol) -> (Tensor, Tensor, Tensor)",
     kernel=_decompose,
     fake=_fake,
-    formulas=Formulas(saves=((_U, _S, _V),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_U, _S, _V),), vjp=_vjp, jvp=jvp),
 )
 
 operator_values = define(

@@ -18,8 +18,7 @@ from lapgrad.ops import gemm2 as _gemm2
 
 Degeneracy = Literal["mask", "lorentz", "clamp", "nan", "raise"]
 
-#: A policy for formulas that know what they do: mask without the warning.
-QUIET = "quiet"
+QUIET = _spectral.QUIET
 
 #: Policies that discard quotients of rounding by small gaps.
 _DISCARDS = ("mask", "raise", QUIET)
@@ -269,7 +268,7 @@ def _find_uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | Non
 
 def _invert_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     """F_ij = 1 / (l_i - l_j) as the policy says, F_ii = 0."""
-    policy = "mask" if degeneracy == QUIET else degeneracy
+    policy = _spectral.find_rule(degeneracy)
     relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
     return _gaps.invert_gaps(
         _gaps.compute_gaps(eigenvalues), _gaps.find_largest(eigenvalues), policy, relative
