@@ -8,6 +8,8 @@
 #   ARGS         further arguments of `make demo`, `make bench`, `make pytest`, `make test-cuda` and
 #                `make test-cuda-sanitize`
 #   GPU_WORKERS  test processes that share a GPU
+#   SECONDS      how long `make fuzz` runs
+#   SEED         which cases it draws
 
 PYTHON      ?= python3
 VENV        ?= .venv
@@ -15,6 +17,8 @@ CONSTRAINTS ?= constraints.txt
 WORKERS     ?= 2
 GPU_WORKERS ?= 4
 ARGS        ?=
+SECONDS     ?= 60
+SEED        ?= 0
 
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip
@@ -29,7 +33,8 @@ BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test environment pytest test-cuda test-cuda-sanitize test-torch bench lint types clean
+.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-torch bench \
+    lint types clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -43,6 +48,24 @@ environment: $(VENV)/core $(VENV)/packages-test ## what the tests need, in $(VEN
 
 pytest: environment ## the tests only
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+fuzz: environment ## random calls of every operator against references: make fuzz SECONDS=600 SEED=1
+	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+# Tests that together call every routine of the core; tests/sanitized_core.py makes sure that they do.
+SANITIZED_TESTS := $(addprefix tests/,test_fuzz.py::test_fixed_run test_values.py::test_samples test_gradients.py \
+    test_layouts.py::test_small_matrices test_layouts.py::test_batches test_packing.py \
+    test_threads.py::test_number_of_threads_is_that_of_torch_at_any_time test_threads.py::test_calls_from_many_threads \
+    cuda/test_large_matrices.py cuda/test_launch.py)
+SANITIZED := build/sanitize
+
+# What Python itself never frees would be reported as leaks. libstdc++ has to be there when libasan looks for the
+# function that throws exceptions. Reports go past pytest to the terminal.
+test-sanitize: environment $(SANITIZED)/built ## tests on a core with address and undefined behaviour sanitizers
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    SANITIZED_CORE="$$(echo $(CURDIR)/$(SANITIZED)/_core*.so)" $(if $(ARGS),,SANITIZED_COMPLETELY=1) $(TEST_ENV) \
+	    $(BIN)/python -m pytest -p sanitized_core --capture=sys $(if $(ARGS),$(ARGS),$(SANITIZED_TESTS))
 
 # The tests that take their device from tests/device.py, and those of the CUDA kernels.
 CUDA_TESTS := $(addprefix tests/,test_values.py test_gradients.py test_transforms.py test_tracing.py test_layouts.py \
@@ -60,6 +83,10 @@ test-cuda: environment ## the shared tests, and those of the CUDA kernels, on a 
 # With the environment where there is one, else with $(PYTHON), which then needs torch and lapgrad's core.
 test-cuda-sanitize: ## every CUDA kernel under compute-sanitizer: memcheck, racecheck, initcheck
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/cuda/sanitize.py $(ARGS)
+
+# The dispatcher's overrides are judged by programs that know nothing of them.
+test-peers: $(VENV)/core $(VENV)/packages-test $(VENV)/packages-peers ## suites of linear_operator, GPyTorch, BoTorch with and without
+	$(BIN)/python .ci/test_peers.py --modes 1,always --workers $(WORKERS) $(ARGS)
 
 lint: $(VENV)/packages-test ## ruff
 	$(BIN)/ruff check .
@@ -94,6 +121,13 @@ $(VENV)/ready:
 # itself, as make's -j is about other things.
 $(VENV)/core: $(VENV)/ready $(CORE_SOURCES)
 	env -u MAKEFLAGS $(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(SANITIZED)/built: $(VENV)/ready $(CORE_SOURCES)
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None \
+	    -DLAPGRAD_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	    -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) -DSKBUILD_PROJECT_VERSION=sanitized
+	env -u MAKEFLAGS $(BIN)/cmake --build $(SANITIZED)
 	@touch $@
 
 $(VENV)/packages-%: $(VENV)/ready pyproject.toml $(CONSTRAINTS)

@@ -9,8 +9,8 @@ import torch
 from device import DEVICE
 from paths import PATHS
 
-#: Stand-ins for other libraries, which only the processes of test_peers.py are to find.
-collect_ignore = ["fake_peers"]
+#: Programs that tests start as processes, stand-ins for other libraries, and a plugin of pytest.
+collect_ignore = ["fake_peers", "fake_processes", "sanitized_core.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,21 +13,26 @@ import lapgrad
 _PLACES = (Path(__file__).resolve().parent, Path(lapgrad.__file__).resolve().parents[1])
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code``; modules of the tests can be imported in it, and warnings are errors as in the tests."""
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a process that can import modules of the tests and the package that they test."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAPGRAD_")}
     path = os.pathsep.join([*map(str, _PLACES), inherited.get("PYTHONPATH", "")])
+    return {**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
+
+
+def run(code: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code``; modules of the tests can be imported in it, and warnings are errors as in the tests."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        env=environment(**changes),
         capture_output=True,
         text=True,
         timeout=300,
     )
 
 
-def output(code: str, **environment: str) -> str:
+def output(code: str, **changes: str) -> str:
     """What ``code`` prints; it must succeed."""
-    done = run(code, **environment)
+    done = run(code, **changes)
     assert done.returncode == 0, done.stderr
     return done.stdout

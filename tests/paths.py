@@ -78,18 +78,31 @@ def path(name: str, isa: str = "") -> Iterator[None]:
         yield
         return
     threads, entries = PATHS[name]
-    core = _cpu.core
-    if isa and not core.isa_supported(isa):
+    if isa and not _cpu.core.isa_supported(isa):
         pytest.skip(f"this CPU has no {isa}")
-    plan, threads_before, isa_before = core.plan(), torch.get_num_threads(), core.isa()
+    with core_set_to(entries, threads, isa):
+        yield
+
+
+@contextlib.contextmanager
+def core_set_to(entries: dict[str, int], threads: int, isa: str = "") -> Iterator[None]:
+    """While active, the core has these entries in its plan, that many threads and that instruction set.
+
+    Without the core, and on another device, only the number of threads is set.
+    """
+    core = _cpu.core if DEVICE.type == "cpu" and _cpu.available() else None
+    threads_before = torch.get_num_threads()
+    plan, isa_before = (core.plan(), core.isa()) if core else ({}, "")
     try:
-        assert core.select_isa(isa)
         torch.set_num_threads(threads)
-        for entry, value in entries.items():
-            core.set_plan(entry, value)
+        if core:
+            assert core.select_isa(isa)
+            for entry, value in entries.items():
+                core.set_plan(entry, value)
         yield
     finally:
-        for entry, value in plan.items():
-            core.set_plan(entry, value)
         torch.set_num_threads(threads_before)
-        assert core.select_isa(isa_before)
+        if core:
+            for entry, value in plan.items():
+                core.set_plan(entry, value)
+            assert core.select_isa(isa_before)

@@ -78,17 +78,17 @@ def sample(
     generator = torch.Generator().manual_seed(n)
     kinds = OPERATORS[name].kinds
     args = tuple(
-        _operand(kind, (*batch, *shape), generator).to(device=DEVICE, dtype=dtype)
+        operand(kind, (*batch, *shape), generator).to(device=DEVICE, dtype=dtype)
         for kind, shape in zip(kinds, shapes(name, n, other, flags), strict=True)
     )
     return Sample(args, flags, f"{name} {n} {batch} {flags}")
 
 
-def _operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
+def operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
     X = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "general":
         return X
-    if kind in ("separated", "spaced"):
+    if kind in ("separated", "spaced", "spaced_rows", "contracting"):
         return MAKERS[kind](shape, generator)
     n = shape[-1]
     if kind == "full_rank":

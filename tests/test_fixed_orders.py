@@ -1,4 +1,4 @@
-"""Orders with kernels of their own (csrc/small/fixed.h: 4, 8, 16) and their neighbours, on every instruction set.
+"""Orders with their own kernels (csrc/small/fixed.h: 4, 8, 16) and their neighbours on every instruction set.
 
 Batches of triangular and symmetric products run on these kernels, and gradients of the other operators are
 made of such products. A kernel compiled for one order loads, transposes and stores whole vectors, so both

@@ -14,7 +14,7 @@ from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from paths import PATHS, path
 from samples import Shape
-from tolerances import HOUSEHOLDER, assert_all_close
+from tolerances import HOUSEHOLDER, assert_all_close, of_order
 from torch import Tensor, func
 from torch.autograd import grad
 
@@ -303,6 +303,20 @@ def test_gradients_of_lstsq_agree_with_torch(shape: Shape) -> None:
     ours = lapgrad.linalg.lstsq(A, B)
     theirs = torch.linalg.lstsq(A.cpu(), B.cpu(), driver="gelsd").solution  # on the CPU only
     assert_all_close(grad(ours.sin().sum(), (A, B)), grad(theirs.sin().sum(), (A, B)), 2000.0)
+
+
+@pytest.mark.parametrize(("dtype", "exponent"), [(torch.float32, 80), (torch.float64, 700)])
+def test_gradients_of_lstsq_do_not_depend_on_scale(dtype: torch.dtype, exponent: int) -> None:
+    """With A and B times 2^e, the gradient of A is 2^-e times as large; A^-2 alone would not be in range."""
+    generator = torch.Generator().manual_seed(0)
+    A, B = (torch.randn(shape, generator=generator, dtype=dtype).to(DEVICE) for shape in ((7, 3), (7, 2)))
+
+    def gradient(scale: float) -> Tensor:
+        leaf = (A * scale).requires_grad_()
+        return torch.autograd.grad(lapgrad.linalg.lstsq(leaf, B * scale).sum(), leaf)[0]
+
+    for scale in (2.0**exponent, 2.0**-exponent):
+        assert_all_close(gradient(scale) * scale, gradient(1.0), of_order(7))
 
 
 def test_lstsq_residual_and_length() -> None:

@@ -129,7 +129,10 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
         return _peak(overwrite)
     for arg in args:
         arg.requires_grad_()
-    result = next(part for part in _tensors(case.fn(*args, **flags)) if part.requires_grad)
+    results = case.fn(*args, **flags)
+    # The sign of a determinant requires a gradient, too, but is constant.
+    of_interest = results.logabsdet if name == "slogdet" else results
+    result = next(part for part in _tensors(of_interest) if part.requires_grad)
     cotangent = torch.ones_like(result)
     return _peak(lambda: torch.autograd.grad(result, args, cotangent, retain_graph=True), cotangent)
 

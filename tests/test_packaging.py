@@ -67,7 +67,7 @@ def build_rule(condition):
 
 def test_wheels_carry_the_examples():
     packages = build_rule({"state": "wheel"})["wheel"]["packages"]
-    sources = {name: f"src/{name}" for name in ("lapgrad", "lapgrad_bench")}
+    sources = {name: f"src/{name}" for name in ("lapgrad", "lapgrad_bench", "lapgrad_autoload")}
     assert packages == {**sources, "lapgrad/examples": "examples"}
     assert list((ROOT / packages["lapgrad/examples"]).glob("*.py"))
 

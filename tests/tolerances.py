@@ -108,6 +108,12 @@ OF_A_GROUP = 9.0
 SOLVED_TWICE = 2.0
 
 
+#: Times the errors that a formula in plain torch makes in float32, in units of eps (the largest of a row or
+#: column): 4 for its errors in float64, which are others of the same size, and 4 for an operator that uses
+#: the same formula.
+PLAIN_FORMULA = 8.0
+
+
 def of_order(n: int) -> float:
     """Values and first derivatives of matrices of order n with a condition number of about 10.
 
@@ -130,6 +136,19 @@ def of_joint_density(condition: float, dtype: torch.dtype) -> float:
     that x errs by up to cond(S) eps |x|. These are epsilons of float64, whatever the dtype of the filter.
     """
     return DEFAULT + condition * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
+
+
+def of_sensitivity(length: int, passes: int = 1) -> float:
+    """Errors of values and gradients in units of eps, relative to their size plus their measured sensitivity.
+
+    A backward stable algorithm returns the exact result for operands that differ from the given ones by their
+    backward error. The sensitivity is how far the result moves, root mean square, for a random change of the
+    operands of relative size 1. What remains is the backward error in units of eps. It grows with the root of
+    the longest sum, as in ``of_order``, because roundings are random, and with the root of the number of
+    passes, which add up like them. The rest is for the largest of many entries, about 5 times the root mean
+    square, and for a sensitivity measured in 3 directions only, which can be too small by a factor of 2.
+    """
+    return of_order(length) * math.sqrt(passes)
 
 
 def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> None:

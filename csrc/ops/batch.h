@@ -16,7 +16,7 @@ void potrf_batch(Batch<const T> A, Batch<T> L, std::int32_t* info) {
         std::fill(info, info + A.count, 0);
         return;
     }
-    if (fits_lanes<T>(A.count, n, A, L) && A.row_stride == L.row_stride) {
+    if (fits_lanes<T>(A.count, n, A, L)) {
         for_lane_ranges<T>(A.count, n * n * (n + 12) / 3, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_potrf(A, L, info, begin, end, thread_scratch());
         });
@@ -71,7 +71,8 @@ template <class T, bool Solve>
 void triangle_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) {
     const index_t n = L.rows, m = A.cols;
     if (n == 0 || m == 0) return;
-    if (fits_lanes<T>(A.count, std::max(n, m), L, A, X) && A.row_stride == X.row_stride) {
+    // Products of few rows and columns have kernels that want one layout.
+    if (fits_lanes<T>(A.count, std::max(n, m), L, A, X) && (Solve || A.row_stride == X.row_stride)) {
         for_lane_ranges<T>(A.count, n * n * m + 8 * n, [&](index_t begin, index_t end) {
             (Solve ? isa::kernels<T>().lane_solve : isa::kernels<T>().lane_multiply)(L, lower, A, X, begin, end,
                                                                                      thread_scratch());

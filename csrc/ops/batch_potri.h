@@ -41,7 +41,7 @@ template <class T>
 void cho_solve_batch(Batch<const T> L, Batch<const T> A, Batch<T> X) {
     const index_t n = L.rows, m = A.cols;
     if (n == 0 || m == 0) return;
-    if (fits_lanes<T>(A.count, std::max(n, m), L, A, X) && A.row_stride == X.row_stride) {
+    if (fits_lanes<T>(A.count, std::max(n, m), L, A, X)) {
         for_lane_ranges<T>(A.count, 2 * n * n * m + 8 * n, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_cho_solve(L, A, X, begin, end, thread_scratch());
         });

@@ -85,6 +85,7 @@ template <class T>
 void lane_cho_solve(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begin, index_t end, void* scratch) {
     Vec<T>* l_buffer = lane_buffer<T>(scratch);
     Vec<T>* x_buffer = l_buffer + lane_limit * lane_limit;
+    Vec<T>* reordered = x_buffer + lane_limit * lane_limit;
     const LaneView<T> l = lane_view<T>(l_buffer, L), x = lane_view<T>(x_buffer, A);
     for_groups<T>(begin, end, [&](Group<T> group) {
         // One factor for all items is gathered once.
@@ -92,7 +93,7 @@ void lane_cho_solve(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begi
         gather<T>(A, group, x_buffer);
         substitute<T>(l, x);
         substitute<T>(l.t().reversed(), x.reversed_rows());
-        scatter<T>(x_buffer, X, group);
+        scatter<T>(in_order_of<T>(X, A, x_buffer, reordered), X, group);
     });
 }
 

@@ -85,6 +85,17 @@ LaneView<T> lane_view(Vec<T>* buffer, const Batch<T>& like) {
     return {buffer, like.rows, like.cols, like.row_stride, like.col_stride};
 }
 
+// What `scatter` takes for `batch`: `buffer`, which is laid out like `from`, or its elements in the order of the batch, in
+// `other`, when one of the two is row-major and the other column-major.
+template <class T>
+const Vec<T>* in_order_of(const Batch<T>& batch, const Batch<const T>& from, Vec<T>* buffer, Vec<T>* other) {
+    if (batch.row_stride == from.row_stride && batch.col_stride == from.col_stride) return buffer;
+    const LaneView<T> source = lane_view<T>(buffer, from), target = lane_view<T>(other, batch);
+    for (index_t i = 0; i < batch.rows; ++i)
+        for (index_t j = 0; j < batch.cols; ++j) target(i, j) = source(i, j);
+    return other;
+}
+
 template <class T>
 Vec<T>* lane_buffer(void* scratch) {
     return reinterpret_cast<Vec<T>*>((reinterpret_cast<std::uintptr_t>(scratch) + 63) / 64 * 64);
@@ -150,11 +161,12 @@ void factor(const LaneView<T>& A, typename Simd<T>::Mask& status) {
 template <class T>
 void lane_potrf(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin, index_t end, void* scratch) {
     Vec<T>* buffer = lane_buffer<T>(scratch);
+    Vec<T>* reordered = buffer + lane_limit * lane_limit;
     for_groups<T>(begin, end, [&](Group<T> group) {
         gather<T>(A, group, buffer);
         typename Simd<T>::Mask status;
-        factor<T>(lane_view<T>(buffer, L), status);
-        scatter<T>(buffer, L, group);
+        factor<T>(lane_view<T>(buffer, A), status);
+        scatter<T>(in_order_of<T>(L, A, buffer, reordered), L, group);
         for (index_t l = 0; l < group.filled; ++l) info[group.begin + l] = static_cast<std::int32_t>(status[l]);
     });
 }
@@ -265,6 +277,7 @@ void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, i
         return;
     Vec<T>* triangle_buffer = lane_buffer<T>(scratch);
     Vec<T>* side_buffer = triangle_buffer + lane_limit * lane_limit;
+    Vec<T>* reordered = side_buffer + lane_limit * lane_limit;
     for_groups<T>(begin, end, [&](Group<T> group) {
         // One triangle for all items is gathered once.
         if (L.batch_stride != 0 || group.begin == begin) gather<T>(L, group, triangle_buffer);
@@ -275,7 +288,7 @@ void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, i
             x = x.reversed_rows();
         }
         Solve ? substitute<T>(l, x) : multiply<T>(l, x);
-        scatter<T>(side_buffer, X, group);
+        scatter<T>(in_order_of<T>(X, A, side_buffer, reordered), X, group);
     });
 }
 

@@ -28,6 +28,7 @@ from lapgrad._errors import (
     SingularMatrixError,
     SizeError,
 )
+from lapgrad.accelerate.switch import accelerate
 from lapgrad.ops.copyltu import copyltu
 from lapgrad.ops.det import det
 from lapgrad.ops.extractdiag import extractdiag
@@ -65,6 +66,8 @@ def __getattr__(name: str) -> ModuleType:
     raise AttributeError(f"module 'lapgrad' has no attribute {name!r}")
 
 
+accelerate.start_from_environment()
+
 __all__ = [
     "LQ",
     "ConvergenceError",
@@ -90,6 +93,7 @@ __all__ = [
     "SingularValueDecomposition",
     "SizeError",
     "__version__",
+    "accelerate",
     "copyltu",
     "det",
     "extractdiag",

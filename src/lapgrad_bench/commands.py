@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lapgrad_bench.bench import acceleration, exact_gp, models_command, sparse_gp
 from lapgrad_bench.bench import command as bench
-from lapgrad_bench.bench import exact_gp, models_command, sparse_gp
 from lapgrad_bench.experiments import command as reproduce
 from lapgrad_bench.report import command as report
 
@@ -22,6 +22,7 @@ def add_bench(commands: Subparsers) -> None:
         ("models", models_command, "criteria of models, against GPyTorch, GPy, GPflow and torch"),
         ("gp", exact_gp, "the criterion of Gaussian process regression"),
         ("sgp", sparse_gp, "the criterion of a sparse Gaussian process"),
+        ("accelerate", acceleration, "torch's functions with and without acceleration"),
     ):
         chosen = topics.add_parser(name, help=help_text)
         topic.add_arguments(chosen)

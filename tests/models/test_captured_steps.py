@@ -15,7 +15,7 @@ from tolerances import RATE_IN_FLOAT32, REPLAYED, assert_all_close, assert_close
 from torch import Tensor
 
 from lapgrad import FitError, OptionError
-from lapgrad._torch.synchronisation import waits
+from lapgrad._torch.synchronisation import may_wait
 from lapgrad.models import DeepGP, DeepGPRegression
 from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import minibatches as _minibatches
@@ -185,7 +185,7 @@ def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None
 def test_callbacks_hear_of_what_fails() -> None:
     """Steps do not wait for a GPU to say so; what a callback computes is its own business."""
     waited: list[bool] = []
-    fitted(unsupervised(), callback=lambda step, loss: waited.append(waits()))
+    fitted(unsupervised(), callback=lambda step, loss: waited.append(may_wait()))
     assert waited == [True] * 4
 
 

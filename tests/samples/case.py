@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import operator
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,13 +51,20 @@ class OperatorCase:
         recipes: Shapes and flags; the first one is small and typical.
         kinds: For each operand what it must be: "spd", "spaced" (symmetric, with separated eigenvalues),
             "spaced_rows" (its covariance is), "separated" (singular values), "triangular", "full_rank",
-            "regular" or "general".
+            "contracting", "regular" or "general".
         operands: Names of the tensor arguments.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
         condition: By how much an operator on matrices of order n amplifies rounding more than a product does.
             Eigenvectors: by the largest eigenvalue over the smallest gap.
         operator_name: Name of the registered operator that does its work, if it is another one.
+        draw: A recipe of random sizes of at most a given order, for the fuzz. Needed only where sizes depend
+            on each other; else the fuzz puts random sizes into one of ``recipes``, equal ones for equal ones.
+        passes: How many computations follow each other on the same numbers, each with its roundings: sweeps
+            of an iteration, steps of a filter.
+        needs_distinct_columns: Whether operands that have columns in common have no single solution.
+        scale_share: How much of the range of exponents of its dtype the operator promises to take: less than
+            a half if it squares its operands, none if operands have to be of similar size.
     """
 
     name: str
@@ -68,6 +76,10 @@ class OperatorCase:
     leaves_result: bool = True
     condition: Callable[[int], float] = lambda n: 1.0
     operator_name: str | None = None
+    draw: Callable[[random.Random, int], Recipe] | None = None
+    passes: int = 1
+    needs_distinct_columns: bool = False
+    scale_share: float = 1.0
 
     @property
     def registered(self) -> str:
@@ -164,6 +176,11 @@ def _separated(shape: Shape, generator: torch.Generator) -> Tensor:
     return left * torch.arange(k, 0, -1, dtype=torch.float64) @ right.mT
 
 
+def _contracting(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Eigenvalues of about 1/2 at most: its powers vanish."""
+    return 0.5 / math.sqrt(max(shape[-1], 1)) * _general(shape, generator)
+
+
 def _full_rank(shape: Shape, generator: torch.Generator) -> Tensor:
     """Rows and columns far from dependent, also in every leading block; any shape."""
     identity = torch.eye(*shape[-2:], dtype=torch.float64)
@@ -207,6 +224,7 @@ def _moved(make: Maker) -> Maker:
 
 _MAKERS: dict[str, Maker] = {
     "general": _general,
+    "contracting": _contracting,
     "spd": _spd,
     "spaced": _spaced,
     "spaced_rows": _spaced_rows,
@@ -229,6 +247,46 @@ def named(shapes: tuple[Shape, ...], flags: Flags) -> Recipe:
     described = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
     described += [f"{name}={value}" for name, value in flags.items()]
     return Recipe(shapes, flags, " ".join(described))
+
+
+#: 9 sweeps of Jacobi's or the QR iteration until it converges, with 4 roundings in each rotation: those of
+#: the angle are the same for whole columns.
+SWEEPS = 36
+
+#: Around these the kernels change: fixed orders, lanes, leaves, blocks.
+_BOUNDARIES = (2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
+#: Multiplications that a drawn sample may take: 200 items of order 36, or one of order 215.
+_WORK = 1e7
+
+
+def draw_size(rng: random.Random, smallest: int, largest: int) -> int:
+    """A size, evenly on a log scale; every third one is next to a size where kernels change."""
+    largest = max(smallest, largest)
+    if rng.random() < 0.33:
+        size = rng.choice(_BOUNDARIES) + rng.choice((-1, 0, 1))
+        if smallest <= size <= largest:
+            return size
+    low, high = math.log(max(smallest, 1) - 0.5), math.log(largest + 0.5)
+    return min(largest, max(smallest, round(math.exp(rng.uniform(low, high)))))
+
+
+def largest_batch(order: int) -> int:
+    """How many items of that order a drawn sample may have."""
+    return max(1, min(300, int(_WORK / max(order, 1) ** 3)))
+
+
+def draw_batch(rng: random.Random, order: int) -> Shape:
+    """Leading dimensions for matrices of that order: none, one or two; now and then an empty one."""
+    many = largest_batch(order)
+    kind = rng.random()
+    if kind < 0.4:
+        return ()
+    if kind < 0.8:
+        return (draw_size(rng, 1, many),)
+    if kind < 0.95:
+        first = draw_size(rng, 1, many)
+        return (first, draw_size(rng, 1, many // first))
+    return rng.choice([(0,), (2, 0), (0, 3)])
 
 
 SQUARE_SHAPES: tuple[Shape, ...] = ((5, 5), (0, 0), (1, 1), (3, 5, 5), (0, 5, 5), (2, 1, 3, 3), (3, 0, 0))

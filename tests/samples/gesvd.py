@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samples.case import OperatorCase, Recipe, Shape, named
+from samples.case import SWEEPS, OperatorCase, Recipe, Shape, named
+from samples.signs import decisive_signs
 
 
 def _recipes() -> tuple[Recipe, ...]:
@@ -41,11 +42,8 @@ def gesvd(
     """torch's decomposition with rows of vectors, and the sign of the leading entry of each row of U."""
     columns, S, V = torch.linalg.svd(A, full_matrices=False)
     U = columns.mT
-    if U.numel():
-        size = U.detach().abs()
-        first = (size >= (1 - 1e-6) * size.amax(-1, keepdim=True)).to(torch.int8).argmax(-1, keepdim=True)
-        signs = U.detach().gather(-1, first).sign()
-        U, V = signs * U, signs * V
+    signs = decisive_signs(U)
+    U, V = signs * U, signs * V
     r = S.shape[-1] if rank is None else rank
     return (U[..., :r, :], S[..., :r], V[..., :r, :]) if vectors else S[..., :r]
 
@@ -60,4 +58,6 @@ def _of_vectors(n: int) -> float:
     return 2.0 * n
 
 
-CASES = (OperatorCase("gesvd", gesvd, _recipes(), ("separated",), ("A",), condition=_of_vectors),)
+CASES = (
+    OperatorCase("gesvd", gesvd, _recipes(), ("separated",), ("A",), condition=_of_vectors, passes=SWEEPS),
+)

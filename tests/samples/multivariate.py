@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from torch import Tensor
 
-from samples.case import OperatorCase, named
+from samples.case import SWEEPS, Flags, OperatorCase, Recipe, draw_batch, draw_size, named
 from samples.gesvd import gesvd
 
 LABELS = (0, 1, 2, 1, 0, 2, 2, 1, 0, 0, 1, 2)
@@ -50,6 +52,30 @@ def lda(
     return S * S, W.mT @ U.mT
 
 
+def _draw_cca(rng: random.Random, largest: int) -> Recipe:
+    """Twice as many rows as columns of both together, so that covariances are well conditioned."""
+    p, q = (draw_size(rng, 1, min(largest, 40)) for _ in range(2))
+    n = draw_size(rng, 2 * (p + q) + 2, 4 * (p + q) + 2)
+    batch = draw_batch(rng, max(n, 2))
+    flags: Flags = {"k": rng.randint(1, min(p, q))} if rng.random() < 0.5 else {}
+    if rng.random() < 0.3:
+        flags["regularisation"] = 0.5
+    return named(((*batch, n, p), (*batch, n, q)), flags)
+
+
+def _draw_lda(rng: random.Random, largest: int) -> Recipe:
+    """Every class has members, and there are twice as many rows as columns and classes."""
+    d, classes = draw_size(rng, 1, min(largest, 40)), rng.randint(2, 6)
+    labels = [*range(classes), *(rng.randrange(classes) for _ in range(2 * d + 2 * classes))]
+    rng.shuffle(labels)
+    flags: Flags = {"labels": tuple(labels)}
+    if rng.random() < 0.5:
+        flags["k"] = rng.randint(1, min(d, classes - 1))
+    if rng.random() < 0.3:
+        flags["regularisation"] = 0.5
+    return named(((*draw_batch(rng, len(labels)), len(labels), d),), flags)
+
+
 CASES = (
     OperatorCase(
         "linalg.cca",
@@ -69,6 +95,10 @@ CASES = (
         ("X", "Y"),
         condition=lambda n: 10.0,
         operator_name="gesvd",
+        draw=_draw_cca,
+        needs_distinct_columns=True,
+        passes=2 * SWEEPS,  # and the covariances and their factors
+        scale_share=0.45,
     ),
     OperatorCase(
         "linalg.lda",
@@ -87,5 +117,8 @@ CASES = (
         ("X",),
         condition=lambda n: 10.0,
         operator_name="gesvd",
+        draw=_draw_lda,
+        passes=2 * SWEEPS,  # and the covariances and their factors
+        scale_share=0.45,
     ),
 )

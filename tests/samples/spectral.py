@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from samples.case import OperatorCase, Recipe, named, square_recipes
+from samples.case import SWEEPS, Flags, OperatorCase, Recipe, draw_batch, draw_size, named, square_recipes
+from samples.signs import decisive_signs
 
 
 def symmetric_part(A: Tensor) -> Tensor:
@@ -17,12 +19,7 @@ def symmetric_part(A: Tensor) -> Tensor:
 
 def with_signs(U: Tensor) -> Tensor:
     """Rows with their first entry of nearly the largest size made positive."""
-    if not U.numel():
-        return U
-    size = U.detach().abs()
-    nearly = size >= (1 - 1e-6) * size.amax(-1, keepdim=True)
-    decisive = U.detach().gather(-1, nearly.int().argmax(-1, keepdim=True))
-    return U * torch.where(decisive < 0, -1.0, 1.0).to(U.dtype)
+    return U * decisive_signs(U)
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,10 +140,25 @@ def _pca_recipes() -> tuple[Recipe, ...]:
     return tuple(named((shape,), flag) for shape in shapes for flag in flags)
 
 
+def _draw_pca(rng: random.Random, largest: int) -> Recipe:
+    """At most as many components as centred rows have directions."""
+    n, d = draw_size(rng, 2, largest), draw_size(rng, 1, largest)
+    flags: Flags = {"k": rng.randint(0, min(n - 1, d))}
+    if rng.random() < 0.3:
+        flags["degeneracy"] = rng.choice(["lorentz", "clamp", "nan"])
+    return named(((*draw_batch(rng, max(n, d)), n, d),), flags)
+
+
 CASES: tuple[OperatorCase, ...] = (
-    OperatorCase("syevd", syevd, _syevd_recipes(), ("spaced",), ("A",), condition=float),
+    OperatorCase("syevd", syevd, _syevd_recipes(), ("spaced",), ("A",), condition=float, passes=SWEEPS),
     OperatorCase(
-        "linalg.eigh_fn", eigh_fn, _eigh_fn_recipes(), ("spaced",), ("A",), condition=lambda n: 10.0
+        "linalg.eigh_fn",
+        eigh_fn,
+        _eigh_fn_recipes(),
+        ("spaced",),
+        ("A",),
+        condition=lambda n: 10.0,
+        passes=SWEEPS,
     ),
     OperatorCase(
         "linalg.pca",
@@ -156,5 +168,8 @@ CASES: tuple[OperatorCase, ...] = (
         ("X",),
         condition=lambda n: 10.0,
         operator_name="syevd_top",
+        draw=_draw_pca,
+        passes=SWEEPS,
+        scale_share=0.45,
     ),
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 
 import torch
 from torch import Tensor
 
-from samples.case import OperatorCase, named
+from samples.case import OperatorCase, Recipe, Shape, draw_batch, draw_size, named
 
 
 def kalman_nll(
@@ -63,6 +64,23 @@ def _shapes(
     )
 
 
+def _draw(rng: random.Random, largest: int) -> Recipe:
+    """Series of a few steps; some operands are shared by all series, some by all steps."""
+    times, n, p = rng.randint(0, 6), draw_size(rng, 1, min(largest, 12)), draw_size(rng, 1, min(largest, 8))
+    batch = draw_batch(rng, max(n, p, 8))
+    shapes = _shapes(times, n, p, batch)
+    drawn: list[Shape] = []
+    for position, shape in enumerate(shapes):
+        if 1 <= position <= 4:  # A, B, Q and R may be those of each step
+            varying = rng.choice((1, times)) if times else 1
+            shape = (*batch, varying, *shape[-2:])
+        drawn.append(shape[len(batch) :] if batch and rng.random() < 0.25 else shape)
+    flags = {
+        name: rng.uniform(-1, 1) for name in ("state_offset", "observation_offset") if rng.random() < 0.3
+    }
+    return named(tuple(drawn), flags)
+
+
 CASES = (
     OperatorCase(
         "fused.kalman_nll",
@@ -81,8 +99,11 @@ CASES = (
             named(((4, 1, 2, 1), (3, 1, 2, 2), (1, 2), (2, 2), (4, 3, 1, 1, 1), (3, 2), (4, 1, 2, 2)), {}),
             named(_shapes(2, 1, 1, batch=(17,)), {}),
         ),
-        ("general", "general", "general", "spd", "spd", "general", "spd"),
+        ("general", "contracting", "general", "spd", "spd", "general", "spd"),
         ("y", "A", "B", "Q", "R", "m", "P"),
         condition=lambda n: 10.0,
+        draw=_draw,
+        passes=24,  # 6 steps of a factorisation, a solve and two products
+        scale_share=0.0,
     ),
 )

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from samples.case import BATCH_PAIRS, Flags, OperatorCase, Recipe, Shape, all_flags, named, square_recipes
+from samples.case import (
+    BATCH_PAIRS,
+    Flags,
+    OperatorCase,
+    Recipe,
+    Shape,
+    all_flags,
+    draw_batch,
+    draw_size,
+    named,
+    square_recipes,
+)
 
 
 def _triangular_recipes() -> tuple[Recipe, ...]:
@@ -208,6 +220,13 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
     return flat.index_copy(-1, places.to(v.device), v).unflatten(-1, (n, n))
 
 
+def _draw_packed(rng: random.Random, largest: int) -> Recipe:
+    """Vectors that are triangles of order k."""
+    k = draw_size(rng, 1, largest)
+    flags = {"offset": rng.randint(-3, 3), "lower": rng.random() < 0.5}
+    return named(((*draw_batch(rng, k), k * (k + 1) // 2),), flags)
+
+
 CASES: tuple[OperatorCase, ...] = (
     OperatorCase("potrf", potrf, square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
     OperatorCase("potrf_ex", potrf_ex, square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
@@ -241,5 +260,7 @@ CASES: tuple[OperatorCase, ...] = (
     OperatorCase("extractdiag", extractdiag, _offset_recipes(lengths=False), ("general",), ("A",)),
     OperatorCase("makediag", makediag, _offset_recipes(lengths=True), ("general",), ("d",)),
     OperatorCase("extracttrian", extracttrian, _triangle_recipes(packed=False), ("general",), ("A",)),
-    OperatorCase("maketrian", maketrian, _triangle_recipes(packed=True), ("general",), ("v",)),
+    OperatorCase(
+        "maketrian", maketrian, _triangle_recipes(packed=True), ("general",), ("v",), draw=_draw_packed
+    ),
 )

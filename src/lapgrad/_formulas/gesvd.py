@@ -84,30 +84,30 @@ def _discard_rounding(
     G_ij = 1/2 [(left + right)_ij / (S_i - S_j) - (left - right)_ij / (S_i + S_j)]. Where one of the two
     numerators is only rounding, the other quotient is what G is: the products with C would not cancel.
     """
-    noise = sum(_gaps.row_noise(g) for g in (gU, gV) if g is not None)
+    noise = sum(_gaps.bound_row_noise(g) for g in (gU, gV) if g is not None)
     assert isinstance(noise, Tensor)
     pairs = noise[..., :, None] + noise[..., None, :]
-    gap, total, scale = _gaps.gaps(S), S[..., :, None] + S[..., None, :], _gaps.largest(S)
-    close = _gaps.close_gap(scale)
+    gap, total, scale = _gaps.compute_gaps(S), S[..., :, None] + S[..., None, :], _gaps.find_largest(S)
+    close = _gaps.compute_close_gap(scale)
     together = _add(left, right)
     apart = _add(left, None if right is None else -right)
-    step = None if gS is None else _gaps.gaps(gS)
+    step = None if gS is None else _gaps.compute_gaps(gS)
     opposite = None if gS is None else gS[..., :, None] + gS[..., None, :]
-    unturned = _gaps.only_rounding(together, pairs, gap, close, step)
-    unparted = _gaps.only_rounding(apart, pairs, total, close, opposite)
-    F = _gaps.reciprocal_gap(gap, scale, "mask", tol, descending=True)
-    null = S.detach()[..., None] <= _gaps.threshold(scale, tol)
+    unturned = _gaps.find_rounding(together, pairs, gap, close, step)
+    unparted = _gaps.find_rounding(apart, pairs, total, close, opposite)
+    F = _gaps.invert_gaps(gap, scale, "mask", tol, descending=True)
+    null = S.detach()[..., None] <= _gaps.compute_threshold(scale, tol)
     zeros = null & null.mT
     H = (1.0 / total.masked_fill(zeros, 1.0)).masked_fill(zeros, 0.0)
-    split = _gaps.discard(together, unturned) * F - _gaps.discard(apart, unparted) * H
+    split = _gaps.discard_entries(together, unturned) * F - _gaps.discard_entries(apart, unparted) * H
     return torch.where(unturned | unparted, 0.5 * split, G)
 
 
 def _discard_rounding_outside(outside: Tensor, S: Tensor, gS: Tensor | None, gV: Tensor) -> Tensor:
     """``outside``, the part of gV out of the space of V, with zeros for rows where it is only rounding."""
-    noise, close = _gaps.row_noise(gV), _gaps.close_gap(_gaps.largest(S)).squeeze(-1)
+    noise, close = _gaps.bound_row_noise(gV), _gaps.compute_close_gap(_gaps.find_largest(S)).squeeze(-1)
     size = outside.detach().abs().amax(-1)
-    return _gaps.discard(outside, _gaps.only_rounding(size, noise, S, close, gS)[..., None])
+    return _gaps.discard_entries(outside, _gaps.find_rounding(size, noise, S, close, gS)[..., None])
 
 
 def _add(first: Tensor | None, second: Tensor | None) -> Tensor:
@@ -126,22 +126,22 @@ def compute_coefficients(S: Tensor, degeneracy: str, tol: float) -> Tensor:
     - S_j), which is 0 where there is no tie, C_ij = [F S_j - T / 2] / (S_i + S_j), free of cancellation and
     overflow. A pair of zeros leaves both terms open: 0.
     """
-    gap, scale = _gaps.gaps(S), _gaps.largest(S)
-    F = _gaps.reciprocal_gap(gap, scale, degeneracy, tol, descending=True)
+    gap, scale = _gaps.compute_gaps(S), _gaps.find_largest(S)
+    F = _gaps.invert_gaps(gap, scale, degeneracy, tol, descending=True)
     total = S[..., :, None] + S[..., None, :]
     if degeneracy == "nan":
         diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)
         return (F * S[..., None, :] / total).masked_fill(diagonal, 0.0)
     masked = degeneracy in DISCARDING_POLICIES
-    T = _gaps.tied(gap, scale, tol).to(S.dtype) if masked else 1.0 - F * gap
-    null = S.detach()[..., None] <= _gaps.threshold(scale, tol)
+    T = _gaps.find_ties(gap, scale, tol).to(S.dtype) if masked else 1.0 - F * gap
+    null = S.detach()[..., None] <= _gaps.compute_threshold(scale, tol)
     zeros = null & null.mT
     return ((F * S[..., None, :] - 0.5 * T) / total.masked_fill(zeros, 1.0)).masked_fill(zeros, 0.0)
 
 
 def invert_values(S: Tensor, degeneracy: str, tol: float) -> Tensor:
     """1 / S as a column, by the policy where S is zero."""
-    return _gaps.reciprocal(S[..., None], _gaps.largest(S), degeneracy, tol)
+    return _gaps.invert_values(S[..., None], _gaps.find_largest(S), degeneracy, tol)
 
 
 def subtract_transpose(X: Tensor) -> Tensor:

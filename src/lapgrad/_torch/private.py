@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C, Tensor
@@ -49,7 +49,7 @@ except (ImportError, AttributeError) as missing:
     )
 
 
-def internally_overlapping(tensor: Tensor) -> bool:
+def has_internal_overlap(tensor: Tensor) -> bool:
     """Whether two elements of ``tensor`` surely share one place in memory."""
     if hasattr(torch, "_debug_has_internal_overlap"):
         return torch._debug_has_internal_overlap(tensor) == 1
@@ -59,21 +59,27 @@ def internally_overlapping(tensor: Tensor) -> bool:
 _raw_stream = getattr(_C, "_cuda_getCurrentRawStream", None)
 _device_number = getattr(_C, "_cuda_getDevice", None)
 _float32_precision = getattr(_C, "_get_fp32_precision_getter", None)
+_backward_number = getattr(_C, "_current_graph_task_id", None)
 
 
-def cuda_stream(device: int) -> int:
+def get_cuda_stream(device: int) -> int:
     """The address of torch's current stream on a device; the private way takes 0.1 us, the public one 7."""
     if _raw_stream is not None:
         return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def cuda_device() -> int:
+def get_cuda_device() -> int:
     """The number of the current CUDA device; the public way asks first whether CUDA is in use."""
     return int(_device_number()) if _device_number is not None else torch.cuda.current_device()
 
 
-def float32_precision(backend: str) -> str:
+def is_in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread. False if this PyTorch cannot tell."""
+    return _backward_number is not None and _backward_number() != -1
+
+
+def get_float32_precision(backend: str) -> str:
     """torch's setting for products of float32; the private way takes 0.2 us, the public one 1."""
     if _float32_precision is not None:
         return str(_float32_precision(backend, "matmul"))
@@ -100,6 +106,41 @@ def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
+class BackendKeys(NamedTuple):
+    """The dispatch keys of one kind of device, as overrides of torch's own operators meet them.
+
+    Attributes:
+        autograd: Name of the key that records gradients.
+        backend: Name of the key that computes.
+        plain: What the keys of a call with ordinary tensors, outside of transforms and modes, are at the
+            Autograd key, as an integer.
+        keyset: The backend key alone: what a kernel of torch is called with.
+    """
+
+    autograd: str
+    backend: str
+    plain: int
+    keyset: Any
+
+
+def backend_keys(device: str) -> BackendKeys:
+    """The dispatch keys of ``device``, "cpu" or "cuda"."""
+    backend, autograd = (getattr(_C.DispatchKey, prefix + device.upper()) for prefix in ("", "Autograd"))
+    keyset = _C.DispatchKeySet(backend)
+    plain = keyset | _C.DispatchKeySet(autograd)
+    return BackendKeys(f"Autograd{device.upper()}", device.upper(), plain.raw_repr(), keyset)
+
+
+def has_dual_level() -> bool:
+    """Whether forward mode is in use in this process, as far as it can be told without looking at tensors."""
+    return bool(forward_ad._current_level >= 0)
+
+
+def check_status(info: Tensor, operator: str, is_matrix: bool) -> None:
+    """Raise torch's own LinAlgError for the first item whose ``info`` is not zero; waits for a GPU."""
+    torch.ops.aten._linalg_check_errors.default(info, operator, is_matrix=is_matrix)
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd knows ``tensor`` as a view of another one."""
     return tensor._is_view()
@@ -124,7 +165,7 @@ def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 if AVAILABLE:
     _plain_types = frozenset((Tensor, torch.nn.Parameter))
 
-    def _function_mode_matters() -> bool:
+    def _has_relevant_function_mode() -> bool:
         """Whether a mode wants to see calls. A default device is one too, and only meets new tensors."""
         return not all(type(_function_mode(i)) is DeviceContext for i in range(_function_modes()))
 
@@ -138,7 +179,7 @@ if AVAILABLE:
             is_compiling()
             or _functorch_active()
             or _dispatch_modes()
-            or (_function_modes() and _function_mode_matters())
+            or (_function_modes() and _has_relevant_function_mode())
             or forward_ad._current_level >= 0
         ):
             return False
@@ -161,14 +202,14 @@ if AVAILABLE:
         """
         return any(isinstance(a, Tensor) and _unpack_dual(a, level=0)[1] is not None for a in arguments)
 
-    def single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
+    def make_single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
         """``apply`` of a ``Function`` that acts on one level of autograd, under any torch.func transforms."""
         namespace: dict[str, Any] = {key: staticmethod(method) for key, method in methods.items()}
         namespace["_compiled_autograd_key"] = staticmethod(_compiled_autograd_key)
         function: Any = type(name, (_SingleLevelFunction,), namespace)
         return function.apply
 
-    def autograd_kernel(
+    def make_autograd_kernel(
         dispatched: Any, apply: Callable[..., Any], instead: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """The kernel of ``dispatched`` for the Autograd key.
@@ -196,7 +237,7 @@ if AVAILABLE:
 
         return kernel
 
-    def in_forward_mode(
+    def run_in_forward_mode(
         jvp: Callable[..., Any],
         saved: tuple[Tensor | None, ...],
         flags: Sequence[Any],

@@ -18,6 +18,7 @@ SHORT_NAMES = {
     "sgp": "sparse_gp",
     "blr": "bayesian_linear_regression",
     "kalman": "kalman_lds",
+    "accelerate": "accelerate_gpytorch",
 }
 
 

@@ -30,7 +30,7 @@ _OWN = {"y": 1, "A": 2, "B": 2, "Q": 2, "R": 2, "m": 1, "P": 2, "state_offset": 
 _WITHOUT_TIME = ("m", "P")
 
 
-def operands(
+def prepare_operands(
     operator: str,
     y: Tensor,
     A: Tensor,
@@ -71,12 +71,12 @@ def operands(
     if observation_offset is not None:
         offset = timed.pop("observation_offset")
         _check_times(operator, given, {"observation_offset": offset}, times)
-        timed["y"] = _minus(operator, given, offset)
+        timed["y"] = _subtract_offset(operator, given, offset)
     _check_times(operator, given, timed, times)
-    batch = _common_batch(operator, given, timed)
+    batch = _broadcast_batch(operator, given, timed)
     timed.setdefault("state_offset", state_offset[None])
     names = ("y", "A", "B", "Q", "R", "m", "P", "state_offset")
-    flat = [_flattened(timed[name], _own_dimensions(name), batch) for name in names]
+    flat = [_flatten_leading(timed[name], _count_own_dimensions(name), batch) for name in names]
     flat[0] = flat[0].expand(batch.numel(), *flat[0].shape[1:])
     return Operands(tuple(flat), batch)
 
@@ -90,11 +90,11 @@ def _check_sizes(operator: str, given: dict[str, Tensor], n: int, p: int) -> Non
                 operator,
                 given,
                 "with p observations, the last dimension of y, and n states, the order of A, "
-                f"{name} must end in {_letters(name)}",
+                f"{name} must end in {_describe_shape(name)}",
             )
 
 
-def _letters(name: str) -> str:
+def _describe_shape(name: str) -> str:
     return {
         "B": "(p, n)",
         "R": "(p, p)",
@@ -117,21 +117,21 @@ def _check_times(operator: str, given: dict[str, Tensor], timed: dict[str, Tenso
             )
 
 
-def _minus(operator: str, given: dict[str, Tensor], offset: Tensor) -> Tensor:
+def _subtract_offset(operator: str, given: dict[str, Tensor], offset: Tensor) -> Tensor:
     try:
         return given["y"] - offset
     except RuntimeError:
         raise _leading_dimensions_differ(operator, given) from None
 
 
-def _own_dimensions(name: str) -> int:
+def _count_own_dimensions(name: str) -> int:
     return _OWN[name] + (name not in _WITHOUT_TIME)
 
 
-def _common_batch(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor]) -> torch.Size:
+def _broadcast_batch(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor]) -> torch.Size:
     try:
         return torch.broadcast_shapes(
-            *[tensor.shape[: tensor.dim() - _own_dimensions(name)] for name, tensor in timed.items()]
+            *[tensor.shape[: tensor.dim() - _count_own_dimensions(name)] for name, tensor in timed.items()]
         )
     except RuntimeError:
         raise _leading_dimensions_differ(operator, given) from None
@@ -145,7 +145,7 @@ def _leading_dimensions_differ(operator: str, given: dict[str, Tensor]) -> _erro
     )
 
 
-def _flattened(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
+def _flatten_leading(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
     """One leading dimension in place of several: of size 1 if all of them are."""
     leading, rest = tensor.shape[: tensor.dim() - own], tensor.shape[tensor.dim() - own :]
     if all(size == 1 for size in leading):
@@ -153,12 +153,12 @@ def _flattened(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
     return tensor.expand(*batch, *rest).reshape(torch.Size(batch).numel(), *rest)
 
 
-def count(operand: Tensor, mapped: int | None) -> int:
+def count_series(operand: Tensor, mapped: int | None) -> int:
     """Series of an operand of the registered operator that has a further dimension under vmap."""
     return operand.shape[0] if mapped is None else operand.movedim(mapped, 0).shape[1]
 
 
-def merged(operand: Tensor, mapped: int | None, size: int, series: int) -> Tensor:
+def merge_mapped(operand: Tensor, mapped: int | None, size: int, series: int) -> Tensor:
     """(size * series, ...): the mapped dimension and that of the series as one."""
     front = operand.expand(size, *operand.shape) if mapped is None else operand.movedim(mapped, 0)
     return front.expand(size, series, *front.shape[2:]).reshape(size * series, *front.shape[2:])

@@ -71,16 +71,16 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
         >>> lapgrad.fused.mvn_nll(A, y[:, None])
         tensor(14.3379)
     """
-    A, Y, batch = _columns.fitting_operands("fused.mvn_nll", "A", A, "Y", Y)
+    A, Y, batch = _columns.check_operands("fused.mvn_nll", "A", A, "Y", Y)
     if A.shape[:-2] != batch:
-        return _of_shared(A, Y, lower, overwrite)
+        return _evaluate_shared(A, Y, lower, overwrite)
     Y = _layout.expand_batch(Y, batch)
     result = operator.overwrite(A, Y, lower) if overwrite else operator.call(A, Y, lower)
     s: Tensor = result[1]
     return s
 
 
-def _of_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
+def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
     """One A for several Y: one factor, and for each Y its own value."""
     n, k = Y.shape[-2:]
     # Tracers and transforms do not tell addresses: Y could be a view of A.
@@ -117,7 +117,7 @@ def _evaluate_into(L: Tensor, A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor
     return s, W
 
 
-def _pulled_back(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
+def _compute_vjp(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
     gA, k = fresh(L), alpha.shape[-1]
     if k == 0:
         return gA.zero_()
@@ -125,7 +125,7 @@ def _pulled_back(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
     return gA
 
 
-def _pulled_back_composite(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
+def _compute_vjp_composite(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
     """gA = gs/2 (k A^-1 - alpha alpha^T)."""
     inverse, outer = _potri.operator.call(L, lower), _syrk.operator.call(alpha, False)
     return (0.5 * gs)[..., None, None] * (alpha.shape[-1] * inverse - outer)
@@ -148,11 +148,11 @@ def _vjp(
     if gs is not None:
         alpha = _trsm.operator.call(L, W, lower, lower, False)
         gA = operator_vjp.call(L, alpha, gs, lower) if needs[0] else None
-        gY = _scaled(alpha, gs) if needs[1] else None
+        gY = _scale(alpha, gs) if needs[1] else None
     if gW is not None:
         through_solve = _trsm.operator.call(L, gW, lower, lower, False)
         if needs[0]:
-            of_factor = _triangular.gradient_of_triangle(through_solve, W, lower, not lower, False, -1.0)
+            of_factor = _triangular.compute_triangle_vjp(through_solve, W, lower, not lower, False, -1.0)
             gL = of_factor if gL is None else gL + of_factor
         if needs[1]:
             gY = through_solve if gY is None else gY + through_solve
@@ -162,7 +162,7 @@ def _vjp(
     return gA, gY
 
 
-def _scaled(alpha: Tensor, gs: Tensor) -> Tensor:
+def _scale(alpha: Tensor, gs: Tensor) -> Tensor:
     """gs alpha, in place where nobody else can see alpha."""
     weight = gs[..., None, None]
     if not is_grad_enabled() and skips_dispatcher((alpha, gs)):
@@ -178,7 +178,7 @@ def _jvp(
     if dA is None:
         dW = _trsm.operator.call(L, dY, lower, not lower, False)
         return torch.zeros_like(L), (W * dW).sum((-2, -1)), dW
-    dL = _potrf.pushed_forward(L, dA, lower)
+    dL = _potrf.compute_jvp(L, dA, lower)
     moved = _trmm.operator.call(dL, W, lower, not lower, False)
     dW = _trsm.operator.call(L, -moved if dY is None else dY - moved, lower, not lower, False)
     ratio = _extractdiag.operator.call(dL, 0) / _extractdiag.operator.call(L, 0)
@@ -194,9 +194,9 @@ _A, _L, _W = 0, 2, 4
 operator_vjp = define_fused(
     "mvn_nll_vjp",
     "(Tensor L, Tensor alpha, Tensor gs, bool lower) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, alpha, gs, lower: L.new_empty(L.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch import layout as _layout
-from lapgrad._torch.define import batched
+from lapgrad._torch.define import apply_to_batch
 
 
-def fitting_operands(
+def check_operands(
     name: str, argument: str, A: Tensor, other: str, B: Tensor
 ) -> tuple[Tensor, Tensor, Sequence[int]]:
     """A square, B with as many rows, of one kind; and the leading dimensions that both broadcast to."""
@@ -54,11 +54,13 @@ def solve_side_by_side(
     return apart.clone(memory_format=torch.contiguous_format)
 
 
-def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Any:
+def map_batch(
+    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> Any:
     """Mapped over the right-hand side only, the mapped dimension joins its columns."""
     A, B, *flags = arguments
     if in_dims[0] is not None or in_dims[1] is None:
-        return batched(dispatched, batch_size, in_dims, arguments)
+        return apply_to_batch(dispatched, batch_size, in_dims, arguments)
     B = B.movedim(in_dims[1], -2)
     sizes = B.shape[-2:]
     results = dispatched(A, B.flatten(-2, -1), *flags)

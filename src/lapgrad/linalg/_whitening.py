@@ -35,7 +35,7 @@ def check_rows(function: str, argument: str, degrees: int, columns: int, regular
         )
 
 
-def directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
+def unwhiten_directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
     """L^-T rows^T / unit: whitened directions, in rows, as columns of weights for the observations."""
     # A copy in row-major order: with one row, its transpose would count as contiguous in any case.
     columns = rows.mT.clone(memory_format=torch.contiguous_format)
@@ -48,7 +48,7 @@ def normalise(centred: Tensor, regularisation: float) -> tuple[Tensor, Tensor]:
     return centred * unit.reciprocal(), unit
 
 
-def factor(
+def factorise_covariance(
     function: str, what: str, centred: Tensor, unit: Tensor, degrees: int, regularisation: float
 ) -> Tensor:
     """The Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""

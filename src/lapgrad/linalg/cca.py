@@ -80,10 +80,14 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
     _whitening.check_rows("linalg.cca", "Y", n - 1, q, regularisation)
     X, unit_x = _whitening.normalise(X - X.mean(-2, keepdim=True), regularisation)
     Y, unit_y = _whitening.normalise(Y - Y.mean(-2, keepdim=True), regularisation)
-    Lx = _whitening.factor("linalg.cca", "the covariance of X", X, unit_x, n - 1, regularisation)
-    Ly = _whitening.factor("linalg.cca", "the covariance of Y", Y, unit_y, n - 1, regularisation)
+    Lx = _whitening.factorise_covariance(
+        "linalg.cca", "the covariance of X", X, unit_x, n - 1, regularisation
+    )
+    Ly = _whitening.factorise_covariance(
+        "linalg.cca", "the covariance of Y", Y, unit_y, n - 1, regularisation
+    )
     middle = trsm(Lx, gemm2(X, Y, transpose_a=True, alpha=1.0 / (n - 1)))
     middle = trsm(Ly, middle, transpose=True, rightside=True)
     U, S, V = gesvd(middle, rank=k)
-    W_x, W_y = _whitening.directions(Lx, unit_x, U), _whitening.directions(Ly, unit_y, V)
+    W_x, W_y = _whitening.unwhiten_directions(Lx, unit_x, U), _whitening.unwhiten_directions(Ly, unit_y, V)
     return CanonicalCorrelations(S, W_x, W_y)

@@ -55,7 +55,7 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
-    L, B, batch = _columns.fitting_operands("linalg.cho_solve", "L", L, "B", B)
+    L, B, batch = _columns.check_operands("linalg.cho_solve", "L", L, "B", B)
     if L.dim() == B.dim() == 2:
         return operator.call(L, B, lower)
     return _columns.solve_side_by_side(lambda L, B: operator.call(L, B, lower), L, B, batch)
@@ -70,7 +70,7 @@ def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
     return X
 
 
-def _pulled_back(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+def _compute_vjp(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     gL, gB = fresh(L), fresh(gX)
     if lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower) is not NotImplemented:
         return gL, gB
@@ -84,7 +84,7 @@ def _pulled_back(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor,
     return gL, gB
 
 
-def _pulled_back_composite(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+def _compute_vjp_composite(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     """gL = -tril(gB W^T + X Z^T), and gR = gL^T for the upper factor R = L^T."""
     Z = _trsm.operator.call(L, gX, lower, not lower, False)
     gB = _trsm.operator.call(L, Z, lower, lower, False)
@@ -121,9 +121,9 @@ _L, _B, _X = 0, 1, 2
 operator_vjp = define_fused(
     "cho_solve_vjp",
     "(Tensor L, Tensor X, Tensor gX, bool lower) -> (Tensor, Tensor)",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, X, gX, lower: (L.new_empty(L.shape), gX.new_empty(gX.shape)),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(
@@ -132,5 +132,5 @@ operator = define(
     kernel=_solve,
     fake=lambda L, B, lower: B.new_empty(B.shape),
     formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

@@ -70,7 +70,7 @@ def _invert_into(B: Tensor, A: Tensor, lower: bool) -> None:
     lookup("potri", A)(B, B, lower)
 
 
-def _congruence(B: Tensor, G: Tensor) -> Tensor:
+def _compute_congruence(B: Tensor, G: Tensor) -> Tensor:
     result = fresh(B)
     if lookup("congruence", B)(result, B, G) is not NotImplemented:
         return result
@@ -81,7 +81,7 @@ def _congruence(B: Tensor, G: Tensor) -> Tensor:
     return result
 
 
-def _congruence_composite(B: Tensor, G: Tensor) -> Tensor:
+def _compute_congruence_composite(B: Tensor, G: Tensor) -> Tensor:
     """-B sym(G) B, of which one triangle is computed."""
     half = _gemm2.operator.call(G + G.mT, B, False, False, 1.0)
     triangle = _gemmt.operator.call(B, half, True, False, False, -0.5)
@@ -103,9 +103,9 @@ _A, _B = 0, 1
 operator_vjp = define_fused(
     "inverse_psd_vjp",
     "(Tensor B, Tensor G) -> Tensor",
-    kernel=_congruence,
+    kernel=_compute_congruence,
     fake=lambda B, G: B.new_empty(B.shape),
-    composite=_congruence_composite,
+    composite=_compute_congruence_composite,
 )
 
 operator = define(

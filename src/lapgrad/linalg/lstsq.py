@@ -108,16 +108,18 @@ def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, T
     return X, Q, L
 
 
-def _times(A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def _multiply(A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     return _gemm2.operator.call(A, B, transpose_a, transpose_b, 1.0)
 
 
-def _minus(C: Tensor, A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def _subtract(
+    C: Tensor, A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> Tensor:
     """C - ta(A) tb(B)."""
     return _gemm.operator.call(A, B, C, transpose_a, transpose_b, -1.0, 1.0)
 
 
-def _solved(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
+def _solve_with_factors(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B. That L is not singular was seen when the system was solved."""
     return _trsm.operator.call(L, B, True, transpose, False)
 
@@ -155,28 +157,31 @@ def _vjp_wide(
     of_matrix: bool, B: Tensor, X: Tensor, Q: Tensor, L: Tensor, gX: Tensor
 ) -> tuple[Tensor | None, Tensor]:
     """gB = L^-T Q gX, gA = Y (gX - Q^T Q gX)^T - gB X^T with Y = A^+T X = L^-T Q X."""
-    inside = _times(Q, gX)
-    gB = _solved(L, inside, True)
+    inside = _multiply(Q, gX)
+    gB = _solve_with_factors(L, inside, True)
     if not of_matrix:
         return None, gB
     if Q.shape[-1] == Q.shape[-2]:
         return _gemm2.operator.call(gB, X, False, True, -1.0), gB
-    outside = _minus(gX, Q, inside, transpose_a=True)
-    gA = _times(_solved(L, _times(Q, X), True), outside, transpose_b=True)
-    return _minus(gA, gB, X, transpose_b=True), gB
+    outside = _subtract(gX, Q, inside, transpose_a=True)
+    gA = _multiply(_solve_with_factors(L, _multiply(Q, X), True), outside, transpose_b=True)
+    return _subtract(gA, gB, X, transpose_b=True), gB
 
 
 def _vjp_tall(
     of_matrix: bool, B: Tensor, X: Tensor, Q: Tensor, L: Tensor, gX: Tensor
 ) -> tuple[Tensor | None, Tensor]:
     """gB = Q^T L^-1 gX, gA = (B - Q^T Q B) (L^-T L^-1 gX)^T - gB X^T."""
-    inside = _solved(L, gX, False)
-    gB = _times(Q, inside, transpose_a=True)
+    inside = _solve_with_factors(L, gX, False)
+    gB = _multiply(Q, inside, transpose_a=True)
     if not of_matrix:
         return None, gB
-    residual = _minus(B, Q, _times(Q, B), transpose_a=True)
-    gA = _times(residual, _solved(L, inside, True), transpose_b=True)
-    return _minus(gA, gB, X, transpose_b=True), gB
+    residual = _subtract(B, Q, _multiply(Q, B), transpose_a=True)
+    # L^-T L^-1 may leave the range of numbers where its product with the residual does not: one factor of the
+    # size of L moves from one to the other.
+    size = L.detach()[..., :1, :1].abs() if L.numel() else 1.0
+    gA = _multiply(residual / size, _solve_with_factors(L, inside * size, True), transpose_b=True)
+    return _subtract(gA, gB, X, transpose_b=True), gB
 
 
 def _jvp(
@@ -187,17 +192,21 @@ def _jvp(
     wide = _is_wide(Q, X.shape[-2])
     if dA is None:
         assert dB is not None
-        dX = _times(Q, _solved(L, dB, False), transpose_a=True) if wide else _solved(L, _times(Q, dB), True)
+        dX = (
+            _multiply(Q, _solve_with_factors(L, dB, False), transpose_a=True)
+            if wide
+            else _solve_with_factors(L, _multiply(Q, dB), True)
+        )
         return dX, torch.zeros_like(Q), torch.zeros_like(L)
-    right = _minus(torch.zeros_like(B) if dB is None else dB, dA, X)
+    right = _subtract(torch.zeros_like(B) if dB is None else dB, dA, X)
     if wide:
-        moved = _times(dA, _solved(L, _times(Q, X), True), transpose_a=True)
-        inside = _solved(L, right, False) - _times(Q, moved)
-        dX = moved + _times(Q, inside, transpose_a=True)
-        return dX, *_gelqf.pushed_forward(Q, L, dA)
-    residual = _minus(B, Q, _times(Q, B), transpose_a=True)
-    inside = _times(Q, right) + _solved(L, _times(dA, residual, transpose_a=True), False)
-    return _solved(L, inside, True), *_gelqf.pushed_forward(Q, L, dA.mT)
+        moved = _multiply(dA, _solve_with_factors(L, _multiply(Q, X), True), transpose_a=True)
+        inside = _solve_with_factors(L, right, False) - _multiply(Q, moved)
+        dX = moved + _multiply(Q, inside, transpose_a=True)
+        return dX, *_gelqf.compute_jvp(Q, L, dA)
+    residual = _subtract(B, Q, _multiply(Q, B), transpose_a=True)
+    inside = _multiply(Q, right) + _solve_with_factors(L, _multiply(dA, residual, transpose_a=True), False)
+    return _solve_with_factors(L, inside, True), *_gelqf.compute_jvp(Q, L, dA.mT)
 
 
 _B, _X, _Q, _L = 1, 2, 3, 4
@@ -208,5 +217,5 @@ operator = define(
     kernel=_solve,
     fake=_fake,
     formulas=Formulas(saves=((_B, _X, _Q, _L), (_Q, _L)), vjp=_vjp, jvp=_jvp),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

@@ -59,7 +59,7 @@ def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
-    A, B, batch = _columns.fitting_operands("linalg.solve_psd", "A", A, "B", B)
+    A, B, batch = _columns.check_operands("linalg.solve_psd", "A", A, "B", B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, lower)[0], A, B, batch)
 
 
@@ -99,7 +99,7 @@ def _jvp(
         return _cho_solve.call(L, dB, lower), torch.zeros_like(L)
     moved = _gemm2.operator.call(0.5 * (dA + dA.mT), X, False, False, 1.0)
     dX = _cho_solve.call(L, -moved if dB is None else dB - moved, lower)
-    return dX, _potrf.pushed_forward(L, dA, lower)
+    return dX, _potrf.compute_jvp(L, dA, lower)
 
 
 _X, _L = 2, 3
@@ -110,5 +110,5 @@ operator = define(
     kernel=_solve,
     fake=lambda A, B, lower: (B.new_empty(B.shape), A.new_empty(A.shape)),
     formulas=Formulas(saves=((_X, _L), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

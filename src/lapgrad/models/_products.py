@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad._torch.precision import products_are_rounded
+from lapgrad._torch.precision import rounds_products
 from lapgrad.ops.gemm2 import gemm2
 
 
@@ -34,4 +34,4 @@ def _is_rounded(like: Tensor) -> bool:
     """Return whether ``torch.matmul`` rounds, or might when compiled code runs under other settings."""
     if like.dtype is torch.float64:
         return False
-    return is_compiling() or torch.is_autocast_enabled(like.device.type) or products_are_rounded(like)
+    return is_compiling() or torch.is_autocast_enabled(like.device.type) or rounds_products(like)

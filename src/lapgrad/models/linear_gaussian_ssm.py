@@ -185,7 +185,7 @@ class LinearGaussianSSM(Model):
         return [i for i, flag in enumerate(self.component.diffuse) if flag]
 
     def _flatten(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
-        return _series.operands(type(self).__name__, **matrices.list_operands(y))
+        return _series.prepare_operands(type(self).__name__, **matrices.list_operands(y))
 
     def loss(self) -> Tensor:
         """Return -log p(y), summed over the series.

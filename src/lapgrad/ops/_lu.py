@@ -10,7 +10,7 @@ from torch import Tensor
 RECOMPUTED = 32
 
 
-def room_for_factors(A: Tensor) -> tuple[Tensor, Tensor]:
+def allocate_factors(A: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialised LU (*batch, n, n) and pivots (*batch, n); empty matrices where they are not kept."""
     *batch, n, _ = A.shape
     kept = n if n > RECOMPUTED else 0

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch import layout as _layout
-from lapgrad._torch.define import Operator, batched
+from lapgrad._torch.define import Operator, apply_to_batch
 from lapgrad._torch.private import reshape_fresh, skips_dispatcher
 from lapgrad.ops import gemmt as _gemmt
 
 SCHEMA = "(Tensor L, Tensor A, bool lower, bool transpose, bool rightside) -> Tensor"
 
 
-def run(
+def apply(
     name: str,
     operator: Operator,
     L: Tensor,
@@ -58,7 +58,7 @@ def run(
     if same_batch:
         return door(L, A, lower, transpose, rightside)
     if _layout.is_shared(L) and not overwrite:
-        return _with_shared_triangle(operator, L, A, batch, lower, transpose, rightside)
+        return _apply_shared_triangle(operator, L, A, batch, lower, transpose, rightside)
     if A.shape[:-2] != batch:
         A, door = _layout.expand_batch(A, batch), operator.call
     try:
@@ -81,7 +81,7 @@ def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor
     return L
 
 
-def _with_shared_triangle(
+def _apply_shared_triangle(
     operator: Operator,
     L: Tensor,
     A: Tensor,
@@ -103,11 +103,13 @@ def _with_shared_triangle(
     return reshape_fresh(apart, (*batch, m, n))
 
 
-def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Tensor:
+def map_batch(
+    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> Tensor:
     """As above when only A is mapped: the mapped dimension joins the rows or the columns of A."""
     L, A, lower, transpose, rightside = arguments
     if in_dims[0] is not None or in_dims[1] is None:
-        return batched(dispatched, batch_size, in_dims, arguments)
+        return apply_to_batch(dispatched, batch_size, in_dims, arguments)
     beside = -3 if rightside else -2
     A = A.movedim(in_dims[1], beside)
     sizes = (A.shape[beside], A.shape[beside + 1])
@@ -115,7 +117,7 @@ def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], argume
     return joined.unflatten(beside + 1, sizes).movedim(beside, 0)
 
 
-def gradient_of_triangle(
+def compute_triangle_vjp(
     gB: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, sign: float
 ) -> Tensor:
     """gL of B = t(L) A or B = A t(L), times ``sign``: the triangle of one product.

@@ -109,8 +109,8 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As for gemm2, and gC = beta gD."""
     (A, B), (transpose_a, transpose_b, alpha, beta) = saved, flags
-    gA = _gemm2.gradient_of_first(B, gD, transpose_a, transpose_b, alpha) if needs[0] else None
-    gB = _gemm2.gradient_of_second(A, gD, transpose_a, transpose_b, alpha) if needs[1] else None
+    gA = _gemm2.compute_first_vjp(B, gD, transpose_a, transpose_b, alpha) if needs[0] else None
+    gB = _gemm2.compute_second_vjp(A, gD, transpose_a, transpose_b, alpha) if needs[1] else None
     gC = None if not needs[2] else gD if beta == 1.0 else gD * beta
     return gA, gB, gC
 

@@ -97,14 +97,14 @@ def _vjp(
     gA = gB = None
     if needs[0]:
         factor = B.mT if transpose_a == transpose_b else B
-        gA = _scaled(_trmm.operator.call(gC, factor, lower, transpose_a, transpose_a), alpha)
+        gA = _scale(_trmm.operator.call(gC, factor, lower, transpose_a, transpose_a), alpha)
     if needs[1]:
         factor = A.mT if transpose_a == transpose_b else A
-        gB = _scaled(_trmm.operator.call(gC, factor, lower, transpose_b, not transpose_b), alpha)
+        gB = _scale(_trmm.operator.call(gC, factor, lower, transpose_b, not transpose_b), alpha)
     return gA, gB
 
 
-def _scaled(fresh: Tensor, alpha: float) -> Tensor:
+def _scale(fresh: Tensor, alpha: float) -> Tensor:
     return fresh if alpha == 1.0 else fresh.mul_(alpha)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
+from lapgrad._formulas import gaps as _gaps
 from lapgrad._formulas.gesvd import (
     DISCARDING_POLICIES,
     NOT_FINITE,
@@ -148,17 +149,17 @@ def _check_rank(rank: int, A: Tensor) -> None:
 
 def _decompose(A: Tensor, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     U, S, V = _fake(A, degeneracy, tol)
-    _refuse(A, lookup("gesvd", A)(S, U, V, A))
+    _raise_failure(A, lookup("gesvd", A)(S, U, V, A))
     return U, S, V
 
 
-def _values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
+def _compute_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     S = _fake_values(A, degeneracy, tol)
-    _refuse(A, lookup("gesvd", A)(S, None, None, A))
+    _raise_failure(A, lookup("gesvd", A)(S, None, None, A))
     return S
 
 
-def _refuse(A: Tensor, failure: tuple[int, int] | None) -> None:
+def _raise_failure(A: Tensor, failure: tuple[int, int] | None) -> None:
     if failure is not None:
         flat, code = failure
         explain = _errors.not_finite if code == NOT_FINITE else _errors.not_converged
@@ -175,11 +176,11 @@ def _fake_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     return A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
 
 
-def _fake_gradient(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
+def _fake_vjp(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
     return fresh_matrix(U, U.shape[-1], V.shape[-1])
 
 
-def _pulled_back(
+def _compute_vjp(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -189,15 +190,15 @@ def _pulled_back(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    gA = _fake_gradient(U, S, V)
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, degeneracy, allowed)
-    if ambiguous is not None:
+    gA = _fake_vjp(U, S, V)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
+    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.find_rule(degeneracy), allowed)
+    if ambiguous is not None and degeneracy != _spectral.QUIET:
         _spectral.report("gesvd", degeneracy, ambiguous, "singular values")
     return gA
 
 
-def _pulled_back_composite(
+def _compute_vjp_composite(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -207,9 +208,11 @@ def _pulled_back_composite(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    discards = degeneracy in DISCARDING_POLICIES
-    return compute_vjp(U, S, V, gU, gS, gV, degeneracy, allowed, _multiply, discards=discards)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
+    policy = _spectral.find_rule(degeneracy)
+    return compute_vjp(
+        U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDING_POLICIES
+    )
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
@@ -228,16 +231,17 @@ def _vjp(
     return (operator_vjp.call(U, S, V, gU, gS, gV, *flags),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """With M = U dA V^T: dS = diag M, dU = sk(C ∘ M) U, dV = -sk(C^T ∘ M) V, if wide + S^-1 (U dA - M V).
 
     C is the one of the gradient, so that forward and reverse mode are adjoint under every policy.
     """
     (U, S, V), (degeneracy, tol) = saved, flags
+    degeneracy = _spectral.find_rule(degeneracy)
     if U.shape[-1] > V.shape[-1]:
-        dV, dS, dU = _jvp((V, S, U), flags, dA.mT)
+        dV, dS, dU = jvp((V, S, U), flags, dA.mT)
         return dU, dS, dV
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     C = compute_coefficients(S, degeneracy, allowed)
     moved = _multiply(U, dA, False, False)
     M = _multiply(moved, V, False, True)
@@ -271,9 +275,9 @@ operator_vjp = define_fused(
     "gesvd_vjp",
     "(Tensor U, Tensor S, Tensor V, Tensor? gU, Tensor? gS, Tensor? gV, str degeneracy, float? tol)"
     " -> Tensor",
-    kernel=_pulled_back,
-    fake=_fake_gradient,
-    composite=_pulled_back_composite,
+    kernel=_compute_vjp,
+    fake=_fake_vjp,
+    composite=_compute_vjp_composite,
 )
 
 _A, _U, _S, _V = 0, 1, 2, 3
@@ -283,13 +287,13 @@ operator = define(
     "(Tensor A, str degeneracy, float? tol) -> (Tensor, Tensor, Tensor)",
     kernel=_decompose,
     fake=_fake,
-    formulas=Formulas(saves=((_U, _S, _V),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_U, _S, _V),), vjp=_vjp, jvp=jvp),
 )
 
 operator_values = define(
     "gesvd_values",
     "(Tensor A, str degeneracy, float? tol) -> Tensor",
-    kernel=_values,
+    kernel=_compute_values,
     fake=_fake_values,
     formulas=Formulas(saves=((_A,),), vjp=_vjp_values, jvp=_jvp_values),
 )

@@ -47,7 +47,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
     """
     v = vector("maketrian", "v", v)
     length = v.shape[-1]
-    k = _order(length)
+    k = _find_order(length)
     if k * (k + 1) // 2 != length:
         raise _errors.ShapeError(
             f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, "
@@ -57,7 +57,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
     return operator.call(v, n, offset, lower)
 
 
-def _order(length: int) -> int:
+def _find_order(length: int) -> int:
     """The k with k (k + 1) / 2 = length, if there is one; exact while lengths stay below 2^50.
 
     In floating point because ``math.isqrt`` takes no symbolic sizes.

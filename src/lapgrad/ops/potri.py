@@ -68,13 +68,13 @@ def _invert_in_place(L: Tensor, lower: bool) -> None:
         raise _errors.singular("potri", _errors.batch_index(item, L.shape[:-2]), index)
 
 
-def _pulled_back(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
+def _compute_vjp(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
     gL = fresh(L)
     lookup("potri_vjp", L)(gL, L, gB, lower)
     return gL
 
 
-def _pulled_back_composite(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
+def _compute_vjp_composite(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
     """gL = -tril(L^-T Z), Z = L^-1 (gB + gB^T) L^-T; with L = R^T and gL = gR^T for the upper factor.
 
     As R^-T is what L^-1 is, the steps are the same: gR = -triu(Z R^-T).
@@ -103,9 +103,9 @@ _L = 0
 operator_vjp = define_fused(
     "potri_vjp",
     "(Tensor L, Tensor gB, bool lower) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, gB, lower: L.new_empty(L.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(

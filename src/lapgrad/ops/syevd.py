@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
+from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import fresh, square_matrix
@@ -17,8 +18,7 @@ from lapgrad.ops import gemm2 as _gemm2
 
 Degeneracy = Literal["mask", "lorentz", "clamp", "nan", "raise"]
 
-#: A policy for formulas that know what they do: mask without the warning.
-QUIET = "quiet"
+QUIET = _spectral.QUIET
 
 #: Policies that discard quotients of rounding by small gaps.
 _DISCARDS = ("mask", "raise", QUIET)
@@ -146,22 +146,22 @@ def syevd(
             raise _errors.OptionError(
                 f"syevd: k must be between 0 and n, got {k} for shape {tuple(A.shape)}."
             )
-        return _largest(A, lower, degeneracy, tol, k, vectors)
+        return _find_largest(A, lower, degeneracy, tol, k, vectors)
     if vectors:
         return Eigendecomposition(*operator.call(A, lower, degeneracy, tol))
-    if _recorded(A):
+    if _is_recorded(A):
         return operator.call(A, lower, degeneracy, tol)[1]
     return operator_values.call(A, lower, degeneracy, tol)
 
 
-def _largest(
+def _find_largest(
     A: Tensor, lower: bool, degeneracy: str, tol: float | None, k: int, vectors: bool
 ) -> Eigendecomposition | Tensor:
-    if vectors or _recorded(A):
+    if vectors or _is_recorded(A):
         U, eigenvalues, _, _ = operator_top.call(A, lower, k, degeneracy, tol)
         return Eigendecomposition(U, eigenvalues) if vectors else eigenvalues
     eigenvalues = operator_values.call(A, lower, degeneracy, tol)
-    return _copied(eigenvalues[..., A.shape[-1] - k :])
+    return _copy(eigenvalues[..., A.shape[-1] - k :])
 
 
 def row_signs(U: Tensor) -> Tensor:
@@ -174,11 +174,11 @@ def row_signs(U: Tensor) -> Tensor:
     return torch.where(decisive < 0, -1.0, 1.0).to(U.dtype)
 
 
-def _copied(part: Tensor) -> Tensor:
+def _copy(part: Tensor) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def _recorded(A: Tensor) -> bool:
+def _is_recorded(A: Tensor) -> bool:
     return A.requires_grad and torch.is_grad_enabled()
 
 
@@ -187,7 +187,7 @@ def decompose(name: str, A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     U, eigenvalues = fresh(A), A.new_empty(A.shape[:-1])
     failure = lookup("syevd", A)(eigenvalues, U, A, lower)
     if failure is not None:
-        raise _failed(name, A, failure)
+        raise _raise_failure(name, A, failure)
     return U, eigenvalues
 
 
@@ -200,24 +200,24 @@ def _decompose_top(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     U, eigenvalues = _decompose(A, lower, degeneracy, tol)
     rest = A.shape[-1] - k
-    return _copied(U[..., rest:, :]), _copied(eigenvalues[..., rest:]), U, eigenvalues
+    return _copy(U[..., rest:, :]), _copy(eigenvalues[..., rest:]), U, eigenvalues
 
 
-def _values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> Tensor:
+def _compute_values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> Tensor:
     eigenvalues = A.new_empty(A.shape[:-1])
     failure = lookup("syevd", A)(eigenvalues, None, A, lower)
     if failure is not None:
-        raise _failed("syevd", A, failure)
+        raise _raise_failure("syevd", A, failure)
     return eigenvalues
 
 
-def _failed(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
+def _raise_failure(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
     flat, code = failure
     explain = _errors.not_finite if code < 0 else _errors.not_converged
     return explain(name, "A", A.shape[:-2], flat)
 
 
-def _pulled_back(
+def _compute_vjp(
     U: Tensor,
     eigenvalues: Tensor,
     gU: Tensor | None,
@@ -226,12 +226,12 @@ def _pulled_back(
     tol: float | None,
 ) -> Tensor:
     gA = fresh(U)
-    relative = _spectral.tolerance(U.shape[-1], U.dtype, tol)
+    relative = _gaps.choose_tolerance(U.shape[-1], U.dtype, tol)
     uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
     if uneven is NotImplemented:
         turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
-        gA = _pulled_back_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
-        marked = _uneven(eigenvalues, turned, slope, relative)
+        gA = _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
+        marked = _find_uneven(eigenvalues, turned, slope, relative)
     elif uneven is None:
         return gA
     else:
@@ -242,7 +242,7 @@ def _pulled_back(
     return gA
 
 
-def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
+def _find_uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
     """Per item: does the loss tell apart what belongs to one eigenvalue?
 
     Within such a group the skew part of ``turned``, gU U^T, and differences of the slopes, must vanish. Rows
@@ -252,7 +252,7 @@ def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, to
     found = torch.zeros(eigenvalues.shape[:-1], dtype=torch.bool, device=eigenvalues.device)
     if n == 0:
         return found
-    apart = ~_spectral.tied(_spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), tol)
+    apart = ~_gaps.find_ties(_gaps.compute_gaps(eigenvalues), _gaps.find_largest(eigenvalues), tol)
     if turned is not None:
         P = turned.new_zeros((*turned.shape[:-2], n, n))
         P[..., n - turned.shape[-2] :, :] = turned
@@ -261,21 +261,21 @@ def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, to
     if slope is not None:
         full = torch.zeros_like(eigenvalues)
         full[..., n - slope.shape[-1] :] = slope
-        steps = _spectral.gaps(full).masked_fill(apart, 0.0)
+        steps = _gaps.compute_gaps(full).masked_fill(apart, 0.0)
         found |= steps.abs().amax((-2, -1)) > allowed * full.abs().amax(-1)
     return found
 
 
-def _inverse_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
+def _invert_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     """F_ij = 1 / (l_i - l_j) as the policy says, F_ii = 0."""
-    policy = "mask" if degeneracy == QUIET else degeneracy
-    relative = _spectral.tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
-    return _spectral.reciprocal_gap(
-        _spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), policy, relative
+    policy = _spectral.find_rule(degeneracy)
+    relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
+    return _gaps.invert_gaps(
+        _gaps.compute_gaps(eigenvalues), _gaps.find_largest(eigenvalues), policy, relative
     )
 
 
-def _pulled_back_composite(
+def _compute_vjp_composite(
     U: Tensor,
     eigenvalues: Tensor,
     gU: Tensor | None,
@@ -284,10 +284,10 @@ def _pulled_back_composite(
     tol: float | None,
 ) -> Tensor:
     turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
-    return _pulled_back_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
+    return _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
 
 
-def _pulled_back_turned(
+def _compute_vjp_turned(
     U: Tensor,
     eigenvalues: Tensor,
     turned: Tensor | None,
@@ -301,17 +301,17 @@ def _pulled_back_turned(
     ``turned`` is gU U^T. S is half of its skew part between the k rows, and ``turned`` itself between them
     and the others: skew first, because quotients by small gaps would not cancel.
     """
-    rest = U.shape[-1] - _rows(gU, slope)
+    rest = U.shape[-1] - _select_rows(gU, slope)
     top = U[..., rest:, :]
     W: Any = 0.0
     if gU is not None and turned is not None:
-        F = _inverse_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
+        F = _invert_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
         between = turned[..., rest:]
         skew = between - between.mT
         if rest:
             skew = torch.cat([2.0 * turned[..., :rest], skew], -1)
         if degeneracy in _DISCARDS:
-            skew = _spectral.discard(skew, _only_rounding(skew, eigenvalues, gU, slope))
+            skew = _gaps.discard_entries(skew, _find_rounding(skew, eigenvalues, gU, slope))
         W = _gemm2.operator.call(0.5 * skew * F, U, False, False, 1.0)
     if slope is not None:
         W = W + slope.unsqueeze(-1) * top
@@ -319,23 +319,23 @@ def _pulled_back_turned(
     return 0.5 * (product + product.mT)
 
 
-def _only_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor | None) -> Tensor:
+def _find_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor | None) -> Tensor:
     """Where entries of ``skew``, of the last k rows, are rounding that the gap would magnify."""
     rest = eigenvalues.shape[-1] - gU.shape[-2]
 
-    def of_all(rows: Tensor) -> Tensor:
+    def extend_to_all(rows: Tensor) -> Tensor:
         """With zeros for the rows that are not among the k."""
         return torch.cat([rows.new_zeros((*rows.shape[:-1], rest)), rows], -1) if rest else rows
 
-    noise = _spectral.row_noise(gU)
-    pairs = noise.unsqueeze(-1) + of_all(noise).unsqueeze(-2)
+    noise = _gaps.bound_row_noise(gU)
+    pairs = noise.unsqueeze(-1) + extend_to_all(noise).unsqueeze(-2)
     gap = eigenvalues[..., rest:].unsqueeze(-1) - eigenvalues.unsqueeze(-2)
-    step = None if slope is None else slope.unsqueeze(-1) - of_all(slope).unsqueeze(-2)
-    close = _spectral.close_gap(_spectral.largest(eigenvalues))
-    return _spectral.only_rounding(skew, pairs, gap, close, step)
+    step = None if slope is None else slope.unsqueeze(-1) - extend_to_all(slope).unsqueeze(-2)
+    close = _gaps.compute_close_gap(_gaps.find_largest(eigenvalues))
+    return _gaps.find_rounding(skew, pairs, gap, close, step)
 
 
-def _rows(gU: Tensor | None, slope: Tensor | None) -> int:
+def _select_rows(gU: Tensor | None, slope: Tensor | None) -> int:
     if gU is not None:
         return gU.shape[-2]
     assert slope is not None
@@ -380,7 +380,7 @@ def _vjp_values(
     return (operator_vjp.call(U, eigenvalues, None, slope, degeneracy, tol),)
 
 
-def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
+def compute_jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
     """dl = diag(M), dU = (M o F) U, M = U sym(dA) U^T.
 
     Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every
@@ -389,7 +389,7 @@ def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tens
     (U, eigenvalues), (_, degeneracy, tol) = saved, flags
     M = _gemm2.operator.call(U, 0.5 * (dA + dA.mT), False, False, 1.0)
     M = _gemm2.operator.call(M, U, False, True, 1.0)
-    F = _inverse_gaps(eigenvalues, degeneracy, tol)
+    F = _invert_gaps(eigenvalues, degeneracy, tol)
     dU = _gemm2.operator.call(M * F, U, False, False, 1.0)
     return dU, M.diagonal(dim1=-2, dim2=-1).clone()
 
@@ -398,9 +398,9 @@ def _jvp_top(
     saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lower, k, degeneracy, tol = flags
-    dU, slope = jvp(saved, (lower, degeneracy, tol), dA)
+    dU, slope = compute_jvp(saved, (lower, degeneracy, tol), dA)
     rest = dA.shape[-1] - k
-    return _copied(dU[..., rest:, :]), _copied(slope[..., rest:]), dU, slope
+    return _copy(dU[..., rest:, :]), _copy(slope[..., rest:]), dU, slope
 
 
 def _jvp_values(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
@@ -424,9 +424,9 @@ def _fake_top(
 operator_vjp = define_fused(
     "syevd_vjp",
     "(Tensor U, Tensor eigenvalues, Tensor? gU, Tensor? slope, str degeneracy, float? tol) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda U, eigenvalues, gU, slope, degeneracy, tol: U.new_empty(U.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 _A, _U, _EIGENVALUES = 0, 1, 2
@@ -436,7 +436,7 @@ operator = define(
     "(Tensor A, bool lower, str degeneracy, float? tol) -> (Tensor, Tensor)",
     kernel=_decompose,
     fake=_fake,
-    formulas=Formulas(saves=((_U, _EIGENVALUES),), vjp=_vjp, jvp=jvp),
+    formulas=Formulas(saves=((_U, _EIGENVALUES),), vjp=_vjp, jvp=compute_jvp),
 )
 
 _ALL_U, _ALL_EIGENVALUES = 3, 4
@@ -452,7 +452,7 @@ operator_top = define(
 operator_values = define(
     "syevd_values",
     "(Tensor A, bool lower, str degeneracy, float? tol) -> Tensor",
-    kernel=_values,
+    kernel=_compute_values,
     fake=lambda A, lower, degeneracy, tol: A.new_empty(A.shape[:-1]),
     formulas=Formulas(saves=((_A,),), vjp=_vjp_values, jvp=_jvp_values),
 )

@@ -59,13 +59,13 @@ def _fake(A: Tensor, transpose: bool) -> Tensor:
     return fresh_matrix(A, n, n)
 
 
-def _pulled_back(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
+def _compute_vjp(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
     gA = fresh(A)
     lookup("syrk_vjp", A)(gA, A, gB, transpose)
     return gA
 
 
-def _pulled_back_composite(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
+def _compute_vjp_composite(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
     """gA = (gB + gB^T) A, or A (gB + gB^T)."""
     both = gB + gB.mT
     first, second = (A, both) if transpose else (both, A)
@@ -89,9 +89,9 @@ _A = 0
 operator_vjp = define_fused(
     "syrk_vjp",
     "(Tensor A, Tensor gB, bool transpose) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda A, gB, transpose: A.new_empty(A.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(

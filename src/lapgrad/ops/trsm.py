@@ -68,7 +68,7 @@ def trsm(
         tensor([[1.],
                 [2.]])
     """
-    return _triangular.run(
+    return _triangular.apply(
         "trsm", operator, L, A, lower, transpose, rightside, alpha, overwrite, _refuse_singular
     )
 
@@ -103,7 +103,7 @@ def _vjp(
     """gA = t(L)^-T gX; and t(L) X = A makes gL minus the gradient of L in the product t(L) X, at gA."""
     (L, X), (lower, transpose, rightside) = saved, flags
     gA = operator.call(L, gX, lower, not transpose, rightside)
-    gL = _triangular.gradient_of_triangle(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
+    gL = _triangular.compute_triangle_vjp(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
     return gL, gA if needs[1] else None
 
 
@@ -126,6 +126,6 @@ operator = define(
     kernel=_solve,
     fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
     formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_triangular.vmap,
+    vmap=_triangular.map_batch,
     overwriting=Overwriting(_A, "A", _solve_in_place),
 )

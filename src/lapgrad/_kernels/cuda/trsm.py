@@ -11,13 +11,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lapgrad._kernels import torch as _fallback
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
-from lapgrad._kernels.cuda.small.triangular import finding_zero_pivots
+from lapgrad._kernels.cuda.small.triangular import plan_zero_pivot_search
 
 
 @on_its_device
@@ -27,42 +27,42 @@ def trsm(
     if _trsm_batch.serves(L, A):
         return _trsm_batch.trsm(X, L, A, lower, transpose, rightside)
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not X.numel() or not _sizes.one_by_one(items, n) or not _device.storable(X):
+    if not X.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(X):
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
     if in_place:
         # What is overwritten must not be lost to a zero on the diagonal.
-        failure = zero_pivot(L)
+        failure = find_zero_pivot(L)
         if failure is not None:
             return failure
-    answer = _items.no_failure if in_place else zero_pivot_later(L)
-    factor = _device.readable(L)
-    by_blocks = _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
-    source = A if by_blocks and _device.storable(A) else X
+    answer = _items.report_no_failure if in_place else find_zero_pivot_later(L)
+    factor = _device.make_readable(L)
+    by_blocks = _thresholds.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
+    source = A if by_blocks and _device.is_storable(A) else X
     if source is X and not in_place:
         X.copy_(A)
     if by_blocks:
         # A lower triangle is what is inverted: L, or the transpose of an upper one.
         step = ("r" if rightside else "l") if lower != transpose else ("R" if rightside else "L")
-        _device.solve(X, factor if lower else factor.mT, step, _sizes.SOLVE_BLOCK, source=source)
+        _device.solve(X, factor if lower else factor.mT, step, _thresholds.SOLVE_BLOCK, source=source)
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
     return answer()
 
 
-def zero_pivot(L: Tensor) -> tuple[int, int] | None:
+def find_zero_pivot(L: Tensor) -> tuple[int, int] | None:
     """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
-    cell = _items.first_failure_cell(L)
+    cell = _items.get_status_cell(L)
     if cell is None:
         return None
-    _launch.launch(*finding_zero_pivots(_items.readable(L), cell))
-    return _items.first_failure(cell)
+    _launch.launch(*plan_zero_pivot_search(_items.flatten_batch(L), cell))
+    return _items.read_first_failure(cell)
 
 
-def zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
+def find_zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
     """The same as a function that waits for the answer alone, not for what is launched before its call."""
-    question = _items.Question.about(L)
-    if question is None:
-        return _items.no_failure
-    _launch.launch(*finding_zero_pivots(_items.readable(L), question.cell))
-    return question.sent()
+    status = _items.DeferredStatus.acquire(L)
+    if status is None:
+        return _items.report_no_failure
+    _launch.launch(*plan_zero_pivot_search(_items.flatten_batch(L), status.cell))
+    return status.send()

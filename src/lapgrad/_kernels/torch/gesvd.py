@@ -25,7 +25,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     try:
         _decompose(S, U, V, A)
     except TORCH_LINALG_ERROR:
-        return _first_failure(S, U, V, A)
+        return _find_first_failure(S, U, V, A)
     return None
 
 
@@ -34,13 +34,13 @@ def _decompose(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> None
         S.copy_(torch.linalg.svdvals(A))
         return
     columns, values, rows = torch.linalg.svd(A, full_matrices=False)
-    signs = _gaps.row_signs(columns.mT)[..., None]
+    signs = _gaps.find_row_signs(columns.mT)[..., None]
     S.copy_(values)
     torch.mul(columns.mT, signs, out=U)
     torch.mul(rows, signs, out=V)
 
 
-def _first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+def _find_first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
     """One item at a time: which one fails, also when its transpose is tried."""
     batch = A.shape[:-2]
     for flat in range(batch.numel()):
@@ -53,7 +53,7 @@ def _first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> 
             except TORCH_LINALG_ERROR:
                 _decompose(s, v, u, matrix.mT)
                 if u is not None and v is not None:
-                    signs = _gaps.row_signs(u)[:, None]
+                    signs = _gaps.find_row_signs(u)[:, None]
                     u.mul_(signs)
                     v.mul_(signs)
         except TORCH_LINALG_ERROR:
@@ -86,7 +86,7 @@ def _has_close_values(S: Tensor) -> bool:
     if S.numel() == 0:
         return False
     steps = torch.cat([S[..., :-1] - S[..., 1:], S[..., -1:]], -1)
-    return bool((steps < _gaps.close_gap(S[..., :1])).any())
+    return bool((steps < _gaps.compute_close_gap(S[..., :1])).any())
 
 
 def _find_ambiguous_items(
@@ -101,17 +101,17 @@ def _find_ambiguous_items(
     A loss of U^T diag(S) V meets the vectors of zeros with cotangents as small as what is left of S there:
     how large these have to be to count is relative to that, and to their own row.
     """
-    gap, scale = _gaps.gaps(S), _gaps.largest(S)
+    gap, scale = _gaps.compute_gaps(S), _gaps.find_largest(S)
     diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)
-    ties = _gaps.tied(gap, scale, tol) & ~diagonal
-    null = S[..., None] <= _gaps.threshold(scale, tol)
+    ties = _gaps.find_ties(gap, scale, tol) & ~diagonal
+    null = S[..., None] <= _gaps.compute_threshold(scale, tol)
     wide = U.shape[-1] < V.shape[-1]
     if not ties.any() and not (wide and null.any()):
         return None
     small = torch.finfo(S.dtype).eps ** 0.5
     found = torch.zeros(S.shape[:-1], dtype=torch.bool, device=S.device)
     if gS is not None:
-        unequal = _gaps.gaps(gS).abs() > small * gS.abs().amax(-1)[..., None, None]
+        unequal = _gaps.compute_gaps(gS).abs() > small * gS.abs().amax(-1)[..., None, None]
         found = found | (unequal & ties).flatten(-2).any(-1)
     sizes = [g.abs().amax((-2, -1)) for g in (gU, gV) if g is not None]
     if not sizes:
@@ -121,7 +121,7 @@ def _find_ambiguous_items(
     if gS is not None:
         slope = torch.maximum(slope, small * gS.abs().amax(-1)[..., None, None])
 
-    def of_zeros(g: Tensor) -> Tensor:
+    def bound_at_zeros(g: Tensor) -> Tensor:
         row = small * g.abs().amax(-1, keepdim=True)
         return torch.minimum(allowed, torch.maximum(S[..., None] * slope, row))
 
@@ -129,12 +129,12 @@ def _find_ambiguous_items(
     both = torch.zeros_like(gap)
     for g, W in ((gU, U), (gV, V)):
         if g is not None:
-            turning, least = subtract_transpose(g @ W.mT), of_zeros(g)
+            turning, least = subtract_transpose(g @ W.mT), bound_at_zeros(g)
             both = both + turning
             notable = turning.abs() > torch.maximum(least, least.mT)
             found = found | (notable & ties & zeros).flatten(-2).any(-1)
     found = found | ((both.abs() > allowed) & ties & ~zeros).flatten(-2).any(-1)
     if wide and gV is not None:
         outside = gV - (gV @ V.mT) @ V
-        found = found | ((outside.abs() > of_zeros(gV)) & null).flatten(-2).any(-1)
+        found = found | ((outside.abs() > bound_at_zeros(gV)) & null).flatten(-2).any(-1)
     return found

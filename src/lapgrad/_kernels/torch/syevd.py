@@ -20,7 +20,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     Returns None, or (item, code): code -1 for NaN or infinity, 1 for an iteration that did not converge.
     """
     read = A.tril() if lower else A.triu()
-    if failure := _first(~read.isfinite().flatten(-2).all(-1)):
+    if failure := _find_first(~read.isfinite().flatten(-2).all(-1)):
         return failure[0], -1
     try:
         if U is None:
@@ -33,7 +33,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     except TORCH_LINALG_ERROR as error:
         named = re.search(r"Batch element (\d+)", str(error))
         return int(named.group(1)) if named else 0, 1
-    if failure := _first(~eigenvalues.isfinite().all(-1)):
+    if failure := _find_first(~eigenvalues.isfinite().all(-1)):
         return failure[0], -1
     return None
 
@@ -43,7 +43,7 @@ def syevd_vjp(*_: Any) -> Any:
     return NotImplemented
 
 
-def _first(marked: Tensor) -> tuple[int, int] | None:
+def _find_first(marked: Tensor) -> tuple[int, int] | None:
     """(item, 1) of the first item that is marked. One number is read from the device."""
     if not bool(marked.any()):
         return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
@@ -27,7 +27,7 @@ def check_noise_variance(operator: str, value: Tensor | float, like: Tensor) -> 
         raise _errors.mixed_dtypes(operator, {"X": like, "noise_var": value})
     if value.device != like.device:
         raise _errors.mixed_devices(operator, {"X": like, "noise_var": value})
-    if skips_dispatcher((value,)) and may_look_at(value) and not (value > 0).all():
+    if skips_dispatcher((value,)) and may_read(value) and not (value > 0).all():
         raise _errors.OptionError(
             f"{operator}: noise_var must be positive, got {value.detach().min().item():g}."
         )

@@ -93,7 +93,7 @@ def kalman_filter(
     who = "kalman_filter"
     if form not in FORMS:
         raise _errors.unknown_option(who, "form", form, FORMS)
-    model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    model, batch = _series.prepare_operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
     steps = run_covariance_filter if form == "covariance" else _run_square_root_filter
     found = steps(who, batch, _convert_covariances(model, form, factors))
     return Filtered(*[part.reshape((*batch, *part.shape[1:])) for part in found])

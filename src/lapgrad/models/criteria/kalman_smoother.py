@@ -91,7 +91,7 @@ def kalman_smoother(
     who = "kalman_smoother"
     if method not in METHODS:
         raise _errors.unknown_option(who, "method", method, METHODS)
-    model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    model, batch = _series.prepare_operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
     if method == "bryson_frazier":
         found = _smooth_bryson_frazier(who, batch, model)
     else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch.private import skips_dispatcher
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 
 #: The rounding error of an exponent is eps times the largest squared norm. With float64, and points nearer to
 #: their centre than this many lengthscales, the matrix is right to ten digits.
@@ -37,7 +37,7 @@ def is_precise(F: Tensor, G: Tensor, variance: Tensor, *, are_near: bool = False
         return False
     if not (F.numel() and G.numel()):
         return False
-    return are_near or (may_look_at(F) and bool(are_points_near(F, G, _FARTHEST)))
+    return are_near or (may_read(F) and bool(are_points_near(F, G, _FARTHEST)))
 
 
 @torch.no_grad()

@@ -24,20 +24,20 @@ def bind_driver() -> None:
     """The library that every process with a GPU has loaded."""
     driver = ctypes.CDLL("libcuda.so.1")
     for name in _DRIVER:
-        core.device_bind(name, _address(driver, name))
+        core.device_bind(name, _get_address(driver, name))
 
 
 @functools.cache
 def bind_cublas() -> None:
     """The library that torch has loaded, and whose handle it lends."""
-    cublas = ctypes.CDLL(_loaded_library("libcublas.so"))
+    cublas = ctypes.CDLL(_find_loaded_library("libcublas.so"))
     for letter in "SD":
         for name in _CUBLAS:
             symbol = f"cublas{letter}{name}" + ("" if name.startswith("gemmS") else "_v2")
-            core.device_bind(letter + name, _address(cublas, symbol))
+            core.device_bind(letter + name, _get_address(cublas, symbol))
 
 
-def _loaded_library(stem: str) -> str:
+def _find_loaded_library(stem: str) -> str:
     """The file of a library that this process has loaded."""
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -47,5 +47,5 @@ def _loaded_library(stem: str) -> str:
     raise RuntimeError(f"lapgrad: torch has not loaded {stem}; is this a build of torch for CUDA?")
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
+def _get_address(library: ctypes.CDLL, symbol: str) -> int:
     return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0

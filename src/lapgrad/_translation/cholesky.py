@@ -1,0 +1,92 @@
+"""linalg_cholesky_ex and the older cholesky: what ``potrf`` computes, with torch's status and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.table import lookup
+from lapgrad._torch import private as _torch_private
+from lapgrad._torch.define import Formulas, define
+from lapgrad._translation._results import column_major, status
+from lapgrad._translation._torch_kernels import run_torch
+from lapgrad.ops import potrf as _potrf
+
+
+def compute_cholesky_ex(
+    A: Tensor, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The factor, column-major, and info; those of torch where a matrix is not positive definite."""
+    L, info = _factor(A, upper)
+    return _checked("linalg.cholesky_ex", A, L, info, check_errors)
+
+
+def record_cholesky_ex(
+    A: Tensor, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``compute_cholesky_ex`` with derivatives; a matrix that failed has gradient zero."""
+    L, info = operator.call(A, upper)
+    return _checked("linalg.cholesky_ex", A, L, info, check_errors)
+
+
+def compute_cholesky(A: Tensor, upper: bool = False) -> Tensor:
+    """The factor, column-major; raises torch's error where a matrix is not positive definite."""
+    L, info = _factor(A, upper)
+    return _checked("cholesky", A, L, info, True)[0]
+
+
+def record_cholesky(A: Tensor, upper: bool = False) -> Tensor:
+    """``compute_cholesky`` with derivatives."""
+    L, info = operator.call(A, upper)
+    return _checked("cholesky", A, L, info, True)[0]
+
+
+def _checked(name: str, A: Tensor, L: Tensor, info: Tensor, check_errors: bool) -> tuple[Tensor, Tensor]:
+    if check_errors:
+        _torch_private.check_status(info, name, A.dim() == 2)
+    return L, info
+
+
+def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
+    n = A.shape[-1]
+    L, info = column_major(A, n, n), status(A)
+    if A.is_cuda:
+        # Asking whether the factorisation failed would make the host wait, which torch does not do either.
+        # A factor that failed is the identity here; torch counts what lapgrad counts from the other side.
+        lookup("potrf", A)(L, A, not upper, info)
+        return L, info.abs_()
+    if lookup("potrf", A)(L, A, not upper, None) is None:
+        return L, info
+    factor, codes = run_torch("linalg_cholesky_ex", A, upper=upper)
+    return factor, codes
+
+
+def _fake(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
+    return column_major(A, A.shape[-1], A.shape[-1]), A.new_empty(A.shape[:-2], dtype=torch.int32)
+
+
+def _vjp(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gL: Tensor, _: None
+) -> tuple[Tensor]:
+    (L, info), (upper,) = saved, flags
+    return (_potrf.operator_vjp.call(L, gL, info, not upper),)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, None]:
+    (L, info), (upper,) = saved, flags
+    dA = dA.masked_fill((info != 0)[..., None, None], 0.0)
+    return _potrf.compute_jvp(L, dA, not upper), None
+
+
+_L, _INFO = 1, 2
+
+operator = define(
+    "linalg_cholesky_ex",
+    "(Tensor A, bool upper) -> (Tensor, Tensor)",
+    kernel=_factor,
+    fake=_fake,
+    formulas=Formulas(saves=((_L, _INFO),), vjp=_vjp, jvp=_jvp, constant_results=(1,)),
+)

@@ -1,0 +1,115 @@
+"""linalg_qr: what ``gelqf`` computes of the transpose, A^T = L Q^T, with R = L^T.
+
+On the CPU the signs are LAPACK's, as torch's are. On CUDA the diagonal of R is positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapgrad._kernels.table import lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import fresh_matrix
+from lapgrad._translation import solve_triangular
+from lapgrad._translation._results import column_major
+from lapgrad._translation._torch_kernels import run_torch
+from lapgrad.ops import gelqf as _gelqf
+
+
+def serves_qr(A: Tensor, mode: str = "reduced") -> bool:
+    """Whether lapgrad computes this: a Q without further columns, or R alone."""
+    return mode in ("reduced", "r") or (mode == "complete" and A.shape[-2] <= A.shape[-1])
+
+
+def compute_qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """Q and R, column-major; with mode "r" an empty tensor for Q."""
+    if not serves_qr(A, mode):
+        Q, R = run_torch("linalg_qr", A, mode)
+        return Q, R
+    if mode != "r":
+        return _factor(A)
+    m, n = A.shape[-2:]
+    R = column_major(A, min(m, n), n)
+    if lookup("gelqf", A)(R.mT, None, A.mT, False) is None:
+        return A.new_empty((0,)), R
+    Q, R = run_torch("linalg_qr", A, mode)
+    return Q, R
+
+
+def record_qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """``compute_qr`` with derivatives, which need Q."""
+    assert mode != "r"
+    assert serves_qr(A, mode)
+    Q, R = operator.call(A)
+    return Q, R
+
+
+def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
+    Q, R = _fake(A)
+    if lookup("gelqf", A)(R.mT, Q.mT, A.mT, False) is not None:
+        Q, R = run_torch("linalg_qr", A, "reduced")
+    return Q, R
+
+
+def _fake(A: Tensor) -> tuple[Tensor, Tensor]:
+    m, n = A.shape[-2:]
+    k = min(m, n)
+    return column_major(A, m, k), column_major(A, k, n)
+
+
+def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    """The gradient of A = L Q with respect to A, also where rows of A are dependent: not finite there."""
+    gA = fresh_matrix(L, L.shape[-2], Q.shape[-1])
+    lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
+    return gA
+
+
+def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
+    """t(L)^-1 B for a lower triangle, infinite where L is singular."""
+    X: Tensor = solve_triangular.operator.call(L.mT if transpose else L, B, transpose, True)
+    return X
+
+
+def _pulled_back_composite(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    return _gelqf.compute_vjp_composite(Q, L, gQ, gL, _solve)
+
+
+def _vjp(
+    needs: Sequence[bool],
+    saved: Sequence[Tensor],
+    flags: Sequence[Any],
+    gQ: Tensor | None,
+    gR: Tensor | None,
+) -> tuple[Tensor]:
+    Q, R = saved
+    cotangents = [None if g is None else g.mT for g in (gQ, gR)]
+    gradient: Tensor = operator_vjp.call(Q.mT, R.mT, *cotangents)
+    return (gradient.mT,)
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
+    Q, R = saved
+    dQ, dL = _gelqf.compute_jvp(Q.mT, R.mT, dA.mT, _solve)
+    return dQ.mT, dL.mT
+
+
+operator_vjp = define_fused(
+    "linalg_qr_vjp",
+    "(Tensor Q, Tensor L, Tensor? gQ, Tensor? gL) -> Tensor",
+    kernel=_pulled_back,
+    fake=lambda Q, L, gQ, gL: fresh_matrix(L, L.shape[-2], Q.shape[-1]),
+    composite=_pulled_back_composite,
+)
+
+_Q, _R = 1, 2
+
+operator = define(
+    "linalg_qr",
+    "(Tensor A) -> (Tensor, Tensor)",
+    kernel=_factor,
+    fake=_fake,
+    formulas=Formulas(saves=((_Q, _R),), vjp=_vjp, jvp=_jvp),
+)

@@ -1,0 +1,106 @@
+"""linalg_solve_triangular and the older triangular_solve: what ``trsm`` computes; zeros on the diagonal give
+infinities, as in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.table import lookup
+from lapgrad._torch import layout as _layout
+from lapgrad._torch.define import Formulas, define
+from lapgrad._translation._results import column_major_batch
+from lapgrad._translation._torch_kernels import run_torch
+from lapgrad.ops import _triangular
+from lapgrad.ops import trmm as _trmm
+
+
+def compute_solve_triangular(
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """X with A X = B, or X A = B, column-major; torch's result for a unit or a singular triangle."""
+    if unitriangular:
+        return _solve_by_torch(A, B, upper, left, True)
+    return _solve(*_with_common_batch(A, B), upper, left)
+
+
+def record_solve_triangular(
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """``compute_solve_triangular`` with derivatives, for triangles whose diagonal is read."""
+    assert not unitriangular
+    return operator.call(*_with_common_batch(A, B), upper, left)
+
+
+def compute_triangular_solve(
+    B: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    """X with t(A) X = B, column-major, and a column-major copy of A."""
+    if unitriangular:
+        solution, copy = run_torch("triangular_solve", B, A, upper, transpose, True)
+        return solution, copy
+    A, B = _with_common_batch(A, B)
+    X = _solve(A.mT, B, not upper, True) if transpose else _solve(A, B, upper, True)
+    copy = column_major_batch(A, A.shape[:-2], *A.shape[-2:])
+    return X, copy.copy_(A)
+
+
+def _with_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    batch = A.shape[:-2]
+    if batch == B.shape[:-2]:
+        return A, B
+    batch = torch.broadcast_shapes(batch, B.shape[:-2])
+    return _layout.expand_batch(A, batch), _layout.expand_batch(B, batch)
+
+
+def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
+    X = column_major_batch(B, B.shape[:-2], *B.shape[-2:])
+    if lookup("trsm", B)(X, A, B, not upper, False, not left) is None:
+        return X
+    return _solve_by_torch(A, B, upper, left, False)
+
+
+def _solve_by_torch(A: Tensor, B: Tensor, upper: bool, left: bool, unitriangular: bool) -> Tensor:
+    X: Tensor = run_torch(
+        "linalg_solve_triangular", A, B, upper=upper, left=left, unitriangular=unitriangular
+    )
+    return X
+
+
+def _fake(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
+    return column_major_batch(B, B.shape[:-2], *B.shape[-2:])
+
+
+def _vjp(
+    needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """gB = A^-T gX, and gA = -tri(gB X^T); on the right gB = gX A^-T and gA = -tri(X^T gB)."""
+    (A, X), (upper, left) = saved, flags
+    gB = operator.call(A.mT, gX, not upper, left)
+    gA = None
+    if needs[0]:
+        gA = _triangular.compute_triangle_vjp(gB, X, not upper, False, not left, -1.0)
+    return gA, gB if needs[1] else None
+
+
+def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None) -> Tensor:
+    """A X = B gives dX = A^-1 (dB - tri(dA) X), and X A = B gives dX = (dB - X tri(dA)) A^-1."""
+    (A, X), (upper, left) = saved, flags
+    if dA is None:
+        return operator.call(A, dB, upper, left)
+    moved = _trmm.operator.call(dA, X, not upper, False, not left)
+    return operator.call(A, -moved if dB is None else dB - moved, upper, left)
+
+
+_A, _B, _X = 0, 1, 2
+
+operator = define(
+    "linalg_solve_triangular",
+    "(Tensor A, Tensor B, bool upper, bool left) -> Tensor",
+    kernel=_solve,
+    fake=_fake,
+    formulas=Formulas(saves=((_A, _X), (_A,)), vjp=_vjp, jvp=_jvp),
+)

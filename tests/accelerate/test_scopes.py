@@ -1,0 +1,342 @@
+"""Where acceleration holds: process, blocks, decorated functions, threads, async tasks, child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import lapgrad
+from lapgrad.accelerate.overrides import Overrides
+
+pytestmark = pytest.mark.cpu
+
+A = torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
+
+
+@pytest.fixture(autouse=True)
+def overrides_removed() -> Iterator[None]:
+    lapgrad.accelerate.off()
+    lapgrad.accelerate.stats(reset=True)
+    yield
+    lapgrad.accelerate.off()
+
+
+def takes(function: str = "cholesky") -> bool:
+    """Whether a call of ``torch.linalg.<function>`` reaches lapgrad now."""
+    before = lapgrad.accelerate.stats().taken
+    getattr(torch.linalg, function)(A)
+    return lapgrad.accelerate.stats().taken > before
+
+
+def test_process() -> None:
+    assert not takes()
+    lapgrad.accelerate(always=True)
+    assert takes()
+    lapgrad.accelerate.off()
+    assert not takes()
+
+
+def test_off_gives_torch_its_kernels_back() -> None:
+    names = [f"aten::{name}" for name in ("linalg_cholesky_ex", "linalg_qr", "linalg_qr.out")]
+
+    def kernels() -> list[str]:
+        return [repr(torch.library.get_kernel(name, key)) for name in names for key in ("CPU", "AutogradCPU")]
+
+    own = kernels()
+    lapgrad.accelerate()
+    assert kernels() != own
+    lapgrad.accelerate.off()
+    assert kernels() == own
+
+
+def test_block() -> None:
+    with lapgrad.accelerate(always=True):
+        assert takes()
+    assert not takes()
+
+
+def test_block_ends_with_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), lapgrad.accelerate(always=True):
+        raise ZeroDivisionError
+    assert not takes()
+
+
+def test_only() -> None:
+    with lapgrad.accelerate(only={"eigh"}, always=True):
+        assert takes("eigh")
+        assert takes("eigvalsh")
+        assert not takes("cholesky")
+    with lapgrad.accelerate(only="cholesky", always=True):
+        assert takes("cholesky")
+
+
+def test_only_refuses_other_names() -> None:
+    with pytest.raises(lapgrad.OptionError, match=r"only.*'cholesky'.*'choleski'"):
+        lapgrad.accelerate(only={"choleski"})
+    assert not takes()
+
+
+def test_the_innermost_scope_decides() -> None:
+    with lapgrad.accelerate(always=True):
+        with lapgrad.accelerate(only={"qr"}, always=True):
+            assert not takes("cholesky")
+            assert takes("qr")
+            with lapgrad.accelerate.off():
+                assert not takes("qr")
+                with lapgrad.accelerate(always=True):
+                    assert takes("cholesky")
+                assert not takes("cholesky")
+            assert takes("qr")
+        assert takes("cholesky")
+
+
+def test_block_without_acceleration_in_an_accelerated_process() -> None:
+    lapgrad.accelerate(always=True)
+    with lapgrad.accelerate.off():
+        assert not takes()
+    assert takes()
+
+
+def test_off_in_an_open_block_is_for_the_process() -> None:
+    with lapgrad.accelerate(always=True):
+        lapgrad.accelerate.off()
+        assert takes()
+    assert not takes()
+
+
+def test_a_block_in_the_process_leaves_its_choice() -> None:
+    lapgrad.accelerate(only={"cholesky"}, always=True)
+    with lapgrad.accelerate(only={"qr"}, always=True):
+        assert takes("qr")
+    assert takes("cholesky")
+    assert not takes("qr")
+
+
+def test_a_scope_can_be_entered_again() -> None:
+    scope = lapgrad.accelerate(always=True)
+    with scope:
+        with scope:
+            assert takes()
+        assert takes()
+    assert not takes()
+    with scope:
+        assert takes()
+
+
+def test_function() -> None:
+    @lapgrad.accelerate(always=True)
+    def inside(depth: int) -> bool:
+        """What it does."""
+        return takes() and (depth == 0 or inside(depth - 1))
+
+    assert not takes()
+    assert inside(2)
+    assert inside.__doc__ == "What it does."
+    assert not takes()
+
+
+def test_a_function_outlives_off() -> None:
+    inside = lapgrad.accelerate(always=True)(takes)
+    lapgrad.accelerate.off()
+    assert inside()
+    assert not takes()
+
+
+def test_generator() -> None:
+    @lapgrad.accelerate(always=True)
+    def inside() -> Iterator[bool]:
+        try:
+            yield takes()
+        except ZeroDivisionError:
+            yield takes()
+
+    steps = inside()
+    assert next(steps)
+    assert not takes()
+    assert steps.throw(ZeroDivisionError())
+    assert not takes()
+    steps.close()
+
+
+def in_a_thread(function: object) -> object:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(function()))  # type: ignore[operator]
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_threads() -> None:
+    with lapgrad.accelerate(always=True):
+        assert takes()
+        assert not in_a_thread(takes)
+    lapgrad.accelerate(always=True)
+    assert in_a_thread(takes)
+
+
+def test_scopes_of_many_threads() -> None:
+    """The same scope object, entered by several threads at a time, and other threads outside of it."""
+    scope = lapgrad.accelerate.off()
+    shared = lapgrad.accelerate(only={"cholesky"}, always=True)
+    with shared:
+        pass
+    wrong: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def work(inside: bool) -> None:
+        barrier.wait()
+        for _ in range(50):
+            if inside:
+                with shared:
+                    L = torch.linalg.cholesky(A.clone().requires_grad_())
+            else:
+                L = torch.linalg.cholesky(A.clone().requires_grad_())
+            name = type(L.grad_fn).__name__
+            if (name == "linalg_cholesky_exBackward") != inside:
+                wrong.append(name)
+
+    with scope:
+        threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_constructions_in_two_threads_leave_nothing_behind() -> None:
+    """Each block is in force in the process for the moment between its construction and its entry."""
+    first, second = lapgrad.accelerate(always=True), lapgrad.accelerate(always=True)
+    with first, second:
+        assert takes()
+    assert not takes()
+
+
+def test_async_tasks() -> None:
+    @lapgrad.accelerate(always=True)
+    async def inside() -> list[bool]:
+        found = []
+        for _ in range(3):
+            found.append(takes())
+            await asyncio.sleep(0)
+        return found
+
+    async def outside() -> list[bool]:
+        found = []
+        for _ in range(3):
+            found.append(takes())
+            await asyncio.sleep(0)
+        return found
+
+    async def both() -> list[list[bool]]:
+        return await asyncio.gather(inside(), outside(), inside())
+
+    assert asyncio.run(both()) == [[True] * 3, [False] * 3, [True] * 3]
+
+
+def test_backward_of_a_block_may_run_after_it() -> None:
+    operand = A.clone().requires_grad_()
+    with lapgrad.accelerate(always=True):
+        L = torch.linalg.cholesky(operand)
+    L.sum().backward()
+    expected = torch.autograd.grad(torch.linalg.cholesky(operand).sum(), operand)[0]
+    torch.testing.assert_close(operand.grad, expected)
+
+
+def test_compiled_graphs_keep_what_they_were_traced_with() -> None:
+    def function(A: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky_ex(A)[0].sum()
+
+    operand = A.clone().requires_grad_()
+    with lapgrad.accelerate(always=True):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        value = compiled(operand)
+    torch.testing.assert_close(value, function(operand))
+    gradients = [torch.autograd.grad(f(operand), operand)[0] for f in (compiled, function)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_graphs_for_many_sizes_call_torch_by_its_names() -> None:
+    def function(A: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky_ex(A)[0].sum()
+
+    with lapgrad.accelerate(always=True):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        for items in (3, 5, 7):
+            operand = A[:1].expand(items, 4, 4).clone().requires_grad_()
+            gradients = [torch.autograd.grad(f(operand), operand)[0] for f in (compiled, function)]
+            torch.testing.assert_close(*gradients)
+
+
+def test_traced_graphs_name_the_operators_of_the_time() -> None:
+    def function(A: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky_ex(A)[0]
+
+    make_fx = torch.fx.experimental.proxy_tensor.make_fx
+    with lapgrad.accelerate(always=True):
+        graph = make_fx(function)(A.clone().requires_grad_())
+    assert "lapgrad.linalg_cholesky_ex" in graph.code
+    graph = make_fx(function)(A.clone().requires_grad_())
+    assert "aten.linalg_cholesky_ex" in graph.code
+
+
+def test_overrides_stay_while_a_scope_is_open() -> None:
+    overrides = Overrides()
+    overrides.install()
+    assert ("linalg_qr", "cpu") in overrides.installed
+    overrides.open_scope()
+    overrides.remove()
+    assert overrides.installed
+    overrides.close_scope()
+    overrides.remove()
+    assert not overrides.installed
+
+
+SCRIPT = """
+import sys, torch
+A = torch.eye(300, requires_grad=True)
+print(type(torch.linalg.cholesky(A).grad_fn).__name__, "lapgrad" in sys.modules, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "environment", "expected"),
+    [
+        ([], {}, "LinalgCholeskyExBackward0 False ['a', '-b']"),
+        ([], {"LAPGRAD_ACCELERATE": "1"}, "linalg_cholesky_exBackward True ['a', '-b']"),
+        ([], {"LAPGRAD_ACCELERATE": "qr,eigh"}, "LinalgCholeskyExBackward0 True ['a', '-b']"),
+        ([], {"LAPGRAD_ACCELERATE": "0"}, "LinalgCholeskyExBackward0 False ['a', '-b']"),
+        (["-m", "lapgrad"], {}, "linalg_cholesky_exBackward True ['a', '-b']"),
+    ],
+    ids=["plain", "variable", "some operators", "switched off", "python -m lapgrad"],
+)
+def test_programs_that_are_not_edited(
+    prefix: list[str], environment: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    clean = {key: value for key, value in os.environ.items() if key != "LAPGRAD_ACCELERATE"}
+    done = subprocess.run(
+        [sys.executable, *prefix, str(script), "a", "-b"],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == expected
+
+
+def test_commands_still_run_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lapgrad", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("lapgrad ")

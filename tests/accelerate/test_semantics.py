@@ -1,0 +1,263 @@
+"""What torch promises and its samples do not show: failures, partial results, NaN, degenerate spectra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tolerances import HIGHER_ORDER, assert_all_close, assert_close
+from torch import Tensor
+from torch_samples import everything
+
+import lapgrad
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(autouse=True)
+def overrides_removed() -> Iterator[None]:
+    lapgrad.accelerate.stats(reset=True)
+    yield
+    lapgrad.accelerate.off()
+
+
+def positive_definite(*shape: int) -> Tensor:
+    torch.manual_seed(sum(shape))
+    A = torch.randn(*shape, shape[-1], dtype=torch.float64)
+    return A @ A.mT + torch.eye(shape[-1], dtype=torch.float64)
+
+
+def outcome(function: Any) -> Any:
+    """Results, or the type and text of the exception."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("n", [3, 8, 40])
+@pytest.mark.parametrize("upper", [False, True])
+def test_partial_factors_and_status(n: int, upper: bool) -> None:
+    A = positive_definite(4, n)
+    A[1, 2, 2] = -1.0
+    A[3] = torch.nan
+    for matrices in (A, A[1], A[3]):
+        expected = torch.linalg.cholesky_ex(matrices, upper=upper)
+        with everything():
+            actual = torch.linalg.cholesky_ex(matrices, upper=upper)
+        assert torch.equal(actual.info, expected.info)
+        torch.testing.assert_close(actual.L, expected.L, equal_nan=True)
+
+
+@pytest.mark.parametrize("call", ["linalg.cholesky", "linalg.inv", "cholesky"])
+@pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning")
+def test_errors(call: str) -> None:
+    function: Any = torch
+    for part in call.split("."):
+        function = getattr(function, part)
+    A = positive_definite(3, 4)
+    A[2] = 0.0
+    for matrices in (A, A[2]):
+        expected = outcome(lambda matrices=matrices: function(matrices))
+        with everything():
+            actual = outcome(lambda matrices=matrices: function(matrices))
+        assert actual == expected
+        assert actual[0] is torch.linalg.LinAlgError
+
+
+def test_check_errors() -> None:
+    A = -positive_definite(3, 4)
+    for function in (torch.linalg.cholesky_ex,):
+        expected = outcome(lambda function=function: function(A, check_errors=True))
+        with everything():
+            assert outcome(lambda function=function: function(A, check_errors=True)) == expected
+
+
+def test_failed_items_have_gradient_zero_and_do_not_disturb_the_others() -> None:
+    A = positive_definite(3, 5)
+    A[1] = -A[1]
+    A.requires_grad_()
+    with everything():
+        L, info = torch.linalg.cholesky_ex(A)
+    (gA,) = torch.autograd.grad(L.sum(), A)
+    assert info.tolist() == [0, 1, 0]
+    assert_close(gA[1], torch.zeros(5, 5, dtype=torch.float64))
+    good = A.detach()[[0, 2]].requires_grad_()
+    (expected,) = torch.autograd.grad(torch.linalg.cholesky(good).sum(), good)
+    assert_close(gA[[0, 2]], expected)
+
+
+def test_nan_in_a_symmetric_matrix() -> None:
+    A = positive_definite(2, 5)
+    A[1, 0, 0] = torch.nan
+    expected = outcome(lambda: torch.linalg.eigvalsh(A))
+    with everything():
+        actual = outcome(lambda: torch.linalg.eigvalsh(A))
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+    else:
+        assert actual == expected
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_singular_triangle(left: bool) -> None:
+    L = torch.linalg.cholesky(positive_definite(2, 4)).contiguous()
+    L[1, 2, 2] = 0.0
+    L.requires_grad_()
+    B = torch.ones(2, 4, 4, dtype=torch.float64, requires_grad=True)
+    results = []
+    for accelerated in (False, True):
+        with everything() if accelerated else lapgrad.accelerate.off():
+            X = torch.linalg.solve_triangular(L, B, upper=False, left=left)
+            results.append((X.detach(), *torch.autograd.grad(X[0].sum(), (L, B))))
+    torch.testing.assert_close(results[0][0], results[1][0], equal_nan=True)
+    assert results[1][0].isinf().any()
+    for of_torch, of_lapgrad in zip(results[0][1:], results[1][1:], strict=True):
+        assert_close(of_lapgrad[0], of_torch[0])
+
+
+@pytest.mark.parametrize("decomposition", ["eigh", "svd"])
+def test_equal_eigenvalues_have_finite_gradients_without_a_warning(decomposition: str) -> None:
+    A = torch.eye(6, dtype=torch.float64).expand(2, 6, 6).clone().requires_grad_()
+    with everything(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vectors = getattr(torch.linalg, decomposition)(A)[0 if decomposition == "svd" else 1]
+        (gA,) = torch.autograd.grad(vectors.sum(), A)
+    assert gA.isfinite().all()
+
+
+def test_rank_deficient_qr_does_not_raise_in_backward() -> None:
+    A = torch.ones(5, 3, dtype=torch.float64, requires_grad=True)
+    with everything():
+        Q, R = torch.linalg.qr(A)
+        torch.autograd.grad(Q.sum() + R.sum(), A)
+
+
+def test_gradients_in_the_other_triangle_are_those_of_torch() -> None:
+    L = torch.linalg.cholesky(positive_definite(3, 5)).requires_grad_()
+    B = torch.ones(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    for function in (lambda: torch.cholesky_solve(B, L), lambda: torch.cholesky_inverse(L) + 0.0 * B.sum()):
+        gradients = []
+        for accelerated in (False, True):
+            with everything() if accelerated else lapgrad.accelerate.off():
+                gradients.append(torch.autograd.grad(function().square().sum(), (L, B)))
+        assert_all_close(gradients[1], gradients[0], HIGHER_ORDER)
+        assert gradients[1][0].triu(1).abs().max() > 0
+
+
+def test_sign_requires_grad() -> None:
+    A = positive_definite(3, 5).requires_grad_()
+    with everything():
+        assert torch.linalg.slogdet(A).sign.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
+    A = torch.eye(50, dtype=dtype).expand(20, 50, 50)
+    with everything():
+        torch.linalg.cholesky(A)
+    (entry,) = lapgrad.accelerate.stats()
+    assert (entry.taken, entry.reason, entry.dtype) == (False, "dtype", dtype)
+
+
+def test_meta_tensors() -> None:
+    A = torch.empty(3, 4, 4, device="meta")
+    with everything():
+        assert torch.linalg.cholesky(A).shape == A.shape
+    assert not lapgrad.accelerate.stats()
+
+
+def test_subclasses_keep_their_type() -> None:
+    class Tagged(Tensor):
+        pass
+
+    A = positive_definite(3, 5).as_subclass(Tagged)
+    with everything():
+        assert type(torch.linalg.cholesky(A)) is Tagged
+
+
+def test_distributions() -> None:
+    covariance = positive_definite(30, 8).requires_grad_()
+    x = torch.ones(8, dtype=torch.float64)
+    gradients = []
+    for accelerated in (False, True):
+        with everything() if accelerated else lapgrad.accelerate.off():
+            density = torch.distributions.MultivariateNormal(torch.zeros_like(x), covariance).log_prob(x)
+            gradients.append((density.detach(), *torch.autograd.grad(density.sum(), covariance)))
+    assert_all_close(gradients[1], gradients[0], HIGHER_ORDER)
+
+
+def test_small_matrices_are_left_to_torch() -> None:
+    A = positive_definite(4)
+    with lapgrad.accelerate():
+        torch.linalg.cholesky(A)
+        torch.linalg.cholesky(A.requires_grad_())
+    assert lapgrad.accelerate.stats().taken == 0
+    assert {entry.reason for entry in lapgrad.accelerate.stats()} == {"faster in torch"}
+
+
+def test_statistics() -> None:
+    A = positive_definite(4, 3)
+    with everything():
+        for _ in range(3):
+            torch.linalg.cholesky(A)
+        torch.linalg.cholesky(A.to(torch.complex64))
+    found = lapgrad.accelerate.stats()
+    assert (found.taken, found.passed_on) == (3, 1)
+    assert found[0] == ("linalg_cholesky_ex", True, "taken", "cpu", torch.float64, (4, 3, 3), 3)
+    assert "3  " in str(found)
+    assert "torch: dtype" in str(found)
+    assert str(found).endswith("3 calls by lapgrad, 1 by torch")
+    assert lapgrad.accelerate.stats(reset=True) == found
+    assert not lapgrad.accelerate.stats()
+
+
+def test_statistics_of_many_shapes_do_not_grow() -> None:
+    from lapgrad.accelerate.statistics import Counts, summarise
+
+    counts = Counts()
+    for n in range(25_000):
+        counts["linalg_qr", "taken", "cpu", torch.float64, (n, n)] += 1
+    assert len(counts) <= 10_001
+    assert summarise(counts).taken == 25_000
+
+
+ON_SEVERAL_THREADS = """
+import sys, torch, lapgrad
+torch.set_num_threads(int(sys.argv[1]))
+lapgrad.accelerate()
+torch.manual_seed(0)
+A = torch.randn(3, 150, 150, dtype=torch.float64) / 150**0.5 + 2 * torch.eye(150, dtype=torch.float64)
+A.requires_grad_()
+I = torch.eye(150, dtype=torch.float64).expand(3, 150, 150)
+for _ in range(20):
+    for name, of_inverse in (("inv", lambda X: X), ("solve", lambda X: X)):
+        X = getattr(torch.linalg, name)(A, *([I] if name == "solve" else []))
+        torch.testing.assert_close(A @ X, I)
+        (gA,) = torch.autograd.grad(X.sum(), A)
+        torch.testing.assert_close(gA, -(X.mT @ torch.ones_like(X) @ X.mT).detach())
+    sign, logarithm = getattr(torch.linalg, "slogdet")(A)
+    d = getattr(torch.linalg, "det")(A)
+    torch.testing.assert_close(d.log(), logarithm)
+    torch.testing.assert_close(torch.autograd.grad(d.log().sum(), A)[0], X.detach().mT)
+    LU, pivots = getattr(torch.linalg, "lu_factor")(A)
+    torch.testing.assert_close(torch.linalg.lu_solve(LU, pivots, I), X)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_factorisations_of_batches_are_right_on_several_threads(threads: int) -> None:
+    """torch's own may hang or be wrong there."""
+    done = subprocess.run(
+        [sys.executable, "-c", ON_SEVERAL_THREADS, str(threads)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout.strip() == "right", done.stderr
