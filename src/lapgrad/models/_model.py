@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised
+from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.fitting import Callback, FitResult
@@ -19,7 +19,7 @@ from lapgrad.models._training.fitting import Callback, FitResult
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
 
-class StoredModel(Parametrised, abc.ABC):
+class StoredModel(ParametrisedModule, abc.ABC):
     """A module that can be saved to one file and loaded from it, by ``config`` and ``from_config``."""
 
     _kinds: ClassVar[dict[str, type[StoredModel]]] = {}

@@ -90,7 +90,7 @@ def positive() -> Any:
     """A hyper-parameter greater than 0, stored as its logarithm.
 
     Example:
-        >>> class Noise(Parametrised):
+        >>> class Noise(ParametrisedModule):
         ...     variance = positive()
         >>> noise = Noise()
         >>> noise.variance = 0.25
@@ -104,7 +104,7 @@ def above(floor: str) -> Any:
     """A hyper-parameter greater than the attribute ``floor`` of the module, stored as a logarithm.
 
     Example:
-        >>> class Noise(Parametrised):
+        >>> class Noise(ParametrisedModule):
         ...     floor, variance = torch.tensor(0.25), above("floor")
         >>> noise = Noise()
         >>> noise.variance = 1.25
@@ -120,7 +120,7 @@ def bounded(low: float, high: float) -> Any:
     """A hyper-parameter between ``low`` and ``high``, both excluded, stored as the logit of its position.
 
     Example:
-        >>> class Damping(Parametrised):
+        >>> class Damping(ParametrisedModule):
         ...     rate = bounded(0.0, 2.0)
         >>> damping = Damping()
         >>> damping.rate = 1.0
@@ -143,7 +143,7 @@ def unbounded() -> Any:
     return Hyperparameter(lambda raw: raw, lambda value: value, torch.isfinite, "finite")
 
 
-class Parametrised(nn.Module):
+class ParametrisedModule(nn.Module):
     """A module with hyper-parameters of its own or in its parts.
 
     Attributes:

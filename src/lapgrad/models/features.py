@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
-from lapgrad.models._parameters import Parametrised, Value, positive
+from lapgrad.models._parameters import ParametrisedModule, Value, positive
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PART, TEXT, Entry, check_entries
 
@@ -24,7 +24,7 @@ from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PA
 _KINDS: dict[str, type[Features]] = {}
 
 
-class Features(Parametrised, abc.ABC):
+class Features(ParametrisedModule, abc.ABC):
     """Features of inputs that files can describe: (*batch, n, d) to (*batch, n, m).
 
     They do not include the constant 1, which models add.

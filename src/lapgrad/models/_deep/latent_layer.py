@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lapgrad.models._deep.recognition import Recognition
 from lapgrad.models._deep.sparse_layer import ARITHMETIC, LayerFactors, SparseLayer
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
-from lapgrad.models._parameters import Parametrised, above
+from lapgrad.models._parameters import ParametrisedModule, above
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import INTEGERS, PART, check_entries
 from lapgrad.models.kernels.base import Kernel, part_of_state
@@ -36,7 +36,7 @@ _LENGTHSCALE = 1.5
 _NOISE, _NOISE_FLOOR = 0.1, 1e-6
 
 
-class DeepLayer(Parametrised):
+class DeepLayer(ParametrisedModule):
     """Sparse Gaussian processes with noise, and the recognition network for their inputs.
 
     Args:

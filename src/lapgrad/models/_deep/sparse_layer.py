@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import _checks
 from lapgrad.models._gp.jitter import add_jitter
-from lapgrad.models._parameters import Parametrised, unbounded
+from lapgrad.models._parameters import ParametrisedModule, unbounded
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
@@ -61,7 +61,7 @@ class LayerFactors(NamedTuple):
     root: Tensor
 
 
-class SparseLayer(Parametrised):
+class SparseLayer(ParametrisedModule):
     """k functions with Gaussian process priors that share a kernel, and a Gaussian q(u) for each.
 
     K_uu, its Cholesky factor and the solves with it are float64, whatever the dtype of the layer, so that

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised, Value, positive, unbounded
+from lapgrad.models._parameters import ParametrisedModule, Value, positive, unbounded
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
 
 
-class Covariance(Parametrised):
+class Covariance(ParametrisedModule):
     """A learned covariance L Lᵀ, with L lower triangular with a positive diagonal.
 
     Args:

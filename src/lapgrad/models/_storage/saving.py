@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 import lapgrad
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised
+from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import archive as _archive
 
 #: Format 1 had no checksum; files of both are read.
@@ -141,7 +141,7 @@ def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
         if name in tensors and not _is_finite(tensors[name]):
             return f"{name!r} has a value that is not finite."
     for prefix, module in _find_own_modules(model).items():
-        allowed = module.may_have_nan if isinstance(module, Parametrised) else frozenset()
+        allowed = module.may_have_nan if isinstance(module, ParametrisedModule) else frozenset()
         for name, _ in module.named_buffers(recurse=False):
             path = f"{prefix}.{name}" if prefix else name
             if path not in tensors:  # a buffer that is not saved
@@ -158,7 +158,7 @@ def _find_own_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, Parametrised) or type(module).__module__.partition(".")[0] == "lapgrad"
+        if isinstance(module, ParametrisedModule) or type(module).__module__.partition(".")[0] == "lapgrad"
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised, Value
+from lapgrad.models._parameters import ParametrisedModule, Value
 from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entries
 
 
@@ -41,7 +41,7 @@ class Block(NamedTuple):
     R: Tensor | None = None
 
 
-class Component(Parametrised, abc.ABC):
+class Component(ParametrisedModule, abc.ABC):
     """Base of all components.
 
     Attributes:

@@ -14,7 +14,7 @@ from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.models import _checks
 from lapgrad.models._gp.diagonal import add_to_diagonal
-from lapgrad.models._parameters import Parametrised
+from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage.entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
 from lapgrad.models.kernels import _blocks
 from lapgrad.models.kernels._blocks import Tree
@@ -24,7 +24,7 @@ _KINDS: dict[str, type[Kernel]] = {}
 _NONE: frozenset[Kernel] = frozenset()
 
 
-class Kernel(Parametrised, abc.ABC):
+class Kernel(ParametrisedModule, abc.ABC):
     """A covariance function k(x, z) with hyper-parameters: ``kernel(X)`` and ``kernel(X, Z)`` are matrices.
 
     Kernels add and multiply: ``RBF() + Linear() * Periodic()``. Hyper-parameters are read and set in their
