@@ -23,8 +23,8 @@ Function = Callable[[], None]
 
 #: Ordinary calls before the recording: they compile kernels and create library handles and optimiser state.
 REHEARSALS = 3
-#: Torch synchronises the whole device when a recording starts, and CUDA refuses that while another thread of
-#: the process records. So the lock belongs to the process, not to one recorder.
+#: One recording at a time in the process: torch synchronises the whole device when a recording starts, which
+#: must not happen while another thread records.
 _recording_lock = threading.RLock()
 #: The side stream of each device, per thread. cuBLAS allocates 64 MB of workspace for every stream it is
 #: called on, and torch never frees it, so streams are kept for the next recorder.

@@ -203,12 +203,12 @@ class TrainingRun:
         self.step, self.seconds, self.position = state["step"], state["seconds"], state["position"]
         self.order = state["order"].to(self.order.device)
         drawn = state["generator"].cpu()
-        # Generators of CPUs and GPUs have nothing in common: there, the numbers are those of this run's own.
+        # A generator of a GPU cannot load the state of one of a CPU: the run then uses its own numbers.
         if len(drawn) == len(self.generator.get_state()):
             self.generator.set_state(drawn)
 
     def _resume_optimizer(self, state: dict[str, Any]) -> None:
-        """How Adam computes is up to this run and its device; what it knows comes from the other one."""
+        """Load the moments and step counts of an earlier run, but keep the settings for this device."""
         (own,) = self.optimizer.param_groups
         chosen = {name: own[name] for name in ("fused", "foreach", "capturable")}
         groups = [{**group, **chosen, "lr": self.rate} for group in state["param_groups"]]

@@ -115,7 +115,7 @@ def _compute_moments(
 def _compute_moments_in_blocks(
     gK: Tensor, K: Tensor, F: Tensor, G: Tensor, columns: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the same by blocks of rows of H, which stay in the cache: no buffer has the size of K."""
+    """Return H G, and Hᵀ F if ``columns``, by blocks of rows of H that stay in the cache."""
     n, m = K.shape
     size = max(1, min(n, _BLOCK.get(K.device.type, _BLOCK_ELSEWHERE) // max(1, m)))
     block = K.new_empty(size, m)
