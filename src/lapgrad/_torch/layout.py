@@ -1,4 +1,4 @@
-"""Shapes: are the arguments what the operator wants, and how do their leading dimensions meet?
+"""Checks of the arguments of operators, and broadcasting of their leading dimensions.
 
 The checks run on every call, so the happy path is a few comparisons; what is wrong is worked out, and put
 into words, only once something is.

@@ -110,7 +110,7 @@ def _compute_vjp(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _compute_vjp_composite(*arguments: Any) -> tuple[Tensor, ...]:
-    """In float64: nothing rounds its products, in derivatives of any order."""
+    """The gradients in differentiable operations, in float64, whose products no setting of torch rounds."""
     *tensors, gs, wanted = arguments
     found = _kalman.compute_vjp(_kalman.Model(*(tensor.double() for tensor in tensors)), gs.double())
     return tuple(

@@ -163,7 +163,7 @@ def _vjp(
 
 
 def _scale(alpha: Tensor, gs: Tensor) -> Tensor:
-    """gs alpha, in place where nobody else can see alpha."""
+    """gs alpha; in place where autograd does not record and alpha is not shared."""
     weight = gs[..., None, None]
     if not is_grad_enabled() and skips_dispatcher((alpha, gs)):
         return alpha.mul_(weight)

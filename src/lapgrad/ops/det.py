@@ -25,8 +25,8 @@ def det(A: Tensor) -> Tensor:
         A: (*batch, n, n).
 
     Returns:
-        d, (*batch). It is 0 where a pivot is exactly zero, and infinite or 0 where a number has no room for
-        it: there ``slogdet`` helps. A matrix without rows has determinant 1.
+        d, (*batch). It is 0 where a pivot is exactly zero, and infinite or 0 where it
+        overflows or underflows: use ``slogdet`` then. A matrix without rows has determinant 1.
 
     Raises:
         NonFiniteError: A NaN or an infinity was met, or the factorisation overflows.

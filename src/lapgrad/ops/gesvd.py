@@ -130,7 +130,7 @@ def gesvd(
     if rank is not None:
         _check_rank(rank, A)
     if not vectors:
-        # Where a gradient may be asked for, the vectors cost less now than the whole again in the backward.
+        # If a gradient may follow, computing the vectors now costs less than a decomposition in the backward.
         recorded = A.requires_grad and is_grad_enabled()
         S = operator.call(A, degeneracy, tol)[1] if recorded else operator_values.call(A, degeneracy, tol)
         return S if rank is None else S[..., :rank].clone()
