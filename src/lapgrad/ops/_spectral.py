@@ -34,7 +34,7 @@ def check_policy(operator: str, degeneracy: str) -> None:
         raise _errors.unknown_option(operator, "degeneracy", degeneracy, POLICIES)
 
 
-def find_rule(degeneracy: str) -> str:
+def resolve_policy(degeneracy: str) -> str:
     """The policy whose formula ``degeneracy`` follows."""
     return "mask" if degeneracy == QUIET else degeneracy
 

@@ -34,9 +34,9 @@ def apply(
 
     ``refuse`` raises on an L that the kernel would refuse, for when that has to be known beforehand.
     """
-    L, A = _layout.square_matrix(name, "L", L), _layout.matrix(name, "A", A)
+    L, A = _layout.check_square_matrix(name, "L", L), _layout.check_matrix(name, "A", A)
     if L.dtype is not A.dtype or L.device != A.device:
-        _layout.same_kind(name, L=L, A=A)
+        _layout.check_same_kind(name, L=L, A=A)
     if L.shape[-1] != A.shape[-1 if rightside else -2]:
         wanted = f"L must be n x n and A {'m x n (rightside=True)' if rightside else 'n x m'}"
         raise _errors.shapes_do_not_fit(name, {"L": L, "A": A}, wanted)
@@ -45,7 +45,7 @@ def apply(
     if alpha == 1.0 and not overwrite and L.dim() == 2 and A.dim() == 2:
         return operator.call(L, A, lower, transpose, rightside)
     same_batch = L.shape[:-2] == A.shape[:-2]
-    batch = A.shape[:-2] if same_batch else _layout.common_batch(name, L=L, A=A)
+    batch = A.shape[:-2] if same_batch else _layout.broadcast_batch(name, L=L, A=A)
     door = operator.call
     if overwrite:
         if A.shape[:-2] != batch:

@@ -1,8 +1,8 @@
 """potrf: Cholesky factorisation, on CUDA.
 
 cuSOLVER factorises. It is faster on the lower triangle of a column-major matrix, which is the upper one of
-our row-major memory. For ``lower`` the triangle is therefore transposed while it is copied into the result, and
-the factor is transposed back in place.
+our row-major memory. For ``lower`` the triangle is therefore transposed while it is copied into the result,
+and the factor is transposed back in place.
 The gradient is the recursive reverse sweep of csrc/gpu/device_potrf.h.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._torch.layout import common_batch, matrix, same_kind, square_matrix
+from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, check_square_matrix
 from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
 
 
@@ -54,11 +54,11 @@ def sgp_nll(Kuu: Tensor, Kuf: Tensor, kff_diag: Tensor, y: Tensor, noise_var: Te
         >>> sgp_nll(K, K, K.diagonal(), torch.tensor([1.0, -1.0]), noise_var=0.5)  # all points are inducing
         tensor(3.1845)
     """
-    Kuu, Kuf = square_matrix("sgp_nll", "Kuu", Kuu), matrix("sgp_nll", "Kuf", Kuf)
-    Y = matrix("sgp_nll", "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < Kuf.dim() else y)
+    Kuu, Kuf = check_square_matrix("sgp_nll", "Kuu", Kuu), check_matrix("sgp_nll", "Kuf", Kuf)
+    Y = check_matrix("sgp_nll", "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < Kuf.dim() else y)
     if not isinstance(kff_diag, Tensor):
         raise _errors.wrong_dtype("sgp_nll", "kff_diag", kff_diag)
-    same_kind("sgp_nll", Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag, y=Y)
+    check_same_kind("sgp_nll", Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag, y=Y)
     n = Kuf.shape[-1]
     fits = Kuu.shape[-1] == Kuf.shape[-2] and kff_diag.dim() and kff_diag.shape[-1] == n == Y.shape[-2]
     if not fits:
@@ -66,5 +66,7 @@ def sgp_nll(Kuu: Tensor, Kuf: Tensor, kff_diag: Tensor, y: Tensor, noise_var: Te
         wanted = "Kuu must be U x U, Kuf U x n, kff_diag have n entries, and y n entries or rows"
         raise _errors.shapes_do_not_fit("sgp_nll", tensors, wanted)
     v = check_noise_variance("sgp_nll", noise_var, Kuf)
-    common_batch("sgp_nll", Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag[..., None], y=Y, noise_var=v[..., None, None])
+    broadcast_batch(
+        "sgp_nll", Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag[..., None], y=Y, noise_var=v[..., None, None]
+    )
     return compute_bound("sgp_nll", Kuu, Kuf, kff_diag.sum(-1), Y, v)
