@@ -164,7 +164,7 @@ def test_waits_are_noticed_where_they_are(notes: Notes) -> None:
     refusal = recorder.watched(notes.warn_of_wait)
     assert refusal is not None
     assert refusal.endswith("waits for the device")
-    assert "_captured.py, line" in refusal, "where it was called from"
+    assert "cuda_graph.py, line" in refusal, "where it was called from"
     assert notes.mode == 0
     with pytest.raises(UserWarning, match="of another kind"):
         recorder.watched(lambda: warnings.warn("of another kind", UserWarning, stacklevel=1))

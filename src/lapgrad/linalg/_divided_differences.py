@@ -15,6 +15,9 @@ from torch.compiler import is_exporting
 
 Function = Callable[[Tensor], Tensor]
 
+#: Older versions of torch do not export ``torch.func.jvp``: there the graph keeps the example's batch size.
+_EXPORTS_FORWARD_MODE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
 
 class Rule(NamedTuple):
     """A function of real numbers.
@@ -189,7 +192,7 @@ def make_rule(f: Function) -> Rule:
     """The rule for a function that maps a tensor entry by entry, with its derivative by autograd."""
 
     def derivative(x: Tensor) -> Tensor:
-        if is_exporting():
+        if is_exporting() and _EXPORTS_FORWARD_MODE:
             # In what torch.func.vjp records, torch.export would keep the batch size of the example.
             slope: Tensor = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
             return slope
