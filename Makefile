@@ -33,8 +33,7 @@ BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-torch bench \
-    lint types clean
+.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-torch bench lint types clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'

@@ -140,7 +140,7 @@ def bind(core: Any) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """What is in use: for ``lapgrad info``."""
+    """The provider in use, in words, for ``lapgrad info``."""
     return {
         "provider": _bound.name if _bound else None,
         "library": _bound.library if _bound else None,

@@ -1,4 +1,4 @@
-"""What can go wrong: one exception class per kind of mistake, and the words that explain it.
+"""Exceptions: one class per kind of mistake, and functions that build one with its message.
 
 Every class is also the built-in (or torch) class a caller would catch anyway, so ``except ValueError`` around
 a shape mistake and ``except torch.linalg.LinAlgError`` around a failed factorisation keep working.
@@ -16,8 +16,7 @@ import torch
 #: BLAS and LAPACK count rows and columns in 32-bit integers.
 LARGEST_DIMENSION = 2**31 - 1
 
-#: What torch raises when LAPACK fails; its own annotations do not know the name.
-# torch has the class but no annotation of it.
+#: Raised by torch when LAPACK fails. torch has the class, but no annotation of it.
 TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
@@ -46,7 +45,7 @@ class OptionError(LapgradError, ValueError):
 
 
 class _FailedItemError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
-    """What failed numerically, with the batch index of the first matrix that did."""
+    """A numerical failure, with the batch index of the first matrix that failed."""
 
     def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -57,7 +56,7 @@ class _FailedItemError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[
 
 
 class _FailedIndexError(_FailedItemError):
-    """The same, with the row or column that it failed at."""
+    """A numerical failure with the batch index, and the row or column at which it failed."""
 
     def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
         super().__init__(message, item)
@@ -118,7 +117,7 @@ class ConvergenceError(_FailedItemError):
 
 
 class DegenerateSpectrumError(_FailedItemError):
-    """A gradient was asked for that does not exist: the loss tells equal eigen- or singular values apart.
+    """A gradient does not exist, because the loss tells equal eigenvalues or singular values apart.
 
     Attributes:
         item: Batch index of the first matrix with such values; ``()`` when there is no batch.
@@ -126,7 +125,7 @@ class DegenerateSpectrumError(_FailedItemError):
 
 
 class RankDeficientError(_FailedIndexError):
-    """A derivative or a solution was asked for that exists for matrices of full rank only.
+    """A derivative or a solution does not exist, because a matrix does not have full rank.
 
     Attributes:
         item: Batch index of the first matrix that failed; ``()`` when there is no batch.

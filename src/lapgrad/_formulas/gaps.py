@@ -41,7 +41,7 @@ def compute_threshold(scale: Tensor, tol: float) -> Tensor:
 
 
 def find_ties(gap: Tensor, scale: Tensor, tol: float) -> Tensor:
-    """Where values count as equal, the diagonal included."""
+    """bool, True where two values count as equal, also on the diagonal."""
     return gap.detach().abs() <= compute_threshold(scale, tol)
 
 
@@ -114,7 +114,7 @@ def compute_close_gap(scale: Tensor) -> Tensor:
 
 
 def find_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step: Tensor | None) -> Tensor:
-    """Where ``turn`` is rounding that a small gap would magnify: there its quotient counts as 0.
+    """bool, True where ``turn`` is only rounding and its gap small, so that the quotient counts as 0.
 
     An entry of sk(gU U^T) below ``noise`` is not distinguishable from 0: the loss does not tell these two
     vectors apart. If their slopes differ, the loss tells the values apart, as a function of the matrix does,

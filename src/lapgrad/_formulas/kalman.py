@@ -29,7 +29,7 @@ class Model(NamedTuple):
     c: Tensor
 
     def at(self, name: str, t: int) -> Tensor:
-        """What ``name`` is at time t, of all series."""
+        """The operand ``name`` at time t, for all series."""
         value: Tensor = getattr(self, name)
         return value[:, t if value.shape[1] > 1 else 0]
 
@@ -38,7 +38,7 @@ OPERANDS = ("y", "A", "B", "Q", "R", "m", "P", "c")
 
 
 class FilterStep(NamedTuple):
-    """What the filter makes of an observation, and the adjoint reads."""
+    """Results of one filter step that the adjoint reads; see ``observe`` for the letters."""
 
     seen: Tensor  # 1 where there is an observation, 0 where it is missing: (N, p)
     B: Tensor  # with rows of zeros for missing observations
@@ -54,7 +54,7 @@ class FilterStep(NamedTuple):
 
 
 def symmetrise(A: Tensor) -> Tensor:
-    """A without the rounding errors in its symmetry; so that gradients are symmetric, too."""
+    """(A + A^T) / 2: symmetric to the last bit, and so is its gradient."""
     return 0.5 * (A + A.mT)
 
 

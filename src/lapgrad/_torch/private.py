@@ -166,14 +166,14 @@ if AVAILABLE:
     _plain_types = frozenset((Tensor, torch.nn.Parameter))
 
     def _has_relevant_function_mode() -> bool:
-        """Whether a mode wants to see calls. A default device is one too, and only meets new tensors."""
+        """Whether a mode may intercept operators. That of a default device only concerns new tensors."""
         return not all(type(_function_mode(i)) is DeviceContext for i in range(_function_modes()))
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
         """Whether a call on ``tensors`` is plain eager: no tracing, transform, mode, subclass or tangent.
 
         Wrappers of torch.func (also those whose transform is over), tensors with a negative bit and zero
-        tensors all have type ``Tensor``: they are asked for.
+        tensors all have type ``Tensor``: they need checks of their own.
         """
         if (
             is_compiling()
@@ -198,7 +198,7 @@ if AVAILABLE:
         """Whether a tensor carries a forward-mode tangent.
 
         ``forward_ad._current_level`` does not know dual levels entered inside a compiled graph, so each
-        tensor is asked.
+        tensor is checked.
         """
         return any(isinstance(a, Tensor) and _unpack_dual(a, level=0)[1] is not None for a in arguments)
 

@@ -1,4 +1,4 @@
-"""Operands of a state space model: are they what they should be, and how do series and times meet?"""
+"""Checks of the operands of a state space model, and broadcasting over series and times."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ def prepare_operands(
     state_offset: Tensor | float | None,
     observation_offset: Tensor | float | None,
 ) -> Operands:
-    """The operands of the registered operator; raises what its docstring says."""
-    given = {"y": _layout.matrix(operator, "y", y)}
-    given["A"] = _layout.square_matrix(operator, "A", A)
-    given["B"] = _layout.matrix(operator, "B", B)
-    given["Q"] = _layout.square_matrix(operator, "Q", Q)
-    given["R"] = _layout.square_matrix(operator, "R", R)
-    given["m"] = _layout.vector(operator, "m", m)
-    given["P"] = _layout.square_matrix(operator, "P", P)
+    """Checks the operands of ``kalman_nll`` and brings them into the form of the registered operator."""
+    given = {"y": _layout.check_matrix(operator, "y", y)}
+    given["A"] = _layout.check_square_matrix(operator, "A", A)
+    given["B"] = _layout.check_matrix(operator, "B", B)
+    given["Q"] = _layout.check_square_matrix(operator, "Q", Q)
+    given["R"] = _layout.check_square_matrix(operator, "R", R)
+    given["m"] = _layout.check_vector(operator, "m", m)
+    given["P"] = _layout.check_square_matrix(operator, "P", P)
     if isinstance(observation_offset, int | float):
         given["y"], observation_offset = given["y"] - observation_offset, None
     if state_offset is None or isinstance(state_offset, int | float):
         n = given["A"].shape[-1]
         state_offset = given["y"].new_full((n,), 0.0 if state_offset is None else float(state_offset))
     else:
-        given["state_offset"] = _layout.vector(operator, "state_offset", state_offset)
+        given["state_offset"] = _layout.check_vector(operator, "state_offset", state_offset)
     if observation_offset is not None:
-        given["observation_offset"] = _layout.vector(operator, "observation_offset", observation_offset)
-    _layout.same_kind(operator, **given)
+        given["observation_offset"] = _layout.check_vector(operator, "observation_offset", observation_offset)
+    _layout.check_same_kind(operator, **given)
     times, p = given["y"].shape[-2:]
     n = given["A"].shape[-1]
     _check_sizes(operator, given, n, p)
-    # Time and leading dimensions, in this order from the right; what has no dimension of time does not vary.
+    # From here on each operand but m and P has a dimension of time, of size 1 where it does not vary.
     timed = {
         name: tensor if name in _WITHOUT_TIME or tensor.dim() > _OWN[name] else tensor[None]
         for name, tensor in given.items()
@@ -146,7 +146,7 @@ def _leading_dimensions_differ(operator: str, given: dict[str, Tensor]) -> _erro
 
 
 def _flatten_leading(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
-    """One leading dimension in place of several: of size 1 if all of them are."""
+    """``tensor`` with one leading dimension in place of several; of size 1 if all of them have size 1."""
     leading, rest = tensor.shape[: tensor.dim() - own], tensor.shape[tensor.dim() - own :]
     if all(size == 1 for size in leading):
         return tensor.reshape(1, *rest)

@@ -101,7 +101,7 @@ def _evaluate(*model: Tensor) -> Tensor:
 
 
 def _compute_vjp(*arguments: Any) -> tuple[Tensor, ...]:
-    """Gradients of the operands whose bit is set in ``wanted``, the last argument; the others empty."""
+    """Gradients of the operands whose bit is set in ``wanted``, the last argument; empty for others."""
     *model, gs, wanted = arguments
     results = _fake_vjp(*arguments)
     asked = [result if wanted >> i & 1 else None for i, result in enumerate(results)]
@@ -110,7 +110,7 @@ def _compute_vjp(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _compute_vjp_composite(*arguments: Any) -> tuple[Tensor, ...]:
-    """In float64: nothing rounds its products, in derivatives of any order."""
+    """The gradients in differentiable operations, in float64, whose products no setting of torch rounds."""
     *tensors, gs, wanted = arguments
     found = _kalman.compute_vjp(_kalman.Model(*(tensor.double() for tensor in tensors)), gs.double())
     return tuple(
@@ -140,11 +140,11 @@ def _vjp(
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], *tangents: Tensor | None) -> Tensor:
-    """ds is the sum of gX dX over the operands X; what series share goes to each of them."""
+    """ds, (series,): for each series the sum of gX dX over the operands X."""
     y = saved[0]
     series = y.shape[0]
     wanted = _pack_bits([tangent is not None for tangent in tangents])
-    # The gradient of each series on its own: what they share is given to each.
+    # Operands that series share are expanded, so that each series gets a gradient of its own.
     apart = [operand.expand(series, *operand.shape[1:]) for operand in saved]
     gradients = operator_vjp.call(*apart, y.new_ones(series), wanted)
     ds = y.new_zeros(series)

@@ -13,7 +13,7 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _columns
 from lapgrad.ops import _triangular
@@ -81,7 +81,7 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
 
 
 def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
-    """One A for several Y: one factor, and for each Y its own value."""
+    """The values of several Y that share A, from one factor."""
     n, k = Y.shape[-2:]
     # Tracers and transforms do not tell addresses: Y could be a view of A.
     if overwrite and (not skips_dispatcher((A, Y)) or _layout.may_overlap(A, Y)):
@@ -97,7 +97,7 @@ def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tens
 
 
 def _evaluate(A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor, Tensor, Tensor]:
-    L = fresh(A)
+    L = allocate_like(A)
     return L, *_evaluate_into(L, A, Y, lower)
 
 
@@ -111,14 +111,14 @@ def _evaluate_into(L: Tensor, A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor
     if failure is not None:
         raise _errors.factorisation_failed("fused.mvn_nll", A.shape[:-2], failure, "potrf_ex")
     n, k = Y.shape[-2:]
-    W, s = fresh(Y), A.new_empty(A.shape[:-2])
+    W, s = allocate_like(Y), A.new_empty(A.shape[:-2])
     lookup("trsm", A)(W, L, Y, lower, not lower, False)
     lookup("sum_logs_and_squares", A)(s, L, W, 0.5 * n * k * _LOG_2_PI, float(k), 0.5)
     return s, W
 
 
 def _compute_vjp(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
-    gA, k = fresh(L), alpha.shape[-1]
+    gA, k = allocate_like(L), alpha.shape[-1]
     if k == 0:
         return gA.zero_()
     lookup("potri_update", L)(gA, L, alpha, gs, lower, 0.5 * k, -1.0 / k)
@@ -139,7 +139,7 @@ def _vjp(
     gs: Tensor | None,
     gW: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """L and W are no results that users see: their cotangents come from derivatives of this function.
+    """gA and gY. L and W are not returned to users: their cotangents come from derivatives of this formula.
 
     W = L^-1 Y gives gY = L^-T gW and gL = -tril(gY W^T), and from there on it is potrf.
     """
@@ -163,7 +163,7 @@ def _vjp(
 
 
 def _scale(alpha: Tensor, gs: Tensor) -> Tensor:
-    """gs alpha, in place where nobody else can see alpha."""
+    """gs alpha; in place where autograd does not record and alpha is not shared."""
     weight = gs[..., None, None]
     if not is_grad_enabled() and skips_dispatcher((alpha, gs)):
         return alpha.mul_(weight)

@@ -129,9 +129,9 @@ def evaluate_criterion(
 def _check_data(Z: Tensor, X: Tensor, Y: Tensor) -> None:
     tensors = {"Z": Z, "X": X, "Y": Y}
     for name, value in tensors.items():
-        if _layout.matrix(_NAME, name, value).dim() != 2:
+        if _layout.check_matrix(_NAME, name, value).dim() != 2:
             raise _errors.ShapeError(f"{_NAME}: {name} must be one matrix, got shape {tuple(value.shape)}.")
-    _layout.same_kind(_NAME, **tensors)
+    _layout.check_same_kind(_NAME, **tensors)
     if Z.shape[1] != X.shape[1] or len(X) != len(Y):
         raise _errors.shapes_do_not_fit(_NAME, tensors, "Z must be U x d, X n x d and Y n x k")
 

@@ -15,6 +15,9 @@ from torch.compiler import is_exporting
 
 Function = Callable[[Tensor], Tensor]
 
+#: Older versions of torch do not export ``torch.func.jvp``: there the graph keeps the example's batch size.
+_EXPORTS_FORWARD_MODE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
 
 class Rule(NamedTuple):
     """A function of real numbers.
@@ -65,25 +68,25 @@ def _divide_log1p(x: Tensor) -> Tensor:
 
 
 def _bound_zero(a: Tensor, tol: float) -> Tensor:
-    """What an eigenvalue may be by rounding when it is zero, (*batch, 1)."""
+    """The largest size of a zero eigenvalue after rounding, (*batch, 1)."""
     if a.shape[-1] == 0:
         return a.new_zeros((*a.shape[:-1], 1))
     return tol * a.detach().abs().amax(-1, keepdim=True)
 
 
 def _clear_rounding(a: Tensor, tol: float) -> Tensor:
-    """Eigenvalues that are negative by rounding are zeros."""
+    """a with zeros in place of eigenvalues that are negative by rounding only."""
     return torch.where((a < 0) & (a >= -_bound_zero(a, tol)), 0.0, a)
 
 
 def _find_nonzero_pairs(a: Tensor, tol: float) -> Tensor:
-    """Pairs of which one at least is more than a rounding error."""
+    """bool (*batch, n, n), True for pairs of which at least one is more than a rounding error."""
     some = a > _bound_zero(a, tol)
     return some.unsqueeze(-1) | some.unsqueeze(-2)
 
 
 def _keep_positive(a: Tensor) -> Tensor:
-    """Kept away from zero, where roots have no derivative."""
+    """a, at least the smallest positive number: at zero roots have no derivative."""
     return a.clamp_min(torch.finfo(a.dtype).tiny)
 
 
@@ -172,7 +175,7 @@ def _make_power(exponent: float, tol: float) -> Rule:
 
 
 def _make_whole_power(exponent: int) -> Rule:
-    """Of any eigenvalues, negative ones included (except zero, for a negative exponent)."""
+    """The rule for a whole exponent, at any eigenvalues (for a negative exponent except zero)."""
 
     def differences(a: Tensor) -> Tensor:
         """a^(p-1) + a^(p-2) b + ... + b^(p-1); for a negative exponent that over -(a b)^p."""
@@ -186,10 +189,10 @@ def _make_whole_power(exponent: int) -> Rule:
 
 
 def make_rule(f: Function) -> Rule:
-    """Of a function that maps a tensor entry by entry, with its derivative by autograd."""
+    """The rule for a function that maps a tensor entry by entry, with its derivative by autograd."""
 
     def derivative(x: Tensor) -> Tensor:
-        if is_exporting():
+        if is_exporting() and _EXPORTS_FORWARD_MODE:
             # In what torch.func.vjp records, torch.export would keep the batch size of the example.
             slope: Tensor = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
             return slope

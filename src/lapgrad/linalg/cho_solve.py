@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.linalg import _columns
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import trmm as _trmm
@@ -62,7 +62,7 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
 
 
 def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
-    X = fresh(B)
+    X = allocate_like(B)
     failure = lookup("cho_solve", B)(X, L, B, lower)
     if failure is not None:
         item, index = failure
@@ -71,10 +71,10 @@ def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
 
 
 def _compute_vjp(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    gL, gB = fresh(L), fresh(gX)
+    gL, gB = allocate_like(L), allocate_like(gX)
     if lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower) is not NotImplemented:
         return gL, gB
-    Z, W = fresh(gX), fresh(X)
+    Z, W = allocate_like(gX), allocate_like(X)
     trsm = lookup("trsm", L)
     trsm(Z, L, gX, lower, not lower, False)
     trsm(gB, L, Z, lower, lower, False)

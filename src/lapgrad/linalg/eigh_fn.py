@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from lapgrad import _errors
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import square_matrix
+from lapgrad._torch.layout import check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _divided_differences
 from lapgrad.ops import _spectral
@@ -80,7 +80,7 @@ def eigh_fn(
         tensor([[2.0000, 1.0000],
                 [1.0000, 2.0000]])
     """
-    A = square_matrix(_NAME, "A", A)
+    A = check_square_matrix(_NAME, "A", A)
     _spectral.check_tolerance(_NAME, tol)
     if (exponent is not None) != (f == "power"):
         raise _errors.OptionError(f'{_NAME}: f="power", and no other, takes an exponent; got {exponent!r}.')

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._torch.layout import matrix
+from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg import _whitening
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd
@@ -83,7 +83,7 @@ def lda(
         >>> ratios
         tensor([66.1250])
     """
-    X = matrix("linalg.lda", "X", X)
+    X = check_matrix("linalg.lda", "X", X)
     n, p = X.shape[-2:]
     labels, classes = _convert_labels(labels, classes, X)
     _whitening.check_options("linalg.lda", k, min(p, classes - 1), "min(p, classes - 1)", regularisation)

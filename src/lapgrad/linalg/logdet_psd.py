@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import extractdiag as _extractdiag
 from lapgrad.ops import potrf as _potrf
 from lapgrad.ops import potri as _potri
@@ -48,14 +48,14 @@ def logdet_psd(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Ten
         >>> lapgrad.linalg.logdet_psd(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
         tensor(1.3863)
     """
-    A = square_matrix("linalg.logdet_psd", "A", A)
+    A = check_square_matrix("linalg.logdet_psd", "A", A)
     result = operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
     s: Tensor = result[1]
     return s
 
 
 def _factorise(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    L = fresh(A)
+    L = allocate_like(A)
     (s,) = _factorise_into(L, A, lower)
     return L, s
 
@@ -74,7 +74,7 @@ def _factorise_into(L: Tensor, A: Tensor, lower: bool) -> tuple[Tensor]:
 
 
 def _compute_vjp(L: Tensor, gs: Tensor, lower: bool) -> Tensor:
-    gA = fresh(L)
+    gA = allocate_like(L)
     lookup("potri_update", L)(gA, L, None, gs, lower, 1.0, 0.0)
     return gA
 

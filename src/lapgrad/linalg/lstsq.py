@@ -12,7 +12,7 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import fresh_matrix
+from lapgrad._torch.layout import allocate_matrix
 from lapgrad.linalg import _columns
 from lapgrad.ops import gelqf as _gelqf
 from lapgrad.ops import gemm as _gemm
@@ -64,13 +64,13 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
         tensor([[2.],
                 [2.]])
     """
-    A, B = _layout.matrix("linalg.lstsq", "A", A), _layout.matrix("linalg.lstsq", "B", B)
+    A, B = _layout.check_matrix("linalg.lstsq", "A", A), _layout.check_matrix("linalg.lstsq", "B", B)
     if A.dtype is not B.dtype or A.device != B.device:
-        _layout.same_kind("linalg.lstsq", A=A, B=B)
+        _layout.check_same_kind("linalg.lstsq", A=A, B=B)
     if A.shape[-2] != B.shape[-2]:
         raise _errors.shapes_do_not_fit("linalg.lstsq", {"A": A, "B": B}, "A must be m x n and B m x k")
     same_batch = A.shape[:-2] == B.shape[:-2]
-    batch = A.shape[:-2] if same_batch else _layout.common_batch("linalg.lstsq", A=A, B=B)
+    batch = A.shape[:-2] if same_batch else _layout.broadcast_batch("linalg.lstsq", A=A, B=B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, rcond)[0], A, B, batch)
 
 
@@ -78,9 +78,9 @@ def _fake(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, Te
     m, n = A.shape[-2:]
     rank = min(m, n)
     return (
-        fresh_matrix(A, n, B.shape[-1]),
-        fresh_matrix(A, rank, max(m, n)),
-        fresh_matrix(A, rank, rank),
+        allocate_matrix(A, n, B.shape[-1]),
+        allocate_matrix(A, rank, max(m, n)),
+        allocate_matrix(A, rank, rank),
     )
 
 
@@ -99,7 +99,7 @@ def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, T
         raise _errors.rank_deficient("linalg.lstsq", A.shape[:-2], dependent, line, consequence)
     multiply, solve = lookup("gemm", A), lookup("trsm", A)
     if wide:
-        middle = fresh_matrix(B, m, B.shape[-1])
+        middle = allocate_matrix(B, m, B.shape[-1])
         solve(middle, L, B, True, False, False)
         multiply(X, Q, middle, True, False, 1.0, 0.0)
     else:

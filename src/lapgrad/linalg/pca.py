@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._torch.layout import matrix
+from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg._scale import find_unit
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
@@ -90,7 +90,7 @@ def pca(
         >>> lapgrad.linalg.pca(X, k=1).components
         tensor([[0.7071, 0.7071]])
     """
-    X = matrix(_NAME, "X", X)
+    X = check_matrix(_NAME, "X", X)
     _spectral.check_policy(_NAME, degeneracy)
     _spectral.check_tolerance(_NAME, tol)
     n, d = X.shape[-2:]
@@ -132,4 +132,4 @@ def _decompose_centred(
     there = variance > least
     scale = torch.where(there, (degrees * torch.where(there, variance, 1.0)).rsqrt(), 0.0)
     components = _gemm2.operator.call(U, centred, False, False, 1.0) * scale.unsqueeze(-1)
-    return components * _syevd.row_signs(components).unsqueeze(-1), variance
+    return components * _gaps.find_row_signs(components).unsqueeze(-1), variance

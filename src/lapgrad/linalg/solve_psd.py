@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.linalg import _columns
 from lapgrad.linalg.cho_solve import operator as _cho_solve
 from lapgrad.ops import _syr2k
@@ -64,7 +64,7 @@ def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
 
 
 def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    X, L = fresh(B), fresh(A)
+    X, L = allocate_like(B), allocate_like(A)
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure, "potrf_ex")

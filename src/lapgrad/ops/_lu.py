@@ -1,12 +1,11 @@
-"""What det and slogdet share: the factors that are kept for the backward."""
+"""Buffers for the factors that det and slogdet keep for the backward."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-#: Up to this order the factors are not kept: computing them again takes less time than writing and reading
-#: them.
+#: Up to this order the factors are not kept: computing them again is faster than writing and reading them.
 RECOMPUTED = 32
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from lapgrad import _errors
 
-#: What a gradient makes of a gap t that is not larger than ``tol`` times the largest value, in place of 1/t:
+#: What gradients use in place of 1/t for a gap t of up to ``tol`` times the largest value:
 #: mask     0: exact when the loss depends on close values and their vectors only through what they have in
 #:          common (the space spanned, a symmetric function of the values). Also 0 for wider gaps, up to
 #:          eps^(1/4) of the largest value, where what is divided is only rounding (``find_rounding``);
 #: lorentz  t / (t^2 + tol^2), also for wider gaps: smooth;
 #: clamp    1 / (sign(t) max(|t|, tol)), where a gap of 0 has the sign of the index order;
-#: nan      1/t, whatever comes of it;
+#: nan      1/t, also where that is infinite or NaN;
 #: raise    as mask, and an exception when the loss is not of the kind for which that is exact.
 POLICIES = ("mask", "lorentz", "clamp", "nan", "raise")
 
@@ -34,7 +34,7 @@ def check_policy(operator: str, degeneracy: str) -> None:
         raise _errors.unknown_option(operator, "degeneracy", degeneracy, POLICIES)
 
 
-def find_rule(degeneracy: str) -> str:
+def resolve_policy(degeneracy: str) -> str:
     """The policy whose formula ``degeneracy`` follows."""
     return "mask" if degeneracy == QUIET else degeneracy
 

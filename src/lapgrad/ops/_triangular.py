@@ -1,4 +1,4 @@
-"""What trsm and trmm share: their arguments, one triangle for a batch, the gradient of the triangle."""
+"""Common parts of trsm and trmm: checks, one triangle for a batch, the gradient of the triangle."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def apply(
     overwrite: bool,
     refuse: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Check and align the operands of a public call, apply alpha, and go through the door that fits.
+    """Checks and aligns the operands of a public call, applies alpha, and calls the operator.
 
     ``refuse`` raises on an L that the kernel would refuse, for when that has to be known beforehand.
     """
-    L, A = _layout.square_matrix(name, "L", L), _layout.matrix(name, "A", A)
+    L, A = _layout.check_square_matrix(name, "L", L), _layout.check_matrix(name, "A", A)
     if L.dtype is not A.dtype or L.device != A.device:
-        _layout.same_kind(name, L=L, A=A)
+        _layout.check_same_kind(name, L=L, A=A)
     if L.shape[-1] != A.shape[-1 if rightside else -2]:
         wanted = f"L must be n x n and A {'m x n (rightside=True)' if rightside else 'n x m'}"
         raise _errors.shapes_do_not_fit(name, {"L": L, "A": A}, wanted)
 
-    # Slices of shapes take half a microsecond, which a small matrix feels.
+    # Slices of shapes take half a microsecond, which is noticeable for a small matrix.
     if alpha == 1.0 and not overwrite and L.dim() == 2 and A.dim() == 2:
         return operator.call(L, A, lower, transpose, rightside)
     same_batch = L.shape[:-2] == A.shape[:-2]
-    batch = A.shape[:-2] if same_batch else _layout.common_batch(name, L=L, A=A)
+    batch = A.shape[:-2] if same_batch else _layout.broadcast_batch(name, L=L, A=A)
     door = operator.call
     if overwrite:
         if A.shape[:-2] != batch:
@@ -106,7 +106,7 @@ def _apply_shared_triangle(
 def map_batch(
     dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> Tensor:
-    """As above when only A is mapped: the mapped dimension joins the rows or the columns of A."""
+    """The vmap rule. If only A is mapped, the mapped dimension joins the rows or the columns of A."""
     L, A, lower, transpose, rightside = arguments
     if in_dims[0] is not None or in_dims[1] is None:
         return apply_to_batch(dispatched, batch_size, in_dims, arguments)

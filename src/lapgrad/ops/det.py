@@ -12,7 +12,7 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import lu as _torch_lu
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import inverse as _inverse
 from lapgrad.ops._lu import allocate_factors
@@ -25,8 +25,8 @@ def det(A: Tensor) -> Tensor:
         A: (*batch, n, n).
 
     Returns:
-        d, (*batch). It is 0 where a pivot is exactly zero, and infinite or 0 where a number has no room for
-        it: there ``slogdet`` helps. A matrix without rows has determinant 1.
+        d, (*batch). It is 0 where a pivot is exactly zero, and infinite or 0 where it
+        overflows or underflows: use ``slogdet`` then. A matrix without rows has determinant 1.
 
     Raises:
         NonFiniteError: A NaN or an infinity was met, or the factorisation overflows.
@@ -55,7 +55,7 @@ def det(A: Tensor) -> Tensor:
         tensor([[ 4., -2.],
                 [-2.,  1.]])
     """
-    determinant: Tensor = operator.call(square_matrix("det", "A", A))[0]
+    determinant: Tensor = operator.call(check_square_matrix("det", "A", A))[0]
     return determinant
 
 
@@ -72,7 +72,7 @@ def _fake(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _compute_vjp(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    gA = fresh(A)
+    gA = allocate_like(A)
     lookup("det_vjp", A)(gA, A, LU, pivots, weight)
     return gA
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, fresh_matrix, matrix
+from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
@@ -87,7 +87,7 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
         >>> torch.allclose(L @ Q, A, atol=1e-5)
         True
     """
-    A = matrix("gelqf", "A", A)
+    A = check_matrix("gelqf", "A", A)
     if mode == "reduced":
         return LQ(*operator.call(A, positive))
     if mode == "l":
@@ -97,7 +97,7 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
 
 def _fake(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
     m, n = A.shape[-2:]
-    return fresh_matrix(A, min(m, n), n), fresh_matrix(A, m, min(m, n))
+    return allocate_matrix(A, min(m, n), n), allocate_matrix(A, m, min(m, n))
 
 
 def _factorise(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ def _factorise(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
 
 def _fake_l(A: Tensor, positive: bool) -> Tensor:
     m, n = A.shape[-2:]
-    return fresh_matrix(A, m, min(m, n))
+    return allocate_matrix(A, m, min(m, n))
 
 
 def _factorise_l(A: Tensor, positive: bool) -> Tensor:
@@ -122,15 +122,16 @@ def _factorise_l(A: Tensor, positive: bool) -> Tensor:
 
 
 def _check_rows_later(L: Tensor, columns: int) -> Callable[[], None]:
-    """L has the rows of A; A has that many columns. What is left of a row must be more than rounding.
+    """Starts the check that no row of A depends on those before it; the function returned raises if one does.
 
-    The function that is returned refuses. A GPU works on between the question and the answer.
+    A row depends on others if its diagonal entry of L is only rounding; ``columns`` is the width of A. On a
+    GPU other work can be launched between start and result.
     """
     tolerance = max(L.shape[-2], columns) * torch.finfo(L.dtype).eps
-    answer = lookup("dependent_row_later", L)(L, tolerance, False)
+    wait_for_check = lookup("dependent_row_later", L)(L, tolerance, False)
 
     def refuse() -> None:
-        found = answer()
+        found = wait_for_check()
         if found is not None:
             consequence = "The factors of such a matrix have no derivative."
             raise _errors.rank_deficient("gelqf", L.shape[:-2], found, "row", consequence)
@@ -152,7 +153,7 @@ def _compute_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> 
 
 
 def _fake_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    return fresh_matrix(L, L.shape[-2], Q.shape[-1])
+    return allocate_matrix(L, L.shape[-2], Q.shape[-1])
 
 
 def _solve_checked(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
@@ -209,14 +210,14 @@ def _compute_middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor |
 
 def _compute_vjp_l(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
     refuse_dependent_rows = _check_rows_later(L, A.shape[-1])
-    gA = fresh(A)
+    gA = allocate_like(A)
     lookup("gelqf_l_vjp", L)(gA, A, L, gL)
     refuse_dependent_rows()
     return gA
 
 
 def _compute_vjp_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
-    """As above, with Q = L1^-1 A1."""
+    """``compute_vjp_composite`` with Q = L1^-1 A1 and without gQ."""
     rank = L.shape[-1]
     Q = operator_solve.call(_select_top(L, rank), _select_top(A, rank), False)
     return compute_vjp_composite(Q, L, None, gL)
@@ -225,7 +226,7 @@ def _compute_vjp_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
 def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B, where B has as many columns as A; refuses an L that is singular up to rounding."""
     refuse_dependent_rows = _check_rows_later(L, B.shape[-1])
-    X = fresh(B)
+    X = allocate_like(B)
     lookup("trsm", B)(X, L, B, True, transpose, False)
     refuse_dependent_rows()
     return X

@@ -12,7 +12,14 @@ from torch.compiler import is_compiling
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import common_batch, expand_batch, fresh_matrix, is_shared, matrix, same_kind
+from lapgrad._torch.layout import (
+    allocate_matrix,
+    broadcast_batch,
+    check_matrix,
+    check_same_kind,
+    expand_batch,
+    is_shared,
+)
 from lapgrad._torch.private import reshape_fresh
 
 
@@ -53,8 +60,8 @@ def gemm2(
         tensor([[10., 14.],
                 [14., 20.]])
     """
-    A, B = matrix("gemm2", "A", A), matrix("gemm2", "B", B)
-    same_kind("gemm2", A=A, B=B)
+    A, B = check_matrix("gemm2", "A", A), check_matrix("gemm2", "B", B)
+    check_same_kind("gemm2", A=A, B=B)
     if A.shape[-2 if transpose_a else -1] != B.shape[-1 if transpose_b else -2]:
         raise _errors.shapes_do_not_fit("gemm2", {"A": A, "B": B}, "the product ta(A) tb(B) must exist")
     if alpha != 1.0 and is_compiling():
@@ -66,7 +73,7 @@ def gemm2(
 def _align_operands(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     if A.shape[:-2] == B.shape[:-2]:
         return operator.call(A, B, transpose_a, transpose_b, alpha)
-    batch = common_batch("gemm2", A=A, B=B)
+    batch = broadcast_batch("gemm2", A=A, B=B)
     if is_shared(B) and not transpose_a:
         # One B for a batch of A is one product with more rows, and a gradient of B without a batch.
         m, k = A.shape[-2:]
@@ -83,7 +90,7 @@ def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha:
 
 
 def _fake(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
-    return fresh_matrix(A, A.shape[-1 if transpose_a else -2], B.shape[-2 if transpose_b else -1])
+    return allocate_matrix(A, A.shape[-1 if transpose_a else -2], B.shape[-2 if transpose_b else -1])
 
 
 def compute_first_vjp(B: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:

@@ -18,7 +18,7 @@ from lapgrad._formulas.gesvd import (
 )
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh_matrix, matrix
+from lapgrad._torch.layout import allocate_matrix, check_matrix
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -124,13 +124,13 @@ def gesvd(
         >>> torch.allclose(U.mT @ S.diag() @ V, torch.tensor([[0.0, 2.0], [-3.0, 0.0]]))
         True
     """
-    A = matrix("gesvd", "A", A)
+    A = check_matrix("gesvd", "A", A)
     _spectral.check_policy("gesvd", degeneracy)
     _spectral.check_tolerance("gesvd", tol)
     if rank is not None:
         _check_rank(rank, A)
     if not vectors:
-        # Where a gradient may be asked for, the vectors cost less now than the whole again in the backward.
+        # If a gradient may follow, computing the vectors now costs less than a decomposition in the backward.
         recorded = A.requires_grad and is_grad_enabled()
         S = operator.call(A, degeneracy, tol)[1] if recorded else operator_values.call(A, degeneracy, tol)
         return S if rank is None else S[..., :rank].clone()
@@ -169,7 +169,7 @@ def _raise_failure(A: Tensor, failure: tuple[int, int] | None) -> None:
 def _fake(A: Tensor, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     m, n = A.shape[-2:]
     k = min(m, n)
-    return fresh_matrix(A, k, m), A.new_empty((*A.shape[:-2], k)), fresh_matrix(A, k, n)
+    return allocate_matrix(A, k, m), A.new_empty((*A.shape[:-2], k)), allocate_matrix(A, k, n)
 
 
 def _fake_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
@@ -177,7 +177,7 @@ def _fake_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
 
 
 def _fake_vjp(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
-    return fresh_matrix(U, U.shape[-1], V.shape[-1])
+    return allocate_matrix(U, U.shape[-1], V.shape[-1])
 
 
 def _compute_vjp(
@@ -192,7 +192,7 @@ def _compute_vjp(
 ) -> Tensor:
     gA = _fake_vjp(U, S, V)
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
-    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.find_rule(degeneracy), allowed)
+    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.resolve_policy(degeneracy), allowed)
     if ambiguous is not None and degeneracy != _spectral.QUIET:
         _spectral.report("gesvd", degeneracy, ambiguous, "singular values")
     return gA
@@ -209,7 +209,7 @@ def _compute_vjp_composite(
     tol: float | None,
 ) -> Tensor:
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
-    policy = _spectral.find_rule(degeneracy)
+    policy = _spectral.resolve_policy(degeneracy)
     return compute_vjp(
         U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDING_POLICIES
     )
@@ -237,7 +237,7 @@ def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tens
     C is the one of the gradient, so that forward and reverse mode are adjoint under every policy.
     """
     (U, S, V), (degeneracy, tol) = saved, flags
-    degeneracy = _spectral.find_rule(degeneracy)
+    degeneracy = _spectral.resolve_policy(degeneracy)
     if U.shape[-1] > V.shape[-1]:
         dV, dS, dU = jvp((V, S, U), flags, dA.mT)
         return dU, dS, dV

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -51,12 +51,12 @@ def inverse(A: Tensor, *, overwrite: bool = False) -> Tensor:
         tensor([[ 0.5000,  0.0000],
                 [-1.0000,  2.0000]])
     """
-    A = square_matrix("inverse", "A", A)
+    A = check_square_matrix("inverse", "A", A)
     return operator.overwrite(A) if overwrite else operator.call(A)
 
 
 def _invert(A: Tensor) -> Tensor:
-    B = fresh(A)
+    B = allocate_like(A)
     _invert_into(B, A)
     return B
 
@@ -76,7 +76,7 @@ def _invert_into(B: Tensor, A: Tensor) -> None:
 
 
 def _compute_vjp(B: Tensor, gB: Tensor) -> Tensor:
-    gA = fresh(B)
+    gA = allocate_like(B)
     lookup("inverse_vjp", B)(gA, B, gB)
     return gA
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm
@@ -65,7 +65,7 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[2., 0.],
                 [1., 2.]])
     """
-    A = square_matrix("potrf", "A", A)
+    A = check_square_matrix("potrf", "A", A)
     return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
 
 
@@ -102,13 +102,13 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
         >>> info
         tensor([0, 2], dtype=torch.int32)
     """
-    A = square_matrix("potrf_ex", "A", A)
+    A = check_square_matrix("potrf_ex", "A", A)
     result = operator_ex.overwrite(A, lower) if overwrite else operator_ex.call(A, lower)
     return Factorisation(*result)
 
 
 def _factorise(A: Tensor, lower: bool) -> Tensor:
-    L = fresh(A)
+    L = allocate_like(A)
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("potrf", A.shape[:-2], failure, "potrf_ex")
@@ -122,7 +122,7 @@ def _factorise_in_place(A: Tensor, lower: bool) -> None:
 
 
 def _factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    L, info = fresh(A), _allocate_status(A)
+    L, info = allocate_like(A), _allocate_status(A)
     lookup("potrf", A)(L, A, lower, info)
     return L, info
 
@@ -138,7 +138,7 @@ def _allocate_status(A: Tensor) -> Tensor:
 
 
 def _compute_vjp(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
-    gA = fresh(L)
+    gA = allocate_like(L)
     lookup("potrf_vjp", L)(gA, L, gL, lower, info)
     return gA
 

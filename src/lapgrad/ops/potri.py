@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import trsm as _trsm
 
 
@@ -48,12 +48,12 @@ def potri(L: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[ 0.5000, -0.5000],
                 [-0.5000,  1.0000]])
     """
-    L = square_matrix("potri", "L", L)
+    L = check_square_matrix("potri", "L", L)
     return operator.overwrite(L, lower) if overwrite else operator.call(L, lower)
 
 
 def _invert(L: Tensor, lower: bool) -> Tensor:
-    B = fresh(L)
+    B = allocate_like(L)
     failure = lookup("potri", L)(B, L, lower)
     if failure is not None:
         item, index = failure
@@ -69,7 +69,7 @@ def _invert_in_place(L: Tensor, lower: bool) -> None:
 
 
 def _compute_vjp(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
-    gL = fresh(L)
+    gL = allocate_like(L)
     lookup("potri_vjp", L)(gL, L, gB, lower)
     return gL
 

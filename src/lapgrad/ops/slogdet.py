@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import inverse as _inverse
 from lapgrad.ops._lu import allocate_factors
 
@@ -63,7 +63,7 @@ def slogdet(A: Tensor) -> LogDeterminant:
         >>> lapgrad.slogdet(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
         LogDeterminant(sign=tensor(-1.), logabsdet=tensor(0.))
     """
-    sign, logabsdet, _, _ = operator.call(square_matrix("slogdet", "A", A))
+    sign, logabsdet, _, _ = operator.call(check_square_matrix("slogdet", "A", A))
     return LogDeterminant(sign, logabsdet)
 
 
@@ -81,7 +81,7 @@ def _fake(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _compute_vjp(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    gA = fresh(A)
+    gA = allocate_like(A)
     failure = lookup("slogdet_vjp", A)(gA, A, LU, pivots, weight)
     if failure is not None:
         raise _errors.elimination_failed(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import extractdiag as _extractdiag
 from lapgrad.ops import makediag as _makediag
 
@@ -43,7 +43,7 @@ def sumlogdiag(A: Tensor) -> Tensor:
         >>> lapgrad.sumlogdiag(torch.tensor([[1.0, 0.0], [5.0, 1.0]]))
         tensor(0.)
     """
-    return operator.call(square_matrix("sumlogdiag", "A", A))
+    return operator.call(check_square_matrix("sumlogdiag", "A", A))
 
 
 def _sum_logs(A: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def _sum_logs(A: Tensor) -> Tensor:
 
 
 def _compute_vjp(A: Tensor, gs: Tensor) -> Tensor:
-    gA = fresh(A)
+    gA = allocate_like(A)
     lookup("sumlogdiag_vjp", A)(gA, A, gs)
     return gA
 

@@ -12,7 +12,7 @@ from lapgrad import _errors
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -138,7 +138,7 @@ def syevd(
         >>> lapgrad.syevd(A, k=1).U
         tensor([[0.7071, 0.7071]])
     """
-    A = square_matrix("syevd", "A", A)
+    A = check_square_matrix("syevd", "A", A)
     _spectral.check_policy("syevd", degeneracy)
     _spectral.check_tolerance("syevd", tol)
     if k is not None:
@@ -164,16 +164,6 @@ def _find_largest(
     return _copy(eigenvalues[..., A.shape[-1] - k :])
 
 
-def row_signs(U: Tensor) -> Tensor:
-    """For each row the sign that makes its first entry of nearly the largest size positive, (*batch, k)."""
-    if U.shape[-1] == 0:
-        return U.new_ones(U.shape[:-1])
-    size = U.detach().abs()
-    leads = size >= (1.0 - 1e-6) * size.amax(-1, keepdim=True)
-    decisive = U.detach().gather(-1, leads.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(-1)
-    return torch.where(decisive < 0, -1.0, 1.0).to(U.dtype)
-
-
 def _copy(part: Tensor) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
@@ -183,11 +173,11 @@ def _is_recorded(A: Tensor) -> bool:
 
 
 def decompose(name: str, A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    """U and the eigenvalues; ``name`` is that of the operator in messages."""
-    U, eigenvalues = fresh(A), A.new_empty(A.shape[:-1])
+    """U and the eigenvalues of A; ``name`` is the operator's name in messages."""
+    U, eigenvalues = allocate_like(A), A.new_empty(A.shape[:-1])
     failure = lookup("syevd", A)(eigenvalues, U, A, lower)
     if failure is not None:
-        raise _raise_failure(name, A, failure)
+        raise _explain_failure(name, A, failure)
     return U, eigenvalues
 
 
@@ -207,11 +197,11 @@ def _compute_values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) 
     eigenvalues = A.new_empty(A.shape[:-1])
     failure = lookup("syevd", A)(eigenvalues, None, A, lower)
     if failure is not None:
-        raise _raise_failure("syevd", A, failure)
+        raise _explain_failure("syevd", A, failure)
     return eigenvalues
 
 
-def _raise_failure(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
+def _explain_failure(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
     flat, code = failure
     explain = _errors.not_finite if code < 0 else _errors.not_converged
     return explain(name, "A", A.shape[:-2], flat)
@@ -225,7 +215,7 @@ def _compute_vjp(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    gA = fresh(U)
+    gA = allocate_like(U)
     relative = _gaps.choose_tolerance(U.shape[-1], U.dtype, tol)
     uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
     if uneven is NotImplemented:
@@ -243,10 +233,10 @@ def _compute_vjp(
 
 
 def _find_uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
-    """Per item: does the loss tell apart what belongs to one eigenvalue?
+    """bool (*batch), True where the loss distinguishes vectors or values of one repeated eigenvalue.
 
-    Within such a group the skew part of ``turned``, gU U^T, and differences of the slopes, must vanish. Rows
-    that are not among the k have cotangent zero.
+    Among equal eigenvalues the skew part of ``turned``, gU U^T, and differences of the slopes must vanish.
+    Rows that are not among the last k have cotangent zero.
     """
     n, allowed = eigenvalues.shape[-1], _UNEVEN[eigenvalues.dtype]
     found = torch.zeros(eigenvalues.shape[:-1], dtype=torch.bool, device=eigenvalues.device)
@@ -268,7 +258,7 @@ def _find_uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | Non
 
 def _invert_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     """F_ij = 1 / (l_i - l_j) as the policy says, F_ii = 0."""
-    policy = _spectral.find_rule(degeneracy)
+    policy = _spectral.resolve_policy(degeneracy)
     relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
     return _gaps.invert_gaps(
         _gaps.compute_gaps(eigenvalues), _gaps.find_largest(eigenvalues), policy, relative
@@ -301,7 +291,7 @@ def _compute_vjp_turned(
     ``turned`` is gU U^T. S is half of its skew part between the k rows, and ``turned`` itself between them
     and the others: skew first, because quotients by small gaps would not cancel.
     """
-    rest = U.shape[-1] - _select_rows(gU, slope)
+    rest = U.shape[-1] - _count_rows(gU, slope)
     top = U[..., rest:, :]
     W: Any = 0.0
     if gU is not None and turned is not None:
@@ -320,11 +310,11 @@ def _compute_vjp_turned(
 
 
 def _find_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor | None) -> Tensor:
-    """Where entries of ``skew``, of the last k rows, are rounding that the gap would magnify."""
+    """bool, True where an entry of ``skew`` (the last k rows) is only rounding, and its gap small."""
     rest = eigenvalues.shape[-1] - gU.shape[-2]
 
     def extend_to_all(rows: Tensor) -> Tensor:
-        """With zeros for the rows that are not among the k."""
+        """``rows`` of the last k, with zeros before them for the others."""
         return torch.cat([rows.new_zeros((*rows.shape[:-1], rest)), rows], -1) if rest else rows
 
     noise = _gaps.bound_row_noise(gU)
@@ -335,7 +325,7 @@ def _find_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor 
     return _gaps.find_rounding(skew, pairs, gap, close, step)
 
 
-def _select_rows(gU: Tensor | None, slope: Tensor | None) -> int:
+def _count_rows(gU: Tensor | None, slope: Tensor | None) -> int:
     if gU is not None:
         return gU.shape[-2]
     assert slope is not None
@@ -362,7 +352,7 @@ def _vjp_top(
     gU_all: Tensor | None,
     slope_all: Tensor | None,
 ) -> tuple[Tensor]:
-    """All eigenvectors are results, too: second derivatives reach them through the formula of the first."""
+    """gA also from cotangents of all eigenvectors, which the formula of the first derivative reads."""
     (U, eigenvalues), (_, _, degeneracy, tol) = saved, flags
     parts = [
         operator_vjp.call(U, eigenvalues, *pair, degeneracy, tol)

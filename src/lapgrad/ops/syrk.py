@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, fresh_matrix, matrix
+from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -44,7 +44,7 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
         tensor([[ 5., 11.],
                 [11., 25.]])
     """
-    B = operator.call(matrix("syrk", "A", A), transpose)
+    B = operator.call(check_matrix("syrk", "A", A), transpose)
     return B if alpha == 1.0 else B.mul_(alpha)
 
 
@@ -56,11 +56,11 @@ def _multiply(A: Tensor, transpose: bool) -> Tensor:
 
 def _fake(A: Tensor, transpose: bool) -> Tensor:
     n = A.shape[-1 if transpose else -2]
-    return fresh_matrix(A, n, n)
+    return allocate_matrix(A, n, n)
 
 
 def _compute_vjp(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
-    gA = fresh(A)
+    gA = allocate_like(A)
     lookup("syrk_vjp", A)(gA, A, gB, transpose)
     return gA
 

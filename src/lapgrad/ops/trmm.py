@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
 
 
@@ -69,7 +69,7 @@ def trmm(
 
 
 def _multiply(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
-    B = fresh(A)
+    B = allocate_like(A)
     lookup("trmm", A)(B, L, A, lower, transpose, rightside)
     return B
 

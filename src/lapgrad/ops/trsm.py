@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
@@ -82,7 +82,7 @@ def _refuse_singular(L: Tensor) -> None:
 
 
 def _solve(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
-    X = fresh(A)
+    X = allocate_like(A)
     failure = lookup("trsm", A)(X, L, A, lower, transpose, rightside)
     if failure is not None:
         item, index = failure

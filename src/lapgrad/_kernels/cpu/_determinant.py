@@ -1,4 +1,4 @@
-"""What det and slogdet share: factors that are kept or not, and weights."""
+"""det and slogdet on the compiled core, with factors that are kept for the backward or not."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def make_readable(tensor: Tensor) -> Tensor:
 
 
 def describe_operand(tensor: Tensor) -> Operand:
-    """What the core takes for a readable or writable tensor."""
+    """Address and strides of a tensor of ``make_readable`` or ``make_writable``."""
     if tensor.is_contiguous():
         shape = tensor.shape
         cols = shape[-1]

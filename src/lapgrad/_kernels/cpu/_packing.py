@@ -1,4 +1,4 @@
-"""What extracttrian and maketrian share: the triangle that is meant, and operands of any strides."""
+"""Operands of extracttrian and maketrian for the compiled core: which triangle, addresses and strides."""
 
 from __future__ import annotations
 

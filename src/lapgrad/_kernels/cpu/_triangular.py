@@ -1,4 +1,4 @@
-"""What trsm and trmm share: the triangle and the side become strides."""
+"""trsm and trmm on the compiled core: triangle and side are expressed by strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gelqf: LQ factorisation, on CUDA: batches by Householder in own kernels, large ones as in ``_lq.py``."""
+"""gelqf: LQ factorisation, on CUDA: batches by own Householder kernels, large matrices by ``large/lq.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 
 @on_its_device
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    """As ``_fallback.gelqf``. The diagonal of L is positive with either flag, as Cholesky's way leaves it."""
+    """``_fallback.gelqf``, but the diagonal of L is positive with either flag: Cholesky factors have such."""
     if _gelqf_batch.serves(A):
         return _gelqf_batch.gelqf(L, Q, A, True)
     if _gelqf_wide.serves(A):
@@ -97,7 +97,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 
 @on_its_device
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    """The same with Q = L^-1 A."""
+    """``gelqf_vjp`` with Q = L^-1 A and without gQ."""
     rank = L.shape[-1]
     wide = L.shape[-2] == rank
     if wide and _gelqf_batch.serves_vjp(A, L):

@@ -166,7 +166,7 @@ def _compute_polar_factor(A: Tensor) -> Tensor | None:
     failed, moved = torch.stack([notes.abs().sum().to(distance.dtype), distance]).tolist()
     if failed or not moved < _NEARLY_ORTHOGONAL:
         return None
-    # What rounding has left in the steps squares itself away: X (I - (Xᵀ X - I) / 2).
+    # One Newton step, X (I - (Xᵀ X - I) / 2), squares the rounding errors of the steps before.
     return torch.addmm(X, X, excess, alpha=-0.5)
 
 

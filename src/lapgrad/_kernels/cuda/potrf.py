@@ -1,8 +1,8 @@
 """potrf: Cholesky factorisation, on CUDA.
 
-The factorisation is cuSOLVER's. It is faster on the lower triangle of a column-major matrix, which is the
-upper one of our row-major memory: for ``lower`` it is turned over before, on its way into the memory of the
-result, and the factor after, in place.
+cuSOLVER factorises. It is faster on the lower triangle of a column-major matrix, which is the upper one of
+our row-major memory. For ``lower`` the triangle is therefore transposed while it is copied into the result,
+and the factor is transposed back in place.
 The gradient is the recursive reverse sweep of csrc/gpu/device_potrf.h.
 """
 
@@ -33,7 +33,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if not A.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
-    # LAPACK's codes, rows with a NaN or an infinity, and what both come to.
+    # Rows: LAPACK's code, the first row with a NaN or an infinity, and the status made of both; per item.
     notes = torch.zeros(3, items, dtype=torch.int32, device=L.device)
     code, spoilt, status = (notes.data_ptr() + 4 * items * row for row in range(3))
     tiles = -(-n // _TILE)

@@ -1,7 +1,7 @@
 """syevd: eigenvalues and eigenvectors of a symmetric matrix, on CUDA.
 
-Small matrices have a kernel of their own, batches of medium ones cuSOLVER's batched routine, and one after
-another is what torch does with the rest.
+Small matrices have a kernel of their own, and batches of medium ones use cuSOLVER's batched routine. torch
+decomposes the others one after another.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ def syevd_vjp(
 
 
 def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """By cusolverDnXsyevBatched, which overwrites a copy of A with columns, to us rows, of eigenvectors."""
+    """``syevd`` by cusolverDnXsyevBatched, which overwrites a copy of A with the eigenvectors.
+
+    They are columns to cuSOLVER, and rows of our row-major memory.
+    """
     n, items = A.shape[-1], A.shape[:-2].numel()
     source = A.reshape(items, n, n)
     rows = source.tril() if lower else source.triu()
     spoilt = ~rows.isfinite().flatten(-2).all(-1)
-    rows.masked_fill_(spoilt[:, None, None], 0.0)  # the solver may not come back from what is not finite
+    rows.masked_fill_(spoilt[:, None, None], 0.0)  # the solver may never return from NaN or infinity
     values = torch.empty((items, n), dtype=A.dtype, device=A.device)
     status = torch.empty(items, dtype=torch.int32, device=A.device)
     _solve(values, rows, status, lower, vectors=U is not None)
@@ -105,7 +108,7 @@ def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: b
 
 
 def _find_first_failure(codes: Tensor) -> tuple[int, int] | None:
-    """(item, code) of the first code of a batch that is not 0. Asks the device once when all went well."""
+    """(item, code) of the first code that is not 0; None, after one read from the device, if all are."""
     if not bool(codes.any()):
         return None
     item = int((codes != 0).int().argmax())

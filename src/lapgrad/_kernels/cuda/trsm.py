@@ -1,7 +1,7 @@
 """trsm: triangular solve, on CUDA.
 
-cuBLAS's own substitution reaches a fifth of the speed of its product at n = 2048. With the inverses of the
-diagonal blocks all that is left are products; that pays from some hundred rows and columns on.
+cuBLAS's own substitution reaches a fifth of the speed of its product at n = 2048. With inverted diagonal
+blocks a solve consists of products, which is faster from some hundred rows and columns on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def trsm(
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
     if in_place:
-        # What is overwritten must not be lost to a zero on the diagonal.
+        # Checked first: A must stay as it is if L is singular.
         failure = find_zero_pivot(L)
         if failure is not None:
             return failure
@@ -60,7 +60,7 @@ def find_zero_pivot(L: Tensor) -> tuple[int, int] | None:
 
 
 def find_zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
-    """The same as a function that waits for the answer alone, not for what is launched before its call."""
+    """``find_zero_pivot`` as a function that waits for this check alone, not for later launches."""
     status = _items.DeferredStatus.acquire(L)
     if status is None:
         return _items.report_no_failure

@@ -1,4 +1,4 @@
-"""What inverse, det and slogdet share: the LU factorisation, its status and what is kept of it."""
+"""The LU factorisation for inverse, det and slogdet: factors, their status, and what is derived from them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lapgrad._torch.synchronisation import may_read
 def find_status(LU: Tensor, A: Tensor | None = None) -> Tensor:
     """Per item: 0; +k: pivot k (from 1) is zero; -k: row k is not finite, which counts more.
 
-    All of a row, and that of A too: routines that leave out products with zeros let no NaN reach the pivots,
-    and cuSOLVER's pass over one in their search for a pivot.
+    Whole rows are checked, of A too, because a NaN need not reach a pivot: some routines skip products with
+    zeros, and cuSOLVER's search for a pivot ignores NaN.
     """
     pivots, finite = LU.diagonal(dim1=-2, dim2=-1), LU.isfinite().all(-1)
     if A is not None:
@@ -40,7 +40,7 @@ def find_first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None
 
 
 def factorise(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of A; they are left, transposed, in LU and pivots when those have room for them."""
+    """The factors of A; also written, transposed, to LU and pivots unless those are empty."""
     factors, exchanges = _torch_lu.lu_factor(A)
     if LU.numel():
         LU.copy_(factors.mT)

@@ -56,7 +56,7 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
 def dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    """The same as a function that has the answer: on a GPU work goes on while the answer is on its way."""
+    """``dependent_row`` as a function to be called later: on a GPU other work is launched in between."""
     found = dependent_row(L, tolerance, relative_to_largest)
     return lambda: found
 
@@ -77,7 +77,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 
 @in_full_precision
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    """The same with Q = L1^-1 A1."""
+    """``gelqf_vjp`` with Q = L1^-1 A1 and without gQ."""
     rank = L.shape[-1]
     Q = torch.linalg.solve_triangular(L[..., :rank, :], A[..., :rank, :], upper=False)
     gelqf_vjp(gA, Q, L, None, gL)

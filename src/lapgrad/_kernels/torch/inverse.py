@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,7 @@ def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
         scale = _choose_range_scale(A)
         again, status = _invert(A * scale)
         again *= scale
-        overflows = ~again.isfinite().flatten(-2).all(-1)
-        status = torch.where((status == 0) & overflows, A.shape[-1] + 1, status)
+        status = torch.where((status == 0) & _overflows(again), A.shape[-1] + 1, status)
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
         X = torch.where((status != 0)[..., None, None], identity, again)
         failure = find_first_failure(status != 0, status)
@@ -38,8 +39,14 @@ def _invert(A: Tensor) -> tuple[Tensor, Tensor]:
     status = find_status(LU, A)
     identity = torch.eye(n, dtype=A.dtype, device=A.device)
     X = torch.linalg.lu_solve(LU, pivots, identity.expand_as(A))
-    overflows = ~X.isfinite().flatten(-2).all(-1)
-    return X, torch.where((status == 0) & overflows, n + 1, status)
+    return X, torch.where((status == 0) & _overflows(X), n + 1, status)
+
+
+def _overflows(X: Tensor) -> Tensor:
+    """Returns for each item whether it has an entry that is not finite, without a matrix of truth values."""
+    if not X.numel():
+        return X.new_zeros(X.shape[:-2], dtype=torch.bool)
+    return ~torch.linalg.vector_norm(X, math.inf, dim=(-2, -1)).isfinite()
 
 
 def _choose_range_scale(A: Tensor) -> Tensor:

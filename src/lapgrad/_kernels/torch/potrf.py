@@ -11,7 +11,7 @@ from lapgrad._torch.synchronisation import may_read
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
     """L := the factor of A's named triangle, the identity where it fails. Returns the first (item, code)."""
-    # On CUDA torch's batched routines are not trusted with a NaN in the other triangle.
+    # On CUDA torch's batched routines may read the other triangle, where a NaN would spoil the result.
     named = A if A.is_cpu else A.tril() if lower else A.triu()
     factor, code = torch.linalg.cholesky_ex(named, upper=not lower)
     if info is None:

@@ -39,7 +39,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 
 
 def syevd_vjp(*_: Any) -> Any:
-    """In torch operations there is nothing faster than the formula itself: the caller runs that."""
+    """NotImplemented: in plain PyTorch nothing is faster than the formula, which the caller then runs."""
     return NotImplemented
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._torch.layout import common_batch, matrix, same_kind
+from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind
 from lapgrad.models._linear.ridge import METHODS, Method, compute_factor, solve_ridge
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
@@ -106,8 +106,8 @@ def scale_problem(
     """Check the arguments, and return the problem scaled to unit variances."""
     if method not in METHODS:
         raise _errors.unknown_option(function, "method", method, METHODS)
-    X = matrix(function, "X", X)
-    Y = matrix(function, "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < X.dim() else y)
+    X = check_matrix(function, "X", X)
+    Y = check_matrix(function, "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < X.dim() else y)
     if Y.shape[-2] != X.shape[-2]:
         wanted = "y must have as many entries (or rows) as X has rows"
         raise _errors.shapes_do_not_fit(function, {"X": X, "y": y}, wanted)
@@ -115,13 +115,13 @@ def scale_problem(
         _check_variance(function, name, value, X)
         for name, value in (("noise_var", noise_var), ("prior_var", prior_var))
     )
-    same_kind(function, X=X, y=Y, noise_var=noise, prior_var=prior)
+    check_same_kind(function, X=X, y=Y, noise_var=noise, prior_var=prior)
     if prior.dim() and prior.shape[-1] not in (1, X.shape[-1]):
         wanted = "prior_var must be a scalar, or its last dimension 1 or the number of columns of X"
         raise _errors.shapes_do_not_fit(function, {"X": X, "prior_var": prior}, wanted)
     noise_deviation = noise.sqrt()[..., None, None]
     weight_deviations = prior.sqrt()[..., None] if prior.dim() else prior.sqrt()[None, None]
-    common_batch(function, X=X, y=Y, noise_var=noise_deviation, prior_var=weight_deviations)
+    broadcast_batch(function, X=X, y=Y, noise_var=noise_deviation, prior_var=weight_deviations)
     return UnitProblem(weight_deviations / noise_deviation * X.mT, Y / noise_deviation, noise)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from lapgrad import _errors, fused
-from lapgrad._torch.layout import common_batch, matrix, same_kind, square_matrix
+from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, check_square_matrix
 from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
 from lapgrad.fused._sgp.kernel_function import KernelFunction
 
@@ -38,11 +39,12 @@ def sgp_nll(
     """
     first: object = kernel
     if isinstance(first, Tensor):
-        warnings.warn(
-            "sgp_nll: with kernel matrices as arguments, call sgp_nll_from_matrices.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        if not is_compiling():  # a warning cannot be traced
+            warnings.warn(
+                "sgp_nll: with kernel matrices as arguments, call sgp_nll_from_matrices.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         return sgp_nll_from_matrices(first, Z, X, Y, noise_var)
     return fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=jitter, chunk=chunk)
 
@@ -95,11 +97,11 @@ def sgp_nll_from_matrices(
         tensor(3.1845)
     """
     who = "sgp_nll_from_matrices"
-    Kuu, Kuf = square_matrix(who, "Kuu", Kuu), matrix(who, "Kuf", Kuf)
-    Y = matrix(who, "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < Kuf.dim() else y)
+    Kuu, Kuf = check_square_matrix(who, "Kuu", Kuu), check_matrix(who, "Kuf", Kuf)
+    Y = check_matrix(who, "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < Kuf.dim() else y)
     if not isinstance(kff_diag, Tensor):
         raise _errors.wrong_dtype(who, "kff_diag", kff_diag)
-    same_kind(who, Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag, y=Y)
+    check_same_kind(who, Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag, y=Y)
     n = Kuf.shape[-1]
     fits = Kuu.shape[-1] == Kuf.shape[-2] and kff_diag.dim() and kff_diag.shape[-1] == n == Y.shape[-2]
     if not fits:
@@ -107,5 +109,5 @@ def sgp_nll_from_matrices(
         wanted = "Kuu must be U x U, Kuf U x n, kff_diag have n entries, and y n entries or rows"
         raise _errors.shapes_do_not_fit(who, tensors, wanted)
     v = check_noise_variance(who, noise_var, Kuf)
-    common_batch(who, Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag[..., None], y=Y, noise_var=v[..., None, None])
+    broadcast_batch(who, Kuu=Kuu, Kuf=Kuf, kff_diag=kff_diag[..., None], y=Y, noise_var=v[..., None, None])
     return compute_bound(who, Kuu, Kuf, kff_diag.sum(-1), Y, v)

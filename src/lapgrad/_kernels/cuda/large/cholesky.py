@@ -8,7 +8,7 @@ from lapgrad._kernels.cuda.runtime import solver as _solver
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
-    """Of each item the upper triangle, the lower one to cuSOLVER, becomes R with A = Rᵀ R.
+    """Overwrites the upper triangle of each item, the lower one to cuSOLVER, with R, A = Rᵀ R.
 
     A is (n, n) or (items, n, n). At the address ``code`` lie LAPACK's codes, an int32 per item.
     """

@@ -69,7 +69,7 @@ def _run_rounds(Q: Tensor, A: Tensor, shifted: int) -> Tensor | None:
             square = math.sqrt(2.0) * torch.linalg.vector_norm(R)
             diagonal = R.diagonal()
             diagonal += _SHIFT * (m * n + m * (m + 1)) * torch.finfo(Q.dtype).eps * square
-        # What is lost to the condition of an inverted block, of float64, shows in float64 only.
+        # Inverting a block loses digits of float64: refinement restores them where the result is float64.
         _divide(Q, R, status.get_code_address(number), refine=not last and A.dtype == torch.float64)
         L = R.mT if L is None else _multiply_lower(L, R.mT)
     return L if status.read_distance() < _LARGEST_DISTANCE else None
@@ -112,7 +112,7 @@ def _compute_gram(Q: Tensor) -> Tensor:
 def _divide(Q: Tensor, R: Tensor, code: int, refine: bool) -> None:
     """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own.
 
-    Not refined in the last round: there R is near the identity, and its inverse as good as a substitution.
+    ``refine`` is off in the last round: R is near the identity there, and its inverse as good as a solve.
     """
     _cholesky.factorise_upper(R, code)
     size = _thresholds.ORTHOGONALISE_BLOCK if refine else _thresholds.SOLVE_BLOCK

@@ -20,7 +20,7 @@ _OPTIONS = ("c++17", "-default-device")
 
 
 def get_cache_directory() -> Path:
-    """Where compiled kernels are kept: LAPGRAD_CACHE, else ``lapgrad`` in the user's cache directory."""
+    """The folder of compiled kernels: LAPGRAD_CACHE, else ``lapgrad`` in the user's cache directory."""
     chosen = os.environ.get("LAPGRAD_CACHE")
     if chosen:
         return Path(chosen)

@@ -1,7 +1,7 @@
 """The compiled core on a GPU: cuBLAS by function pointer, own kernels by handle, on torch's current stream.
 
-Algorithms that cut a matrix into many blocks are in the core (csrc/device*.h), where the time between two
-launches is that of the launch. What is here says where the matrices lie, and lends torch's memory for work.
+Algorithms that cut a matrix into many blocks are in the core (csrc/gpu), where no Python runs between two
+launches. The functions here pass it addresses, sizes, strides and a workspace (a torch tensor).
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def syrk(C: Tensor, A: Tensor, lower: bool, alpha: float = 1.0, beta: float = 0.
 def multiply_triangle(
     C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int
 ) -> None:
-    """The named triangle of C := alpha A B + beta C, cut in halves down to ``cut``; beyond it anything."""
+    """The named triangle of C := alpha A B + beta C.
+
+    The triangle is halved recursively; blocks of order ``cut`` on the diagonal are computed whole, so that
+    parts of the other triangle are overwritten, too.
+    """
     core.device_triangular_product(
         *_get_queue(C), describe_blocks(C), describe_blocks(A), describe_blocks(B), lower, alpha, beta, cut
     )
@@ -117,7 +121,7 @@ def potri(B: Tensor, size: int) -> None:
 
 
 def describe_blocks(A: Tensor) -> Blocks:
-    """Where A lies: (m, n), or batches of any number of dimensions whose items lie at equal distances."""
+    """Address, sizes and strides of A: a matrix, or a batch whose items lie at equal distances."""
     if A.dim() == 2:
         return A.data_ptr(), 1, 0, A.shape[0], A.shape[1], A.stride(0), A.stride(1)
     items = A if A.dim() == 3 else A.flatten(0, -3)
@@ -133,7 +137,7 @@ def flatten_batch(A: Tensor) -> Tensor:
 
 
 def make_readable(A: Tensor) -> Tensor:
-    """A itself when cuBLAS can read it where it lies, else a copy."""
+    """A itself if cuBLAS can read it as it is, else a contiguous copy."""
     rows, columns = A.stride()[-2:]
     m, n = A.shape[-2:]
     in_a_piece = (columns == 1 and rows >= max(n, 1)) or (rows == 1 and columns >= max(m, 1))

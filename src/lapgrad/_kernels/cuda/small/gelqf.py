@@ -44,7 +44,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    """As ``_fallback.gelqf``, for what ``serves`` takes."""
+    """``_fallback.gelqf`` for operands that ``serves`` accepts."""
     lower, rest = view_batch(L), None if Q is None else view_batch(Q)
     if lower is None or (rest is None) != (Q is None):
         return _fallback.gelqf(L, Q, A, positive)
@@ -65,7 +65,7 @@ def serves_vjp(Q: Tensor, L: Tensor) -> bool:
 
 
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
-    """As ``_fallback.gelqf_vjp``, for what ``serves_vjp`` takes."""
+    """``_fallback.gelqf_vjp`` for operands that ``serves_vjp`` accepts."""
     target = view_batch(gA)
     if target is None:
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
@@ -75,7 +75,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 
 
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    """As ``_fallback.gelqf_l_vjp``, for what ``serves_vjp(A, L)`` takes: Q = L^-1 A, then as above."""
+    """``_fallback.gelqf_l_vjp`` if ``serves_vjp(A, L)``: ``gelqf_vjp`` with Q = L^-1 A."""
     target = view_batch(gA)
     if target is None:
         _fallback.gelqf_l_vjp(gA, A, L, gL)
@@ -87,10 +87,10 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
 
 
 def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
-    """As ``_fallback.dependent_row``, for factors of any size."""
+    """``_fallback.dependent_row`` for factors of any size."""
     cell = _items.get_status_cell(L)
     if cell is not None and relative_to_largest and L.shape[-1] > _thresholds.GELQF_SMALL:
-        # Every row would go through the whole diagonal.
+        # In the kernel each row would read the whole diagonal.
         return _fallback.dependent_row(L, tolerance, relative_to_largest)
     if cell is None or not L.numel():
         return None
@@ -101,7 +101,7 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
 def dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    """As ``_fallback.dependent_row_later``: the host waits for the answer alone, not for what comes after."""
+    """``_fallback.dependent_row_later``: the host waits for the check alone, not for later launches."""
     if relative_to_largest or not L.numel():
         found = dependent_row(L, tolerance, relative_to_largest)
         return lambda: found

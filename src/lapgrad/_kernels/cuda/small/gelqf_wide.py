@@ -32,7 +32,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """As ``_fallback.gelqf``, with a positive diagonal, for what ``serves`` takes."""
+    """``_fallback.gelqf`` with a positive diagonal, for operands that ``serves`` accepts."""
     cell = _items.get_status_cell(A)
     lower = view_batch(L)
     factor = torch.empty_like(L, memory_format=torch.contiguous_format) if lower is None else L

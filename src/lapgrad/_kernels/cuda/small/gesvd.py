@@ -41,7 +41,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """As ``_fallback.gesvd``, for what is served."""
+    """``_fallback.gesvd`` for operands that ``serves`` accepts."""
     if U is None or V is None:
         U = V = None
     results = [result for result in (S, U, V) if result is not None]
@@ -58,7 +58,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
 def plan_decomposition(
     S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Tensor | None
 ) -> Launch:
-    """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
+    """The launch for A with one batch dimension and contiguous results."""
     items, m, n = A.shape
     k, width, tall = min(m, n), max(m, n), m > n
     rows, columns, lanes, threads = next(kind for kind in _KINDS if k <= kind[0] and width <= kind[1])
@@ -104,7 +104,7 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
+    """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
     cell = _items.get_status_cell(U)
     written = make_contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
@@ -144,7 +144,7 @@ def plan_vjp(
     tol: float,
     cell: Tensor | None,
 ) -> Launch:
-    """What ``_launch.launch`` takes: matrices with one batch dimension, values contiguous."""
+    """The launch that computes the gradient: matrices with one batch dimension, contiguous values."""
     if U.shape[-1] > V.shape[-1]:
         gA, U, V, gU, gV = gA.mT, V, U, gV, gU
     items, k, n = V.shape

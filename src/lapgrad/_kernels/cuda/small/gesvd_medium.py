@@ -1,6 +1,6 @@
 """Singular value decompositions of batches of matrices with a side up to 128: LQ, then one-sided Jacobi.
 
-See ``kernels/gesvd_medium.cu``. The results are the work space: L lies where the vectors of the short side
+See ``kernels/gesvd_medium.cu``. The results are the workspace: L lies where the vectors of the short side
 go, and Q where those of the long side go. Beside them a matrix takes one number for each row, and a second
 one for each 128 columns.
 """
@@ -51,7 +51,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """As ``_fallback.gesvd``, for what is served; of a failure, that there is one."""
+    """``_fallback.gesvd`` for operands that ``serves`` accepts; tells only that an item failed, not which."""
     cell, source = _items.get_status_cell(A), flatten_batch(A)
     if U is None or V is None:
         values = make_contiguous(S)

@@ -1,6 +1,6 @@
 """The gradient of singular value decompositions of batches of medium matrices: products around a kernel.
 
-See ``kernels/gesvd_vjp_medium.cu``. Of the work space, three matrices per item, only a part of the batch has
+See ``kernels/gesvd_vjp_medium.cu``. Of the workspace, three matrices per item, only a part of the batch has
 it at a time.
 """
 
@@ -36,7 +36,7 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
+    """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
     cell = _items.get_status_cell(U)
     target = view_batch(gA)
     written = torch.empty((S.shape[:-1].numel(), *gA.shape[-2:]), dtype=S.dtype, device=S.device)

@@ -53,7 +53,7 @@ def compute_vjp(
     model: Sequence[Tensor],
     workspace: int = _thresholds.KALMAN_WORKSPACE,
 ) -> None:
-    """Results := the gradients, by as many launches as the work space asks for."""
+    """Results := the gradients, by as many launches as the workspace asks for."""
     if not all(result is None or result.is_contiguous() for result in results):
         dense_results = [
             None if result is None else result.new_empty(result.shape) for result in results
@@ -143,7 +143,7 @@ def _divide_work(results: Results, model: Sequence[Tensor], workspace: int) -> t
 
 
 def _count_kept_numbers(model: Sequence[Tensor], segment: int) -> int:
-    """Of one series: the moments of a segment, and one for each segment."""
+    """Numbers kept for one series: the moments of one segment, and those at the start of each segment."""
     times, n = model[0].shape[1], model[1].shape[-1]
     return n * (n + 3) // 2 * (segment + -(-times // segment))
 
@@ -153,7 +153,7 @@ def _is_shared(result: Tensor, series: int) -> bool:
 
 
 def _place_sums(result: Tensor | None, first: int, end: int, series: int) -> Tensor | None:
-    """Where the gradients of some series go: where they belong, or each into its own sum."""
+    """Where the kernel writes gradients of some series: their rows of the result, or new sums per series."""
     if result is None or not _is_shared(result, series):
         return result if result is None else result[first:end]
     return result.new_zeros(end - first, *result.shape[1:])

@@ -37,7 +37,7 @@ def serves(A: Tensor) -> bool:
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
-    """As ``_fallback.potrf``, for what ``serves`` takes."""
+    """``_fallback.potrf`` for operands that ``serves`` accepts."""
     target = view_batch(L)
     if target is None or (info is not None and not info.is_contiguous()):
         return _fallback.potrf(L, A, lower, info)
@@ -47,7 +47,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
 
 
 def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
-    """As ``_fallback.potrf_vjp``, for what ``serves`` takes."""
+    """``_fallback.potrf_vjp`` for operands that ``serves`` accepts."""
     target = view_batch(gA)
     if target is None or (info is not None and not info.is_contiguous()):
         return _fallback.potrf_vjp(gA, L, gL, lower, info)
@@ -79,7 +79,7 @@ def plan_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None
     return "potrf_batch", name, L, grid, threads, shared, *operands, *sizes, get_address(info)
 
 
-# What depends on the shape alone is worked out once: a launch takes the host no longer than this would.
+# The part that depends on the shape alone is computed once per shape: it takes as long as a launch.
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,7 +96,7 @@ def _choose_factor_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
 
 @functools.lru_cache(maxsize=4096)
 def _choose_vjp_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
-    """Of a block this needs more memory than the factorisation."""
+    """Kernel, grid, threads and bytes of the gradient, which needs more memory than the factorisation."""
     if n <= _thresholds.POTRF_IN_WARP:
         lanes = choose_lanes(n)
         groups = _THREADS // lanes
@@ -108,7 +108,7 @@ def _choose_vjp_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
 
 
 def _round_to_panels(n: int) -> int:
-    """The order in whole panels."""
+    """n rounded up to a multiple of the panel."""
     return -(-n // _PANEL) * _PANEL
 
 

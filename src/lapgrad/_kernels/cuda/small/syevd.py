@@ -32,7 +32,7 @@ def serves(A: Tensor) -> bool:
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """As ``_fallback.syevd``, for what is served."""
+    """``_fallback.syevd`` for operands that ``serves`` accepts."""
     values, rows = _make_contiguous(eigenvalues), None if U is None else _make_contiguous(U)
     cell = _items.get_status_cell(A)
     _launch.launch(*plan_decomposition(values, rows, flatten_batch(A), lower, cell))
@@ -46,7 +46,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 def plan_decomposition(
     eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell: Tensor | None
 ) -> Launch:
-    """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
+    """The launch for A with one batch dimension and contiguous results."""
     items, n, _ = A.shape
     order, lanes, threads = next(kind for kind in _KINDS if n <= kind[0])
     matrices = threads // lanes
@@ -107,7 +107,7 @@ def plan_vjp(
     tol: float,
     cell: Tensor | None,
 ) -> Launch:
-    """What ``_launch.launch`` takes: U and gU with one batch dimension, the rest contiguous."""
+    """The launch that computes the gradient: U and gU with one batch dimension, the rest contiguous."""
     items, n, _ = U.shape
     side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
     matrices = threads // (down * across)

@@ -98,7 +98,7 @@ def _choose_geometry(
 
 
 def _round_to_panels(n: int) -> int:
-    """The order in whole panels."""
+    """n rounded up to a multiple of the panel."""
     return -(-n // _PANEL) * _PANEL
 
 

@@ -16,7 +16,7 @@ __all__ = ["serves", "trsm"]
 def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
-    """As ``_fallback.trsm``, for what ``serves`` takes."""
+    """``_fallback.trsm`` for operands that ``serves`` accepts."""
     target = view_batch(X)
     if target is None:
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
