@@ -166,7 +166,7 @@ class FitError(LapgradError, RuntimeError):
 
 
 class FileFormatError(LapgradError, ValueError):
-    """A file does not hold what was asked for: a model, results of a benchmark."""
+    """A file does not hold what it should: a model, or results of a benchmark."""
 
 
 class MissingDependencyError(LapgradError, ImportError):

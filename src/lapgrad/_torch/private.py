@@ -258,5 +258,5 @@ if AVAILABLE:
 else:
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
-        """Nothing can be told about a call without the private names."""
+        """False: without the private names nothing is known about a call."""
         return False
