@@ -343,7 +343,7 @@ def _make_overwriting_doors(
     def overwrite(*arguments: Any) -> Any:
         tensors, target = arguments[:operands], arguments[position]
         if not skips_dispatcher(tensors):
-            # Addresses are unknown here, but an operand that is passed twice can be told.
+            # Addresses are unknown here, but an operand that is passed twice can be recognised.
             apart = [t.clone() if t is target and i != position else t for i, t in enumerate(tensors)]
             return overwrite_by_copy(*apart, *arguments[operands:])
         if _torch_private.has_internal_overlap(target):

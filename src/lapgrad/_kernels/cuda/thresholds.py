@@ -15,8 +15,8 @@ ORTHOGONALISE_BLOCK = 256
 #: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
 
-#: In gelqf's gradient, where sums are as long as A is wide: from this many terms on blocks of half that order
-#: are large enough.
+#: In gelqf's gradient sums are as long as A is wide. From this many terms on, blocks of half that order are
+#: large enough.
 LONG_SUM = 4096
 
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
@@ -86,5 +86,5 @@ def solves_by_blocks(n: int, columns: int) -> bool:
 
 
 def choose_product_cut(terms: int) -> int:
-    """The order down to which a triangle of a product with sums of that many terms is cut."""
+    """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT

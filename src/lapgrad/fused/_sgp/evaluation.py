@@ -129,7 +129,7 @@ class DeferredChecks:
         return False
 
     def are_passed(self) -> bool:
-        """Reads the numbers, and raises what should have been raised on the way. False: to be repeated.
+        """Reads the numbers. Raises if something has failed; False if the evaluation must be repeated.
 
         If the kernel's assumption does not hold, the matrices may be wrong, and nothing else is concluded.
         """
