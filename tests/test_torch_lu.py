@@ -22,8 +22,8 @@ LU_CALLS = re.compile(
     r"|\.(inverse|det|logdet|slogdet)\(\)"
 )
 
-#: Where such a name may stand: the module itself, its test, and a test of what replaces these functions, which
-#: has small matrices only.
+#: Where such a name may stand: the module itself, its test, and a test of what replaces these functions,
+#: which has small matrices only.
 ALLOWED = {"src/lapgrad/_torch/lu.py", "tests/test_torch_lu.py", "tests/accelerate/test_semantics.py"}
 
 

@@ -134,7 +134,7 @@ def find_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step:
 
 
 def discard_entries(entries: Tensor, marked: Tensor) -> Tensor:
-    """``entries``, and zeros where marked; derivatives of the result are those of ``entries``.
+    """``entries`` with zeros where ``marked``, but with the derivatives of ``entries`` everywhere.
 
     A loss at a stationary point has cotangents that vanish there, but whose derivatives do not.
     """
@@ -144,8 +144,8 @@ def discard_entries(entries: Tensor, marked: Tensor) -> Tensor:
 def find_row_signs(U: Tensor) -> Tensor:
     """For each row of U the sign that makes its leading entry positive: 1 or -1, (*batch, k).
 
-    The leading entry is the first whose size is that of the largest one, up to a part of 1e-6. With the plain
-    largest, rounding would choose among entries of equal size, and symmetric problems have many: the vectors
+    The leading entry is the first whose size is within 1e-6 of the largest. If it were the largest itself,
+    rounding would choose among entries of equal size, which symmetric problems have: the vectors
     u_i = -u_(n-i) of a regular grid.
     """
     if U.shape[-1] == 0:

@@ -121,10 +121,10 @@ def _add(first: Tensor | None, second: Tensor | None) -> Tensor:
 def compute_coefficients(S: Tensor, degeneracy: str, tol: float) -> Tensor:
     """C with dU = sk(C ∘ M) U and dV = -sk(C^T ∘ M) V, where M = U dA V^T.
 
-    C_ij = S_j / (S_i^2 - S_j^2) = 1/2 [1 / (S_i - S_j) - 1 / (S_i + S_j)]. Only the first term depends on
-    what a tie leaves open: F, its policy's value, takes its place, and the second stays. With T = 1 - F (S_i
+    C_ij = S_j / (S_i^2 - S_j^2) = 1/2 [1 / (S_i - S_j) - 1 / (S_i + S_j)]. Only the first term is
+    undefined at a tie: F, the value of the policy, replaces it, and the second stays. With T = 1 - F (S_i
     - S_j), which is 0 where there is no tie, C_ij = [F S_j - T / 2] / (S_i + S_j), free of cancellation and
-    overflow. A pair of zeros leaves both terms open: 0.
+    overflow. For a pair of zeros both terms are undefined: 0.
     """
     gap, scale = _gaps.compute_gaps(S), _gaps.find_largest(S)
     F = _gaps.invert_gaps(gap, scale, degeneracy, tol, descending=True)

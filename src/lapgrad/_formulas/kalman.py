@@ -1,8 +1,8 @@
 """One step of the Kalman filter and its adjoint, in differentiable operations of plain PyTorch.
 
-The kernels of ``kalman_nll`` in plain PyTorch run on these, and so do its second derivatives. The
-mathematics is that of csrc/small/lane_kalman.h. All series at once: the first dimension counts them, or is 1
-where they share.
+The kernels of ``kalman_nll`` in plain PyTorch use these functions, and so do its second derivatives. The
+formulas are those of csrc/small/lane_kalman.h. The first dimension of every tensor counts the series; it is 1
+where all series share an operand.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
 
 
 def find_continuing_steps(y: Tensor) -> Tensor:
-    """(N, T), whether something is observed after time t."""
+    """bool (N, T), True where some later step of the series has an observation."""
     there = (~y.isnan()).any(-1).to(torch.int64)
     return there.flip(1).cumsum(1).flip(1) > there
 
@@ -100,7 +100,9 @@ def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[T
 def compute_step_vjp(
     model: Model, t: int, m: Tensor, P: Tensor, seen: FilterStep, gs: Tensor, gm: Tensor, gP: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """From the cotangents of the moments predicted for t + 1 to those for t; and the gradients at t.
+    """The gradients of the operands at t, and the cotangents gm, gP of the moments predicted for t.
+
+    Arguments gm, gP are those of the moments predicted for t + 1:
 
     gA = gm m+^T + 2 gP A P+, gQ = gP, gc = gm, gm+ = A^T gm, gP+ = A^T gP A
     w = K^T gm+, gv = gs u + w = gy, gS = (gs (S^-1 - u u^T) - w u^T - u w^T) / 2

@@ -61,13 +61,13 @@ def apply_to_batch(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operator:
-    """The doors of an operator. Arguments are positional: the operands, then the flags.
+    """The functions by which an operator is called. Arguments are positional: operands, then flags.
 
     Attributes:
         call: Returns fresh results.
         overwrite: Leaves the result in the operand that the operator may overwrite, and returns that operand.
-        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand nobody else
-            needs.
+        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand that the caller
+            does not use again.
         dispatched: The operator as registered with PyTorch.
     """
 
@@ -85,7 +85,7 @@ class Overwriting:
         operand: Position of the operand that receives the (first) result.
         argument: Its name in messages.
         kernel: Writes the result there; returns the further results, if there are any.
-        operator: Name of the operator in messages, where users know it by another one than the registered.
+        operator: Name of the operator in messages; None: the registered name.
     """
 
     operand: int
@@ -343,7 +343,7 @@ def _make_overwriting_doors(
     def overwrite(*arguments: Any) -> Any:
         tensors, target = arguments[:operands], arguments[position]
         if not skips_dispatcher(tensors):
-            # Addresses are unknown here, but an operand that is passed twice can be told.
+            # Addresses are unknown here, but an operand that is passed twice can be recognised.
             apart = [t.clone() if t is target and i != position else t for i, t in enumerate(tensors)]
             return overwrite_by_copy(*apart, *arguments[operands:])
         if _torch_private.has_internal_overlap(target):
@@ -439,8 +439,8 @@ def _register(
         mapped = vmap(dispatched, info.batch_size, in_dims, arguments)
         return mapped, (0,) * len(mapped) if isinstance(mapped, tuple) else 0
 
-    # The dispatcher calls kernels with the gradient mode of the caller; some of PyTorch's functions, used in
-    # kernels, mind.
+    # The dispatcher calls kernels with the caller's gradient mode, but functions of PyTorch that kernels use
+    # must not be recorded.
     without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)

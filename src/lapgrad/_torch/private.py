@@ -155,7 +155,7 @@ def is_leaf_or_view_of_one(tensor: Tensor) -> bool:
 
 
 def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """``tensor.view(shape)`` of a tensor that nobody else holds, so that the result does not count as a view.
+    """``tensor.view(shape)`` of a tensor without other references; autograd does not take it for a view.
 
     A view made under ``no_grad`` could later not be modified in place with gradients on.
     """
@@ -258,5 +258,5 @@ if AVAILABLE:
 else:
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
-        """Nothing can be told about a call without the private names."""
+        """False: without the private names nothing is known about a call."""
         return False

@@ -13,7 +13,7 @@ from lapgrad._torch import layout as _layout
 
 
 class Operands(NamedTuple):
-    """The model as the registered operator takes it: one dimension counts all series, one the times.
+    """The operands of the registered operator: one dimension counts all series, one the times.
 
     Attributes:
         flat: y (N, T, p), A, B, Q, R (N, T, rows, columns), m (N, n), P (N, n, n), c (N, T, n). N and T are 1
@@ -154,7 +154,7 @@ def _flatten_leading(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
 
 
 def count_series(operand: Tensor, mapped: int | None) -> int:
-    """Series of an operand of the registered operator that has a further dimension under vmap."""
+    """The number of series of an operand whose dimension ``mapped``, if not None, vmap has added."""
     return operand.shape[0] if mapped is None else operand.movedim(mapped, 0).shape[1]
 
 

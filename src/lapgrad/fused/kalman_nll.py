@@ -155,7 +155,7 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], *tangents: Tensor | None
 
 
 def _vmap(dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Tensor:
-    """The mapped dimension becomes part of that of the series; what is shared by all stays so."""
+    """The vmap rule: the mapped dimension is merged into that of the series; shared operands stay shared."""
     series = _series.count_series(arguments[0], in_dims[0])
     merged = [
         operand
@@ -170,7 +170,7 @@ def _vmap(dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: 
 def _vmap_vjp(
     dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> tuple[Tensor, ...]:
-    """Every mapped item has its own gradient, also of what it shares with the others."""
+    """The vmap rule of the gradient: every mapped item has its own, also of operands that items share."""
     *operands, wanted = arguments
     series = _series.count_series(operands[0], in_dims[0])
     merged = [

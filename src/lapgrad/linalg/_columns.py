@@ -17,7 +17,7 @@ from lapgrad._torch.define import apply_to_batch
 def check_operands(
     name: str, argument: str, A: Tensor, other: str, B: Tensor
 ) -> tuple[Tensor, Tensor, Sequence[int]]:
-    """A (n x n) and B (n x m) after checks, of one dtype and device, and their broadcast leading dimensions."""
+    """A (n x n) and B (n x m) after checks, of one kind, and their broadcast leading dimensions."""
     A, B = _layout.check_square_matrix(name, argument, A), _layout.check_matrix(name, other, B)
     if A.dtype is not B.dtype or A.device != B.device:
         _layout.check_same_kind(name, **{argument: A, other: B})

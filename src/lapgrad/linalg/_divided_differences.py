@@ -1,7 +1,7 @@
 """Divided differences of functions: F_ij = (f(a_i) - f(a_j)) / (a_i - a_j), and f'(a_i) where both are equal.
 
-The quotient as it stands loses all digits as the arguments meet. Each function here has a form without that
-cancellation. All is in tensor operations, and has derivatives.
+The plain quotient loses all digits as the arguments approach each other. Each function here has a form
+without that cancellation, in tensor operations that have derivatives.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The formulas above with A^+ = Q^T L^-1 (wide), L^-T Q (tall).
 
-    The factors are no results that users see: their cotangents come from derivatives of this function.
+    The factors are not returned to users: their cotangents come from derivatives of this formula.
     """
     B, X, Q, L = saved
     gA = gB = None

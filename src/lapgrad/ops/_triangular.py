@@ -32,7 +32,7 @@ def apply(
 ) -> Tensor:
     """Checks and aligns the operands of a public call, applies alpha, and calls the operator.
 
-    ``refuse`` raises on an L that the kernel would refuse, for when that has to be known beforehand.
+    ``refuse`` raises on an L that the kernel would refuse; it is called before operands are overwritten.
     """
     L, A = _layout.check_square_matrix(name, "L", L), _layout.check_matrix(name, "A", A)
     if L.dtype is not A.dtype or L.device != A.device:
@@ -90,7 +90,7 @@ def _apply_shared_triangle(
     transpose: bool,
     rightside: bool,
 ) -> Tensor:
-    """One L for a batch of A: one call with more rows or columns, and a gradient of L without a batch."""
+    """One L for a batch of A, as one call with more rows or columns; so the gradient of L has no batch."""
     m, n = A.shape[-2:]
     items = math.prod(batch)
     L = L.reshape(L.shape[-2:])

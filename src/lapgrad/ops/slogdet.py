@@ -91,7 +91,7 @@ def _compute_vjp(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tenso
 
 
 def _compute_vjp_composite(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    """gA = weight A^-T. Items without weight count as constant: they may be singular."""
+    """gA = weight A^-T. Items with weight 0 are treated as constant, because they may be singular."""
     weight = weight[..., None, None]
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     return weight * _inverse.operator.call(torch.where(weight == 0, identity, A)).mT

@@ -100,7 +100,7 @@ def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
 def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """gA = t(L)^-T gX; and t(L) X = A makes gL minus the gradient of L in the product t(L) X, at gA."""
+    """gA = t(L)^-T gX, and gL is minus the gradient of L in the product t(L) X = A with cotangent gA."""
     (L, X), (lower, transpose, rightside) = saved, flags
     gA = operator.call(L, gX, lower, not transpose, rightside)
     gL = _triangular.compute_triangle_vjp(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None

@@ -22,7 +22,7 @@ def transpose_operand(operand: Operand) -> Operand:
 
 
 def get_strides(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Batch, row and column stride, if one stride walks all batch dimensions and BLAS reads the matrices."""
+    """Batch, row and column stride; None if there is no common batch stride or BLAS cannot read it."""
     *batch_strides, row_stride, col_stride = tensor.stride()
     *batch_shape, rows, cols = tensor.shape
     if row_stride == 1 and col_stride == rows > 1 < cols and not batch_shape:  # what LAPACK's factors are

@@ -11,7 +11,7 @@ from lapgrad._kernels.native import core
 
 def cho_solve(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] | None:
     if L.is_contiguous() and B.is_contiguous() and X.is_contiguous():
-        # Without the detours below: for one small matrix they cost as much as the solve.
+        # A shortcut: for one small matrix the steps below would take as long as the solve.
         n, m = B.shape[-2:]
         strides = (n * n, n, 1) if lower else (n * n, 1, n)
         columns = (n * m, m, 1)

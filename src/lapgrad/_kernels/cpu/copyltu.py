@@ -16,7 +16,7 @@ from lapgrad._kernels.native import core
 
 def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
     if A.is_contiguous() and B.is_contiguous():
-        # Without the detours below: for one small matrix they cost as much as the copy.
+        # A shortcut: for one small matrix the steps below would take as long as the copy.
         n = A.shape[-1]
         strides = (n * n, n, 1) if lower else (n * n, 1, n)
         return core.copyltu(

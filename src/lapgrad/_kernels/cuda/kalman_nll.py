@@ -1,6 +1,7 @@
 """kalman_nll: the Kalman filter as a log likelihood, and its adjoint, on CUDA.
 
-Models of more than 32 states or 16 observations, and without any or without steps, run in plain PyTorch.
+Models with more than 32 states or 16 observations, and those without states, observations or steps, run in
+plain PyTorch.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
 
 
 def _finish(B: Tensor, X: Tensor | None, weight: Tensor, scale: float, ratio: float) -> None:
-    """B := weight scale (B + ratio X Xᵀ), of B's lower triangle and symmetric: one pass over the matrix."""
+    """B := weight scale (B + ratio X Xᵀ) from B's lower triangle, mirrored, in one pass over the matrix."""
     address, items, step, n, _, row, _ = _device.describe_blocks(B)
     columns = B.new_empty(items, n, 0) if X is None else X.reshape(items, n, X.shape[-1])
     weights = weight.reshape(items).contiguous()

@@ -73,7 +73,7 @@ def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bo
 
 
 def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-    """``rows`` := eigenvectors, or scratch, of the symmetric matrices of which it holds one triangle."""
+    """Overwrites ``rows``, triangles of symmetric matrices, with eigenvectors, or scratch if not wanted."""
     device = rows.get_device()
     items, n, _ = rows.shape
     kind = _solver.DATA_TYPES[rows.dtype]

@@ -12,17 +12,17 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
-#: A triangle of a product is cut into blocks down to this order, and those are computed whole.
+#: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
 
-#: In gelqf's gradient, where sums are as long as A is wide: from this many terms on blocks of half that order
-#: are large enough.
+#: In gelqf's gradient sums are as long as A is wide. From this many terms on, blocks of half that order are
+#: large enough.
 LONG_SUM = 4096
 
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
-#: From this order on a singular value decomposition goes by polar decomposition or Gram matrix.
+#: From this order on singular values are computed by a polar decomposition or the Gram matrix.
 POLAR_FROM = 256
 
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
@@ -81,10 +81,10 @@ def serves_items_one_by_one(items: int, n: int) -> bool:
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:
-    """Whether a triangular solve of order n pays for the inverses of the diagonal blocks."""
+    """Whether a triangular solve of order n is faster with inverted diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
 
 
 def choose_product_cut(terms: int) -> int:
-    """The order down to which a triangle of a product with sums of that many terms is cut."""
+    """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT

@@ -42,7 +42,7 @@ def trsm(
     if source is X and not in_place:
         X.copy_(A)
     if by_blocks:
-        # A lower triangle is what is inverted: L, or the transpose of an upper one.
+        # The core inverts lower triangles: L itself, or the transpose of an upper L.
         step = ("r" if rightside else "l") if lower != transpose else ("R" if rightside else "L")
         _device.solve(X, factor if lower else factor.mT, step, _thresholds.SOLVE_BLOCK, source=source)
     else:

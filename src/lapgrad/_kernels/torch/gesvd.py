@@ -73,7 +73,7 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """gA := the gradient. Returns where the loss tells apart what A does not determine, None if nowhere."""
+    """gA := the gradient. Returns bool (*batch), True for items without a derivative; None: no item."""
     discards = degeneracy in DISCARDING_POLICIES and _has_close_values(S)
     gA.copy_(compute_vjp(U, S, V, gU, gS, gV, degeneracy, tol, discards=discards))
     if U.shape[-1] > V.shape[-1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -30,12 +29,21 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
             eigenvalues.copy_(values)
             U.copy_(columns.mT)
             fix_signs(U)
-    except TORCH_LINALG_ERROR as error:
-        named = re.search(r"Batch element (\d+)", str(error))
-        return int(named.group(1)) if named else 0, 1
+    except TORCH_LINALG_ERROR:
+        return _find_failed_item(read, lower), 1
     if failure := _find_first(~eigenvalues.isfinite().all(-1)):
         return failure[0], -1
     return None
+
+
+def _find_failed_item(A: Tensor, lower: bool) -> int:
+    """The first item on which torch's iteration fails by itself; 0 if it fails on the batch only."""
+    for flat, item in enumerate(A.reshape(-1, *A.shape[-2:])):
+        try:
+            torch.linalg.eigh(item, UPLO="L" if lower else "U")
+        except TORCH_LINALG_ERROR:
+            return flat
+    return 0
 
 
 def syevd_vjp(*_: Any) -> Any:

@@ -85,7 +85,7 @@ class DeferredChecks:
         operator: The name in messages.
         jitter: For messages, too.
         like: Has the device and the dtype.
-        evaluation: Gives the choice that is made without knowing, and takes the right one.
+        evaluation: Supplies the choice to make before anything is read, and is told the right one.
         assumption: On the device, whether the kernel's assumption about the points holds; None: it does.
     """
 
@@ -108,7 +108,7 @@ class DeferredChecks:
         self._finite = value.isfinite()
 
     def needs_solves(self, imprecision: Tensor) -> bool:
-        """Whether each chunk is solved for: as the last time."""
+        """Whether each chunk is solved for: the choice of the last evaluation."""
         self._imprecision, self._is_choice_used = imprecision, True
         return self.is_imprecise
 
@@ -129,7 +129,7 @@ class DeferredChecks:
         return False
 
     def are_passed(self) -> bool:
-        """Reads the numbers, and raises what should have been raised on the way. False: to be repeated.
+        """Reads the numbers. Raises if something has failed; False if the evaluation must be repeated.
 
         If the kernel's assumption does not hold, the matrices may be wrong, and nothing else is concluded.
         """

@@ -92,7 +92,7 @@ class Needs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of ``Inputs``, in their dtype; None where none was asked for."""
+    """Gradients of ``Inputs``, in their dtype; None where none is needed."""
 
     Z: Tensor | None
     X: Tensor | None
@@ -263,7 +263,7 @@ def _evaluate_once(problem: _Problem, checks: ImmediateChecks | DeferredChecks) 
         width,
         record=bool(leaves.wanted),
         info=checks.factor_info,
-        # Without a gradient nobody checks whether products are precise.
+        # The precision of products is checked only if there is a gradient to compute.
         may_invert=checks.are_products_precise and needs.any,
     )
     Lm, a, value = _factor_and_value(problem, checks, statistics, v)
@@ -322,7 +322,7 @@ def _differentiate_matrices(
     Y: Tensor,
     checks: ImmediateChecks | DeferredChecks,
 ) -> _MatrixGradients:
-    """Overwrites Lm with G, and W with gK_uu. 8/3 U^3 flops."""
+    """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu."""
     whitening, W, b, squares, variances, *_ = statistics
     U, (n, k) = len(W), Y.shape
     unexplained = variances - W.diagonal().sum()

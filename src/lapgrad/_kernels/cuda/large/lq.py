@@ -25,7 +25,7 @@ from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 
 #: Fukaya et al.: the shift, in units of (m n + m (m + 1)) eps |A|². One such round divides the condition by
-#: 1e4 or more, two bring 1e15 down to where the others begin.
+#: 1e4 or more; after two, a condition of 1e15 is small enough for rounds without a shift.
 _SHIFT = 11.0
 _SHIFTED_ROUNDS = 2
 
@@ -38,7 +38,8 @@ def factorise_by_cholesky(
 ) -> tuple[Tensor, Tensor] | None:
     """(L, Q) of one wide matrix, in float64; None when its condition is beyond both variants.
 
-    Q takes the place given, if that is of float64. ``ill_conditioned`` goes the second way at once.
+    Q is written to ``place`` if that is given and of float64. ``ill_conditioned`` skips the variant without
+    shifted rounds.
     """
     in_place = place is not None and place.dtype == torch.float64
     Q = place if in_place and place is not None else A.new_empty(A.shape, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Kernels from ``kernels/*.cu``: compiled by NVRTC at first use, kept on disk, loaded once per device.
 
-The file on disk is named by a digest of all that decides its content: the sources, the kernel asked for, the
-options, the architecture and the version of NVRTC. It is written under another name and moved into place, so
-that processes that start together never read a half of it.
+The name of the file on disk is a digest of all that its content depends on: sources, kernel, options,
+architecture and version of NVRTC. The file is written under another name and then renamed, so that no other
+process reads an incomplete one.
 """
 
 from __future__ import annotations

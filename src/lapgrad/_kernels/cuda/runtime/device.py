@@ -174,7 +174,7 @@ def _get_queue(like: Tensor) -> tuple[Any, int, int]:
 
 @functools.cache
 def _load_device(device: int, dtype: torch.dtype) -> Any:
-    """The core's view of one device and type."""
+    """The core's object for one device and element type, with handles of all its kernels."""
     _libraries.bind_cublas()
     _libraries.bind_driver()
     kind, architecture = (

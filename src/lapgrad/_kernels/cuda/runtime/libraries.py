@@ -21,7 +21,7 @@ _DRIVER = (
 
 @functools.cache
 def bind_driver() -> None:
-    """The library that every process with a GPU has loaded."""
+    """Passes the addresses of functions of the CUDA driver to the core."""
     driver = ctypes.CDLL("libcuda.so.1")
     for name in _DRIVER:
         core.device_bind(name, _get_address(driver, name))
@@ -29,7 +29,7 @@ def bind_driver() -> None:
 
 @functools.cache
 def bind_cublas() -> None:
-    """The library that torch has loaded, and whose handle it lends."""
+    """Passes the addresses of cuBLAS routines to the core, from the library that torch has loaded."""
     cublas = ctypes.CDLL(_find_loaded_library("libcublas.so"))
     for letter in "SD":
         for name in _CUBLAS:
@@ -38,7 +38,7 @@ def bind_cublas() -> None:
 
 
 def _find_loaded_library(stem: str) -> str:
-    """The file of a library that this process has loaded."""
+    """The path of a library that this process has loaded, by the start of its name."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()

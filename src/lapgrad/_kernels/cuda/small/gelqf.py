@@ -25,8 +25,8 @@ from lapgrad._kernels.cuda.small.triangular import plan_application
 #: Threads of a block with several matrices.
 _THREADS = 128
 
-#: Columns of a matrix that one lane has, and rows: what fits into its registers together with the row
-#: reflected. Every warp works out every reflection for itself, so few warps with many rows waste less.
+#: Columns and rows of a matrix that one lane holds: as many as fit into its registers beside the row of the
+#: reflection. Every warp computes every reflection, so few warps with many rows waste less.
 _COLUMNS_OF_LANE = 8
 _ROWS_OF_LANE = 4
 

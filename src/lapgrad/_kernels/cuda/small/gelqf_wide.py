@@ -1,6 +1,6 @@
-"""gelqf of batches of wide matrices with up to 128 rows: Householder reflections, 128 columns after another.
+"""gelqf of batches of wide matrices with up to 128 rows: Householder reflections, 128 columns at a time.
 
-See ``kernels/gelqf_wide.cu``. Beside the factors a matrix takes one number for each row and 128 columns.
+See ``kernels/gelqf_wide.cu``. The workspace of a matrix is one number per row for every 128 columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address, view_batch
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
-#: Lanes of a row, and columns and rows of a lane, as for matrices of up to 128 columns.
+#: Lanes per row, columns per lane and rows per lane: those of ``small/gelqf.py`` for 128 columns.
 _LANES, _COLUMNS_OF_LANE, _ROWS_OF_LANE = 16, 8, 4
 CHUNK = _LANES * _COLUMNS_OF_LANE
 _PANEL = 16

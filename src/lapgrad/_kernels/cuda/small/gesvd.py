@@ -31,7 +31,7 @@ _KINDS = (
 #: 4 x 4 or 4 x 2 entries of each product.
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
 
-#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" differs by a check only.
 POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
@@ -89,7 +89,7 @@ def plan_decomposition(
 
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
-    """Whether the kernel takes these; their strides do not matter."""
+    """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
     return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= _thresholds.GESVD_SMALL
 
 
@@ -174,7 +174,7 @@ def plan_vjp(
 
 
 def _pack_operand(A: Tensor | None) -> tuple[int, ...]:
-    """Address and strides; of nothing, zeros."""
+    """Address and strides of A; zeros for None."""
     return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
 
 

@@ -25,7 +25,7 @@ from lapgrad._kernels.cuda.small.gesvd import make_contiguous
 #: a multiprocessor.
 _ROWS, _BLOCK, _STEPS = 8, 4, 7
 
-#: Columns for a lane, 32 apart, up to how many rows and columns of L.
+#: (largest order of L, columns per lane); the columns of a lane are 32 apart.
 _COLUMNS = ((64, 2), (96, 3), (128, 4))
 
 #: Blocks for which a multiprocessor is to have registers: rows of float32 take half of them, so that the

@@ -2,11 +2,11 @@
 
 ``kernels/kalman_steps.cuh`` has the steps.
 
-The adjoint walks back over predicted moments: n (n + 3) / 2 numbers per step. They are kept for a segment of
-the steps at a time and once per segment, and the filter runs again from there. A gradient that series share
-is one sum for each series, in the order of its steps, then the sum of these in an order that does not change:
-the result is the same to the last bit in every run. Where the moments or these sums of all series would take
-more than ``thresholds.KALMAN_WORKSPACE`` bytes, the series are served in chunks, one after the other.
+The adjoint walks back over predicted moments: n (n + 3) / 2 numbers per step. They are kept for one segment
+of the steps at a time, and at the start of each segment, from where the filter runs again. A gradient that
+series share is summed over the steps of each series, and then over the series in a fixed order: the result is
+the same to the last bit in every run. Where the moments or these sums of all series would take more than
+``thresholds.KALMAN_WORKSPACE`` bytes, the series are served in chunks, one after the other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def compute_vjp(
     model: Sequence[Tensor],
     workspace: int = _thresholds.KALMAN_WORKSPACE,
 ) -> None:
-    """Results := the gradients, by as many launches as the workspace asks for."""
+    """Results := the gradients, in as many launches as the limit on the workspace makes necessary."""
     if not all(result is None or result.is_contiguous() for result in results):
         dense_results = [
             None if result is None else result.new_empty(result.shape) for result in results
@@ -185,7 +185,7 @@ def _pack_operand(operand: Tensor | None, has_times: bool, always_varies: bool) 
 
 
 def _round_up(n: int, least: int) -> int:
-    """The next power of two."""
+    """n rounded up to a power of two, at least ``least``."""
     return max(least, 1 << (n - 1).bit_length())
 
 
@@ -195,7 +195,7 @@ def _name_kernel(name: str, n: int, p: int) -> tuple[str, int]:
 
 
 def _count_bytes(n: int, p: int, like: Tensor, adjoint: bool) -> int:
-    """Bytes of the memory of a block: ``Steps`` in ``kalman_steps.cuh``, and what ``compute_vjp`` adds."""
+    """Bytes of shared memory of a block: ``Steps`` in ``kalman_steps.cuh``, and more for ``pull_back``."""
     N, D = _round_up(n, 4), _round_up(p, 1)
     square, wide, small = N * (N | 1), D * (N | 1), D * (D | 1)
     numbers = 5 * square + 5 * wide + 2 * small + 2 * N + 5 * D

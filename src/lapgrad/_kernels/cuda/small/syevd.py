@@ -22,7 +22,7 @@ _KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
 #: 4 x 4 or 4 x 2 entries of each product.
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
 
-#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" differs by a check only.
 _POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
