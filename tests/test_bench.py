@@ -8,18 +8,19 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import bars, report, runner, tables_ops
-from lapgrad_bench.bench.cases import OPERATORS, Case, Operator
-from lapgrad_bench.bench.coexist import Alternation
-from lapgrad_bench.bench.inputs import Shape
-from lapgrad_bench.bench.memory import measurable, peak_extra_bytes
-from lapgrad_bench.bench.timing import Timing, interleaved
+from lapgrad_bench.bench.measure.memory import measurable, peak_extra_bytes
+from lapgrad_bench.bench.measure.timing import Timing, interleaved
+from lapgrad_bench.bench.ops import bars, runner, tables
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case, Operator
+from lapgrad_bench.bench.ops.coexist import Alternation
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.common import text_tables
 
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.order", lambda device, threads: 32)
 
 
 def test_every_operator_has_a_benchmark_case():
@@ -119,7 +120,7 @@ def test_alternation_compares_a_pair_with_the_sum():
 
 def test_tables_without_rich(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    report.show((["operator", "ms"], [["potrf", "1.2"]]), "title")
+    text_tables.show((["operator", "ms"], [["potrf", "1.2"]]), "title")
     assert capsys.readouterr().out == "\ntitle\noperator  ms\npotrf     1.2\n"
 
 
@@ -131,7 +132,7 @@ def test_scaling_table_compares_with_the_fewest_threads():
         for t, s in seconds.items()
         for row in runner.Measurement(case, "forward", t, Timing(s, s, s, 1), Timing(1, 1, 1, 1)).rows()
     ]
-    headings, rows = tables_ops.scaling_table(found)
+    headings, rows = tables.scaling_table(found)
     assert headings[-2:] == ["1 threads", "4 threads"]
     assert rows == [["potrf", "5", "float64", "forward", "1.00×", "4.00×"]]
 
@@ -179,7 +180,7 @@ def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
         bars.Bar("potrf 2 forward", "≥", 2.0, lambda bench: 1.5),
         bars.Bar("syrk 2 forward", "≥", 2.0, lambda bench: 1.5),
     ]
-    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert (
         cli.main(

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import comparison, measuring
-from lapgrad_bench.bench.results import Results
-from lapgrad_bench.bench.runner import Measurement
-from lapgrad_bench.bench.timing import Timing
+from lapgrad_bench.bench.measure.timing import Timing
+from lapgrad_bench.bench.ops import comparison
+from lapgrad_bench.bench.ops.runner import Measurement
+from lapgrad_bench.bench.watched import requests
+from lapgrad_bench.common.results import Results
 
 
 def row(n=8, seconds=1e-3, rate=1e9, **changes):
@@ -83,7 +84,7 @@ def test_other_machines_threads_and_dtypes_are_said():
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.order", lambda device, threads: 32)
 
 
 def bench(*options):
@@ -99,7 +100,7 @@ def bench(*options):
     ],
 )
 def test_files_are_compared_without_running(new, code, text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(measuring, "measure", None)
+    monkeypatch.setattr(requests, "measure", None)
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
     results(row()).write(old_file)
     results(*new).write(new_file)
@@ -136,7 +137,7 @@ def test_what_looks_worse_is_measured_again(seconds, code, kept, tmp_path, capsy
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
     results(row(), row(library="torch"), row(operator="no_more")).write(old_file)
     watch = Stopwatch(seconds)
-    monkeypatch.setattr(measuring, "measure", watch)
+    monkeypatch.setattr(requests, "measure", watch)
     assert bench("--compare", old_file, "--output", new_file) == code
     assert watch.calls == [("syrk 8 float64", ("forward",))] * len(seconds)
     stored = Results.load(new_file)

@@ -18,7 +18,12 @@ from fresh_process import output, run
 from samples import MAKERS, OPERATORS
 from torch import Tensor
 
-from lapgrad_bench.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_extra_bytes, peak_mapped_bytes
+from lapgrad_bench.bench.measure.memory import (
+    EVERY_BUFFER_MAPPED,
+    measurable,
+    peak_extra_bytes,
+    peak_mapped_bytes,
+)
 
 pytestmark = pytest.mark.skipif(not measurable(DEVICE), reason="this system does not tell peak memory")
 
@@ -215,6 +220,7 @@ def test_measure_is_exact_and_does_not_depend_on_pages() -> None:
 @pytest.mark.cpu
 def test_measure_needs_its_setting() -> None:
     done = run(
-        "from lapgrad_bench.bench.memory import *; peak_mapped_bytes(int)", MALLOC_MMAP_THRESHOLD_="1048576"
+        "from lapgrad_bench.bench.measure.memory import *; peak_mapped_bytes(int)",
+        MALLOC_MMAP_THRESHOLD_="1048576",
     )
     assert "RuntimeError: peak_mapped_bytes needs a process started with" in done.stderr

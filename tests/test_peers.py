@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import runner
-from lapgrad_bench.bench.cases import OPERATORS, Case
-from lapgrad_bench.bench.inputs import Shape
-from lapgrad_bench.bench.peer_worker.formulas import FORMULAS
-from lapgrad_bench.bench.peers import Peer, PeerError, Peers, PeerSpec
-from lapgrad_bench.bench.tables_ops import notes_on_peers
+from lapgrad_bench.bench.ops import runner
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.bench.ops.tables import notes_on_peers
+from lapgrad_bench.bench.peers import client
+from lapgrad_bench.bench.peers.client import Peer, PeerError, Peers, PeerSpec
+from lapgrad_bench.bench.peers.worker.formulas import FORMULAS
 
 FAKE = Path(__file__).parent / "fake_peers"
 JAX = PeerSpec("jax", sys.executable)
@@ -29,7 +30,7 @@ SYRK = Case(OPERATORS["syrk"], Shape(4, 3), torch.float64)
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.order", lambda device, threads: 32)
 
 
 @pytest.fixture
@@ -171,9 +172,9 @@ def test_a_peer_rests_between_its_turns_and_ends_with_the_run(fake_jax):
     not sys.platform.startswith("linux"), reason="the worker asks Linux to end with its parent"
 )
 def test_a_stopped_peer_ends_with_a_parent_that_was_killed(fake_jax):
-    source = Path(runner.__file__).parents[2]
+    source = Path(runner.__file__).parents[3]
     script = (
-        "import os, sys; from lapgrad_bench.bench.peers import *\n"
+        "import os, sys; from lapgrad_bench.bench.peers.client import *\n"
         f"peer = Peer(PeerSpec('jax', {sys.executable!r}), 1, 'cpu')\n"
         "print(peer._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
@@ -240,7 +241,7 @@ def test_there_is_a_formula_for_every_operator():
 
 def test_the_worker_needs_no_new_python_and_nothing_of_lapgrad():
     """MXNet has no wheels for a Python that is newer than this."""
-    files = sorted((Path(runner.__file__).parent / "peer_worker").glob("*.py"))
+    files = sorted((Path(client.__file__).parent / "worker").glob("*.py"))
     assert len(files) == 9
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 7))

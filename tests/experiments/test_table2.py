@@ -16,8 +16,7 @@ import torch
 from lapgrad import FileFormatError, cli
 from lapgrad.models import DeepGP
 from lapgrad.models._storage.archive import write_archive
-from lapgrad_bench.bench import plots_table2
-from lapgrad_bench.experiments import deep_run, mnist, table2
+from lapgrad_bench.experiments import deep_run, mnist, plots_table2, table2
 from lapgrad_bench.experiments.interruption import Wish
 from lapgrad_bench.experiments.mnist import Scaling
 

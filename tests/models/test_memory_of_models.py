@@ -22,7 +22,7 @@ from lapgrad.models.kernels import (
     White,
     _blocks,
 )
-from lapgrad_bench.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_mapped_bytes
+from lapgrad_bench.bench.measure.memory import EVERY_BUFFER_MAPPED, measurable, peak_mapped_bytes
 
 pytestmark = [
     pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory"),

@@ -24,8 +24,8 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.models import DeepGPRegression, SparseGPRegression
 from lapgrad_bench import datasets
-from lapgrad_bench.bench import report
-from lapgrad_bench.bench.results import Results, Row
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.experiments import folds
 from lapgrad_bench.experiments.interruption import wish_to_stop
 from lapgrad_bench.experiments.time_left import Shown, duration, shown
@@ -151,7 +151,7 @@ def _run(arguments: argparse.Namespace) -> int:
             show(_share(present, wanted), text, line=True)
     results.complete = present >= set(wanted)
     results.write(output)
-    report.show(table(results.rows), SUMMARY)
+    text_tables.show(table(results.rows), SUMMARY)
     print(f"results: {output}")
     if wish:
         print(f"Interrupted: --resume --output {output} goes on.", file=sys.stderr)
@@ -255,7 +255,7 @@ def compared(rows: Sequence[Row]) -> Iterator[Compared]:
             yield Compared(dataset, name, len(pairs), sparse, deep)
 
 
-def table(rows: Sequence[Row]) -> report.Table:
+def table(rows: Sequence[Row]) -> text_tables.Table:
     """A line per figure: sparse, deep, and whether the deep model is at least as good."""
     headings = ["data", "folds", "", "sparse", "deep", ""]
     lines = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lapgrad_bench import datasets
-from lapgrad_bench.bench.report import Table
+from lapgrad_bench.common.text_tables import Table
 from lapgrad_bench.experiments.paper import TABLE1, Figure, Quality
 
 Row = dict[str, Any]

@@ -18,8 +18,8 @@ import torch
 
 from lapgrad import _errors
 from lapgrad_bench import datasets
-from lapgrad_bench.bench import report
-from lapgrad_bench.bench.results import Results
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.results import Results
 from lapgrad_bench.experiments import folds, quality, workers
 from lapgrad_bench.experiments.folds import Fold, Learning
 from lapgrad_bench.experiments.interruption import Wish, wish_to_stop
@@ -189,7 +189,7 @@ def _results(output: Path, resume: bool, how: Learning) -> Results:
 
 def _print(results: Results, output: Path) -> None:
     if results.rows:
-        report.show(quality.table(results.rows), "sparse Gaussian processes against the paper")
+        text_tables.show(quality.table(results.rows), "sparse Gaussian processes against the paper")
     for sentence in quality.remarks(results.rows):
         print(sentence)
     print(f"results: {output}")

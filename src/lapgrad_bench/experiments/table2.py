@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from lapgrad import _errors
-from lapgrad_bench.bench import plots_table2, report
-from lapgrad_bench.bench.report import Table
-from lapgrad_bench.bench.results import Results
-from lapgrad_bench.experiments import deep_run, mnist
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.results import Results
+from lapgrad_bench.common.text_tables import Table
+from lapgrad_bench.experiments import deep_run, mnist, plots_table2
 from lapgrad_bench.experiments.deep_run import Limits, Row, Run, Settings
 from lapgrad_bench.experiments.interruption import Wish, wish_to_stop
 from lapgrad_bench.experiments.paper import TABLE2
@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
     results.complete = all(_test(results.rows, arch, arguments) is not None for arch in arguments.arch)
     results.write(file)
     _draw(results.rows, arguments.output)
-    report.show(figures(results.rows), "deep Gaussian processes of MNIST against the paper")
+    text_tables.show(figures(results.rows), "deep Gaussian processes of MNIST against the paper")
     print(f"results: {file}")
     if wish:
         print(f"Interrupted: --resume --output {arguments.output} goes on.", file=sys.stderr)

@@ -1,0 +1,203 @@
+"""Two results files of operators: what got slower, what got faster.
+
+Machines change their speed from day to day, and from neighbour to neighbour. What is compared is therefore
+not seconds but seconds times the rate of torch.mm in the same run: how many flops of a product of matrices
+a call takes the time of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lapgrad_bench.bench.ops.tables import CaseKey, case_key, shape_text
+from lapgrad_bench.common.results import Results, Row
+from lapgrad_bench.common.text_tables import Table, milliseconds
+
+LIMIT = 1.15
+"""A case whose cost grew by more than this factor got worse."""
+
+Key = tuple[CaseKey, str]
+"""A case and a phase."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One phase of one case, before and after."""
+
+    key: Key
+    old: Row
+    new: Row
+
+    @property
+    def ratio(self) -> float:
+        """Cost now over cost before, both in flops of a product."""
+        return cost(self.new) / cost(self.old)
+
+    @property
+    def verdict(self) -> str:
+        """WORSE, better or same."""
+        if self.ratio > LIMIT:
+            return "WORSE"
+        return "better" if self.ratio < 1.0 / LIMIT else "same"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All cases of two files.
+
+    Attributes:
+        changes: of cases in both.
+        only_old, only_new: cases in one of them.
+        unmeasured: cases in both without a rate of torch.mm: they cannot be compared.
+        differences: in machine, versions, threads and dtypes, in words.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    only_old: list[Key] = field(default_factory=list)
+    only_new: list[Key] = field(default_factory=list)
+    unmeasured: list[Key] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def worse(self) -> list[Change]:
+        """What got worse, the worst first."""
+        found = [change for change in self.changes if change.verdict == "WORSE"]
+        return sorted(found, key=lambda change: -change.ratio)
+
+    @property
+    def better(self) -> list[Change]:
+        """What got better, the best first."""
+        found = [change for change in self.changes if change.verdict == "better"]
+        return sorted(found, key=lambda change: change.ratio)
+
+
+def cost(row: Row) -> float:
+    """Flops that torch.mm does in the time of a call.
+
+    Example:
+        >>> cost({"median_s": 0.5, "gemm_rate": 6e10})
+        30000000000.0
+    """
+    return float(row["median_s"] * row["gemm_rate"])
+
+
+def compare(old: Results, new: Results) -> Comparison:
+    """Compares lapgrad's rows of two files."""
+    before, after = _own_rows(old), _own_rows(new)
+    found = Comparison(
+        only_old=[key for key in before if key not in after],
+        only_new=[key for key in after if key not in before],
+        differences=_differences(old, new),
+    )
+    for key in before:
+        if key in after:
+            change = Change(key, before[key], after[key])
+            if change.old.get("gemm_rate") and change.new.get("gemm_rate"):
+                found.changes.append(change)
+            else:
+                found.unmeasured.append(key)
+    return found
+
+
+def table(comparison: Comparison) -> Table:
+    """What changed: times, shares of the rate of gemm, and by how much the cost grew."""
+    lines = []
+    for change in [*comparison.worse, *comparison.better]:
+        old, new = change.old, change.new
+        lines.append(
+            [
+                old["operator"],
+                shape_text(old["shape"]),
+                old["dtype"],
+                str(old["threads"]),
+                old["phase"],
+                milliseconds(old["median_s"]),
+                milliseconds(new["median_s"]),
+                _percent(old["gemm_fraction"]),
+                _percent(new["gemm_fraction"]),
+                f"{100.0 * (change.ratio - 1.0):+.0f} %",
+                change.verdict,
+            ]
+        )
+    headings = ["operator", "shape", "dtype", "threads", "phase", "old ms", "new ms"]
+    return [*headings, "old, of gemm", "new, of gemm", "cost", ""], lines
+
+
+def notes(comparison: Comparison, names: tuple[str, str], repeated: bool) -> list[str]:
+    """What else there is to say, in lines.
+
+    Args:
+        comparison: of two files.
+        names: of the files.
+        repeated: whether what looked worse was measured again.
+    """
+    same = len(comparison.changes) - len(comparison.worse) - len(comparison.better)
+    lines = [
+        f"{len(comparison.changes)} figures compared: {len(comparison.worse)} worse by more than "
+        f"{100.0 * (LIMIT - 1.0):.0f} % (time × rate of gemm), {len(comparison.better)} better, {same} same"
+    ]
+    if comparison.worse and not repeated:
+        lines.append("nothing was measured again: what is worse may be noise")
+    lines += comparison.differences
+    for keys, what in (
+        (comparison.only_old, f"only in {names[0]}"),
+        (comparison.only_new, f"only in {names[1]}"),
+        (comparison.unmeasured, "not compared, as a rate of gemm is missing"),
+    ):
+        if keys:
+            lines.append(f"{what} ({len(keys)}): {'; '.join(_listed(keys))}")
+    return lines
+
+
+def _own_rows(results: Results) -> dict[Key, Row]:
+    return {(case_key(row), row["phase"]): row for row in results.rows if row["library"] == "lapgrad"}
+
+
+def _differences(old: Results, new: Results) -> list[str]:
+    lines = []
+    places = {
+        "processor": ("cpu", "model"),
+        "number of cores": ("cpu", "cores"),
+        "torch": ("torch", "version"),
+        "GPU": ("cuda", "devices"),
+    }
+    for what, path in places.items():
+        there, here = _fact(old.machine, path), _fact(new.machine, path)
+        if there != here:
+            lines.append(f"another {what}: {there} in the old file, {here} now")
+    for what in ("threads", "dtype", "device"):
+        there, here = _values(old.rows, what), _values(new.rows, what)
+        if there and here and there != here:
+            lines.append(f"other {what}: {', '.join(there)} in the old file, {', '.join(here)} now")
+    for results, which in ((old, "old"), (new, "new")):
+        if not results.complete:
+            lines.append(f"the {which} file is that of a run that was interrupted")
+    return lines
+
+
+def _fact(machine: dict[str, Any], path: Sequence[str]) -> Any:
+    value: Any = machine
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _values(rows: Iterable[Row], what: str) -> list[str]:
+    return [str(value) for value in sorted({row[what] for row in rows})]
+
+
+def _listed(keys: Sequence[Key]) -> list[str]:
+    """Phases of a case together."""
+    phases: dict[CaseKey, list[str]] = {}
+    for case, phase in keys:
+        phases.setdefault(case, []).append(phase)
+    return [
+        f"{name} {shape_text(shape)} {dtype} {device} {threads} threads {'+'.join(found)}"
+        for (name, shape, dtype, device, threads), found in phases.items()
+    ]
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100.0 * fraction:.0f} %"

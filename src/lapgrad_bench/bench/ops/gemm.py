@@ -1,0 +1,38 @@
+"""Matrix multiplication, the yardstick: every case is compared with torch.mm in the same run."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from lapgrad_bench.bench.measure.timing import Thunk
+
+
+def order(device: torch.device, threads: int) -> int:
+    """Of the product: large enough to be limited by arithmetic, and fixed, so that runs can be compared.
+
+    Example:
+        >>> order(torch.device("cpu"), 2)
+        768
+    """
+    if device.type == "cuda":
+        return 8192
+    return 768 if threads <= 4 else 2048 if threads <= 32 else 4096
+
+
+def flops(device: torch.device, threads: int) -> float:
+    """Of one product."""
+    return 2.0 * order(device, threads) ** 3
+
+
+def product(dtype: torch.dtype, device: torch.device, threads: int) -> Thunk:
+    """The product, as a function to be timed."""
+    return _product(dtype, device, order(device, threads))
+
+
+@functools.lru_cache(maxsize=2)
+def _product(dtype: torch.dtype, device: torch.device, n: int) -> Thunk:
+    A = torch.ones(n, n, dtype=dtype, device=device)
+    out = torch.empty_like(A)
+    return lambda: torch.mm(A, A, out=out)

@@ -1,0 +1,67 @@
+"""Results files of commands that measure: begun, written as they go, gone on with after an interruption."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from lapgrad._errors import FileFormatError
+from lapgrad_bench.common.results import Kind, Results
+
+
+class UsageError(Exception):
+    """The options do not fit together, or a file does not fit them."""
+
+
+def load(kind: Kind, path: Path) -> Results:
+    try:
+        return Results.load(path, kind)
+    except (FileFormatError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+
+
+def begun(kind: Kind, arguments: argparse.Namespace, options: dict[str, object]) -> Results:
+    """New results, or those of an interrupted run that asked for the same on the same machine."""
+    new = Results(kind, arguments.command_line, options=options)
+    if not arguments.resume or not Path(arguments.output).exists():
+        return new
+    old = load(kind, arguments.output)
+    for what, there, here in (
+        *((name, old.options.get(name), value) for name, value in options.items()),
+        ("processor", old.machine.get("cpu", {}).get("model"), new.machine["cpu"]["model"]),
+        ("torch", old.machine.get("torch", {}).get("version"), new.machine["torch"]["version"]),
+    ):
+        if there != here:
+            raise UsageError(
+                f"--resume: {arguments.output} was begun with other {what}: {there} there, {here} here. "
+                "Use the same options on the same machine, or another --output"
+            )
+    if old.machine.get("commit") != new.machine["commit"]:
+        print(
+            f"{arguments.output} was begun with lapgrad {old.machine.get('commit')}, this is "
+            f"{new.machine['commit']}",
+            file=sys.stderr,
+        )
+    old.complete = False
+    for facts in old.peers.values():  # what was missing may be there by now
+        facts.pop("missing", None)
+    return old
+
+
+def write(results: Results, output: Path | None) -> None:
+    if output:
+        results.write(output)
+
+
+def say_interrupted(arguments: argparse.Namespace, figures: int) -> None:
+    kept = f"{figures} figures are in {arguments.output}, --resume goes on" if arguments.output else ""
+    print(f"lapgrad bench: interrupted{'; ' if kept else ''}{kept}", file=sys.stderr)
+
+
+def warn_when_busy() -> None:
+    """Threads that wait for a core spoil every figure: say so before an hour is spent on them."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 0.5 * cores:
+        print(f"this machine is busy (load {load:.1f} on {cores} cores): expect odd figures", file=sys.stderr)
