@@ -181,11 +181,11 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(arguments: argparse.Namespace, results: Results, name: str) -> None:
-    tables = [
+    printed = [
         (timing_table(results.rows), f"value and gradient; data of the sparse process: {name}"),
         (text_tables.make_bars_table(results.bars), "figures to be reached"),
     ]
-    for table, title in tables:
+    for table, title in printed:
         if not table[1]:
             continue
         if arguments.markdown:
