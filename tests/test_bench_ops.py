@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench.measure.memory import measurable
+from lapgrad_bench.bench.measure.memory import can_measure_memory
 from lapgrad_bench.bench.measure.timing import Timing, take_turns
 from lapgrad_bench.bench.ops import plan, runner, tables
 from lapgrad_bench.bench.ops import plots as op_plots
@@ -31,7 +31,7 @@ SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "f
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
 def bench(*options):
@@ -42,7 +42,7 @@ def bench(*options):
 def planned(*options, earlier=None):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return plan.made_of(parser.parse_args(list(options)), earlier)
+    return plan.make_plan(parser.parse_args(list(options)), earlier)
 
 
 def test_rows_say_what_was_measured(tmp_path):
@@ -73,7 +73,7 @@ def test_operators_without_arithmetic_have_bytes_and_no_flops():
     assert row["bytes"] == 1.5 * 16 * 4
 
 
-@pytest.mark.skipif(not measurable(), reason="the peak memory of a process cannot be reset here")
+@pytest.mark.skipif(not can_measure_memory(), reason="the peak memory of a process cannot be reset here")
 def test_peak_memory_of_large_operands():
     """50 MB: other threads of the process come and go with a megabyte or two."""
     case = Case(OPERATORS["copyltu"], Shape(2500, 2500), torch.float64)
@@ -220,7 +220,7 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
         return 2.5
 
     table = [Bar(f"potrf {n} forward", "≥", 2.0, figure, device=lambda bench: 7.25) for n in (1, 2, 3)]
-    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.list_bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert bench("--bars", "--output", file) == 130
     assert [bar["what"] for bar in Results.load(file).bars] == ["potrf 1 forward"]
@@ -304,11 +304,11 @@ def test_plots_are_written_twice(tmp_path, capsys):
 
 def test_tables_show_what_is_missing():
     rows = [row(), row(library="torch", median_s=16e-6), row(n=16), row(n=16, library="jax")]
-    headings, lines = tables.timing_table(rows, ["torch", "jax"])
+    headings, lines = tables.make_timing_table(rows, ["torch", "jax"])
     assert headings[3:] == ["phase", "lapgrad ms", "torch ms (faster)", "jax ms (faster)", "rate", "of gemm"]
     assert lines[0][4:7] == ["0.008", "0.016 (2.0×)", "-"]
     assert lines[1][5:7] == ["-", "0.016 (1.0×)"]
-    headings, lines = tables.short_table(rows, ["torch"])
+    headings, lines = tables.make_short_table(rows, ["torch"])
     assert lines[1] == ["`potrf`", "16", "float64", "0.016", "-", "-"]
 
 

@@ -180,9 +180,9 @@ def test_a_run_goes_on_and_names_what_hangs_and_crashes(faulty_torch, tmp_path, 
     printed = capsys.readouterr().out
     assert "syrk 4 float64, 1 threads: torch did not finish within 1 s (its first call)" in printed
     assert "trmm 4 float64, 1 threads: torch crashed: signal SIGSEGV (its first call)" in printed
-    cells = [line[5] for line in tables.timing_table(found.rows)[1] if line[0] in ("syrk", "trmm")]
+    cells = [line[5] for line in tables.make_timing_table(found.rows)[1] if line[0] in ("syrk", "trmm")]
     assert cells == [hung] * 2 + ["torch crashed"] * 2
-    assert hung in tables.short_table(found.rows)[1][0]
+    assert hung in tables.make_short_table(found.rows)[1][0]
 
     # What failed is not tried again: neither by a run that goes on, nor by one that compares.
     assert cli.main(["bench", "ops", *options, "--output", str(file), "--resume"]) == 0
@@ -228,7 +228,7 @@ def test_a_case_in_which_lapgrad_fails_is_named_and_the_others_are_timed(monkeyp
 
 def test_a_bar_that_cannot_be_measured_is_missed_and_tried_again_later(monkeypatch, tmp_path, capsys):
     table = [Bar(f"potrf {n} forward", "≥", 2.0, lambda bench: 2.5) for n in (1, 2)]
-    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.list_bars", lambda machine: table)
     real, hangs = Measurer.ask, ["potrf 1 forward"]
 
     def ask(self, request):
@@ -262,7 +262,7 @@ def test_peers_are_compared_with_lapgrad_where_torch_is_left_out(monkeypatch):
         (found,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
         assert [row["library"] for row in found.rows()] == ["lapgrad", "jax"]
         monkeypatch.setenv("FAKE_JAX", "wrong")
-        peers.failed("jax", "another case", "died")
+        peers.record_failure("jax", "another case", "died")
         (alone,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
         assert [row["library"] for row in alone.rows()] == ["lapgrad"]
         assert "of jax differs from lapgrad by" in peers.facts["jax"]["lacks"][str(case)]

@@ -197,7 +197,7 @@ class FakePeer:
 def test_peers_take_part_if_they_agree_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
     guests = [FakePeer("gpytorch", 1.0001), FakePeer("gpy", 1.5), FakePeer("gpflow", 1.0, dies=True)]
     peers = Peers(facts={guest.library: {} for guest in guests})
-    monkeypatch.setattr(Peers, "present", lambda self, threads: guests)
+    monkeypatch.setattr(Peers, "list_present", lambda self, threads: guests)
     contest = Contest(
         {"lapgrad": number(1.0), "torch": number(1.0)},
         {"X": numpy.zeros(2)},

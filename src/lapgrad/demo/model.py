@@ -19,7 +19,7 @@ from torch import Tensor
 import lapgrad as lg
 from lapgrad.demo.carbon import FIRST_TEST_YEAR, Series
 from lapgrad.models import GPRegression
-from lapgrad.models.kernels import RBF, Kernel, Periodic, RationalQuadratic, Sum
+from lapgrad.models.kernels import RBF, Periodic, RationalQuadratic, Sum
 
 _NOISE_FLOOR = {torch.float64: 1e-8, torch.float32: 1e-4}
 """Least noise variance, relative to the variance of the data: keeps the covariance positive definite."""
@@ -93,7 +93,7 @@ def predict(model: GPRegression, years: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def predict_season(model: GPRegression, years: Tensor) -> Tensor:
     """Return the part of the mean that comes from the seasonal kernel k: k(x, X) A⁻¹ (y − mean), in ppm."""
-    season = cast(Kernel, cast(Sum, model.kernel).kernels()[_SEASON])
+    season = cast(Sum, model.kernel).kernels()[_SEASON]
     A = model.kernel(model.X)
     A.diagonal().add_(model.noise_var)
     weights = lg.linalg.solve_psd(A, model.y - model.constant)

@@ -21,11 +21,17 @@ from lapgrad_bench.bench.ops import tables
 from lapgrad_bench.bench.ops.agreement import DisagreementError
 from lapgrad_bench.bench.ops_options import add_give_up
 from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
-from lapgrad_bench.bench.watched.watchdog import FailedError, measurer
+from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
 from lapgrad_bench.common import text_tables
 from lapgrad_bench.common.progress import Progress
 from lapgrad_bench.common.results import Results, Row
-from lapgrad_bench.common.resumption import UsageError, begun, say_interrupted, warn_when_busy, write
+from lapgrad_bench.common.resumption import (
+    UsageError,
+    report_interruption,
+    start_or_resume,
+    warn_when_busy,
+    write_results,
+)
 
 _SIZES = (3000,)
 _SECONDS = 2.0
@@ -92,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    _check_options(arguments)
     warn_when_busy()
     quick = arguments.quick
     inducing = arguments.inducing or list(_QUICK_INDUCING if quick else sparse_gp.INDUCING)
@@ -122,8 +128,8 @@ def _run(arguments: argparse.Namespace) -> int:
         "device": arguments.device,
         "seconds": seconds,
     }
-    results = begun("models", arguments, options)
-    done = {_key(row) for row in results.rows}
+    results = start_or_resume("models", arguments, options)
+    done = {_make_key(row) for row in results.rows}
     specs = arguments.peer
     if specs is None:
         specs = [spec for spec in map(PeerSpec, LIBRARIES_OF_MODELS) if spec.installed]
@@ -136,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "device": arguments.device,
     }
     peers = Peers(specs, arguments.device, arguments.peer_timeout, results.peers)
-    with measurer(peers, arguments.give_up) as measuring:
+    with make_measurer(peers, arguments.give_up) as measuring:
         try:
             with Progress(len(chosen), len(chosen) - len(to_do)) as progress:
                 for case in to_do:
@@ -153,13 +159,13 @@ def _run(arguments: argparse.Namespace) -> int:
                         {**row, "data": name} if row["model"] == "sparse_gp" else row for row in found["rows"]
                     ]
                     results.bars += found["bars"]
-                    write(results, arguments.output)
+                    write_results(results, arguments.output)
         except KeyboardInterrupt:
-            write(results, arguments.output)
-            say_interrupted(arguments, len(results.rows))
+            write_results(results, arguments.output)
+            report_interruption(arguments, len(results.rows))
             return 130
     results.complete = True
-    write(results, arguments.output)
+    write_results(results, arguments.output)
     _print(arguments, results, name)
     for line in not_timed:
         print(f"lapgrad bench models: not timed: {line}", file=sys.stderr)
@@ -168,7 +174,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if not_timed else 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
     if arguments.resume and not arguments.output:
@@ -182,31 +188,31 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _print(arguments: argparse.Namespace, results: Results, name: str) -> None:
     printed = [
-        (timing_table(results.rows), f"value and gradient; data of the sparse process: {name}"),
+        (make_timing_table(results.rows), f"value and gradient; data of the sparse process: {name}"),
         (text_tables.make_bars_table(results.bars), "figures to be reached"),
     ]
     for table, title in printed:
         if not table[1]:
             continue
         if arguments.markdown:
-            print(f"{title}\n\n{text_tables.markdown(table)}\n")
+            print(f"{title}\n\n{text_tables.format_markdown(table)}\n")
         else:
-            text_tables.show(table, title)
+            text_tables.print_table(table, title)
     for row in results.rows:
         if "error" in row:
             sizes = ", ".join(f"{key} = {value}" for key, value in row["case"].items())
             print(f"{row['model']}, {sizes}: {row['error']}")
     if arguments.markdown:
-        print(text_tables.circumstances([arguments.threads], arguments.device))
-    for line in tables.notes_on_peers(results.peers):
+        print(text_tables.describe_machine([arguments.threads], arguments.device))
+    for line in tables.list_peer_notes(results.peers):
         print(line)
 
 
-def timing_table(rows: Sequence[Row]) -> text_tables.Table:
+def make_timing_table(rows: Sequence[Row]) -> text_tables.Table:
     """One line per case and library."""
     headings = ["model", "case", "library", "ms", "against lapgrad", "extra MB", "value"]
     lines = []
-    own: dict[Any, Row] = {_key(row): row for row in rows if row["library"] == "lapgrad"}
+    own: dict[Any, Row] = {_make_key(row): row for row in rows if row["library"] == "lapgrad"}
     for row in rows:
         first = row["library"] == "lapgrad"
         extra, failed = row["extra_bytes"], "error" in row
@@ -215,8 +221,8 @@ def timing_table(rows: Sequence[Row]) -> text_tables.Table:
                 row["model"] if first else "",
                 ", ".join(f"{key} = {value}" for key, value in row["case"].items()) if first else "",
                 row["library"],
-                tables.failure_in_short(row) if failed else text_tables.milliseconds(row["median_s"]),
-                "-" if failed else f"{row['median_s'] / own[_key(row)]['median_s']:.2f}×",
+                tables.shorten_failure(row) if failed else text_tables.format_milliseconds(row["median_s"]),
+                "-" if failed else f"{row['median_s'] / own[_make_key(row)]['median_s']:.2f}×",
                 "-" if extra is None else f"{extra / 1e6:.1f}",
                 "-" if failed else f"{row['value']:.8g}",
             ]
@@ -234,7 +240,7 @@ def _plot(rows: Sequence[Row], folder: Path) -> None:
         print("nothing to plot")
 
 
-def _key(row: Row) -> tuple[str, str]:
+def _make_key(row: Row) -> tuple[str, str]:
     return row["model"], str(row["case"])
 
 

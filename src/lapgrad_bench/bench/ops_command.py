@@ -9,17 +9,24 @@ from pathlib import Path
 
 import torch
 
-from lapgrad_bench.bench.measure.timing import long_lived_objects_aside
+from lapgrad_bench.bench.measure.timing import freeze_existing_objects
 from lapgrad_bench.bench.ops import bars, comparison, plan, tables
 from lapgrad_bench.bench.ops.agreement import DisagreementError
 from lapgrad_bench.bench.ops.bars import MANY_CORES, Machine, Verdict
 from lapgrad_bench.bench.ops_options import add_arguments
 from lapgrad_bench.bench.peers.client import Peers
-from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, measurer
+from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, make_measurer
 from lapgrad_bench.common import text_tables
 from lapgrad_bench.common.progress import Progress
 from lapgrad_bench.common.results import Results, Row
-from lapgrad_bench.common.resumption import UsageError, begun, load, say_interrupted, warn_when_busy, write
+from lapgrad_bench.common.resumption import (
+    UsageError,
+    load_results,
+    report_interruption,
+    start_or_resume,
+    warn_when_busy,
+    write_results,
+)
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,8 +37,8 @@ _REPEATS = 2
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints, writes; returns the exit code."""
     try:
-        _check(arguments)
-        earlier = load("ops", arguments.compare) if arguments.compare else None
+        _check_options(arguments)
+        earlier = load_results("ops", arguments.compare) if arguments.compare else None
         if earlier is not None and arguments.with_file:
             return _compare_files(arguments, earlier)
         warn_when_busy()
@@ -43,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
     if arguments.resume and not arguments.output:
@@ -60,13 +67,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
-    chosen = plan.made_of(arguments, earlier)
-    results = begun("ops", arguments, chosen.options)
-    done = {tables.case_key(row) for row in results.rows}
+    chosen = plan.make_plan(arguments, earlier)
+    results = start_or_resume("ops", arguments, chosen.options)
+    done = {tables.make_case_key(row) for row in results.rows}
     to_do = [item for item in chosen.items if item.key not in done]
     not_timed: list[str] = []
     peers = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
-    with long_lived_objects_aside(), measurer(peers, arguments.give_up) as measuring:
+    with freeze_existing_objects(), make_measurer(peers, arguments.give_up) as measuring:
         try:
             with Progress(len(chosen.items), len(chosen.items) - len(to_do)) as progress:
                 for item in to_do:
@@ -80,15 +87,15 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
                         not_timed.append(f"{item}: {error}")
                         continue
                     results.rows += found
-                    write(results, arguments.output)
+                    write_results(results, arguments.output)
             if earlier is not None:
                 _measure_worse_again(measuring, chosen, earlier, results)
         except KeyboardInterrupt:
-            write(results, arguments.output)
-            say_interrupted(arguments, len(results.rows))
+            write_results(results, arguments.output)
+            report_interruption(arguments, len(results.rows))
             return 130
     results.complete = True
-    write(results, arguments.output)
+    write_results(results, arguments.output)
     _print_cases(arguments, results)
     for line in not_timed:
         print(f"lapgrad bench: not timed: {line}", file=sys.stderr)
@@ -129,7 +136,7 @@ def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Result
                 failed = {
                     row["library"]: row["error"]
                     for row in results.rows
-                    if "error" in row and tables.case_key(row) == case
+                    if "error" in row and tables.make_case_key(row) == case
                 }
                 try:
                     again = _measure(measuring, item, 3.0 * chosen.seconds, again=True, failed=failed)
@@ -144,13 +151,13 @@ def _replace_if_better(results: Results, row: dict[str, object]) -> None:
     same = ("operator", "shape", "dtype", "device", "threads", "phase", "library")
     for i, present in enumerate(results.rows):
         if all(present[name] == row[name] for name in same):
-            if "error" not in present and comparison.cost(row) < comparison.cost(present):
+            if "error" not in present and comparison.compute_cost(row) < comparison.compute_cost(present):
                 results.rows[i] = {**row, "extra_bytes": present["extra_bytes"]}
             return
 
 
 def _compare_files(arguments: argparse.Namespace, earlier: Results) -> int:
-    later = load("ops", arguments.with_file)
+    later = load_results("ops", arguments.with_file)
     return _print_comparison(arguments, earlier, later, str(arguments.with_file), repeated=False)
 
 
@@ -159,8 +166,8 @@ def _print_comparison(
 ) -> int:
     found = comparison.compare(old, new)
     if found.worse or found.better:
-        _print(comparison.table(found), f"{arguments.compare} and {name}", arguments.markdown)
-    for line in comparison.notes(found, (str(arguments.compare), name), repeated):
+        _print(comparison.make_table(found), f"{arguments.compare} and {name}", arguments.markdown)
+    for line in comparison.list_notes(found, (str(arguments.compare), name), repeated):
         print(line)
     if not found.changes:
         print(f"lapgrad bench: {arguments.compare} and {name} have no case in common", file=sys.stderr)
@@ -172,17 +179,17 @@ def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
     others = ["torch", *(spec.library for spec in arguments.peer)]
     threads = sorted({row["threads"] for row in results.rows})
     if arguments.markdown:
-        print(text_tables.markdown(tables.short_table(results.rows, others)))
-        print(f"\n{text_tables.circumstances(threads, arguments.device)}")
+        print(text_tables.format_markdown(tables.make_short_table(results.rows, others)))
+        print(f"\n{text_tables.describe_machine(threads, arguments.device)}")
     else:
         title = f"lapgrad against {', '.join(others)}"
-        text_tables.show(tables.timing_table(results.rows, others), title)
-    for line in tables.notes_on_failures(results.rows):
+        text_tables.print_table(tables.make_timing_table(results.rows, others), title)
+    for line in tables.list_failure_notes(results.rows):
         print(line)
-    for line in tables.notes_on_peers(results.peers):
+    for line in tables.list_peer_notes(results.peers):
         print(line)
     if len(threads) > 1:
-        _print(tables.scaling_table(results.rows), "scaling of lapgrad with threads", arguments.markdown)
+        _print(tables.make_scaling_table(results.rows), "scaling of lapgrad with threads", arguments.markdown)
 
 
 def _plot(results: Results, folder: Path) -> None:
@@ -202,12 +209,14 @@ def _run_bars(arguments: argparse.Namespace) -> int:
         machine = "cuda"
     if arguments.bars != "auto":
         machine = arguments.bars
-    seconds = arguments.seconds or plan.seconds(arguments.quick)
+    seconds = arguments.seconds or plan.choose_seconds(arguments.quick)
     wanted = [
-        bar for bar in bars.bars(machine) if arguments.ops is None or bar.what.split()[0] in arguments.ops
+        bar
+        for bar in bars.list_bars(machine)
+        if arguments.ops is None or bar.what.split()[0] in arguments.ops
     ]
     options = {"bars": machine, "threads": [threads], "device": arguments.device, "seconds": seconds}
-    results = begun("ops", arguments, {**options, "operators": arguments.ops})
+    results = start_or_resume("ops", arguments, {**options, "operators": arguments.ops})
     known = {bar["what"]: bar for bar in results.bars if bar["figure"] is not None}
     verdicts = [
         Verdict(bar, known[bar.what]["figure"], known[bar.what].get("device"))
@@ -218,7 +227,7 @@ def _run_bars(arguments: argparse.Namespace) -> int:
     common = {"machine": machine, "threads": threads, "seconds": seconds, "device": arguments.device}
     try:
         with (
-            measurer(Peers(device=arguments.device), arguments.give_up) as measuring,
+            make_measurer(Peers(device=arguments.device), arguments.give_up) as measuring,
             Progress(len(wanted), len(verdicts)) as progress,
         ):
             for bar in wanted:
@@ -232,13 +241,13 @@ def _run_bars(arguments: argparse.Namespace) -> int:
                     verdicts.append(Verdict(bar, found["figure"], found["device"]))
                     results.bars = [verdict.as_dict() for verdict in verdicts]
                     results.rows += found["rows"]
-                    write(results, arguments.output)
+                    write_results(results, arguments.output)
     except KeyboardInterrupt:
-        write(results, arguments.output)
-        say_interrupted(arguments, len(results.bars))
+        write_results(results, arguments.output)
+        report_interruption(arguments, len(results.bars))
         return 130
     results.complete = True
-    write(results, arguments.output)
+    write_results(results, arguments.output)
     passed = sum(verdict.passed for verdict in verdicts)
     where = machine if machine == "cuda" else f"{machine}, {threads} threads"
     title = f"{where}: {passed} of {len(verdicts)} bars reached"
@@ -252,6 +261,6 @@ def _run_bars(arguments: argparse.Namespace) -> int:
 
 def _print(table: text_tables.Table, title: str, markdown: bool) -> None:
     if markdown:
-        print(text_tables.markdown(table))
+        print(text_tables.format_markdown(table))
     else:
-        text_tables.show(table, title)
+        text_tables.print_table(table, title)

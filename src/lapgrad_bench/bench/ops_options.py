@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lapgrad_bench.bench.ops.cases import OPERATORS, dtype_name
+from lapgrad_bench.bench.ops.cases import OPERATORS, name_dtype
 from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.bench.ops.plan import BATCHES, DTYPES, SECONDS, SIZES
 from lapgrad_bench.bench.ops.runner import PHASES, Phase
@@ -19,18 +19,18 @@ from lapgrad_bench.bench.watched.watchdog import PATIENCE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is measured, against whom, and what becomes of it."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--ops", type=_names, help="operators, separated by commas [all]")
-    what.add_argument("--sizes", type=_shapes, help=f"single matrices: 512 or 512x64 [{SIZES}]")
-    what.add_argument("--batches", type=_shapes, help=f"batches: 1000x8x8; none: '' [{BATCHES}]")
-    what.add_argument("--dtypes", type=_dtypes, help="[float64,float32]")
+    what.add_argument("--ops", type=_parse_names, help="operators, separated by commas [all]")
+    what.add_argument("--sizes", type=_parse_shapes, help=f"single matrices: 512 or 512x64 [{SIZES}]")
+    what.add_argument("--batches", type=_parse_shapes, help=f"batches: 1000x8x8; none: '' [{BATCHES}]")
+    what.add_argument("--dtypes", type=_parse_dtypes, help="[float64,float32]")
     what.add_argument(
         "--phases",
-        type=_phases,
+        type=_parse_phases,
         help="forward (no gradient asked for), backward, step (both, with a new graph) [forward,backward]",
     )
     what.add_argument(
         "--threads",
-        type=_threads,
+        type=_parse_threads,
         help="numbers of threads; 'all': 1, 2, 4, ...; several also give a scaling table [torch's]",
     )
     what.add_argument(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the figures the operators have to reach instead, and compare",
     )
     what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    what.add_argument("--seconds", type=_positive, help=f"per case and phase [{SECONDS:g}]")
+    what.add_argument("--seconds", type=_parse_positive, help=f"per case and phase [{SECONDS:g}]")
     what.add_argument(
         "--quick",
         action="store_true",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whom = parser.add_argument_group("against whom (besides torch)")
     whom.add_argument(
         "--peer",
-        type=_peer,
+        type=_parse_peer,
         action="append",
         default=[],
         metavar="NAME[=PYTHON]",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     whom.add_argument(
         "--peer-timeout",
-        type=_positive,
+        type=_parse_positive,
         default=TIMEOUT,
         metavar="SECONDS",
         help=f"after which a peer that does not answer is given up [{TIMEOUT:g}]",
@@ -87,7 +87,7 @@ def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = ""
     """The option that says when a call is given up; `more` is said about it."""
     parser.add_argument_group("when a call hangs").add_argument(
         "--give-up",
-        type=_seconds,
+        type=_parse_seconds,
         default=patience,
         metavar="SECONDS",
         help="after which a call of torch or lapgrad that has not returned is given up: torch is then left "
@@ -99,19 +99,19 @@ def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = ""
 # Values. argparse turns an ArgumentTypeError into a usage message.
 
 
-def _names(text: str) -> list[str]:
-    return _known(text, OPERATORS)
+def _parse_names(text: str) -> list[str]:
+    return _check_known(text, OPERATORS)
 
 
-def _phases(text: str) -> list[Phase]:
-    return [phase for phase in PHASES if phase in _known(text, PHASES)]
+def _parse_phases(text: str) -> list[Phase]:
+    return [phase for phase in PHASES if phase in _check_known(text, PHASES)]
 
 
-def _dtypes(text: str) -> list[torch.dtype]:
-    return [DTYPES[name] for name in _known(text, map(dtype_name, DTYPES.values()))]
+def _parse_dtypes(text: str) -> list[torch.dtype]:
+    return [DTYPES[name] for name in _check_known(text, map(name_dtype, DTYPES.values()))]
 
 
-def _known(text: str, names: Iterable[str]) -> list[str]:
+def _check_known(text: str, names: Iterable[str]) -> list[str]:
     known = list(names)
     chosen = [part.strip() for part in text.split(",") if part.strip()]
     for name in chosen:
@@ -120,25 +120,25 @@ def _known(text: str, names: Iterable[str]) -> list[str]:
     return chosen
 
 
-def _shapes(text: str) -> list[Shape]:
+def _parse_shapes(text: str) -> list[Shape]:
     try:
         return Shape.parse_list(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _peer(text: str) -> PeerSpec:
+def _parse_peer(text: str) -> PeerSpec:
     try:
         return PeerSpec.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _seconds(text: str) -> float:
-    return 0.0 if text in ("0", "0.0") else _positive(text)
+def _parse_seconds(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _parse_positive(text)
 
 
-def _positive(text: str) -> float:
+def _parse_positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -148,7 +148,7 @@ def _positive(text: str) -> float:
     return value
 
 
-def _threads(text: str) -> list[int]:
+def _parse_threads(text: str) -> list[int]:
     if text == "all":
         most = torch.get_num_threads()
         return sorted({min(2**k, most) for k in range(most.bit_length() + 1)})

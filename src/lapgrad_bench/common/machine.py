@@ -17,11 +17,11 @@ _PREFIXES = ("OMP_", "MKL_", "LAPGRAD_")
 _PACKAGES = ("torch", "numpy", "scipy", "gpytorch", "GPy", "matplotlib")
 
 
-def metadata() -> dict[str, Any]:
+def collect_metadata() -> dict[str, Any]:
     """Date, load, environment, versions, commit, threads, and the facts of `lapgrad info`.
 
     Example:
-        >>> sorted(set(metadata()) - set(info.collect()))
+        >>> sorted(set(collect_metadata()) - set(info.collect()))
         ['commit', 'date', 'environment', 'load_average', 'threads', 'versions']
     """
     facts = info.collect()

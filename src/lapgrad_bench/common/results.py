@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lapgrad import _errors
-from lapgrad_bench.common.machine import metadata
+from lapgrad_bench.common.machine import collect_metadata
 
 FORMAT = 1
 """Version of the format, stored under the key that tells these files from others."""
@@ -56,7 +56,7 @@ class Results:
     kind: Kind
     command: str = ""
     complete: bool = False
-    machine: dict[str, Any] = field(default_factory=metadata)
+    machine: dict[str, Any] = field(default_factory=collect_metadata)
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     bars: list[dict[str, Any]] = field(default_factory=list)

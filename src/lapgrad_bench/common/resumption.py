@@ -15,19 +15,19 @@ class UsageError(Exception):
     """The options do not fit together, or a file does not fit them."""
 
 
-def load(kind: Kind, path: Path) -> Results:
+def load_results(kind: Kind, path: Path) -> Results:
     try:
         return Results.load(path, kind)
     except (FileFormatError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
 
 
-def begun(kind: Kind, arguments: argparse.Namespace, options: dict[str, object]) -> Results:
+def start_or_resume(kind: Kind, arguments: argparse.Namespace, options: dict[str, object]) -> Results:
     """New results, or those of an interrupted run that asked for the same on the same machine."""
     new = Results(kind, arguments.command_line, options=options)
     if not arguments.resume or not Path(arguments.output).exists():
         return new
-    old = load(kind, arguments.output)
+    old = load_results(kind, arguments.output)
     for what, there, here in (
         *((name, old.options.get(name), value) for name, value in options.items()),
         ("processor", old.machine.get("cpu", {}).get("model"), new.machine["cpu"]["model"]),
@@ -50,12 +50,12 @@ def begun(kind: Kind, arguments: argparse.Namespace, options: dict[str, object])
     return old
 
 
-def write(results: Results, output: Path | None) -> None:
+def write_results(results: Results, output: Path | None) -> None:
     if output:
         results.write(output)
 
 
-def say_interrupted(arguments: argparse.Namespace, figures: int) -> None:
+def report_interruption(arguments: argparse.Namespace, figures: int) -> None:
     kept = f"{figures} figures are in {arguments.output}, --resume goes on" if arguments.output else ""
     print(f"lapgrad bench: interrupted{'; ' if kept else ''}{kept}", file=sys.stderr)
 

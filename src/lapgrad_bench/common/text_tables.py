@@ -12,18 +12,18 @@ Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
 
 
-def milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     """Three significant digits.
 
     Example:
-        >>> milliseconds(0.0123456), milliseconds(4.56e-6), milliseconds(1.5)
+        >>> format_milliseconds(0.0123456), format_milliseconds(4.56e-6), format_milliseconds(1.5)
         ('12.3', '0.00456', '1500')
     """
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def circumstances(threads: Sequence[int], device: str = "cpu") -> str:
+def describe_machine(threads: Sequence[int], device: str = "cpu") -> str:
     """The machine in a line, to stand below a table."""
     facts = info.collect()
     versions = f"torch {facts['torch']['version']}, lapgrad {facts['lapgrad']['version']}"
@@ -47,11 +47,11 @@ def make_bars_table(bars: Sequence[Mapping[str, Any]]) -> Table:
     return ["what", "wanted", "measured", "", "GPU's work alone"], rows
 
 
-def markdown(table: Table) -> str:
+def format_markdown(table: Table) -> str:
     """The table in Markdown; figures are aligned to the right.
 
     Example:
-        >>> print(markdown((["operator", "ms"], [["potrf", "1.2"]])))
+        >>> print(format_markdown((["operator", "ms"], [["potrf", "1.2"]])))
         | operator | ms |
         |---|---:|
         | potrf | 1.2 |
@@ -63,11 +63,11 @@ def markdown(table: Table) -> str:
     return "\n".join([first, rule, *others])
 
 
-def show(table: Table, title: str) -> None:
+def print_table(table: Table, title: str) -> None:
     """Prints the table: with rich where it is installed, in plain columns otherwise."""
     headings, rows = table
     if importlib.util.find_spec("rich") is None:
-        print(f"\n{title}\n{plain(table)}")
+        print(f"\n{title}\n{format_plain(table)}")
         return
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -83,11 +83,11 @@ def show(table: Table, title: str) -> None:
     Console(width=width).print(shown)
 
 
-def plain(table: Table) -> str:
+def format_plain(table: Table) -> str:
     """Aligned columns.
 
     Example:
-        >>> print(plain((["operator", "ms"], [["potrf", "1.2"]])))
+        >>> print(format_plain((["operator", "ms"], [["potrf", "1.2"]])))
         operator  ms
         potrf     1.2
     """

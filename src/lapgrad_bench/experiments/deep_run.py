@@ -38,7 +38,7 @@ class Settings:
         inducing: Inducing inputs per layer.
         hidden: Widths of the hidden layers of recognition networks: "500-300".
         batch: Images per step.
-        lr: Learning rate of Adam at the start.
+        lr: LearningOptions rate of Adam at the start.
         natural: Length of natural gradient steps of q(u) at the start; 0: Adam moves q(u), too.
         annealing: Steps in which the weight of latent variables rises to 1.
         dtype: Of everything but kernel matrices of inducing inputs.
@@ -85,7 +85,7 @@ class Limits:
 
 
 class Run:
-    """Learning of one architecture.
+    """The training of one architecture.
 
     Args:
         settings: What to learn.
@@ -110,11 +110,11 @@ class Run:
     ) -> None:
         self.settings, self.limits, self.device, self.output = settings, limits, device, output
         dtype = DTYPES[settings.dtype]
-        train = mnist.images("train", folder)[: settings.images]
+        train = mnist.load_images("train", folder)[: settings.images]
         self.scaling = Scaling.of(settings.preprocessing, train)
-        self.train = self.scaling.applied(train, dtype, settings.seed).to(device)
-        test = mnist.images("test", folder)[: limits.tests]
-        self.test = self.scaling.applied(test, dtype, settings.seed + 1).to(device)
+        self.train = self.scaling.apply(train, dtype, settings.seed).to(device)
+        test = mnist.load_images("test", folder)[: limits.tests]
+        self.test = self.scaling.apply(test, dtype, settings.seed + 1).to(device)
         hidden = [int(part) for part in settings.hidden.split("-")] if settings.hidden else []
         options: dict[str, Any] = {"inducing": settings.inducing, "hidden": hidden}
         self.model = DeepGP(self.train, settings.widths(), generator=settings.seed, **options)
@@ -122,7 +122,7 @@ class Run:
         self.state: dict[str, Any] | None = None
         self.kept = self.tested = time.monotonic()
         if resume and self.checkpoint.is_file():
-            self._take_up()
+            self._load_checkpoint()
 
     @property
     def name(self) -> str:
@@ -154,10 +154,10 @@ class Run:
                 self.rows.append(row)
             now = time.monotonic()
             if now > self.tested + self.limits.test_every:
-                self.rows.append(self._tested(self.test[:500], 50))
+                self.rows.append(self._run_test(self.test[:500], 50))
                 self.tested = time.monotonic()
             if now > self.kept + KEEP_EVERY:
-                self.keep()
+                self.write_checkpoint()
                 kept()
             stopped = told(row)
             return stopped
@@ -177,25 +177,25 @@ class Run:
             callback=look,
         )
         self.state = self.model.training_state()
-        self.keep()
+        self.write_checkpoint()
         return not stopped
 
     def finish(self) -> Row:
         """The test, with all samples; the model and the picture as files. Returns the row."""
-        row = self._tested(self.test, self.limits.samples)
+        row = self._run_test(self.test, self.limits.samples)
         if self.limits.refine:
             self.rows.append(row)
-            row = self._tested(self.test, self.limits.samples, self.limits.refine)
+            row = self._run_test(self.test, self.limits.samples, self.limits.refine)
         self.rows.append(row)
         self.model.save(self.output / f"{self.name}.pt")
         title = f"Deep Gaussian process {self.settings.arch} on MNIST: test {row['test_ll']:.1f} nats"
         try:
-            digits.draw(self.model, self.test, self.scaling, title, self.output / f"{self.name}.png")
+            digits.draw_digits(self.model, self.test, self.scaling, title, self.output / f"{self.name}.png")
         except ImportError:
             print("No picture: matplotlib is not installed (pip install 'lapgrad[demo]').")
         return row
 
-    def keep(self) -> None:
+    def write_checkpoint(self) -> None:
         """Write the checkpoint, as a whole or not at all."""
         content = {
             "settings": dataclasses.asdict(self.settings),
@@ -206,7 +206,7 @@ class Run:
         write_archive(self.checkpoint, content)
         self.kept = time.monotonic()
 
-    def _take_up(self) -> None:
+    def _load_checkpoint(self) -> None:
         content, _ = read_archive(self.checkpoint, _CHECKPOINT, self.device)
         for name in ("settings", "model", "training"):
             if not isinstance(content.get(name), dict):
@@ -239,7 +239,7 @@ class Run:
             **known,
         }
 
-    def _tested(self, test: Tensor, samples: int, refine: int = 0) -> Row:
+    def _run_test(self, test: Tensor, samples: int, refine: int = 0) -> Row:
         found: LogLikelihood = self.model.log_likelihood(
             test, samples=samples, refine=refine, generator=self.settings.seed + 2
         )

@@ -49,7 +49,7 @@ Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
-class Learning:
+class LearningOptions:
     """How folds are learned: what has to be the same for figures of one table.
 
     Attributes:
@@ -75,12 +75,12 @@ class Learning:
         """Adam's in a step.
 
         Example:
-            >>> [f"{Learning(steps=2, lr=1e-2, lr_end=1e-4).rate(step):.4f}" for step in range(3)]
+            >>> [f"{LearningOptions(steps=2, lr=1e-2, lr_end=1e-4).rate(step):.4f}" for step in range(3)]
             ['0.0100', '0.0010', '0.0001']
         """
         return self.lr if self.lr_end is None else self.lr * (self.lr_end / self.lr) ** (step / self.steps)
 
-    def for_task(self, dataset: str) -> Learning:
+    def for_task(self, dataset: str) -> LearningOptions:
         """With the jitter of these data."""
         if self.jitter is not None:
             return self
@@ -108,11 +108,11 @@ class Interrupted(Exception):  # noqa: N818  (no error: a wish)
     """Somebody asked to stop; the checkpoint is written."""
 
 
-def split(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
+def split_rows(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
     """Rows to learn from and rows to test with, from an order that depends on the seed alone.
 
     Example:
-        >>> train, test = split(20, fold=3, seed=0)
+        >>> train, test = split_rows(20, fold=3, seed=0)
         >>> len(train), len(test), len(set(train.tolist()) & set(test.tolist()))
         (18, 2, 0)
     """
@@ -122,9 +122,9 @@ def split(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat(parts), test
 
 
-def learned(
+def learn_fold(
     which: Fold,
-    how: Learning,
+    how: LearningOptions,
     data: tuple[Tensor, Tensor],
     device: str,
     checkpoints: Path,
@@ -151,14 +151,14 @@ def learned(
     """
     how = how.for_task(which.dataset)
     X, y = (values.to(DTYPES[how.dtype]) for values in data)
-    train, test = split(len(X), which.fold, how.seed)
-    model = start(X[train], y[train], which, how).to(device)
+    train, test = split_rows(len(X), which.fold, how.seed)
+    model = make_model(X[train], y[train], which, how).to(device)
     run = _Run(which, how, model, checkpoints / which.file, report, stop)
     with warnings.catch_warnings():
         # Matrices on the way that needed more jitter do not matter; the last one is in the row.
         warnings.simplefilter("ignore", _errors.JitterWarning)
         run.to_the_end()
-        figures = tested(run.model, X[test].to(device), y[test].to(device))
+        figures = test_model(run.model, X[test].to(device), y[test].to(device))
     run.checkpoint.unlink(missing_ok=True)
     return {
         **dataclasses.asdict(which),
@@ -173,7 +173,7 @@ def learned(
     }
 
 
-def start(X: Tensor, y: Tensor, which: Fold, how: Learning) -> SparseGPRegression:
+def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> SparseGPRegression:
     """The model before learning, on the CPU: the same on every device.
 
     Columns have mean 0 and variance 1 (of the training data). Inducing inputs are rows of the data that are
@@ -187,7 +187,7 @@ def start(X: Tensor, y: Tensor, which: Fold, how: Learning) -> SparseGPRegressio
 
 
 @torch.no_grad()
-def tested(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
+def test_model(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
     """Root mean squared error and mean log density of test targets, in their own units, and the fit."""
     loss = model.loss().item()
     mean, _ = model.predict(X)
@@ -235,12 +235,12 @@ class _Best:
 
 
 class _Run:
-    """Learning that can be left and taken up again."""
+    """The training of one fold, which can be interrupted and resumed from a checkpoint."""
 
     def __init__(
         self,
         which: Fold,
-        how: Learning,
+        how: LearningOptions,
         model: SparseGPRegression,
         checkpoint: Path,
         report: Report,

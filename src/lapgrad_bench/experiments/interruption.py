@@ -1,4 +1,4 @@
-"""Ctrl-C and the end of a time limit as a wish: work goes on to a place where it can be left."""
+"""Ctrl-C and the end of a time limit as a request: work goes on to a place where it can be left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Wish:
+class StopRequest:
     """Whether somebody has asked to stop.
 
     Attributes:
@@ -31,24 +31,24 @@ class Wish:
 
 
 @contextlib.contextmanager
-def wish_to_stop() -> Iterator[Wish]:
-    """The first SIGINT or SIGTERM in here is a wish; the second SIGINT is a KeyboardInterrupt.
+def catch_stop_signals() -> Iterator[StopRequest]:
+    """The first SIGINT or SIGTERM in here is a request; the second SIGINT is a KeyboardInterrupt.
 
     Elsewhere than in the main thread signals stay what they are.
     """
-    wish = Wish()
+    request = StopRequest()
 
     def received(number: int, frame: FrameType | None) -> None:
-        if wish and number == signal.SIGINT:
+        if request and number == signal.SIGINT:
             raise KeyboardInterrupt
-        wish.signal = number
+        request.signal = number
 
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield request
         return
     before = {number: signal.signal(number, received) for number in _HANDLED}
     try:
-        yield wish
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

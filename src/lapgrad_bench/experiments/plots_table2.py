@@ -1,4 +1,4 @@
-"""Learning curves of deep Gaussian processes: the bound over steps and over time, and the test beside it."""
+"""Learning curves of deep Gaussian processes: bound and test log likelihood, over steps and over time."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 On the CPU as the operating system sees it (BLAS work space included), on a GPU as torch's allocator does.
 
-There are two measures on the CPU. Resident memory (``peak_extra_bytes``) is what a call really uses, in any
-process, to a few hundred kB. Address space (``peak_mapped_bytes``) is exact and the same in every run, but
+There are two measures on the CPU. Resident memory (``measure_peak_bytes``) is what a call really uses, in any
+process, to a few hundred kB. Address space (``measure_mapped_bytes``) is exact and the same in every run, but
 needs a process that was started with ``EVERY_BUFFER_MAPPED``.
 """
 
@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 EVERY_BUFFER_MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-def measurable(device: torch.device = _CPU) -> bool:
+def can_measure_memory(device: torch.device = _CPU) -> bool:
     """Whether this system lets a process read and reset its own peak memory (Linux does)."""
     if device.type == "cuda":
         return torch.cuda.is_available()
@@ -46,7 +46,7 @@ def measurable(device: torch.device = _CPU) -> bool:
     return all(f"{field}:" in status for field in ("VmHWM", "VmPeak", "RssAnon"))
 
 
-def peak_extra_bytes(
+def measure_peak_bytes(
     function: Callable[[], Any], device: torch.device = _CPU, *, called_before: bool = False
 ) -> int:
     """Bytes in use at the call's peak beyond what was in use before; the result it returns counts.
@@ -58,19 +58,19 @@ def peak_extra_bytes(
     if not called_before:
         function()
     if device.type == "cuda":
-        return _peak_of_allocator(function, device)
+        return _measure_allocator_peak(function, device)
     _release_unused()
     _CLEAR_REFS.write_text(_RESET_PEAK)
-    before = _status("RssAnon")
+    before = _read_status("RssAnon")
     result = function()
     # The system may take pages of files (code of libraries, say) from a process, and they come back when they
     # are used. They do not count: those that are there at the end are subtracted from the peak.
-    peak = _status("VmHWM") - _status("RssFile") - _status("RssShmem")
+    peak = _read_status("VmHWM") - _read_status("RssFile") - _read_status("RssShmem")
     del result
     return max(0, peak - before)
 
 
-def peak_mapped_bytes(function: Callable[[], Any]) -> int:
+def measure_mapped_bytes(function: Callable[[], Any]) -> int:
     """Bytes of address space at the call's peak beyond those before; the result it returns counts.
 
     Exact but for blocks below 64 KiB, which are not counted. Address space changes only when this process
@@ -83,16 +83,16 @@ def peak_mapped_bytes(function: Callable[[], Any]) -> int:
             memory that the C library has kept, and not be counted.
     """
     if any(os.environ.get(name) != value for name, value in EVERY_BUFFER_MAPPED.items()):
-        raise RuntimeError(f"peak_mapped_bytes needs a process started with {EVERY_BUFFER_MAPPED}")
+        raise RuntimeError(f"measure_mapped_bytes needs a process started with {EVERY_BUFFER_MAPPED}")
     function()
     gc.collect()  # what is freed on the way would hide what is allocated
     # The peak of address space cannot be reset. A mapping without access rights, which takes no memory,
     # raises the present size to it instead, so that whatever the call maps on top is a new peak.
-    missing = _status("VmPeak") - _status("VmSize")
+    missing = _read_status("VmPeak") - _read_status("VmSize")
     filler = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0) if missing else None
-    before = _status("VmSize")
+    before = _read_status("VmSize")
     result = function()
-    peak = _status("VmPeak")
+    peak = _read_status("VmPeak")
     del result
     if filler is not None:
         filler.close()
@@ -105,7 +105,7 @@ def _release_unused() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int:
+def _measure_allocator_peak(function: Callable[[], Any], device: torch.device) -> int:
     gc.collect()  # what is freed on the way would hide what is allocated
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -116,7 +116,7 @@ def _peak_of_allocator(function: Callable[[], Any], device: torch.device) -> int
     return max(0, int(peak) - int(before))
 
 
-def _status(field: str) -> int:
+def _read_status(field: str) -> int:
     found = re.search(rf"^{field}:\s*(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if found is None:
         raise OSError(f"{_STATUS} has no {field}")

@@ -56,7 +56,7 @@ class Timing:
         return cls(statistics.median(ordered), low, high, len(ordered))
 
 
-def interleaved(
+def time_in_turns(
     functions: Sequence[Thunk],
     seconds: float,
     *,
@@ -76,7 +76,7 @@ def interleaved(
     Returns:
         One Timing per function.
     """
-    samplers = [sampler(function, device) for function in functions]
+    samplers = [make_sampler(function, device) for function in functions]
     return take_turns(samplers, seconds, least_rounds=least_rounds, most_rounds=most_rounds)
 
 
@@ -102,12 +102,12 @@ def take_turns(
         One Timing per sampler.
     """
     order, first_rare = list(range(len(samplers))), len(samplers) - rare
-    calls = [_calls_per_sample(sampler) for sampler in samplers[:first_rare]] + [1] * rare
+    calls = [_choose_calls_per_sample(sampler) for sampler in samplers[:first_rare]] + [1] * rare
     for sampler in samplers[first_rare:]:
-        sampler(1)  # not counted: the first call is no sample
+        sampler(1)  # The first call is not counted.
     samples: list[list[float]] = [[] for _ in samplers]
     spent = [0.0] * len(samplers)
-    with _no_garbage_collection():
+    with _pause_garbage_collection():
         start = time.perf_counter()
         for turn in range(most_rounds):
             now = time.perf_counter()
@@ -122,7 +122,7 @@ def take_turns(
     return [Timing.of(one) for one in samples]
 
 
-def sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = False) -> Sampler:
+def make_sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = False) -> Sampler:
     """Samples of a function in this process.
 
     Args:
@@ -131,7 +131,7 @@ def sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = False) 
         warm: call it once before each sample of several calls, without counting. For turns with other
             processes, during which the threads of this one fell asleep.
     """
-    sample = _sample_on_gpu if device.type == "cuda" else _sample
+    sample = _take_sample_on_gpu if device.type == "cuda" else _take_sample
     if not warm:
         return lambda calls: sample(function, calls)
 
@@ -143,7 +143,7 @@ def sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = False) 
     return after_one_call
 
 
-def _calls_per_sample(sample: Sampler) -> int:
+def _choose_calls_per_sample(sample: Sampler) -> int:
     """Warms the function up and finds how many calls make a sample long enough to be measured."""
     sample(1)
     once = sample(1)
@@ -152,14 +152,14 @@ def _calls_per_sample(sample: Sampler) -> int:
     return max(1, round(_SHORTEST_SAMPLE / max(once, 1e-7)))
 
 
-def _sample(function: Thunk, calls: int) -> float:
+def _take_sample(function: Thunk, calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         function()
     return (time.perf_counter() - start) / calls
 
 
-def _sample_on_gpu(function: Thunk, calls: int) -> float:
+def _take_sample_on_gpu(function: Thunk, calls: int) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(calls):
@@ -169,7 +169,7 @@ def _sample_on_gpu(function: Thunk, calls: int) -> float:
     return begin.elapsed_time(end) / 1e3 / calls
 
 
-def device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> Timing:
+def measure_device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> Timing:
     """Seconds that a GPU works on a call, without those that it waits for the host.
 
     A call is launched while the GPU is still busy with something else, as it is in the middle of a program
@@ -188,18 +188,18 @@ def device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> T
     launched = time.perf_counter() - began
     torch.cuda.synchronize()
     ahead = min(max(_LEAST_AHEAD, 4.0 * launched), _MOST_AHEAD)
-    fills = math.ceil(ahead / max(_sample_on_gpu(filler.zero_, 8), 1e-6))
+    fills = math.ceil(ahead / max(_take_sample_on_gpu(filler.zero_, 8), 1e-6))
     found: list[float] = []
-    with _no_garbage_collection():
+    with _pause_garbage_collection():
         while len(found) < 3 or (len(found) < samples and sum(found) < seconds):
             for _ in range(fills):
                 filler.zero_()
-            found.append(_sample_on_gpu(function, 1))
+            found.append(_take_sample_on_gpu(function, 1))
     return Timing.of(found)
 
 
 @contextmanager
-def long_lived_objects_aside() -> Iterator[None]:
+def freeze_existing_objects() -> Iterator[None]:
     """Keeps what is there already (torch has 10⁵ objects) out of the garbage collections between cases."""
     gc.collect()
     gc.freeze()
@@ -210,7 +210,7 @@ def long_lived_objects_aside() -> Iterator[None]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -12,12 +12,12 @@ import numpy
 import torch
 
 from lapgrad_bench.bench.measure.activity import Activity
-from lapgrad_bench.bench.measure.memory import measurable, peak_extra_bytes
-from lapgrad_bench.bench.measure.timing import Sampler, sampler, take_turns
+from lapgrad_bench.bench.measure.memory import can_measure_memory, measure_peak_bytes
+from lapgrad_bench.bench.measure.timing import Sampler, make_sampler, take_turns
 from lapgrad_bench.bench.models.cases import Contest, ModelCase
 from lapgrad_bench.bench.ops import peer_cases
 from lapgrad_bench.bench.ops.agreement import DisagreementError
-from lapgrad_bench.bench.ops.runner import thread_count
+from lapgrad_bench.bench.ops.runner import use_threads
 from lapgrad_bench.bench.peers.client import Peer, PeerError, Peers
 from lapgrad_bench.common.results import Row
 
@@ -34,7 +34,7 @@ class _Guest:
 
     def sample(self, calls: int) -> float:
         """Return the seconds of so many evaluations."""
-        peer_cases.come_to_rest()
+        peer_cases.wait_for_idle_threads()
         return float(self.peer.ask(f"in {self.case}", do="sample", phase="step", calls=calls)["seconds"])
 
     def measure_memory(self) -> int | None:
@@ -68,7 +68,7 @@ def measure(
         DisagreementError: lapgrad and torch do not agree.
     """
     record = activity or Activity()
-    with thread_count(threads):
+    with use_threads(threads):
         record.begin("", "preparation of the model")
         contest = case.make(device)
         thunks = {name: thunk for name, thunk in contest.thunks.items() if name not in without}
@@ -79,15 +79,15 @@ def measure(
         _check_agreement(case, contest, values)
         # Memory is measured first: later the heap has holes, and a peak is larger than what was allocated.
         extra: dict[str, int | None] = dict.fromkeys(values)
-        if measurable(device):
+        if can_measure_memory(device):
             for name, thunk in thunks.items():
                 record.begin(name, "an evaluation, for its memory")
-                extra[name] = peak_extra_bytes(thunk, device)
+                extra[name] = measure_peak_bytes(thunk, device)
         record.begin_unlimited("preparation of peers")
         guests = list(_find_guests(case, contest, values["lapgrad"], threads, peers))
         while True:
             samplers: dict[str, Sampler] = {
-                name: record.watch(sampler(thunk, device, warm=bool(guests)), name, "an evaluation")
+                name: record.watch(make_sampler(thunk, device, warm=bool(guests)), name, "an evaluation")
                 for name, thunk in thunks.items()
             }
             samplers |= {guest.peer.library: record.pause(guest.sample, "a peer's turn") for guest in guests}
@@ -125,7 +125,7 @@ def measure(
     bars = list(_compare_with_bars(case, contest, rows))
     for figure in contest.figures:
         record.begin("lapgrad", figure.what)
-        with thread_count(threads):
+        with use_threads(threads):
             bars.append(
                 _make_bar(f"{case}: {figure.what}", "≤", figure.most, figure.measure(seconds), figure.unit)
             )
@@ -149,18 +149,20 @@ def _find_guests(
     with tempfile.TemporaryDirectory(prefix="lapgrad-peers-") as folder:
         file = Path(folder) / "case.npz"
         numpy.savez(file, **contest.arguments)
-        for peer in peers.present(threads):
+        for peer in peers.list_present(threads):
             try:
                 answer = peer.ask(f"in {case}", do="model", model=case.model, file=str(file))
             except PeerError as error:
                 peers.drop(error.library, str(error))
                 continue
             if not answer["phases"]:
-                peers.lacks(peer.library, str(case), answer["lacks"])
+                peers.record_missing_case(peer.library, str(case), answer["lacks"])
                 continue
             difference = abs(answer["value"] / value - 1.0)
             if not difference <= contest.tolerances.get(peer.library, 0.0):
-                peers.lacks(peer.library, str(case), f"not timed: its value differs by {difference:.1e}")
+                peers.record_missing_case(
+                    peer.library, str(case), f"not timed: its value differs by {difference:.1e}"
+                )
                 continue
             yield _Guest(peer, case, answer["value"])
 

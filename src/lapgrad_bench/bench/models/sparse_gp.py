@@ -20,7 +20,7 @@ from torch import Tensor
 import lapgrad as lg
 from lapgrad.models.kernels import RBF
 from lapgrad_bench import datasets
-from lapgrad_bench.bench.measure.timing import Thunk, interleaved
+from lapgrad_bench.bench.measure.timing import Thunk, time_in_turns
 
 INDUCING = (50, 200, 800, 3200)
 _NOISE, _JITTER = 0.1, 1e-6
@@ -57,7 +57,7 @@ class Problem:
 
         Sizes of `INDUCING` take rows from the first, second, ... permutation of one random generator.
         """
-        X, Y = datasets.standardised(data[0]), datasets.standardised(data[1])[:, None]
+        X, Y = datasets.standardise(data[0]), datasets.standardise(data[1])[:, None]
         known = inducing in INDUCING
         source = numpy.random.default_rng(0 if known else inducing)
         permutations = [
@@ -133,14 +133,14 @@ def measure_float32_error(problem: Problem) -> float:
 
 def make_large_problem(n: int = LARGE_N) -> Problem:
     """Return a problem of n made-up points."""
-    return Problem.select(datasets.stand_in(n, LARGE_D), LARGE_INDUCING)
+    return Problem.select(datasets.make_stand_in(n, LARGE_D), LARGE_INDUCING)
 
 
 def measure_growth(seconds: float) -> float:
     """Return the time of the large problem over four times that of a quarter of its points: 1 is linear."""
     problems = (make_large_problem(LARGE_N // 4), make_large_problem())
     evaluations = [make_lapgrad_evaluation(problem) for problem in problems]
-    quarter, whole = interleaved(evaluations, seconds, least_rounds=1)
+    quarter, whole = time_in_turns(evaluations, seconds, least_rounds=1)
     return whole.median / (4.0 * quarter.median)
 
 
@@ -155,4 +155,4 @@ def load_power_or_stand_in(folder: Path | None) -> tuple[tuple[Tensor, Tensor], 
 
 def load_data(name: str, folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Return the data that `load_power_or_stand_in` returned with this name."""
-    return datasets.load("power", folder) if name == "power" else datasets.stand_in()
+    return datasets.load("power", folder) if name == "power" else datasets.make_stand_in()

@@ -15,13 +15,13 @@ import torch
 
 import lapgrad as lg
 from lapgrad_bench.bench.measure.activity import Activity
-from lapgrad_bench.bench.measure.memory import measurable, peak_extra_bytes
+from lapgrad_bench.bench.measure.memory import can_measure_memory, measure_peak_bytes
 from lapgrad_bench.bench.measure.timing import CPU
-from lapgrad_bench.bench.ops.cases import L_OF_GELQF, OPERATORS, Case, Operator, dtype_name
+from lapgrad_bench.bench.ops.cases import L_OF_GELQF, OPERATORS, Case, Operator, name_dtype
 from lapgrad_bench.bench.ops.coexist import alternate
-from lapgrad_bench.bench.ops.in_torch import logdet_by_cholesky
+from lapgrad_bench.bench.ops.in_torch import compute_logdet_by_cholesky
 from lapgrad_bench.bench.ops.inputs import Shape
-from lapgrad_bench.bench.ops.runner import Measurement, Phase, measure, measure_alone, thread_count
+from lapgrad_bench.bench.ops.runner import Measurement, Phase, measure, measure_alone, use_threads
 
 Machine = Literal["few-cores", "many-cores", "cuda"]
 MANY_CORES = 8
@@ -100,20 +100,24 @@ class Verdict:
         }
 
 
-def bars(machine: Machine) -> list[Bar]:
+def list_bars(machine: Machine) -> list[Bar]:
     """The table for one kind of machine.
 
     Example:
-        >>> bars("few-cores")[0].what
+        >>> list_bars("few-cores")[0].what
         'potrf 128 float64 backward'
     """
-    return list({"few-cores": _few_cores, "many-cores": _many_cores, "cuda": _cuda}[machine]())
+    return list(
+        {"few-cores": _list_few_core_bars, "many-cores": _list_many_core_bars, "cuda": _list_cuda_bars}[
+            machine
+        ]()
+    )
 
 
 def judge(bar: Bar, bench: Bench) -> Verdict:
     """Measures one bar."""
     bench.activity.begin("", bar.what)
-    with thread_count(bench.threads):
+    with use_threads(bench.threads):
         return Verdict(bar, bar.value(bench), bar.device(bench))
 
 
@@ -121,56 +125,59 @@ _Bounds = tuple[float | None, float | None]
 _FLOATS = (torch.float64, torch.float32)
 
 
-def _few_cores() -> Iterator[Bar]:
+def _list_few_core_bars() -> Iterator[Bar]:
     for n in (128, 256, 512):
-        yield from _speedups("potrf", n, (None, 3.0), (None, 2.5))
-    yield from _speedups("potrf", 1024, (None, 4.0), (None, 3.5))
+        yield from _make_speedup_bars("potrf", n, (None, 3.0), (None, 2.5))
+    yield from _make_speedup_bars("potrf", 1024, (None, 4.0), (None, 3.5))
     for n in (2048, 4096):
-        yield from _speedups("potrf", n, (None, 5.5), (None, 5.0))
+        yield from _make_speedup_bars("potrf", n, (None, 5.5), (None, 5.0))
     for n in (512, 1024, 2048, 4096):
         for dtype in _FLOATS:
-            yield _backward_over_forward(Case(OPERATORS["potrf"], Shape(n, n), dtype), 2.0)
+            yield _make_backward_bar(Case(OPERATORS["potrf"], Shape(n, n), dtype), 2.0)
     for n in (64, 128, 256, 512, 1024, 2048, 4096):
         least = 1.3 if n == 1024 else 1.0
-        yield from _speedups("potrf", n, (least, None), (least, None))
+        yield from _make_speedup_bars("potrf", n, (least, None), (least, None))
     for batch in ("1000x8x8", "10000x4x4"):
-        yield from _speedups("potrf", batch, (6.0, 10.0), (6.0, 10.0))
-    yield from _speedups("potrf", "200x64x64", (2.0, 5.0), (2.0, 5.0))
+        yield from _make_speedup_bars("potrf", batch, (6.0, 10.0), (6.0, 10.0))
+    yield from _make_speedup_bars("potrf", "200x64x64", (2.0, 5.0), (2.0, 5.0))
     for n in (1024, 2048):
-        yield from _speedups("trsm", n, (1.1, 1.6), (1.5, 1.6))
+        yield from _make_speedup_bars("trsm", n, (1.1, 1.6), (1.5, 1.6))
     for name in ("trsm", "trmm"):
-        yield from _speedups(name, "1000x8x8", (3.0, 3.0), (3.0, 3.0))
+        yield from _make_speedup_bars(name, "1000x8x8", (3.0, 3.0), (3.0, 3.0))
     for n in (1024, 2048, 4096):
-        yield from _speedups("syrk", n, (1.6, 1.7), (1.6, 1.7))
-        yield from _speedups("trmm", n, (1.6, 1.5), (1.6, 1.5))
-    yield from _positive_definite()
-    yield from _speedups("gesvd", 1024, (1.0, 1.4), (1.0, 1.4))
-    yield from _speedups("gesvd", "1000x8x8", (6.0, 3.0), (6.0, 3.0))
-    yield from _orthogonal()
+        yield from _make_speedup_bars("syrk", n, (1.6, 1.7), (1.6, 1.7))
+        yield from _make_speedup_bars("trmm", n, (1.6, 1.5), (1.6, 1.5))
+    yield from _list_positive_definite_bars()
+    yield from _make_speedup_bars("gesvd", 1024, (1.0, 1.4), (1.0, 1.4))
+    yield from _make_speedup_bars("gesvd", "1000x8x8", (6.0, 3.0), (6.0, 3.0))
+    yield from _list_orthogonal_bars()
     for name in ("inverse", "det", "slogdet"):
         for dtype in _FLOATS:
-            yield _speedup(Case(OPERATORS[name], Shape(1024, 1024), dtype), "step", 1.0)
-        yield from _speedups(name, "1000x8x8", (4.0, None), (4.0, None))
-        yield from _speedups(name, "10000x4x4", (3.0, None), (3.0, None))
+            yield _make_speedup_bar(Case(OPERATORS[name], Shape(1024, 1024), dtype), "step", 1.0)
+        yield from _make_speedup_bars(name, "1000x8x8", (4.0, None), (4.0, None))
+        yield from _make_speedup_bars(name, "10000x4x4", (3.0, None), (3.0, None))
     for dtype in _FLOATS:
         one = Case(OPERATORS["potrf"], Shape(4, 4), dtype)
-        yield _speedup(one, "forward", 1.0)
-        yield _speedup(one, "step", 1.3)
-    yield from _speedups("syevd", 1024, (1.0, 1.3), (1.0, 1.3))
-    yield from _speedups("syevd", "1000x8x8", (5.0, None), (5.0, None))
-    yield from _speedups("syevd", "200x64x64", (1.8, None), (1.8, None))
-    yield _memory("forward with overwrite", 0.1, _overwriting_potrf)
-    yield _memory("backward", 1.1, _potrf_backward)
+        yield _make_speedup_bar(one, "forward", 1.0)
+        yield _make_speedup_bar(one, "step", 1.3)
+    yield from _make_speedup_bars("syevd", 1024, (1.0, 1.3), (1.0, 1.3))
+    yield from _make_speedup_bars("syevd", "1000x8x8", (5.0, None), (5.0, None))
+    yield from _make_speedup_bars("syevd", "200x64x64", (1.8, None), (1.8, None))
+    yield _make_memory_bar("forward with overwrite", 0.1, _prepare_overwriting_potrf)
+    yield _make_memory_bar("backward", 1.1, _prepare_potrf_backward)
     what = "potrf and torch.mm in turns / each alone"
     yield Bar(what, "≤", 1.15, lambda bench: alternate(bench.seconds).ratio)
 
 
-def _positive_definite() -> Iterator[Bar]:
-    yield from _speedups("potri", 1024, (1.2, 2.0), (1.2, 2.0))
-    yield from _speedups("potri", "1000x8x8", (2.0, 2.0), (2.0, 2.0))
+def _list_positive_definite_bars() -> Iterator[Bar]:
+    yield from _make_speedup_bars("potri", 1024, (1.2, 2.0), (1.2, 2.0))
+    yield from _make_speedup_bars("potri", "1000x8x8", (2.0, 2.0), (2.0, 2.0))
     logdet = OPERATORS["linalg.logdet_psd"]
     by_cholesky = dataclasses.replace(
-        logdet, name=f"{logdet.name} against Cholesky", peer=logdet_by_cholesky, peer_text="by cholesky(A)"
+        logdet,
+        name=f"{logdet.name} against Cholesky",
+        peer=compute_logdet_by_cholesky,
+        peer_text="by cholesky(A)",
     )
     for dtype in _FLOATS:
         for operator, bound in (
@@ -179,57 +186,61 @@ def _positive_definite() -> Iterator[Bar]:
             (OPERATORS["linalg.solve_psd"], 1.0),
             (OPERATORS["linalg.inverse_psd"], 1.0),
         ):
-            yield _speedup(Case(operator, Shape(1024, 1024), dtype), "step", bound)
+            yield _make_speedup_bar(Case(operator, Shape(1024, 1024), dtype), "step", bound)
         for n in (2048, 4096):
-            yield _speedup(Case(OPERATORS["fused.mvn_nll"], Shape(n, n), dtype), "step", 3.5)
+            yield _make_speedup_bar(Case(OPERATORS["fused.mvn_nll"], Shape(n, n), dtype), "step", 3.5)
         small = Shape.parse("1000x8x8")
         for name in ("linalg.logdet_psd", "linalg.solve_psd", "linalg.inverse_psd", "fused.mvn_nll"):
-            yield _speedup(Case(OPERATORS[name], small, dtype), "step", 2.0)
-    yield _memory("value and gradient with overwrite", 1.1, _overwriting_mvn_nll, "fused.mvn_nll")
+            yield _make_speedup_bar(Case(OPERATORS[name], small, dtype), "step", 2.0)
+    yield _make_memory_bar(
+        "value and gradient with overwrite", 1.1, _prepare_overwriting_mvn_nll, "fused.mvn_nll"
+    )
     # 32 series of 1000 steps, 4 states and 2 observations, against a loop over the steps.
     series = Shape(1000, 1000, (32,))
-    yield _speedup(Case(OPERATORS["fused.kalman_nll"], series, torch.float64), "step", 50.0)
+    yield _make_speedup_bar(Case(OPERATORS["fused.kalman_nll"], series, torch.float64), "step", 50.0)
 
 
-def _orthogonal() -> Iterator[Bar]:
+def _list_orthogonal_bars() -> Iterator[Bar]:
     for shape in ("1024", "512x4096"):
-        yield from _speedups("gelqf", shape, (1.1, 1.7), (1.1, 1.7))
-    yield from _speedups(L_OF_GELQF, "512x4096", (1.7, 1.5), (1.7, 1.5))
+        yield from _make_speedup_bars("gelqf", shape, (1.1, 1.7), (1.1, 1.7))
+    yield from _make_speedup_bars(L_OF_GELQF, "512x4096", (1.7, 1.5), (1.7, 1.5))
     for batch in ("1000x8x8", "1000x4x16"):
-        yield from _speedups("gelqf", batch, (6.0, 4.0), (6.0, 4.0))
+        yield from _make_speedup_bars("gelqf", batch, (6.0, 4.0), (6.0, 4.0))
 
 
-def _many_cores() -> Iterator[Bar]:
+def _list_many_core_bars() -> Iterator[Bar]:
     for exponent in range(4, 14):
         n = 2**exponent
         float64, float32 = (4.5, 3.5) if n >= 4096 else (1.0, 1.0)
-        yield from _speedups("potrf", n, (None, float64), (None, float32))
+        yield from _make_speedup_bars("potrf", n, (None, float64), (None, float32))
     for batch in ("10000x8x8", "200x64x64"):
-        yield from _speedups("potrf", batch, (10.0, 10.0), (10.0, 10.0))
+        yield from _make_speedup_bars("potrf", batch, (10.0, 10.0), (10.0, 10.0))
         for dtype in _FLOATS:
             for phase in ("forward", "backward"):
-                yield _scaling(Case(OPERATORS["potrf"], Shape.parse(batch), dtype), phase, 8.0)
+                yield _make_scaling_bar(Case(OPERATORS["potrf"], Shape.parse(batch), dtype), phase, 8.0)
 
 
-def _cuda() -> Iterator[Bar]:
+def _list_cuda_bars() -> Iterator[Bar]:
     for n, bound in ((16384, 5.0), (8192, 4.0), (4096, 2.5), (2048, 2.0), (1024, 1.5)):
-        yield from _speedups("potrf", n, (None, bound), (None, bound))
+        yield from _make_speedup_bars("potrf", n, (None, bound), (None, bound))
     for batch in ("10000x16x16", "1000x64x64"):
-        yield from _speedups("potrf", batch, (None, 4.0), (None, 4.0))
-    yield from _speedups("trsm", 2048, (2.0, None), (2.0, None))
+        yield from _make_speedup_bars("potrf", batch, (None, 4.0), (None, 4.0))
+    yield from _make_speedup_bars("trsm", 2048, (2.0, None), (2.0, None))
     for shape, forward in (("512x8192", 3.5), ("2048x16384", 3.0), ("2048", 2.5)):
-        yield from _speedups("gelqf", shape, (forward, 1.3), (forward, 1.3))
+        yield from _make_speedup_bars("gelqf", shape, (forward, 1.3), (forward, 1.3))
     for batch, forward in (("10000x4x4", 300.0), ("10000x16x16", 300.0), ("1000x64x64", 20.0)):
-        yield from _speedups("gelqf", batch, (forward, None), (forward, None))
+        yield from _make_speedup_bars("gelqf", batch, (forward, None), (forward, None))
     for name, bounds in (("syevd", (3.0, 200.0)), ("gesvd", (5.0, 100.0))):
         for batch, forward in zip(("10000x16x16", "1000x64x64"), bounds, strict=True):
-            yield from _speedups(name, batch, (forward, None), (forward, None))
-    yield from _speedups("gesvd", 2048, (4.0, None), (4.0, None))
+            yield from _make_speedup_bars(name, batch, (forward, None), (forward, None))
+    yield from _make_speedup_bars("gesvd", 2048, (4.0, None), (4.0, None))
     for dtype in _FLOATS:
-        yield _speedup(Case(OPERATORS["fused.mvn_nll"], Shape(16384, 16384), dtype), "step", 3.5)
+        yield _make_speedup_bar(Case(OPERATORS["fused.mvn_nll"], Shape(16384, 16384), dtype), "step", 3.5)
 
 
-def _speedups(name: str | Operator, shape: int | str, float64: _Bounds, float32: _Bounds) -> Iterator[Bar]:
+def _make_speedup_bars(
+    name: str | Operator, shape: int | str, float64: _Bounds, float32: _Bounds
+) -> Iterator[Bar]:
     """Bars on (forward, backward) for both dtypes; None: no bar."""
     operator = OPERATORS[name] if isinstance(name, str) else name
     for dtype, bounds in zip(_FLOATS, (float64, float32), strict=True):
@@ -237,10 +248,10 @@ def _speedups(name: str | Operator, shape: int | str, float64: _Bounds, float32:
         phases: tuple[Phase, Phase] = ("forward", "backward")
         for phase, bound in zip(phases, bounds, strict=True):
             if bound is not None:
-                yield _speedup(case, phase, bound)
+                yield _make_speedup_bar(case, phase, bound)
 
 
-def _speedup(case: Case, phase: Phase, bound: float) -> Bar:
+def _make_speedup_bar(case: Case, phase: Phase, bound: float) -> Bar:
     return Bar(
         f"{case} {phase}",
         "≥",
@@ -250,7 +261,7 @@ def _speedup(case: Case, phase: Phase, bound: float) -> Bar:
     )
 
 
-def _backward_over_forward(case: Case, bound: float) -> Bar:
+def _make_backward_bar(case: Case, bound: float) -> Bar:
     def value(bench: Bench) -> float:
         backward, forward = (bench.measurement(case, phase).ours.median for phase in ("backward", "forward"))
         return backward / forward
@@ -258,7 +269,7 @@ def _backward_over_forward(case: Case, bound: float) -> Bar:
     return Bar(f"{case} backward / forward", "≤", bound, value)
 
 
-def _scaling(case: Case, phase: Phase, bound: float) -> Bar:
+def _make_scaling_bar(case: Case, phase: Phase, bound: float) -> Bar:
     def value(bench: Bench) -> float:
         one, every = (
             measure_alone(case, phase, threads, bench.seconds, bench.activity)
@@ -275,21 +286,21 @@ def _scaling(case: Case, phase: Phase, bound: float) -> Bar:
 _MEMORY_N = 4096
 
 
-def _memory(
+def _make_memory_bar(
     phase: str, bound: float, prepare: Callable[[torch.Tensor], Callable[[], Any]], name: str = "potrf"
 ) -> Bar:
     def value(bench: Bench) -> float:
-        if not measurable():
+        if not can_measure_memory():
             return float("nan")
         generator = torch.Generator().manual_seed(0)
         (A,) = OPERATORS["potrf"].inputs(Shape(_MEMORY_N, _MEMORY_N), torch.float64, generator)
-        return peak_extra_bytes(prepare(A)) / (A.numel() * A.itemsize)
+        return measure_peak_bytes(prepare(A)) / (A.numel() * A.itemsize)
 
-    what = f"{name} {_MEMORY_N} {dtype_name(torch.float64)} {phase}, extra peak memory"
+    what = f"{name} {_MEMORY_N} {name_dtype(torch.float64)} {phase}, extra peak memory"
     return Bar(what, "≤", bound, value, " n²")
 
 
-def _overwriting_potrf(A: torch.Tensor) -> Callable[[], Any]:
+def _prepare_overwriting_potrf(A: torch.Tensor) -> Callable[[], Any]:
     work = A.clone()
 
     def call() -> torch.Tensor:
@@ -299,13 +310,13 @@ def _overwriting_potrf(A: torch.Tensor) -> Callable[[], Any]:
     return call
 
 
-def _potrf_backward(A: torch.Tensor) -> Callable[[], Any]:
+def _prepare_potrf_backward(A: torch.Tensor) -> Callable[[], Any]:
     A.requires_grad_()
     L, cotangent = lg.potrf(A), torch.ones_like(A)
     return lambda: torch.autograd.grad(L, A, cotangent, retain_graph=True)
 
 
-def _overwriting_mvn_nll(A: torch.Tensor) -> Callable[[], Any]:
+def _prepare_overwriting_mvn_nll(A: torch.Tensor) -> Callable[[], Any]:
     """The factor overwrites A, and the gradient is the one buffer that is allocated."""
     leaf, y = A.requires_grad_(), torch.ones_like(A[:, :1])
     room = torch.empty_like(A)

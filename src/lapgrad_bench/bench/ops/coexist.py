@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import lapgrad as lg
-from lapgrad_bench.bench.measure.timing import interleaved
+from lapgrad_bench.bench.measure.timing import time_in_turns
 from lapgrad_bench.bench.ops.cases import OPERATORS
 from lapgrad_bench.bench.ops.inputs import Shape
 
@@ -57,7 +57,7 @@ def alternate(seconds: float, dtype: torch.dtype = torch.float64) -> Alternation
                 potrf()
                 mm()
 
-        blocks = interleaved([potrf_block, mm_block, pair_block], seconds, least_rounds=5)
+        blocks = time_in_turns([potrf_block, mm_block, pair_block], seconds, least_rounds=5)
     each = [timing.median / _CALLS_PER_BLOCK for timing in blocks]
     return Alternation(potrf_n, mm_n, *each)
 
@@ -77,7 +77,7 @@ def _sized(make: Callable[[int], Callable[[], Any]]) -> tuple[int, Callable[[], 
     n = 128
     while True:
         function = make(n)
-        (timing,) = interleaved([function], 0.02, least_rounds=5)
+        (timing,) = time_in_turns([function], 0.02, least_rounds=5)
         if timing.median >= _CALL_SECONDS:
             return n, function
         n += max(16, n // 8)

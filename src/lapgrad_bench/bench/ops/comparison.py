@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapgrad_bench.bench.ops.tables import CaseKey, case_key, shape_text
+from lapgrad_bench.bench.ops.tables import CaseKey, format_shape, make_case_key
 from lapgrad_bench.common.results import Results, Row
-from lapgrad_bench.common.text_tables import Table, milliseconds
+from lapgrad_bench.common.text_tables import Table, format_milliseconds
 
 LIMIT = 1.15
 """A case whose cost grew by more than this factor got worse."""
@@ -33,7 +33,7 @@ class Change:
     @property
     def ratio(self) -> float:
         """Cost now over cost before, both in flops of a product."""
-        return cost(self.new) / cost(self.old)
+        return compute_cost(self.new) / compute_cost(self.old)
 
     @property
     def verdict(self) -> str:
@@ -73,11 +73,11 @@ class Comparison:
         return sorted(found, key=lambda change: change.ratio)
 
 
-def cost(row: Row) -> float:
+def compute_cost(row: Row) -> float:
     """Flops that torch.mm does in the time of a call.
 
     Example:
-        >>> cost({"median_s": 0.5, "gemm_rate": 6e10})
+        >>> compute_cost({"median_s": 0.5, "gemm_rate": 6e10})
         30000000000.0
     """
     return float(row["median_s"] * row["gemm_rate"])
@@ -85,11 +85,11 @@ def cost(row: Row) -> float:
 
 def compare(old: Results, new: Results) -> Comparison:
     """Compares lapgrad's rows of two files."""
-    before, after = _own_rows(old), _own_rows(new)
+    before, after = _select_own_rows(old), _select_own_rows(new)
     found = Comparison(
         only_old=[key for key in before if key not in after],
         only_new=[key for key in after if key not in before],
-        differences=_differences(old, new),
+        differences=_list_differences(old, new),
     )
     for key in before:
         if key in after:
@@ -101,7 +101,7 @@ def compare(old: Results, new: Results) -> Comparison:
     return found
 
 
-def table(comparison: Comparison) -> Table:
+def make_table(comparison: Comparison) -> Table:
     """What changed: times, shares of the rate of gemm, and by how much the cost grew."""
     lines = []
     for change in [*comparison.worse, *comparison.better]:
@@ -109,14 +109,14 @@ def table(comparison: Comparison) -> Table:
         lines.append(
             [
                 old["operator"],
-                shape_text(old["shape"]),
+                format_shape(old["shape"]),
                 old["dtype"],
                 str(old["threads"]),
                 old["phase"],
-                milliseconds(old["median_s"]),
-                milliseconds(new["median_s"]),
-                _percent(old["gemm_fraction"]),
-                _percent(new["gemm_fraction"]),
+                format_milliseconds(old["median_s"]),
+                format_milliseconds(new["median_s"]),
+                _format_percent(old["gemm_fraction"]),
+                _format_percent(new["gemm_fraction"]),
                 f"{100.0 * (change.ratio - 1.0):+.0f} %",
                 change.verdict,
             ]
@@ -125,7 +125,7 @@ def table(comparison: Comparison) -> Table:
     return [*headings, "old, of gemm", "new, of gemm", "cost", ""], lines
 
 
-def notes(comparison: Comparison, names: tuple[str, str], repeated: bool) -> list[str]:
+def list_notes(comparison: Comparison, names: tuple[str, str], repeated: bool) -> list[str]:
     """What else there is to say, in lines.
 
     Args:
@@ -147,15 +147,15 @@ def notes(comparison: Comparison, names: tuple[str, str], repeated: bool) -> lis
         (comparison.unmeasured, "not compared, as a rate of gemm is missing"),
     ):
         if keys:
-            lines.append(f"{what} ({len(keys)}): {'; '.join(_listed(keys))}")
+            lines.append(f"{what} ({len(keys)}): {'; '.join(_group_phases(keys))}")
     return lines
 
 
-def _own_rows(results: Results) -> dict[Key, Row]:
-    return {(case_key(row), row["phase"]): row for row in results.rows if row["library"] == "lapgrad"}
+def _select_own_rows(results: Results) -> dict[Key, Row]:
+    return {(make_case_key(row), row["phase"]): row for row in results.rows if row["library"] == "lapgrad"}
 
 
-def _differences(old: Results, new: Results) -> list[str]:
+def _list_differences(old: Results, new: Results) -> list[str]:
     lines = []
     places = {
         "processor": ("cpu", "model"),
@@ -164,11 +164,11 @@ def _differences(old: Results, new: Results) -> list[str]:
         "GPU": ("cuda", "devices"),
     }
     for what, path in places.items():
-        there, here = _fact(old.machine, path), _fact(new.machine, path)
+        there, here = _read_fact(old.machine, path), _read_fact(new.machine, path)
         if there != here:
             lines.append(f"another {what}: {there} in the old file, {here} now")
     for what in ("threads", "dtype", "device"):
-        there, here = _values(old.rows, what), _values(new.rows, what)
+        there, here = _collect_values(old.rows, what), _collect_values(new.rows, what)
         if there and here and there != here:
             lines.append(f"other {what}: {', '.join(there)} in the old file, {', '.join(here)} now")
     for results, which in ((old, "old"), (new, "new")):
@@ -177,27 +177,27 @@ def _differences(old: Results, new: Results) -> list[str]:
     return lines
 
 
-def _fact(machine: dict[str, Any], path: Sequence[str]) -> Any:
+def _read_fact(machine: dict[str, Any], path: Sequence[str]) -> Any:
     value: Any = machine
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _values(rows: Iterable[Row], what: str) -> list[str]:
+def _collect_values(rows: Iterable[Row], what: str) -> list[str]:
     return [str(value) for value in sorted({row[what] for row in rows})]
 
 
-def _listed(keys: Sequence[Key]) -> list[str]:
+def _group_phases(keys: Sequence[Key]) -> list[str]:
     """Phases of a case together."""
     phases: dict[CaseKey, list[str]] = {}
     for case, phase in keys:
         phases.setdefault(case, []).append(phase)
     return [
-        f"{name} {shape_text(shape)} {dtype} {device} {threads} threads {'+'.join(found)}"
+        f"{name} {format_shape(shape)} {dtype} {device} {threads} threads {'+'.join(found)}"
         for (name, shape, dtype, device, threads), found in phases.items()
     ]
 
 
-def _percent(fraction: float | None) -> str:
+def _format_percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100.0 * fraction:.0f} %"

@@ -9,11 +9,11 @@ import torch
 from lapgrad_bench.bench.measure.timing import Thunk
 
 
-def order(device: torch.device, threads: int) -> int:
+def choose_order(device: torch.device, threads: int) -> int:
     """Of the product: large enough to be limited by arithmetic, and fixed, so that runs can be compared.
 
     Example:
-        >>> order(torch.device("cpu"), 2)
+        >>> choose_order(torch.device("cpu"), 2)
         768
     """
     if device.type == "cuda":
@@ -21,14 +21,14 @@ def order(device: torch.device, threads: int) -> int:
     return 768 if threads <= 4 else 2048 if threads <= 32 else 4096
 
 
-def flops(device: torch.device, threads: int) -> float:
+def count_flops(device: torch.device, threads: int) -> float:
     """Of one product."""
-    return 2.0 * order(device, threads) ** 3
+    return 2.0 * choose_order(device, threads) ** 3
 
 
-def product(dtype: torch.dtype, device: torch.device, threads: int) -> Thunk:
+def make_product(dtype: torch.dtype, device: torch.device, threads: int) -> Thunk:
     """The product, as a function to be timed."""
-    return _product(dtype, device, order(device, threads))
+    return _product(dtype, device, choose_order(device, threads))
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def triangular_product(L: Tensor, A: Tensor) -> Tensor:
+def multiply_triangular(L: Tensor, A: Tensor) -> Tensor:
     # One large triangle is multiplied as it is: masking it would only slow torch down. In batches of small
     # matrices the triangle is cut out, as a parametrisation by an unconstrained matrix does.
     return L @ A if L.ndim == 2 else L.tril() @ A
@@ -20,35 +20,35 @@ def sum_log_diagonal(A: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _lower_indices(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _list_lower_indices(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     rows, columns = torch.tril_indices(n, n, device=device)
     return rows, columns
 
 
 def pack_triangle(A: Tensor) -> Tensor:
-    rows, columns = _lower_indices(A.shape[-1], A.device)
+    rows, columns = _list_lower_indices(A.shape[-1], A.device)
     return A[..., rows, columns]
 
 
 def unpack_triangle(v: Tensor) -> Tensor:
     n = (math.isqrt(8 * v.shape[-1] + 1) - 1) // 2
-    rows, columns = _lower_indices(n, v.device)
+    rows, columns = _list_lower_indices(n, v.device)
     A = v.new_zeros(*v.shape[:-1], n, n)
     A[..., rows, columns] = v
     return A
 
 
-def eigenvectors_in_rows(A: Tensor) -> tuple[Tensor, Tensor]:
+def decompose_symmetric(A: Tensor) -> tuple[Tensor, Tensor]:
     eigenvalues, V = torch.linalg.eigh(A)
     return V.mT, eigenvalues
 
 
-def matrix_root(A: Tensor) -> Tensor:
+def take_matrix_root(A: Tensor) -> Tensor:
     eigenvalues, V = torch.linalg.eigh(A)
     return (V * eigenvalues.sqrt().unsqueeze(-2)) @ V.mT
 
 
-def components(X: Tensor) -> tuple[Tensor, Tensor]:
+def find_components(X: Tensor) -> tuple[Tensor, Tensor]:
     centred = X - X.mean(-2, keepdim=True)
     eigenvalues, V = torch.linalg.eigh(centred.mT @ centred / (X.shape[-2] - 1))
     return V[..., -COMPONENTS:].flip(-1).mT, eigenvalues[..., -COMPONENTS:].flip(-1)
@@ -61,12 +61,12 @@ def multiply_and_add(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     return torch.addmm(C, A, B) if A.ndim == 2 else C + A @ B
 
 
-def logdet_by_cholesky(A: Tensor) -> Tensor:
+def compute_logdet_by_cholesky(A: Tensor) -> Tensor:
     """The other way to a log determinant in torch; its backward is the slower one."""
     return 2.0 * torch.linalg.cholesky(A).diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def normal_nll(A: Tensor, y: Tensor) -> Tensor:
+def compute_normal_nll(A: Tensor, y: Tensor) -> Tensor:
     # As torch.distributions.MultivariateNormal does it; with cholesky_solve it takes longer.
     L = torch.linalg.cholesky(A)
     whitened = torch.linalg.solve_triangular(L, y, upper=False)
@@ -75,7 +75,7 @@ def normal_nll(A: Tensor, y: Tensor) -> Tensor:
     return 0.5 * whitened.square().sum((-2, -1)) + half_logdet + constant
 
 
-def kalman_loop(y: Tensor, A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor, P: Tensor) -> Tensor:
+def filter_series(y: Tensor, A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor, P: Tensor) -> Tensor:
     # The filter of the paper, step by step: K R K^T is what its K R K stands for.
     times, p = y.shape[-2:]
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -98,36 +98,36 @@ def kalman_loop(y: Tensor, A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor
     return s
 
 
-def singular_rows(A: Tensor) -> tuple[Tensor, ...]:
+def decompose_singular_values(A: Tensor) -> tuple[Tensor, ...]:
     # The view costs nothing: rows of vectors, as lapgrad returns them.
     columns, S, V = torch.linalg.svd(A, full_matrices=False)
     return columns.mT, S, V
 
 
-def lq_by_qr(A: Tensor) -> tuple[Tensor, Tensor]:
+def factorise_lq_by_qr(A: Tensor) -> tuple[Tensor, Tensor]:
     Q, R = torch.linalg.qr(A.mT)
     return Q.mT, R.mT
 
 
-def _covariance(X: Tensor, Y: Tensor) -> Tensor:
+def _compute_covariance(X: Tensor, Y: Tensor) -> Tensor:
     return (X - X.mean(-2, keepdim=True)).mT @ (Y - Y.mean(-2, keepdim=True)) / (X.shape[-2] - 1)
 
 
-def canonical_correlations(X: Tensor, Y: Tensor) -> Tensor:
-    Lx, Ly = (torch.linalg.cholesky(_covariance(Z, Z)) for Z in (X, Y))
-    half = torch.linalg.solve_triangular(Lx, _covariance(X, Y), upper=False)
+def find_canonical_correlations(X: Tensor, Y: Tensor) -> Tensor:
+    Lx, Ly = (torch.linalg.cholesky(_compute_covariance(Z, Z)) for Z in (X, Y))
+    half = torch.linalg.solve_triangular(Lx, _compute_covariance(X, Y), upper=False)
     return torch.linalg.svdvals(torch.linalg.solve_triangular(Ly, half.mT, upper=False))
 
 
 CLASSES = 4
 
 
-def classes(X: Tensor) -> Tensor:
+def assign_classes(X: Tensor) -> Tensor:
     return torch.arange(X.shape[-2], device=X.device) % CLASSES
 
 
-def discriminant_ratios(X: Tensor) -> Tensor:
-    member = torch.nn.functional.one_hot(classes(X), CLASSES).to(X.dtype)
+def find_discriminant_ratios(X: Tensor) -> Tensor:
+    member = torch.nn.functional.one_hot(assign_classes(X), CLASSES).to(X.dtype)
     sizes = member.sum(0)
     means = (member / sizes).mT @ X
     within = X - member @ means

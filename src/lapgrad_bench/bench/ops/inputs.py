@@ -60,128 +60,131 @@ Inputs = tuple[Tensor, ...]
 Generate = Callable[[Shape, torch.dtype, torch.Generator], Inputs]
 
 
-def _normal(*sizes: int, shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _draw_normal(*sizes: int, shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape.batch, *sizes, dtype=dtype, generator=generator, device=generator.device)
 
 
-def symmetric(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    X = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+def make_symmetric(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    X = _draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
     A = (X @ X.mT).div_(shape.n)
     A.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return (A,)
 
 
-def _triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    L = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator).div_(shape.n).tril_(-1)
+def _make_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    L = _draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator).div_(shape.n).tril_(-1)
     L.diagonal(dim1=-2, dim2=-1).uniform_(1.0, 2.0, generator=generator)
     return L
 
 
-def triangle_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
-    return _triangle(shape, dtype, generator), A
+def make_triangle_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _draw_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return _make_triangle(shape, dtype, generator), A
 
 
-def symmetric_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    B = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
-    return (*symmetric(shape, dtype, generator), B)
+def make_symmetric_and_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    B = _draw_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return (*make_symmetric(shape, dtype, generator), B)
 
 
-def symmetric_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    y = _normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
-    return (*symmetric(shape, dtype, generator), y)
+def make_symmetric_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    y = _draw_normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
+    return (*make_symmetric(shape, dtype, generator), y)
 
 
-def one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return (_triangle(shape, dtype, generator),)
+def make_one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_make_triangle(shape, dtype, generator),)
 
 
-def one_regular(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_one_regular(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """Well conditioned, also the worst of a batch, with determinants of the order of 1 at every size."""
-    X = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    X = _draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
     X.mul_(0.25 / math.sqrt(shape.n)).diagonal(dim1=-2, dim2=-1).add_(1.0)
     return (X.roll(1, -2),)
 
 
-def one_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return (_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator),)
+def make_one_matrix(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_draw_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator),)
 
 
-def one_square(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return (_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator),)
+def make_one_square(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator),)
 
 
-def separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """Singular values one apart: the gradient divides by their differences."""
     k = min(shape.n, shape.m)
     left, right = (
-        torch.linalg.qr(_normal(side, k, shape=shape, dtype=torch.float64, generator=generator))[0]
+        torch.linalg.qr(_draw_normal(side, k, shape=shape, dtype=torch.float64, generator=generator))[0]
         for side in (shape.n, shape.m)
     )
     return ((left * torch.arange(k, 0, -1, dtype=torch.float64, device=left.device) @ right.mT).to(dtype),)
 
 
-def observations(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_observations(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """n rows and m columns, or 2 m + 8 rows if these are more."""
     rows = max(shape.n, 2 * shape.m + 8)
-    return (_normal(rows, shape.m, shape=shape, dtype=dtype, generator=generator),)
+    return (_draw_normal(rows, shape.m, shape=shape, dtype=dtype, generator=generator),)
 
 
-def observations_of_two(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return *observations(shape, dtype, generator), *observations(shape, dtype, generator)
+def make_observations_of_two(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return *make_observations(shape, dtype, generator), *make_observations(shape, dtype, generator)
 
 
-def two_factors(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
-    return A, _normal(shape.m, shape.n, shape=shape, dtype=dtype, generator=generator)
+def make_two_factors(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    A = _draw_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    return A, _draw_normal(shape.m, shape.n, shape=shape, dtype=dtype, generator=generator)
 
 
-def two_factors_and_sum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    C = _normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
-    return (*two_factors(shape, dtype, generator), C)
+def make_two_factors_and_sum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    C = _draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
+    return (*make_two_factors(shape, dtype, generator), C)
 
 
-def diagonal(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return (_normal(shape.n, shape=shape, dtype=dtype, generator=generator),)
+def make_diagonal(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_draw_normal(shape.n, shape=shape, dtype=dtype, generator=generator),)
 
 
-def packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return (_normal(shape.n * (shape.n + 1) // 2, shape=shape, dtype=dtype, generator=generator),)
+def make_packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return (_draw_normal(shape.n * (shape.n + 1) // 2, shape=shape, dtype=dtype, generator=generator),)
 
 
-def full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """Well conditioned, also the worst of a batch."""
-    A = _normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
+    A = _draw_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
     A.div_(4.0 * math.sqrt(max(shape.n, shape.m)))
     A.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return (A,)
 
 
-def full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    b = _normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
-    return (*full_rank(shape, dtype, generator), b)
+def make_full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    b = _draw_normal(shape.n, 1, shape=shape, dtype=dtype, generator=generator)
+    return (*make_full_rank(shape, dtype, generator), b)
 
 
-def spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """Eigenvalues at equal distances between 1 and 2: eigenvectors are well conditioned."""
-    Q = torch.linalg.qr(_normal(shape.n, shape.n, shape=shape, dtype=torch.float64, generator=generator)).Q
+    Q = torch.linalg.qr(
+        _draw_normal(shape.n, shape.n, shape=shape, dtype=torch.float64, generator=generator)
+    ).Q
     spectrum = torch.linspace(1.0, 2.0, shape.n, dtype=torch.float64, device=Q.device)
     A = Q @ (spectrum.unsqueeze(-1) * Q.mT)
     return ((0.5 * (A + A.mT)).to(dtype),)
 
 
-def spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """The same for data: centred, their singular values have equal distances."""
     k = min(shape.n - 1, shape.m)
     left, right = (
-        _normal(size, k, shape=shape, dtype=torch.float64, generator=generator) for size in (shape.n, shape.m)
+        _draw_normal(size, k, shape=shape, dtype=torch.float64, generator=generator)
+        for size in (shape.n, shape.m)
     )
     left, right = torch.linalg.qr(left - left.mean(-2, keepdim=True)).Q, torch.linalg.qr(right).Q
     spectrum = torch.linspace(1.0, 2.0, k, dtype=torch.float64, device=left.device)
     return ((left * spectrum @ right.mT).to(dtype),)
 
 
-def series(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+def make_series(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     # `batch` series of n steps, of one model with 4 states and 2 observations.
     states, observations = 4, 2
 

@@ -27,7 +27,7 @@ class PeerCase:
 
     def sample(self, phase: str, calls: int) -> float:
         """Seconds per call, measured in the peer's process while this one is idle."""
-        come_to_rest()
+        wait_for_idle_threads()
         answer = self.peer.ask(f"in {self.case} {phase}", do="sample", phase=phase, calls=calls)
         return float(answer["seconds"])
 
@@ -63,7 +63,7 @@ def prepare(
         reference: what torch computed with them, or lapgrad where torch is left out.
         whose: the library of the reference.
     """
-    present = peers.present(threads)
+    present = peers.list_present(threads)
     if not present:
         return []
     found = []
@@ -78,7 +78,7 @@ def prepare(
                     case, phases, peer, peers, file, inputs, len(weights), reference, whose
                 )
             except PeerError as error:
-                peers.failed(error.library, str(case), str(error))
+                peers.record_failure(error.library, str(case), str(error))
                 continue
             if prepared is not None:
                 found.append(prepared)
@@ -107,7 +107,7 @@ def _prepare_one(
         phases=list(phases),
     )
     if answer["lacks"]:
-        peers.lacks(peer.library, str(case), answer["lacks"])
+        peers.record_missing_case(peer.library, str(case), answer["lacks"])
     if not answer["phases"]:
         return None
     with np.load(f"{file}.out.npz") as stored:
@@ -121,7 +121,7 @@ def _prepare_one(
         seen, who = Values(results, gradients), f" of {peer.library}"
         compare(case, seen, reference, symmetric=symmetric, who=who, whose=whose)
     except DisagreementError as error:
-        peers.lacks(peer.library, str(case), f"not timed: {str(error).partition(': ')[2]}")
+        peers.record_missing_case(peer.library, str(case), f"not timed: {str(error).partition(': ')[2]}")
         return None
     return PeerCase(peer, case, tuple(answer["phases"]))
 
@@ -130,7 +130,7 @@ def _is_symmetric(x: Tensor) -> bool:
     return x.ndim > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
 
 
-def come_to_rest() -> None:
+def wait_for_idle_threads() -> None:
     """Waits until the threads of this process, which spin for a while after their work, are asleep."""
     for _ in range(200):
         used, start = time.process_time(), time.perf_counter()

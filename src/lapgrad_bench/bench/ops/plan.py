@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lapgrad_bench.bench.ops.cases import OPERATORS, Case, dtype_name
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case, name_dtype
 from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.bench.ops.runner import PHASES, Phase
 from lapgrad_bench.bench.ops.tables import CaseKey
@@ -43,7 +43,7 @@ class Item:
         """As rows of results have it."""
         shape = self.case.shape
         sizes = (*shape.batch, shape.n, shape.m)
-        name, dtype = self.case.operator.name, dtype_name(self.case.dtype)
+        name, dtype = self.case.operator.name, name_dtype(self.case.dtype)
         return name, sizes, dtype, self.case.device.type, self.threads
 
     def only(self, phase: str) -> Item:
@@ -57,9 +57,9 @@ class Item:
         return {**case, "threads": threads, "phases": list(self.phases)}
 
     @classmethod
-    def of_request(cls, request: dict[str, Any]) -> Item:
+    def from_request(cls, request: dict[str, Any]) -> Item:
         """What `as_request` stands for."""
-        return cls(_case_of(request), request["threads"], tuple(request["phases"]))
+        return cls(_parse_case(request), request["threads"], tuple(request["phases"]))
 
     def __str__(self) -> str:
         return f"{self.case}, {self.threads} threads"
@@ -80,24 +80,24 @@ class Plan:
     options: dict[str, Any]
 
 
-def made_of(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
+def make_plan(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
     """The plan of a command line; of the cases of an earlier file if the command line names none."""
     options = {
         "operators": arguments.ops,
-        "sizes": _texts(arguments.sizes),
-        "batches": _texts(arguments.batches),
-        "dtypes": _texts(arguments.dtypes),
+        "sizes": _format_all(arguments.sizes),
+        "batches": _format_all(arguments.batches),
+        "dtypes": _format_all(arguments.dtypes),
         "phases": arguments.phases,
         "threads": arguments.threads or [torch.get_num_threads()],
         "device": arguments.device,
-        "seconds": arguments.seconds or seconds(arguments.quick),
+        "seconds": arguments.seconds or choose_seconds(arguments.quick),
         "quick": arguments.quick,
         "peers": [str(spec) for spec in arguments.peer],
     }
     choices = ("ops", "sizes", "batches", "dtypes", "phases", "threads")
     asked = arguments.quick or any(getattr(arguments, name) is not None for name in choices)
     if earlier is not None and not asked:
-        items = _items_of(earlier, arguments.device)
+        items = _list_items(earlier, arguments.device)
         budget = arguments.seconds or earlier.options.get("seconds", SECONDS)
         return Plan(items, budget, {**options, "seconds": budget, "cases_of": str(arguments.compare)})
     items = [
@@ -107,19 +107,19 @@ def made_of(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
             tuple(arguments.phases or _DEFAULT_PHASES),
         )
         for name in arguments.ops or OPERATORS
-        for shape in _shapes(arguments, name)
-        for dtype in arguments.dtypes or _dtypes(arguments, name)
+        for shape in _choose_shapes(arguments, name)
+        for dtype in arguments.dtypes or _choose_dtypes(arguments, name)
         for threads in options["threads"]
     ]
     return Plan(items, options["seconds"], options)
 
 
-def seconds(quick: bool) -> float:
+def choose_seconds(quick: bool) -> float:
     """For each case and phase, if nothing else is said."""
     return _QUICK_SECONDS if quick else SECONDS
 
 
-def _shapes(arguments: argparse.Namespace, name: str) -> Iterator[Shape]:
+def _choose_shapes(arguments: argparse.Namespace, name: str) -> Iterator[Shape]:
     sizes, batches = SIZES, BATCHES
     if arguments.quick:
         sizes, batches = _QUICK_OTHER_SIZES, _QUICK_OTHER_BATCHES
@@ -129,28 +129,28 @@ def _shapes(arguments: argparse.Namespace, name: str) -> Iterator[Shape]:
     yield from Shape.parse_list(batches) if arguments.batches is None else arguments.batches
 
 
-def _dtypes(arguments: argparse.Namespace, name: str) -> list[torch.dtype]:
+def _choose_dtypes(arguments: argparse.Namespace, name: str) -> list[torch.dtype]:
     return [torch.float64] if arguments.quick and name not in _QUICK_SIZES else list(DTYPES.values())
 
 
-def _items_of(earlier: Results, device: str) -> list[Item]:
+def _list_items(earlier: Results, device: str) -> list[Item]:
     """The cases of a file that this lapgrad knows, on one device."""
     phases: dict[tuple[Case, int], dict[Phase, None]] = {}
     for row in earlier.rows:
         known = row["operator"] in OPERATORS and row["dtype"] in DTYPES and row["phase"] in PHASES
         if not known or row["library"] != "lapgrad" or row["device"] != device:
             continue
-        phases.setdefault((_case_of(row), row["threads"]), {})[row["phase"]] = None
+        phases.setdefault((_parse_case(row), row["threads"]), {})[row["phase"]] = None
     return [Item(case, threads, tuple(found)) for (case, threads), found in phases.items()]
 
 
-def _case_of(row: Row) -> Case:
+def _parse_case(row: Row) -> Case:
     *batch, n, m = row["shape"]
     shape, device = Shape(n, m, tuple(batch)), torch.device(row["device"])
     return Case(OPERATORS[row["operator"]], shape, DTYPES[row["dtype"]], device)
 
 
-def _texts(values: list[Any] | None) -> list[str] | None:
+def _format_all(values: list[Any] | None) -> list[str] | None:
     if values is None:
         return None
-    return [dtype_name(value) if isinstance(value, torch.dtype) else str(value) for value in values]
+    return [name_dtype(value) if isinstance(value, torch.dtype) else str(value) for value in values]

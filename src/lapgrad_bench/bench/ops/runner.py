@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from lapgrad_bench.bench.measure.activity import Activity
-from lapgrad_bench.bench.measure.memory import measurable, peak_extra_bytes
-from lapgrad_bench.bench.measure.timing import Sampler, Thunk, Timing, device_work, sampler, take_turns
+from lapgrad_bench.bench.measure.memory import can_measure_memory, measure_peak_bytes
+from lapgrad_bench.bench.measure.timing import (
+    Sampler,
+    Thunk,
+    Timing,
+    make_sampler,
+    measure_device_work,
+    take_turns,
+)
 from lapgrad_bench.bench.ops import gemm, peer_cases
 from lapgrad_bench.bench.ops.agreement import DisagreementError, Values, compare
-from lapgrad_bench.bench.ops.cases import Case, dtype_name
+from lapgrad_bench.bench.ops.cases import Case, name_dtype
 from lapgrad_bench.bench.peers.client import PeerError, Peers
 
 __all__ = ["PHASES", "DisagreementError", "Measurement", "Phase", "Side", "measure", "measure_alone"]
@@ -93,7 +100,7 @@ class Measurement:
         return {
             "operator": self.case.operator.name,
             "shape": [*self.case.shape.batch, self.case.shape.n, self.case.shape.m],
-            "dtype": dtype_name(self.case.dtype),
+            "dtype": name_dtype(self.case.dtype),
             "device": self.case.device.type,
             "threads": self.threads,
             "phase": self.phase,
@@ -139,7 +146,7 @@ def measure(
     Raises:
         DisagreementError: lapgrad and torch do not agree.
     """
-    with thread_count(threads):
+    with use_threads(threads):
         pair = _Pair(case, with_torch, activity or Activity())
         guests = pair.invite(phases, peers, threads) if peers else []
         found = []
@@ -151,7 +158,7 @@ def measure(
                     break
                 except PeerError as error:  # the phase is measured again without it
                     assert peers is not None
-                    peers.failed(error.library, str(case), str(error))
+                    peers.record_failure(error.library, str(case), str(error))
                     guests = [guest for guest in guests if guest.peer.library != error.library]
         pair.activity.begin_unlimited("end of the case")
         for guest in guests:
@@ -164,8 +171,8 @@ class _Pair:
 
     def __init__(self, case: Case, with_torch: bool, activity: Activity) -> None:
         self.case, self.activity = case, activity
-        self.extra_seconds = _extra_seconds(case)
-        self.sides, self.weights = _prepare(
+        self.extra_seconds = _estimate_extra_seconds(case)
+        self.sides, self.weights = _prepare_sides(
             case, ["lapgrad", "torch"] if with_torch else ["lapgrad"], self.begin
         )
         self.ours = self.sides["lapgrad"]
@@ -203,7 +210,7 @@ class _Pair:
         thunks = {library: side.thunk(phase) for library, side in self.sides.items()}
         warm = bool(guests)
         samplers: dict[str, Sampler] = {
-            name: self._watched(name, phase, sampler(thunk, case.device, warm=warm))
+            name: self._watched(name, phase, make_sampler(thunk, case.device, warm=warm))
             for name, thunk in thunks.items()
         }
         for guest in guests:
@@ -212,7 +219,7 @@ class _Pair:
         budget = seconds * len(samplers) / 2.0
         rare = 0
         if against_gemm:
-            product = sampler(gemm.product(case.dtype, case.device, threads), case.device)
+            product = make_sampler(gemm.make_product(case.dtype, case.device, threads), case.device)
             samplers["gemm"] = self._watched("torch.mm", "beside the case", product)
             rare = 1
         timings = dict(
@@ -221,17 +228,17 @@ class _Pair:
         yardstick = timings.pop("gemm", None)
         extra: dict[str, int | None] = {}
         if memory and self._operand_bytes() >= _LEAST_BYTES_OF_OPERANDS:
-            if measurable(case.device):
+            if can_measure_memory(case.device):
                 for name, thunk in thunks.items():
                     self.begin(name, f"{phase}, for its memory")
-                    extra[name] = peak_extra_bytes(thunk, case.device, called_before=True)
+                    extra[name] = measure_peak_bytes(thunk, case.device, called_before=True)
             self.activity.begin_unlimited("memory of peers")
             extra |= {guest.peer.library: guest.extra_bytes(phase) for guest in guests}
         device: dict[str, Timing] = {}
         if case.device.type == "cuda":
             for name, thunk in thunks.items():
                 self.begin(name, f"{phase}, for the GPU's work")
-                device[name] = device_work(thunk)
+                device[name] = measure_device_work(thunk)
         return Measurement(
             case,
             phase,
@@ -239,7 +246,7 @@ class _Pair:
             timings.pop("lapgrad"),
             timings.pop("torch", None),
             timings,
-            gemm.flops(case.device, threads) / yardstick.median if yardstick else None,
+            gemm.count_flops(case.device, threads) / yardstick.median if yardstick else None,
             self._moved_bytes(phase),
             extra,
             device,
@@ -261,21 +268,21 @@ def measure_alone(
     case: Case, phase: Phase, threads: int, seconds: float, activity: Activity | None = None
 ) -> Timing:
     """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
-    told, extra = activity or Activity(), _extra_seconds(case)
-    with thread_count(threads):
-        sides, _ = _prepare(case, ["lapgrad"], lambda library, what: told.begin(library, what, extra))
-        sample = sampler(sides["lapgrad"].thunk(phase), case.device)
+    told, extra = activity or Activity(), _estimate_extra_seconds(case)
+    with use_threads(threads):
+        sides, _ = _prepare_sides(case, ["lapgrad"], lambda library, what: told.begin(library, what, extra))
+        sample = make_sampler(sides["lapgrad"].thunk(phase), case.device)
         (timing,) = take_turns([told.watch(sample, "lapgrad", phase, extra)], seconds)
         return timing
 
 
-def _extra_seconds(case: Case) -> float:
+def _estimate_extra_seconds(case: Case) -> float:
     """Whole seconds that a call of a large case may take beyond those that every call may take."""
     return float(round(case.work("step") / _SLOWEST_RATE))
 
 
 @contextmanager
-def thread_count(threads: int) -> Iterator[None]:
+def use_threads(threads: int) -> Iterator[None]:
     """torch.set_num_threads for the length of a with block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -294,7 +301,7 @@ class Side:
         self.function = function
         self.plain = tuple(inputs)
         self.tracked = tuple(x.detach().requires_grad_() for x in inputs)
-        self.results = as_tuple(function(*self.tracked))
+        self.results = to_tuple(function(*self.tracked))
         # Where the sign of a row is free, a cotangent that changes with it gives the same gradient for both.
         self.cotangents = tuple(
             weight * result.detach() if signs else weight
@@ -322,7 +329,7 @@ class Side:
         return lambda: grad(function(*inputs), inputs, cotangents)
 
 
-def _prepare(
+def _prepare_sides(
     case: Case, libraries: Sequence[str], begin: Callable[[str, str], None]
 ) -> tuple[dict[str, Side], list[Tensor]]:
     """The sides of a case, by library, and the weights of its cotangents; `begin` is told who is called."""
@@ -333,7 +340,7 @@ def _prepare(
     functions = {"lapgrad": operator.ours, "torch": operator.peer}
     begin(libraries[-1], "its first call")
     with torch.no_grad():
-        results = as_tuple(functions[libraries[-1]](*inputs))
+        results = to_tuple(functions[libraries[-1]](*inputs))
     weights = [
         torch.randn(result.shape, dtype=case.dtype, generator=generator, device=case.device)
         for result in results
@@ -345,6 +352,6 @@ def _prepare(
     return sides, weights
 
 
-def as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def to_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The results of an operator, one or several."""
     return (results,) if isinstance(results, Tensor) else tuple(results)

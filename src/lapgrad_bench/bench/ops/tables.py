@@ -8,7 +8,7 @@ from typing import Any
 
 from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.common.results import Row
-from lapgrad_bench.common.text_tables import Table, milliseconds
+from lapgrad_bench.common.text_tables import Table, format_milliseconds
 
 _NONE = "-"
 
@@ -16,61 +16,68 @@ CaseKey = tuple[str, tuple[int, ...], str, str, int]
 """Operator, shape, dtype, device, threads."""
 
 
-def case_key(row: Row) -> CaseKey:
+def make_case_key(row: Row) -> CaseKey:
     """What a row is about, without phase and library.
 
     Example:
         >>> row = {"operator": "potrf", "shape": [8, 8], "dtype": "float64", "device": "cpu", "threads": 2}
-        >>> case_key(row)
+        >>> make_case_key(row)
         ('potrf', (8, 8), 'float64', 'cpu', 2)
     """
     return row["operator"], tuple(row["shape"]), row["dtype"], row["device"], row["threads"]
 
 
-def shape_text(sizes: Sequence[int]) -> str:
+def format_shape(sizes: Sequence[int]) -> str:
     """A shape as people write it.
 
     Example:
-        >>> shape_text([64, 64]), shape_text([1000, 8, 8])
+        >>> format_shape([64, 64]), format_shape([1000, 8, 8])
         ('64', '1000×8×8')
     """
     return str(Shape(sizes[-2], sizes[-1], tuple(sizes[:-2])))
 
 
-def libraries(rows: Iterable[Row]) -> list[str]:
+def list_libraries(rows: Iterable[Row]) -> list[str]:
     """All but lapgrad, in the order they appear; torch first."""
     names = dict.fromkeys(row["library"] for row in rows)
     return sorted((name for name in names if name != "lapgrad"), key=lambda name: name != "torch")
 
 
-def timing_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
+def make_timing_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
     """One row per case and phase: times, how many times faster, rate, share of gemm's rate, peak memory.
 
     Args:
         rows: of results of kind "ops".
         others: libraries that have columns; those that have rows by default.
     """
-    others = libraries(rows) if others is None else others
+    others = list_libraries(rows) if others is None else others
     headings = ["operator", "shape", "dtype", "threads", "phase", "lapgrad ms"]
     headings += [f"{name} ms (faster)" for name in others]
     headings += ["rate", "of gemm", "MB", "torch MB"]
     lines = []
-    for key, phases in _grouped(rows).items():
+    for key, phases in _group_rows(rows).items():
         for phase, found in phases.items():
             own = found["lapgrad"]
-            line = [key[0], shape_text(key[1]), key[2], str(key[4]), phase, milliseconds(own["median_s"])]
+            line = [
+                key[0],
+                format_shape(key[1]),
+                key[2],
+                str(key[4]),
+                phase,
+                format_milliseconds(own["median_s"]),
+            ]
             for name in others:
-                time, faster = _compared(own, found.get(name))
+                time, faster = _format_comparison(own, found.get(name))
                 line.append(time if faster == _NONE else f"{time} ({faster})")
-            line += [_rate(own), _percent(own["gemm_fraction"])]
-            line += [_megabytes(found.get(name)) for name in ("lapgrad", "torch")]
+            line += [_format_rate(own), _format_percent(own["gemm_fraction"])]
+            line += [_format_megabytes(found.get(name)) for name in ("lapgrad", "torch")]
             lines.append(line)
-    return _without_empty_columns((headings, lines))
+    return _drop_empty_columns((headings, lines))
 
 
-def short_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
+def make_short_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
     """For documents: one row per case and number of threads, time and speed-up of each phase."""
-    others = libraries(rows) if others is None else others
+    others = list_libraries(rows) if others is None else others
     phases = list(dict.fromkeys(row["phase"] for row in rows))
     headings = ["operator", "shape", "dtype"]
     for phase in phases:
@@ -78,63 +85,65 @@ def short_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Tab
         for name in others:
             headings += [f"{name}, ms", "faster"]
     lines = []
-    for key, found in _grouped(rows).items():
-        line = [f"`{key[0]}`", shape_text(key[1]), key[2]]
+    for key, found in _group_rows(rows).items():
+        line = [f"`{key[0]}`", format_shape(key[1]), key[2]]
         for phase in phases:
             own = found.get(phase, {}).get("lapgrad")
-            line.append(milliseconds(own["median_s"]) if own else _NONE)
+            line.append(format_milliseconds(own["median_s"]) if own else _NONE)
             for name in others:
-                line += _compared(own, found.get(phase, {}).get(name))
+                line += _format_comparison(own, found.get(phase, {}).get(name))
         lines.append(line)
     return headings, lines
 
 
-def scaling_table(rows: Sequence[Row]) -> Table:
+def make_scaling_table(rows: Sequence[Row]) -> Table:
     """lapgrad's time at the fewest threads over its time at each number of threads."""
     own = [row for row in rows if row["library"] == "lapgrad"]
     counts = sorted({row["threads"] for row in own})
-    times = {(*case_key(row), row["phase"]): row["median_s"] for row in own}
+    times = {(*make_case_key(row), row["phase"]): row["median_s"] for row in own}
     lines = []
-    for name, shape, dtype, device, phase in dict.fromkeys((*case_key(row)[:4], row["phase"]) for row in own):
+    for name, shape, dtype, device, phase in dict.fromkeys(
+        (*make_case_key(row)[:4], row["phase"]) for row in own
+    ):
         found = [times.get((name, shape, dtype, device, count, phase)) for count in counts]
         gains = [f"{found[0] / time:.2f}×" if found[0] and time else _NONE for time in found]
-        lines.append([name, shape_text(shape), dtype, phase, *gains])
+        lines.append([name, format_shape(shape), dtype, phase, *gains])
     return ["operator", "shape", "dtype", "phase", *(f"{count} threads" for count in counts)], lines
 
 
-def failure_in_short(row: Row) -> str:
+def shorten_failure(row: Row) -> str:
     """Why a row has no figures, in few words.
 
     Example:
-        >>> failure_in_short({"error": "torch did not finish within 120 s (its first call)"})
+        >>> shorten_failure({"error": "torch did not finish within 120 s (its first call)"})
         'torch did not finish within 120 s'
-        >>> failure_in_short({"error": "torch crashed: signal SIGSEGV (backward)"})
+        >>> shorten_failure({"error": "torch crashed: signal SIGSEGV (backward)"})
         'torch crashed'
     """
     return re.split(r"[:(]", row["error"])[0].strip()
 
 
-def notes_on_failures(rows: Iterable[Row]) -> list[str]:
+def list_failure_notes(rows: Iterable[Row]) -> list[str]:
     """Cases that a library did not finish, in lines to stand below a table.
 
     Example:
         >>> case = {"operator": "det", "shape": [9, 9], "dtype": "float64", "device": "cpu", "threads": 2}
-        >>> notes_on_failures([{**case, "phase": "step", "library": "torch", "error": "torch crashed"}])
+        >>> list_failure_notes([{**case, "phase": "step", "library": "torch", "error": "torch crashed"}])
         ['det 9 float64, 2 threads: torch crashed']
     """
     found: dict[str, None] = {}
     for row in rows:
         if "error" in row:
-            name, sizes, dtype, _, threads = case_key(row)
-            found[f"{name} {shape_text(sizes)} {dtype}, {threads} threads: {row['error']}"] = None
+            name, sizes, dtype, _, threads = make_case_key(row)
+            found[f"{name} {format_shape(sizes)} {dtype}, {threads} threads: {row['error']}"] = None
     return list(found)
 
 
-def notes_on_peers(peers: dict[str, dict[str, Any]]) -> list[str]:
+def list_peer_notes(peers: dict[str, dict[str, Any]]) -> list[str]:
     """What became of other libraries, in lines to stand below a table.
 
     Example:
-        >>> notes_on_peers({"jax": {"missing": "there is no /opt/python"}})
+        >>> list_peer_notes({"jax": {"missing": "there is no /opt/python"}})
         ['jax: missing: there is no /opt/python']
     """
     lines = []
@@ -151,39 +160,39 @@ def notes_on_peers(peers: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _grouped(rows: Iterable[Row]) -> dict[CaseKey, dict[str, dict[str, Row]]]:
+def _group_rows(rows: Iterable[Row]) -> dict[CaseKey, dict[str, dict[str, Row]]]:
     """Case -> phase -> library -> row, in the order they were measured."""
     found: dict[CaseKey, dict[str, dict[str, Row]]] = {}
     for row in rows:
-        found.setdefault(case_key(row), {}).setdefault(row["phase"], {})[row["library"]] = row
+        found.setdefault(make_case_key(row), {}).setdefault(row["phase"], {})[row["library"]] = row
     return found
 
 
-def _compared(own: Row | None, other: Row | None) -> list[str]:
+def _format_comparison(own: Row | None, other: Row | None) -> list[str]:
     if own is None or other is None:
         return [_NONE, _NONE]
     if "error" in other:
-        return [failure_in_short(other), _NONE]
+        return [shorten_failure(other), _NONE]
     ratio = other["median_s"] / own["median_s"]
-    return [milliseconds(other["median_s"]), f"{ratio:.0f}×" if ratio >= 100.0 else f"{ratio:.1f}×"]
+    return [format_milliseconds(other["median_s"]), f"{ratio:.0f}×" if ratio >= 100.0 else f"{ratio:.1f}×"]
 
 
-def _rate(row: Row) -> str:
+def _format_rate(row: Row) -> str:
     if row["flops"] is not None:
         return f"{row['flops'] / row['median_s'] / 1e9:.3g} GF/s"
     return f"{row['bytes'] / row['median_s'] / 1e9:.3g} GB/s"
 
 
-def _percent(fraction: float | None) -> str:
+def _format_percent(fraction: float | None) -> str:
     return _NONE if fraction is None else f"{100.0 * fraction:.0f} %"
 
 
-def _megabytes(row: Row | None) -> str:
+def _format_megabytes(row: Row | None) -> str:
     extra = None if row is None else row["extra_bytes"]
     return _NONE if extra is None else f"{extra / 1e6:.1f}"
 
 
-def _without_empty_columns(table: Table) -> Table:
+def _drop_empty_columns(table: Table) -> Table:
     """Drops columns of memory, or of gemm, that hold nothing, and that of threads where all have the same."""
     headings, lines = table
     kept = []

@@ -89,7 +89,7 @@ class Peer(WorkerProcess):
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         try:
             command = [python, str(_WORKER), spec.library, device, str(threads)]
-            super().__init__(command, environment=_environment(threads, device), stderr=self._complaints)
+            super().__init__(command, environment=_make_environment(threads, device), stderr=self._complaints)
         except OSError as error:
             self._complaints.close()
             raise self._error(f"{python} cannot be run: {error.strerror}") from error
@@ -193,7 +193,7 @@ class Peers:
             peer.close()
         self._running.clear()
 
-    def present(self, threads: int) -> list[Peer]:
+    def list_present(self, threads: int) -> list[Peer]:
         """Those that can take part at a number of threads."""
         found = []
         for spec in self.specs:
@@ -216,17 +216,17 @@ class Peers:
             found.append(self._running[key])
         return found
 
-    def lacks(self, library: str, what: str, why: str) -> None:
+    def record_missing_case(self, library: str, what: str, why: str) -> None:
         """Keeps why a peer is not timed on a case."""
         self.facts[library].setdefault("lacks", {})[what] = why
 
-    def failed(self, library: str, what: str, why: str) -> None:
+    def record_failure(self, library: str, what: str, why: str) -> None:
         """A peer that hung or died in a case is started anew for the next; the second time it is dropped."""
         if library in self.failed_once:
             self.drop(library, why)
             return
         self.failed_once.add(library)
-        self.lacks(library, what, why)
+        self.record_missing_case(library, what, why)
         self._close(library)
 
     def drop(self, library: str, why: str) -> None:
@@ -239,7 +239,7 @@ class Peers:
             self._running.pop(key).close()
 
 
-def _environment(threads: int, device: str) -> dict[str, str]:
+def _make_environment(threads: int, device: str) -> dict[str, str]:
     """As many threads as lapgrad has, on the same kind of device."""
     count = str(threads)
     names = (

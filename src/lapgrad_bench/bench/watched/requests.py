@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lapgrad_bench.bench.measure.activity import Activity, SharedActivity
-from lapgrad_bench.bench.measure.timing import long_lived_objects_aside
+from lapgrad_bench.bench.measure.timing import freeze_existing_objects
 from lapgrad_bench.bench.models import runner as model_runner
 from lapgrad_bench.bench.models.cases import ModelCase, Selection, list_cases
 from lapgrad_bench.bench.ops import bars
@@ -29,7 +29,7 @@ from lapgrad_bench.bench.ops.agreement import DisagreementError
 from lapgrad_bench.bench.ops.plan import Item
 from lapgrad_bench.bench.ops.runner import measure
 from lapgrad_bench.bench.peers.client import Peers, PeerSpec
-from lapgrad_bench.bench.peers.worker.__main__ import answer_stream, die_with_parent, in_a_line
+from lapgrad_bench.bench.peers.worker.__main__ import die_with_parent, open_answer_stream, shorten_message
 from lapgrad_bench.common.results import Row
 
 Request = dict[str, Any]
@@ -60,7 +60,7 @@ class RequestHandler:
         return {**found, "facts": self._peers.facts, "failed": sorted(self._peers.failed_once)}
 
     def _measure_case(self, request: Request) -> Answer:
-        item = Item.of_request(request["item"])
+        item = Item.from_request(request["item"])
         found = measure(
             item.case,
             item.phases,
@@ -81,7 +81,7 @@ class RequestHandler:
             json.dumps([threads, seconds, device]),
             bars.Bench(threads, seconds, torch.device(device), activity=self._activity),
         )
-        (bar,) = (bar for bar in bars.bars(request["machine"]) if bar.what == request["what"])
+        (bar,) = (bar for bar in bars.list_bars(request["machine"]) if bar.what == request["what"])
         known = set(bench.measured)
         verdict = bars.judge(bar, bench)
         rows: list[Row] = []
@@ -112,7 +112,7 @@ class RequestHandler:
 def main() -> None:
     """Answer requests until stdin ends. The argument is the file descriptor of the activity record."""
     die_with_parent()
-    answers = answer_stream()
+    answers = open_answer_stream()
 
     def send(answer: Answer) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -123,7 +123,7 @@ def main() -> None:
     specs = [PeerSpec(library, python) for library, python in opening["peers"]]
     invited = Peers(specs, opening["device"], opening["timeout"], opening["facts"], set(opening["failed"]))
     send({})
-    with long_lived_objects_aside(), invited as peers:
+    with freeze_existing_objects(), invited as peers:
         handler = RequestHandler(peers, activity)
         for line in sys.stdin:
             try:
@@ -131,7 +131,7 @@ def main() -> None:
             except DisagreementError as error:
                 send({"disagreement": str(error)})
             except Exception as error:  # A library may raise anything; the next case may work.
-                send({"error": in_a_line(error)})
+                send({"error": shorten_message(error)})
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class Measurer:
                     raise
                 left_out[error.library] = str(error)
             else:
-                return {**answer, "rows": list(_with_failures(answer["rows"], left_out))}
+                return {**answer, "rows": list(_add_failure_rows(answer["rows"], left_out))}
 
     def ask(self, request: dict[str, Any]) -> Answer:
         """One request and its answer; a bar, which compares with torch, is asked for in this way.
@@ -151,7 +151,7 @@ class WatchedMeasurer(Measurer):
 
     def _start(self) -> WorkerProcess:
         file = self._record.fileno()
-        self._process = WorkerProcess([*child_command(), str(file)], pass_fds=[file])
+        self._process = WorkerProcess([*make_child_command(), str(file)], pass_fds=[file])
         self._activity.begin("", "start", max(0.0, _LOADING - self._patience))
         peers = self.peers
         try:
@@ -182,12 +182,12 @@ class WatchedMeasurer(Measurer):
             self._process = None
 
 
-def measurer(peers: Peers, patience: float) -> Measurer:
+def make_measurer(peers: Peers, patience: float) -> Measurer:
     """What measures with this patience; 0: in this process, and nothing is ever given up."""
     return WatchedMeasurer(peers, patience) if patience else Measurer(peers)
 
 
-def child_command() -> list[str]:
+def make_child_command() -> list[str]:
     """A command line that measures, with this Python and its modules; a file follows it."""
     # The path goes by the command line, not by PYTHONPATH: peers have Pythons and modules of their own.
     path = f"import sys; sys.path[:] = {sys.path!r}"
@@ -195,7 +195,7 @@ def child_command() -> list[str]:
     return [sys.executable, "-c", start]
 
 
-def _with_failures(rows: Iterable[Row], failed: Mapping[str, str]) -> Iterator[Row]:
+def _add_failure_rows(rows: Iterable[Row], failed: Mapping[str, str]) -> Iterator[Row]:
     """The rows, and for each of lapgrad's one without figures of every library that failed."""
     for row in rows:
         yield row

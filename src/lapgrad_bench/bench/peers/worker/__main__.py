@@ -46,7 +46,7 @@ class Worker:
             if phases != ["forward"]:
                 self._prepare_gradients(function, inputs, weights, request, stored_results)
         except Exception as error:  # whatever a library raises, the next case may do
-            lacks = in_a_line(error)
+            lacks = shorten_message(error)
         np.savez(request["file"] + ".out.npz", **stored_results)
         return {"phases": [phase for phase in phases if phase in self.thunks], "lacks": lacks}
 
@@ -57,8 +57,8 @@ class Worker:
         results, graph = library.graph(function, inputs)
         # Where the sign of a row is free, a cotangent that changes with it gives the same gradient.
         cotangents = []
-        for i, result in enumerate(_flat(results)):
-            seen = _numpy(result)
+        for i, result in enumerate(_flatten(results)):
+            seen = _to_numpy(result)
             weight = weights[i].reshape(seen.shape)  # a scalar has one dimension in MXNet
             cotangents.append(library.array(weight * seen if request["signs"] else weight))
         given = type(results)(cotangents) if isinstance(results, (tuple, list)) else cotangents[0]
@@ -69,8 +69,8 @@ class Worker:
 
     @staticmethod
     def _keep(stored: dict[str, Any], name: str, results: Any) -> None:
-        for i, result in enumerate(_flat(results)):
-            stored[f"{name}{i}"] = _numpy(result)
+        for i, result in enumerate(_flatten(results)):
+            stored[f"{name}{i}"] = _to_numpy(result)
 
     def model(self, request: dict[str, Any]) -> dict[str, Any]:
         """Makes the function that evaluates a model's criterion and its gradient."""
@@ -82,7 +82,7 @@ class Worker:
             arguments = {name: stored[name] if stored[name].ndim else stored[name].item() for name in stored}
         try:
             thunk = make(**arguments)
-            value = float(_flat(thunk())[0])
+            value = float(_flatten(thunk())[0])
         except Exception as error:  # whatever a library raises, the next case may do
             return {"phases": [], "lacks": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         self.thunks["step"] = thunk
@@ -116,12 +116,12 @@ class Worker:
             ctypes.CDLL(None).malloc_trim(0)
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
-            before = _resident("VmRSS")
+            before = _read_resident_bytes("VmRSS")
             results = thunk()
             self.library.wait(results)
-            found = _resident("VmHWM") - before
+            found = _read_resident_bytes("VmHWM") - before
             # Memory that the library keeps for its next call is not seen: less than the results is no answer.
-            least = sum(_numpy(result).nbytes for result in _flat(results))
+            least = sum(_to_numpy(result).nbytes for result in _flatten(results))
             return {"bytes": found if found >= least else None}
         except (OSError, AttributeError):
             return {"bytes": None}
@@ -133,15 +133,15 @@ class Worker:
         return {}
 
 
-def _flat(results: Any) -> Any:
+def _flatten(results: Any) -> Any:
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def _numpy(result: Any) -> Any:
+def _to_numpy(result: Any) -> Any:
     return result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)
 
 
-def in_a_line(error: Exception) -> str:
+def shorten_message(error: Exception) -> str:
     """The first line of a message; the last where the first only announces it (TensorFlow's does)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = lines[-1] if lines[0].endswith(":") else lines[0]
@@ -149,7 +149,7 @@ def in_a_line(error: Exception) -> str:
     return (line if line.startswith(name) else f"{name}: {line}")[:300]
 
 
-def _resident(field: str) -> int:
+def _read_resident_bytes(field: str) -> int:
     with open("/proc/self/status") as file:
         found = re.search(rf"^{field}:\s*(\d+) kB$", file.read(), re.MULTILINE)
     if found is None:
@@ -163,7 +163,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def answer_stream() -> IO[str]:
+def open_answer_stream() -> IO[str]:
     """Where the answers go. What a library prints goes to stderr: it would be taken for an answer."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -173,7 +173,7 @@ def answer_stream() -> IO[str]:
 def main() -> None:
     """Answers requests until there are no more."""
     die_with_parent()
-    answers = answer_stream()
+    answers = open_answer_stream()
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -183,7 +183,7 @@ def main() -> None:
     try:
         library = importlib.import_module(f"in_{name}").Library(device, int(threads))
     except Exception as error:
-        say({"missing": in_a_line(error)})
+        say({"missing": shorten_message(error)})
         return
     if hasattr(library, "start"):
         library.start()
@@ -195,7 +195,7 @@ def main() -> None:
         try:
             say(getattr(worker, request["do"])(request))
         except Exception as error:
-            say({"error": in_a_line(error)})
+            say({"error": shorten_message(error)})
 
 
 if __name__ == "__main__":
