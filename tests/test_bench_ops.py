@@ -22,7 +22,7 @@ from lapgrad_bench.bench.ops.cases import OPERATORS, Case
 from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.bench.ops_options import add_arguments
 from lapgrad_bench.bench.watched import requests
-from lapgrad_bench.common.progress import Progress
+from lapgrad_bench.common import progress
 from lapgrad_bench.common.results import Results
 
 SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
@@ -334,18 +334,24 @@ def test_progress_on_a_terminal(rich, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress(3, done=1) as progress:
-        progress.now("potrf 64")
-        progress.now("potrf 128")
+    monkeypatch.setattr(progress, "_PAUSE", 0.0)
+    with progress.show_progress(0.25) as show:
+        show(0.25, "potrf 64")
+        show(0.5, "potrf 128")
     assert "potrf 128" in terminal.text
     if not rich:
-        assert terminal.text == "2/3 potrf 64\n3/3 potrf 128\n"
+        first, second = terminal.text.splitlines()
+        assert first == " 25.0 %  ? left  potrf 64"
+        assert second.startswith(" 50.0 %  0 s left  potrf 128")
 
 
 def test_progress_is_quiet_off_a_terminal(capsys):
-    with Progress(1) as progress:
-        progress.now("potrf 64")
+    with progress.show_progress(0.0, quiet_off_terminal=True) as show:
+        show(0.0, "potrf 64", line=True)
     assert capsys.readouterr().err == ""
+    with progress.show_progress(0.0) as show:
+        show(0.0, "potrf 64")
+    assert capsys.readouterr().err == "  0.0 %  ? left  potrf 64\n"
 
 
 def test_json_is_what_the_format_says(tmp_path):

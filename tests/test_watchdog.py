@@ -33,7 +33,7 @@ ROWS = [{"library": name, "median_s": 1.0, "value": 2.0} for name in ("lapgrad",
 def actor(monkeypatch):
     """A measurer whose process does as it is told, and gives up soon."""
     command = [sys.executable, "-S", str(PROCESSES / "actor.py"), str(Path(activity.__file__).parent)]
-    monkeypatch.setattr(watchdog, "child_command", lambda: command)
+    monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     with WatchedMeasurer(Peers(), PATIENCE) as measurer:
         yield measurer
 
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_a_process_that_hangs(actor):
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_process_that_does_not_start_is_an_error(code, monkeypatch):
     command = [sys.executable, "-S", "-c", f"raise SystemExit({code})"]
-    monkeypatch.setattr(watchdog, "child_command", lambda: command)
+    monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     with (
         WatchedMeasurer(Peers(), PATIENCE) as measurer,
         pytest.raises(UsageError, match=f"could not be started: it ended: exit code {code}"),
@@ -154,7 +154,7 @@ def test_calls_are_read_as_they_were_written(tmp_path):
 @pytest.fixture
 def faulty_torch(monkeypatch):
     command = [sys.executable, str(PROCESSES / "faulty_torch.py")]
-    monkeypatch.setattr(watchdog, "child_command", lambda: command)
+    monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     # The limit of a call that hangs is shorter than that of the call before it: look often.
     monkeypatch.setattr(worker_process, "_LONGEST_WAIT", 0.1)
 

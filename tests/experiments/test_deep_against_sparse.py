@@ -73,7 +73,7 @@ def test_left_and_taken_up_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             os.kill(os.getpid(), signal.SIGTERM)
         return learned(case, *rest)
 
-    monkeypatch.setattr(experiment, "learned", once_interrupted)
+    monkeypatch.setattr(experiment, "learn_case", once_interrupted)
     assert command() == 128 + signal.SIGTERM
     partial = contents()
     assert not partial["complete"]

@@ -121,7 +121,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_figures(monkeypatch: pyt
             return self.signal != 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("lapgrad_bench.experiments.interruption.Wish", Impatient)
+        patch.setattr("lapgrad_bench.experiments.interruption.StopRequest", Impatient)
         assert command("--steps", "8", "--output", "parts") == 130
     assert not contents("parts")["complete"]
     assert max(row["step"] for row in contents("parts")["rows"]) == 4

@@ -23,7 +23,7 @@ from lapgrad_bench.bench.ops_options import add_give_up
 from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.progress import Progress
+from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.common.resumption import (
     UsageError,
@@ -144,9 +144,10 @@ def _run(arguments: argparse.Namespace) -> int:
     peers = Peers(specs, arguments.device, arguments.peer_timeout, results.peers)
     with make_measurer(peers, arguments.give_up) as measuring:
         try:
-            with Progress(len(chosen), len(chosen) - len(to_do)) as progress:
-                for case in to_do:
-                    progress.now(str(case))
+            total, present = len(chosen), len(chosen) - len(to_do)
+            with show_progress(present / max(1, total), quiet_off_terminal=True) as show:
+                for i, case in enumerate(to_do, present):
+                    show(i / total, f"{i + 1}/{total} {case}")
                     try:
                         found = measuring.measure("model", index=chosen.index(case), **common)
                     except DisagreementError as error:

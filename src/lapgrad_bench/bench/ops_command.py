@@ -17,7 +17,7 @@ from lapgrad_bench.bench.ops_options import add_arguments
 from lapgrad_bench.bench.peers.client import Peers
 from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, make_measurer
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.progress import Progress
+from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.common.resumption import (
     UsageError,
@@ -75,9 +75,10 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     peers = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
     with freeze_existing_objects(), make_measurer(peers, arguments.give_up) as measuring:
         try:
-            with Progress(len(chosen.items), len(chosen.items) - len(to_do)) as progress:
-                for item in to_do:
-                    progress.now(str(item.case))
+            total, present = len(chosen.items), len(chosen.items) - len(to_do)
+            with show_progress(present / max(1, total), quiet_off_terminal=True) as show:
+                for i, item in enumerate(to_do, present):
+                    show(i / total, f"{i + 1}/{total} {item.case}")
                     try:
                         found = _measure(measuring, item, chosen.seconds)
                     except DisagreementError as error:
@@ -127,11 +128,11 @@ def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Result
     items = {item.key: item for item in chosen.items}
     for _ in range(_REPEATS):
         worse = comparison.compare(earlier, results).worse
-        with Progress(len(worse)) as progress:
-            for change in worse:
+        with show_progress(0.0, quiet_off_terminal=True) as show:
+            for i, change in enumerate(worse):
                 case, phase = change.key
                 item = items[case].only(phase)
-                progress.now(f"again: {item.case} {phase}")
+                show(i / len(worse), f"again: {item.case} {phase}")
                 # A library that failed would fail again, and take its time to do so.
                 failed = {
                     row["library"]: row["error"]
@@ -228,11 +229,11 @@ def _run_bars(arguments: argparse.Namespace) -> int:
     try:
         with (
             make_measurer(Peers(device=arguments.device), arguments.give_up) as measuring,
-            Progress(len(wanted), len(verdicts)) as progress,
+            show_progress(len(verdicts) / max(1, len(wanted)), quiet_off_terminal=True) as show,
         ):
             for bar in wanted:
                 if bar.what not in known:
-                    progress.now(bar.what)
+                    show(len(verdicts) / len(wanted), bar.what)
                     try:
                         found = measuring.ask({"do": "bar", "what": bar.what, **common})
                     except (DisagreementError, FailedError) as error:

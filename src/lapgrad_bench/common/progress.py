@@ -1,61 +1,110 @@
-"""How far a long run is: a bar where rich is installed, lines otherwise; nothing off a terminal."""
+"""The progress of a long run, with the time it still takes: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
-from types import TracebackType
-from typing import Any
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+_PAUSE = 15.0
+"""Seconds between two plain lines."""
 
 
-class Progress:
-    """Says on stderr, where that is a terminal, what is being measured.
+class ShowProgress(Protocol):
+    """A function that shows how far a run is."""
+
+    def __call__(self, done: float, text: str, *, line: bool = False) -> None:
+        """Show progress.
+
+        Args:
+            done: The part of the work that is done, 0 to 1.
+            text: What is being done.
+            line: Whether the text is printed on a line of its own, which stays on the terminal.
+        """
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as text in seconds, minutes or hours; "?" if they are not finite.
 
     Example:
-        >>> with Progress(2) as progress:
-        ...     for what in ("potrf 64", "potrf 128"):
-        ...         progress.now(what)
+        >>> format_duration(7.4), format_duration(75), format_duration(4000), format_duration(math.inf)
+        ('7 s', '1 min 15 s', '1 h 6 min', '?')
     """
+    if not math.isfinite(seconds):
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
-    def __init__(self, total: int, done: int = 0) -> None:
-        self._total, self._done, self._begun = total, done, False
-        self._shown = sys.stderr.isatty()
-        self._rich: Any = None
-        self._task: Any = None
 
-    def __enter__(self) -> Progress:
-        if self._shown and importlib.util.find_spec("rich") is not None:
-            from rich import progress as rich
-            from rich.console import Console
+@contextmanager
+def show_progress(already: float, *, quiet_off_terminal: bool = False) -> Iterator[ShowProgress]:
+    """Show progress on standard error while the block runs; yields the function to call.
 
-            columns = (
-                rich.TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                rich.BarColumn(),
-                rich.TimeElapsedColumn(),
-                rich.TextColumn("to go:"),
-                rich.TimeRemainingColumn(),
-                rich.TextColumn("{task.description}"),
-            )
-            self._rich = rich.Progress(*columns, console=Console(stderr=True), transient=True)
-            self._rich.start()
-            self._task = self._rich.add_task("", total=self._total, completed=self._done)
-        return self
+    Args:
+        already: The part of the work that an earlier run has done, 0 to 1. It does not count for the estimate
+            of the time left.
+        quiet_off_terminal: Print nothing where standard error is no terminal.
 
-    def now(self, what: str) -> None:
-        """The next item begins, and the one before it, if any, is done."""
-        if self._begun:
-            self._done += 1
-        self._begun = True
-        if self._rich is not None:
-            self._rich.update(self._task, completed=self._done, description=what)
-        elif self._shown:
-            print(f"{self._done + 1}/{self._total} {what}", file=sys.stderr, flush=True)
+    Example:
+        >>> with show_progress(0.0, quiet_off_terminal=True) as show:
+        ...     show(0.5, "potrf 128")
+    """
+    terminal = sys.stderr.isatty()
+    if terminal and importlib.util.find_spec("rich") is not None:
+        with _draw_bar(already) as show:
+            yield show
+    elif terminal or not quiet_off_terminal:
+        yield _make_line_printer(already)
+    else:
+        yield lambda done, text, *, line=False: None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._rich is not None:
-            self._rich.stop()
+
+def _make_line_printer(already: float) -> ShowProgress:
+    began, last = time.monotonic(), -math.inf
+
+    def show(done: float, text: str, *, line: bool = False) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if line or now > last + _PAUSE:
+            last = now
+            left = format_duration(_estimate_seconds_left(already, done, now - began))
+            print(f"{100 * done:5.1f} %  {left} left  {text}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _estimate_seconds_left(already: float, done: float, seconds: float) -> float:
+    made = done - already
+    return seconds * (1.0 - done) / made if made > 0.0 else math.inf
+
+
+@contextmanager
+def _draw_bar(already: float) -> Iterator[ShowProgress]:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.BarColumn(bar_width=20),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[left]} left"),
+        progress.TextColumn("{task.description}"),
+    )
+    began = time.monotonic()
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0, left="?")
+
+        def show(done: float, text: str, *, line: bool = False) -> None:
+            if line:
+                bar.console.print(text, highlight=False)
+            left = format_duration(_estimate_seconds_left(already, done, time.monotonic() - began))
+            bar.update(task, completed=done, description=text, left=left)
+
+        yield show

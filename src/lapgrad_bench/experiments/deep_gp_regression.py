@@ -25,10 +25,10 @@ from lapgrad import _errors
 from lapgrad.models import DeepGPRegression, SparseGPRegression
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.experiments import folds
 from lapgrad_bench.experiments.interruption import catch_stop_signals
-from lapgrad_bench.experiments.time_left import Shown, duration, shown
 
 NAME: Final = "deep_gp_regression"
 SUMMARY = "deep Gaussian process regression against the sparse one"
@@ -139,7 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
     results = _load_or_start_results(output, arguments.resume, settings)
     results.command, results.complete = getattr(arguments, "command_line", ""), False
     present = {_read_case(row) for row in results.rows}
-    with catch_stop_signals() as request, shown(_estimate_share(present, wanted)) as show:
+    with catch_stop_signals() as request, show_progress(_estimate_share(present, wanted)) as show:
         for case in wanted:
             if case in present or request:
                 continue
@@ -154,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
             results.rows.append(row)
             results.bars = list_bars(results.rows)
             results.write(output)
-            text = f"{case}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, {duration(row['seconds'])}"
+            text = f"{case}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, {format_duration(row['seconds'])}"
             show(_estimate_share(present, wanted), text, line=True)
     results.complete = present >= set(wanted)
     results.write(output)
@@ -295,7 +295,7 @@ def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _make_callback(
-    case: Case, settings: Settings, done: float, count: int, show: Shown, stop: Callable[[], bool]
+    case: Case, settings: Settings, done: float, count: int, show: ShowProgress, stop: Callable[[], bool]
 ) -> _Told:
     """Shows how far a model is; says whether somebody has asked to stop."""
     steps = settings.steps if case.model == "deep" else settings.evaluations

@@ -125,7 +125,8 @@ def list_remarks(rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"naval, U = {inducing}: the paper does not say which target is which. With naval1 = "
             f"{first.target}, naval2 = {second.target} RMSE is "
-            f"{_compute_factors(paper, first, second)} the paper's; the other way round {_compute_factors(paper, second, first)}. What fits better: naval1 = "
+            f"{_compute_factors(paper, first, second)} the paper's; the other way round "
+            f"{_compute_factors(paper, second, first)}. What fits better: naval1 = "
             f"{fitting[0].target}, naval2 = {fitting[1].target}."
         )
         for name, case, ratio in zip(_NAVAL, fitting, _compute_ratios(paper, *fitting), strict=True):

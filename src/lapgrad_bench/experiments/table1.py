@@ -19,11 +19,11 @@ import torch
 from lapgrad import _errors
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import format_duration, show_progress
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.experiments import folds, quality, workers
 from lapgrad_bench.experiments.folds import Fold, LearningOptions
 from lapgrad_bench.experiments.interruption import StopRequest, catch_stop_signals
-from lapgrad_bench.experiments.time_left import duration, shown
 from lapgrad_bench.experiments.workers import Event, Finished, Progress, Work
 
 NAME = "table1"
@@ -145,7 +145,7 @@ class _Run:
         """Learns the folds that are not there yet."""
         self.parts = {fold: 1.0 for fold in self.costs if fold in present}
         self.results.complete = False
-        with shown(self._done()) as show:
+        with show_progress(self._done()) as show:
 
             def handle(event: Event) -> None:
                 line = False
@@ -160,7 +160,7 @@ class _Run:
                     row = event.row
                     text = (
                         f"{event.fold}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, "
-                        f"{duration(row['seconds'])}, {1e3 * row['seconds_per_step']:.3g} ms per step"
+                        f"{format_duration(row['seconds'])}, {1e3 * row['seconds_per_step']:.3g} ms per step"
                     )
                 else:
                     self.parts[event.fold], line = 1.0, True

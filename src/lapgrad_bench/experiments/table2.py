@@ -22,13 +22,13 @@ import torch
 
 from lapgrad import _errors
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.common.text_tables import Table
 from lapgrad_bench.experiments import deep_run, mnist, plots_table2
 from lapgrad_bench.experiments.deep_run import Limits, Row, Run, Settings
 from lapgrad_bench.experiments.interruption import StopRequest, catch_stop_signals
 from lapgrad_bench.experiments.paper import TABLE2
-from lapgrad_bench.experiments.time_left import Shown, duration, shown
 
 NAME = "table2"
 SUMMARY = "deep Gaussian processes of images of digits: test log likelihood"
@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
     file = arguments.output / f"{NAME}.json"
     results = _load_or_start_results(file, arguments)
     results.command = getattr(arguments, "command_line", "")
-    with catch_stop_signals() as request, shown(0.0) as show:
+    with catch_stop_signals() as request, show_progress(0.0) as show:
         for index, arch in enumerate(arguments.arch):
             if request or _test_architecture(results.rows, arch, arguments) is not None:
                 continue
@@ -160,7 +160,7 @@ def _learn_architecture(
     results: Results,
     file: Path,
     request: StopRequest,
-    show: Shown,
+    show: ShowProgress,
 ) -> None:
     """One architecture: rows go into the results, which are written on the way."""
     names = {field.name for field in dataclasses.fields(Settings)} - {"arch"}
@@ -206,7 +206,7 @@ def _learn_architecture(
         show((place[0] + _LEARNING) / place[1], f"{arch}: testing")
         row = one.finish()
         figure = f"{row['test_ll']:.2f} ± {row['test_ll_standard_error']:.2f} nats"
-        text = f"{arch}: test {figure}, {duration(row['seconds'])} of learning"
+        text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"
         show((place[0] + 1) / place[1], text, line=True)
     merge()
 
