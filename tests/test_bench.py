@@ -109,7 +109,7 @@ def test_a_bar_has_a_sense():
 
 
 def test_bars_share_measurements():
-    bench = bars.Bench(torch.get_num_threads(), seconds=0)
+    bench = bars.BarMeasurer(torch.get_num_threads(), seconds=0)
     case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64)
     assert bench.measurement(case, "forward") is bench.measurement(case, "forward")
 
@@ -214,6 +214,6 @@ def test_cases_on_a_gpu(name):
 
 
 def test_bars_are_measured_on_the_device_of_the_bench():
-    bench = bars.Bench(1, seconds=0, device=torch.device("cpu"))
+    bench = bars.BarMeasurer(1, seconds=0, device=torch.device("cpu"))
     case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64, torch.device("cuda"))
     assert bench.measurement(case, "forward").case.device.type == "cpu"

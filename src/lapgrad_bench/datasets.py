@@ -1,4 +1,4 @@
-"""Tables of measurements that experiments learn from. They are read from a folder, and never downloaded.
+"""Loads the data sets of the experiments from files; nothing is downloaded.
 
 The files are not part of the package: ``--data-dir`` or LAPGRAD_DATA names the folder they are in, and the
 message about a missing one says where it can be had. Each is a gzipped CSV file: a line with the names of
@@ -94,7 +94,7 @@ TASKS: dict[str, tuple[Table, str]] = {
 
 
 def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs (n, d) and one target (n,) of a task, as they were measured, in float64 and in their order.
+    """Return inputs (n, d) and one target (n,) of a task, unscaled, in float64, in the order of the file.
 
     Args:
         name: A key of ``TASKS``.
@@ -116,7 +116,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[Tenso
 
 
 def find_file(file: str, source: str, wanted: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """The path of a data file.
+    """Return the path of a data file.
 
     Args:
         file: Its name.
@@ -137,7 +137,7 @@ def find_file(file: str, source: str, wanted: str, folder: str | os.PathLike[str
 
 
 def make_stand_in(n: int = POWER.rows, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Made-up data of the kind of *power*, for when the file is not there: inputs (n, d), target (n,).
+    """Return made-up data like *power*, for when its file is missing: inputs (n, d), target (n,).
 
     Example:
         >>> X, y = make_stand_in(100)
@@ -152,7 +152,7 @@ def make_stand_in(n: int = POWER.rows, d: int = 4, seed: int = 0) -> tuple[Tenso
 
 
 def standardise(values: Tensor) -> Tensor:
-    """Each column (or the vector) with mean 0 and variance 1; what does not vary becomes 0."""
+    """Return each column (or the vector) with mean 0 and variance 1; a constant one becomes 0."""
     deviation = values.std(0, correction=0)
     return (values - values.mean(0)) / torch.where(deviation > 0, deviation, 1.0)
 

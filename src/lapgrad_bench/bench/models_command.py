@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, prints, writes; returns the exit code."""
+    """Measure, print and write results; return the exit code."""
     try:
         return _run(arguments)
     except UsageError as error:
@@ -210,7 +210,7 @@ def _print(arguments: argparse.Namespace, results: Results, name: str) -> None:
 
 
 def make_timing_table(rows: Sequence[Row]) -> text_tables.Table:
-    """One line per case and library."""
+    """Return a table with one line per case and library."""
     headings = ["model", "case", "library", "ms", "against lapgrad", "extra MB", "value"]
     lines = []
     own: dict[Any, Row] = {_make_key(row): row for row in rows if row["library"] == "lapgrad"}

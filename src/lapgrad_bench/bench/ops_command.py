@@ -31,11 +31,11 @@ from lapgrad_bench.common.resumption import (
 __all__ = ["add_arguments", "run"]
 
 _REPEATS = 2
-"""How often a case that looks worse than before is measured again before it is said to be."""
+"""How often a case that looks worse than before is measured again, to rule out noise."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, prints, writes; returns the exit code."""
+    """Measure, print and write results; return the exit code."""
     try:
         _check_options(arguments)
         earlier = load_results("ops", arguments.compare) if arguments.compare else None
@@ -117,14 +117,14 @@ def _measure(
     again: bool = False,
     failed: dict[str, str] | None = None,
 ) -> list[Row]:
-    """Rows of a case; peers and memory are not measured again."""
+    """Return the rows of a case; with `again`, without peers and memory."""
     request = {"item": item.as_request(), "seconds": seconds, "with_peers": not again, "memory": not again}
     rows: list[Row] = measuring.measure("case", failed, **request)["rows"]
     return rows
 
 
 def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Results, results: Results) -> None:
-    """Replaces rows of what looks worse than before by better ones, if noise was the reason."""
+    """Measure cases that look worse than before again, and replace their rows if they are better now."""
     items = {item.key: item for item in chosen.items}
     for _ in range(_REPEATS):
         worse = comparison.compare(earlier, results).worse
@@ -133,7 +133,7 @@ def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Result
                 case, phase = change.key
                 item = items[case].only(phase)
                 show(i / len(worse), f"again: {item.case} {phase}")
-                # A library that failed would fail again, and take its time to do so.
+                # A library that hung would hang again until its time limit.
                 failed = {
                     row["library"]: row["error"]
                     for row in results.rows
@@ -142,7 +142,7 @@ def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Result
                 try:
                     again = _measure(measuring, item, 3.0 * chosen.seconds, again=True, failed=failed)
                 except (DisagreementError, FailedError):
-                    continue  # the figure that is there stays
+                    continue  # The first figure is kept.
                 for row in again:
                     if "error" not in row:
                         _replace_if_better(results, row)

@@ -17,7 +17,7 @@ from lapgrad_bench.bench.watched.watchdog import PATIENCE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, against whom, and what becomes of it."""
+    """Add the options: what is measured, against which libraries, and where the results go."""
     what = parser.add_argument_group("what is measured")
     what.add_argument("--ops", type=_parse_names, help="operators, separated by commas [all]")
     what.add_argument("--sizes", type=_parse_shapes, help=f"single matrices: 512 or 512x64 [{SIZES}]")
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = "") -> None:
-    """The option that says when a call is given up; `more` is said about it."""
+    """Add the option --give-up; `more` is added to its help text."""
     parser.add_argument_group("when a call hangs").add_argument(
         "--give-up",
         type=_parse_seconds,
@@ -96,7 +96,7 @@ def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = ""
     )
 
 
-# Values. argparse turns an ArgumentTypeError into a usage message.
+# Parsers of options. argparse turns an ArgumentTypeError into a usage message.
 
 
 def _parse_names(text: str) -> list[str]:

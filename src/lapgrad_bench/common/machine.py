@@ -1,4 +1,4 @@
-"""The machine and the moment, to be stored beside every figure."""
+"""Facts about the machine and the moment, which results files store beside the figures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from lapgrad import info
 
 _PREFIXES = ("OMP_", "MKL_", "LAPGRAD_")
-"""Environment variables that can change a time."""
+"""Prefixes of environment variables that can change times."""
 
 _PACKAGES = ("torch", "numpy", "scipy", "gpytorch", "GPy", "matplotlib")
 
 
 def collect_metadata() -> dict[str, Any]:
-    """Date, load, environment, versions, commit, threads, and the facts of `lapgrad info`.
+    """Return date, load, environment, versions, commit, threads, and the facts of `lapgrad info`.
 
     Example:
         >>> sorted(set(collect_metadata()) - set(info.collect()))
@@ -30,14 +30,14 @@ def collect_metadata() -> dict[str, Any]:
         "load_average": list(os.getloadavg()),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)},
         "threads": torch.get_num_threads(),
-        "versions": _versions(),
-        # Of the sources, as `git describe` says it: with -dirty where files were changed since.
+        "versions": _find_versions(),
+        # The output of `git describe` in the source tree; it ends in -dirty if files were changed.
         "commit": facts["lapgrad"]["commit"],
         **facts,
     }
 
 
-def _versions() -> dict[str, str]:
+def _find_versions() -> dict[str, str]:
     found = {}
     for name in ("lapgrad", *_PACKAGES):
         try:

@@ -19,7 +19,7 @@ from lapgrad import _errors
 from lapgrad_bench.common.machine import collect_metadata
 
 FORMAT = 1
-"""Version of the format, stored under the key that tells these files from others."""
+"""Version of the format. It is stored under the key `_MARK`, which identifies results files."""
 
 Kind = Literal["ops", "models", "table1", "table2", "deep_gp_regression"]
 """ops: times of operators. models: times of criteria of models. table1, table2: those of the paper.
@@ -38,13 +38,13 @@ class Results:
     Attributes:
         kind: what the rows are about.
         command: as it was typed.
-        complete: False for a run that was interrupted, or goes on; the rows that are there are valid.
+        complete: False while a run goes on and after it was interrupted; its rows are valid.
         machine: date, load, environment, processor, versions, commit, threads.
         peers: other libraries by name: {"version": ..., "python": ...} or {"missing": why}.
         rows: one flat dict per measured figure. Where a library hung, crashed or failed, its figures are None
             and `error` says why.
         bars: one dict per figure that was to be reached: what, wanted, sense, figure, unit, passed.
-        options: what was asked for, so that an interrupted run can be gone on with.
+        options: what was asked for; --resume compares them.
 
     Example:
         >>> results = Results("ops", command="lapgrad bench ops")
@@ -63,32 +63,35 @@ class Results:
     options: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The envelope, as it is stored."""
+        """Return the content of the file."""
         return {_MARK: FORMAT, **vars(self)}
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file as a whole or not at all; figures that are not finite become null.
+        """Write the file atomically, and create its folder; figures that are not finite become null.
 
-        Folders are made. A reader, and a run that is killed, never meet half a file: the text goes to a file
-        beside it, which then takes its name.
+        The text is written to a temporary file in the same folder, which is then renamed. So a reader never
+        sees half a file, even if this process is killed.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_finite(self.as_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = (
+            json.dumps(_replace_non_finite(self.as_dict()), indent=1, ensure_ascii=False, allow_nan=False)
+            + "\n"
+        )
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.chmod(name, _permissions(target))
+            os.chmod(name, _choose_permissions(target))
             os.replace(name, target)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):  # Ctrl-C just after it took the other's name
+            with contextlib.suppress(FileNotFoundError):  # Ctrl-C may come just after the file was renamed.
                 os.unlink(name)
             raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], kind: Kind | None = None) -> Results:
-        """Reads a file, of one kind if that is given.
+        """Return the results in a file; `kind` is the kind that they must have, if given.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -135,8 +138,11 @@ def _check_types(source: Path, content: dict[str, Any]) -> None:
         raise _errors.FileFormatError(f"{source}: every row has to be an object")
 
 
-def _permissions(target: Path) -> int:
-    """Those of the file that is replaced, or of any new file: temporary ones are closed to others."""
+def _choose_permissions(target: Path) -> int:
+    """Return the permissions of the file that is replaced, or those that a new file gets.
+
+    A temporary file has fewer: only its owner can read it.
+    """
     if target.exists():
         return target.stat().st_mode & 0o777
     mask = os.umask(0)
@@ -144,11 +150,11 @@ def _permissions(target: Path) -> int:
     return 0o666 & ~mask
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
+        return {str(key): _replace_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
+        return [_replace_non_finite(inner) for inner in value]
     return value

@@ -1,4 +1,4 @@
-"""Results files of commands that measure: begun, written as they go, gone on with after an interruption."""
+"""Starts the results file of a measuring command, or continues that of an interrupted run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from lapgrad_bench.common.results import Kind, Results
 
 
 class UsageError(Exception):
-    """The options do not fit together, or a file does not fit them."""
+    """Options contradict each other, or a file does not fit them."""
 
 
 def load_results(kind: Kind, path: Path) -> Results:
+    """Return the results of a file; a missing or wrong file is a UsageError."""
     try:
         return Results.load(path, kind)
     except (FileFormatError, FileNotFoundError) as error:
@@ -23,7 +24,11 @@ def load_results(kind: Kind, path: Path) -> Results:
 
 
 def start_or_resume(kind: Kind, arguments: argparse.Namespace, options: dict[str, object]) -> Results:
-    """New results, or those of an interrupted run that asked for the same on the same machine."""
+    """Return new results; with --resume those of the output file.
+
+    Raises:
+        UsageError: The file was written with other options, on another processor or with another torch.
+    """
     new = Results(kind, arguments.command_line, options=options)
     if not arguments.resume or not Path(arguments.output).exists():
         return new
@@ -45,23 +50,25 @@ def start_or_resume(kind: Kind, arguments: argparse.Namespace, options: dict[str
             file=sys.stderr,
         )
     old.complete = False
-    for facts in old.peers.values():  # what was missing may be there by now
+    for facts in old.peers.values():  # A missing library may have been installed since.
         facts.pop("missing", None)
     return old
 
 
 def write_results(results: Results, output: Path | None) -> None:
+    """Write the results if there is an output file."""
     if output:
         results.write(output)
 
 
 def report_interruption(arguments: argparse.Namespace, figures: int) -> None:
+    """Print to stderr that the run was interrupted, and how it can be resumed."""
     kept = f"{figures} figures are in {arguments.output}, --resume goes on" if arguments.output else ""
     print(f"lapgrad bench: interrupted{'; ' if kept else ''}{kept}", file=sys.stderr)
 
 
 def warn_when_busy() -> None:
-    """Threads that wait for a core spoil every figure: say so before an hour is spent on them."""
+    """Warn on stderr if other processes use the cores: all times would be wrong."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > 0.5 * cores:
         print(f"this machine is busy (load {load:.1f} on {cores} cores): expect odd figures", file=sys.stderr)

@@ -13,7 +13,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Three significant digits.
+    """Return seconds as milliseconds with three significant digits.
 
     Example:
         >>> format_milliseconds(0.0123456), format_milliseconds(4.56e-6), format_milliseconds(1.5)
@@ -24,7 +24,7 @@ def format_milliseconds(seconds: float) -> str:
 
 
 def describe_machine(threads: Sequence[int], device: str = "cpu") -> str:
-    """The machine in a line, to stand below a table."""
+    """Return processor, threads and versions in a line, to be printed below a table."""
     facts = info.collect()
     versions = f"torch {facts['torch']['version']}, lapgrad {facts['lapgrad']['version']}"
     if device == "cuda":
@@ -48,7 +48,7 @@ def make_bars_table(bars: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def format_markdown(table: Table) -> str:
-    """The table in Markdown; figures are aligned to the right.
+    """Return the table in Markdown, with columns of figures aligned to the right.
 
     Example:
         >>> print(format_markdown((["operator", "ms"], [["potrf", "1.2"]])))
@@ -64,7 +64,7 @@ def format_markdown(table: Table) -> str:
 
 
 def print_table(table: Table, title: str) -> None:
-    """Prints the table: with rich where it is installed, in plain columns otherwise."""
+    """Print the table, with rich if it is installed, in plain columns otherwise."""
     headings, rows = table
     if importlib.util.find_spec("rich") is None:
         print(f"\n{title}\n{format_plain(table)}")
@@ -77,14 +77,14 @@ def print_table(table: Table, title: str) -> None:
     for i, heading in enumerate(headings):
         shown.add_column(heading, justify="right" if _is_figure(table, i) else "left", no_wrap=True)
     for row in rows:
-        shown.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    # Off a terminal (a pipe, a log) rich would wrap at 80 columns.
+        shown.add_row(*(Text(cell, style=_choose_style(cell)) for cell in row))
+    # In a pipe or a file rich would wrap lines at 80 columns.
     width = None if Console().is_terminal else 300
     Console(width=width).print(shown)
 
 
 def format_plain(table: Table) -> str:
-    """Aligned columns.
+    """Return the table as text in aligned columns.
 
     Example:
         >>> print(format_plain((["operator", "ms"], [["potrf", "1.2"]])))
@@ -100,11 +100,11 @@ def format_plain(table: Table) -> str:
 
 
 def _is_figure(table: Table, column: int) -> bool:
-    """Whether a column holds figures, or '-' where there is none."""
+    """Return whether all entries of a column are figures or '-'."""
     return all(row[column][:1].isdigit() or row[column] == "-" for row in table[1])
 
 
-def _style(cell: str) -> str:
+def _choose_style(cell: str) -> str:
     if cell == "pass":
         return "green"
     return "bold red" if cell in ("MISS", "WORSE") else ""

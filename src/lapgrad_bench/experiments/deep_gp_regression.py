@@ -3,7 +3,7 @@
 Each fold keeps a tenth of the data for the test. The sparse process learns by L-BFGS on its bound over all
 data, the deep one by Adam on minibatches; both have RBF kernels with one lengthscale per input. Root mean
 squared error (RMSE) and mean log density (TLL) are in the units of the targets. Results are written after
-each model: a run that was interrupted goes on with --resume.
+each model: --resume continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _FILE = f"{NAME}.json"
 _DATASETS = ("kin8nm", "power")
 _MODELS = ("sparse", "deep")
 
-#: Called with the step and the loss; True: stop here.
+#: Called with the step and the loss; True stops the training.
 _Told = Callable[[int, float], bool]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What has to be the same for figures that are compared.
+    """The settings of a comparison; --resume needs the same ones.
 
     Attributes:
         inducing: Inducing inputs, of each layer.
@@ -85,7 +85,7 @@ class _Interrupted(Exception):  # noqa: N818  (no error: a request)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad reproduce deep_gp_regression`."""
+    """Add the options of `lapgrad reproduce deep_gp_regression`."""
     default = Settings()
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learns, writes, prints; returns the exit code."""
+    """Learn, write and print results; return the exit code."""
     try:
         return _run(arguments)
     except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
@@ -168,14 +168,14 @@ def _run(arguments: argparse.Namespace) -> int:
 def learn_case(
     case: Case, settings: Settings, data: tuple[Tensor, Tensor], device: str, told: _Told
 ) -> dict[str, Any]:
-    """Learns one model on one split and tests it; returns the row of the results.
+    """Learn one model on one split and test it; return the row of the results.
 
     Args:
-        case: Which.
-        settings: How.
+        case: The model and the split.
+        settings: How to learn.
         data: All inputs (n, d) and targets (n,).
         device: Where to compute.
-        told: Called once in a while with the step and the loss; True stops.
+        told: Called every few steps with the step and the loss; True stops the training.
     """
     X, y = (values.to(device, folds.DTYPES[settings.dtype]) for values in data)
     train, test = (rows.to(device) for rows in folds.split_rows(len(X), case.fold, settings.seed))
@@ -232,7 +232,7 @@ def learn_case(
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """A figure of both models on one data set: means over the folds that both have."""
+    """A figure of both models on one data set: its means over the folds that both have."""
 
     dataset: str
     name: str
@@ -247,7 +247,7 @@ class ComparedFigure:
 
 
 def compare_models(rows: Sequence[Row]) -> Iterator[ComparedFigure]:
-    """RMSE and TLL of each data set."""
+    """Return RMSE and TLL of both models for each data set."""
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         own = {_read_case(row): row for row in rows if row["dataset"] == dataset}
         pairs = [
@@ -263,7 +263,7 @@ def compare_models(rows: Sequence[Row]) -> Iterator[ComparedFigure]:
 
 
 def make_table(rows: Sequence[Row]) -> text_tables.Table:
-    """A line per figure: sparse, deep, and whether the deep model is at least as good."""
+    """Return a table with a line per figure: sparse, deep, and whether the deep model is at least as good."""
     headings = ["data", "folds", "", "sparse", "deep", ""]
     lines = [
         [
@@ -280,7 +280,7 @@ def make_table(rows: Sequence[Row]) -> text_tables.Table:
 
 
 def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is to be reached: the figures of the sparse model."""
+    """Return the figures to be reached: those of the sparse model."""
     return [
         {
             "what": f"{each.dataset}, {each.name} of the deep model, mean of {each.count} folds",
@@ -297,7 +297,7 @@ def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _make_callback(
     case: Case, settings: Settings, done: float, count: int, show: ShowProgress, stop: Callable[[], bool]
 ) -> _Told:
-    """Shows how far a model is; says whether somebody has asked to stop."""
+    """Return a callback that shows the progress of a model and returns whether to stop."""
     steps = settings.steps if case.model == "deep" else settings.evaluations
 
     def told(step: int, loss: float) -> bool:
@@ -312,7 +312,7 @@ def _estimate_share(present: set[Case], wanted: Sequence[Case]) -> float:
 
 
 def _load_or_start_results(output: Path, resume: bool, settings: Settings) -> Results:
-    """Those of the file, or new ones."""
+    """Return the results of the file, or new ones."""
     if not output.exists():
         return Results(NAME)
     if not resume:

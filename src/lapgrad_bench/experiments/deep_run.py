@@ -1,4 +1,4 @@
-"""One deep Gaussian process on MNIST: learned with checkpoints, tested, drawn."""
+"""Learns one deep Gaussian process on MNIST, with checkpoints, tests it and draws samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lapgrad_bench.experiments.mnist import Scaling
 Row = dict[str, Any]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-#: Steps between two looks at the bound: a row of results each.
+#: Steps between two readings of the bound; each makes a row of results.
 LOOK_EVERY = 100
 #: Seconds between two checkpoints.
 KEEP_EVERY = 60.0
@@ -30,7 +30,7 @@ _CHECKPOINT = "a checkpoint of this experiment"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides the figures, besides how long they are learned: a run is taken up with the same ones only.
+    """Everything but the length of training that decides the figures; --resume needs the same settings.
 
     Attributes:
         arch: Latent variables per layer, the top layer first: "5-20-50".
@@ -65,7 +65,7 @@ class Settings:
 
 @dataclasses.dataclass
 class Limits:
-    """How long to learn, and what to test.
+    """How long to learn, and how to test.
 
     Attributes:
         steps: None: no limit.
@@ -126,16 +126,16 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What files of this architecture are called."""
+        """The stem of the file names of this architecture."""
         return f"table2-{self.settings.arch}"
 
     @property
     def checkpoint(self) -> Path:
-        """Where the state of an unfinished run is."""
+        """The file with the state of an unfinished run."""
         return self.output / f"{self.name}.checkpoint.pt"
 
     def learn(self, told: Callable[[Row], bool], kept: Callable[[], None]) -> bool:
-        """Learns up to the limits.
+        """Learn up to the limits.
 
         Args:
             told: Called with the newest row; True stops.
@@ -150,7 +150,7 @@ class Run:
             nonlocal stopped
             self.state = self.model.training_state()
             row = self._row(elbo=-loss + self.scaling.nats)
-            if step > self.settings.annealing:  # before, it is no bound
+            if step > self.settings.annealing:  # Before the end of the annealing it is no bound.
                 self.rows.append(row)
             now = time.monotonic()
             if now > self.tested + self.limits.test_every:
@@ -181,7 +181,7 @@ class Run:
         return not stopped
 
     def finish(self) -> Row:
-        """The test, with all samples; the model and the picture as files. Returns the row."""
+        """Test with all samples, write the model and the picture; return the row."""
         row = self._run_test(self.test, self.limits.samples)
         if self.limits.refine:
             self.rows.append(row)
@@ -196,7 +196,7 @@ class Run:
         return row
 
     def write_checkpoint(self) -> None:
-        """Write the checkpoint, as a whole or not at all."""
+        """Write the checkpoint atomically."""
         content = {
             "settings": dataclasses.asdict(self.settings),
             "model": self.model.state_dict(),

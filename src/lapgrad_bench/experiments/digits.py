@@ -1,4 +1,4 @@
-"""A picture of what a deep Gaussian process has learned of digits: samples, and digits it has not seen."""
+"""Draws digits: samples of a deep Gaussian process, and its reconstructions of test images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACROSS, _DOWN = 16, 8
 
 
 def draw_digits(model: DeepGP, test: Tensor, scaling: Scaling, title: str, path: Path) -> None:
-    """Writes the picture.
+    """Write the picture.
 
     Args:
         model: A model of images.
@@ -44,7 +44,7 @@ def draw_digits(model: DeepGP, test: Tensor, scaling: Scaling, title: str, path:
 
 
 def _arrange_tiles(axes: Any, images: Tensor, rows: int, scaling: Scaling) -> None:
-    """Images (n, 784) side by side, with a line between them."""
+    """Return images (n, 784) as one image: side by side, with lines between them."""
     pixels = scaling.undo(images).float().cpu().view(-1, 28, 28)
     framed = torch.nn.functional.pad(pixels, (0, 2, 0, 2), value=0.15).view(rows, -1, 30, 30)
     axes.imshow(framed.transpose(1, 2).reshape(rows * 30, -1).numpy(), cmap="gray_r", vmin=0.0, vmax=1.0)

@@ -1,4 +1,4 @@
-"""Ctrl-C and the end of a time limit as a request: work goes on to a place where it can be left."""
+"""Turns SIGINT (Ctrl-C) and SIGTERM into a request to stop, so that work can first be saved."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether somebody has asked to stop.
+    """Whether a signal has asked to stop; true if one has.
 
     Attributes:
-        signal: The signal that asked; 0: nobody has.
+        signal: The signal; 0: there was none.
     """
 
     def __init__(self) -> None:
@@ -26,19 +26,19 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that ended because of the signal: 130 after Ctrl-C."""
+        """The exit code of a process that a signal has ended: 130 after Ctrl-C, 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
 
 @contextlib.contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """The first SIGINT or SIGTERM in here is a request; the second SIGINT is a KeyboardInterrupt.
+    """Record the first SIGINT or SIGTERM while the block runs; a second SIGINT is a KeyboardInterrupt.
 
-    Elsewhere than in the main thread signals stay what they are.
+    In other threads than the main one signals are not changed.
     """
     request = StopRequest()
 
-    def received(number: int, frame: FrameType | None) -> None:
+    def record_signal(number: int, frame: FrameType | None) -> None:
         if request and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal = number
@@ -46,7 +46,7 @@ def catch_stop_signals() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, received) for number in _HANDLED}
+    before = {number: signal.signal(number, record_signal) for number in _HANDLED}
     try:
         yield request
     finally:

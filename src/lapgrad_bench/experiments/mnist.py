@@ -35,7 +35,7 @@ PREPROCESSINGS = ("unit", "standardised", "dequantised")
 
 
 def load_images(part: Part, folder: str | os.PathLike[str] | None = None) -> Tensor:
-    """All images of a part, (n, 784), uint8, 0 for paper and 255 for ink.
+    """Return all images of a part, (n, 784), uint8, 0 for paper and 255 for ink.
 
     Args:
         part: "train" (60,000 images) or "test" (10,000).
@@ -66,7 +66,7 @@ def load_images(part: Part, folder: str | os.PathLike[str] | None = None) -> Ten
 
 @dataclass(frozen=True)
 class Scaling:
-    """What is learned from, y = (x - shift) / scale, of pixels x in [0, 1].
+    """The map y = (x - shift) / scale from pixels x in [0, 1] to what a model sees.
 
     Attributes:
         kind: One of ``PREPROCESSINGS``.
@@ -80,7 +80,7 @@ class Scaling:
 
     @classmethod
     def of(cls, kind: str, train: Tensor) -> Scaling:
-        """For training images (n, 784) of bytes.
+        """Return the map for training images (n, 784) of bytes.
 
         Args:
             kind: "unit": byte / 255. "standardised": then less the mean and divided by the standard deviation
@@ -96,7 +96,7 @@ class Scaling:
         return cls(kind, float(unit.mean()), float(unit.std(correction=0)))
 
     def apply(self, images: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-        """What a model sees of images (n, 784) of bytes; ``seed`` is that of u."""
+        """Return images (n, 784) of bytes as a model sees them; ``seed`` is the seed of u."""
         values = images.to(dtype)
         if self.kind == "dequantised":
             source = torch.Generator().manual_seed(seed)
@@ -104,7 +104,7 @@ class Scaling:
         return (values / 255.0 - self.shift) / self.scale
 
     def undo(self, values: Tensor) -> Tensor:
-        """Pixels in [0, 1] again; what is outside is cut off."""
+        """Return what a model sees as pixels, clamped to [0, 1]."""
         return (values * self.scale + self.shift).clamp(0.0, 1.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Figures of table 1 over folds, beside those of the paper."""
+"""Means and deviations of Table 1 over folds, compared with the paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 _NAVAL = ("naval1", "naval2")
 _ALIKE = 3.0
-"""RMSE that differ by a larger factor are not those of the same target."""
+"""RMSEs that differ by a larger factor belong to different targets."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of one value the deviation is not known: NaN.
+        """Return mean and standard deviation of values; the deviation of a single value is NaN.
 
         Example:
             >>> Spread.of([1.0, 2.0, 3.0])
@@ -56,7 +56,7 @@ class FoldGroup:
 
 
 def group_folds(rows: Sequence[Row]) -> Iterator[FoldGroup]:
-    """Rows of the results by task and number of inducing inputs, the latter first."""
+    """Return the folds in the rows by number of inducing inputs and task."""
     cases = sorted({(row["inducing"], list(datasets.TASKS).index(row["dataset"])) for row in rows})
     for inducing, index in cases:
         dataset = list(datasets.TASKS)[index]
@@ -66,7 +66,7 @@ def group_folds(rows: Sequence[Row]) -> Iterator[FoldGroup]:
 
 
 def make_table(rows: Sequence[Row]) -> Table:
-    """Two lines per case, RMSE and TLL: measured, and the rows of the paper with as many inducing inputs."""
+    """Return a table of RMSE and TLL per case, beside the paper's with as many inducing inputs."""
     headings = ["data", "U", "folds", "", "lapgrad", "MXNet (paper)", "GPy (paper)", "wanted", "", "ms/step"]
     lines = []
     for case in group_folds(rows):
@@ -92,7 +92,7 @@ def make_table(rows: Sequence[Row]) -> Table:
 
 
 def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is to be reached: the paper's mean, or worse by up to its standard deviation."""
+    """Return the figures to be reached: the paper's mean, or worse by at most its standard deviation."""
     found = []
     for case in group_folds(rows):
         for name, spread in (("RMSE", case.rmse), ("TLL", case.tll)):
@@ -112,7 +112,7 @@ def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def list_remarks(rows: Sequence[Row]) -> Iterator[str]:
-    """Which target of *naval* is which column of the paper, for each number of inducing inputs."""
+    """Yield sentences on which target of *naval* is which column of the paper."""
     cases = list(group_folds(rows))
     for inducing in sorted({case.inducing for case in cases}):
         own = {case.dataset: case for case in cases if case.inducing == inducing}

@@ -1,10 +1,10 @@
 """Table 1 of the paper: sparse Gaussian process regression on four tables of measurements.
 
-The kernel is RBF with one lengthscale per input; kernel, noise, mean and inducing inputs are learned by Adam,
-3000 steps at 1e-2, from 90 % of the data; of the steps, the one with the least criterion counts. Root mean
-squared error (RMSE) and mean log density (TLL) of the other 10 % are in the units of the targets, means and
-standard deviations over folds. Results are written after each fold: a run that was interrupted goes on with
---resume.
+The kernel is RBF with one lengthscale per input. Kernel, noise, mean and inducing inputs are learned by 3000
+steps of Adam with rate 1e-2 from 90 % of the data; the step with the least criterion is tested on the other
+10 %. Root mean squared error (RMSE) and mean log density (TLL) are in the units of the targets; means and
+standard deviations are over folds. Results are written after each fold: --resume continues an interrupted
+run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILE = "table1.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad reproduce table1`."""
+    """Add the options of `lapgrad reproduce table1`."""
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     known = ",".join(datasets.TASKS)
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learns, writes, prints; returns the exit code."""
+    """Learn, write and print results; return the exit code."""
     output = _resolve_output(arguments.output)
     try:
         return _run(arguments, output)
@@ -128,7 +128,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> int:
 
 
 class _Run:
-    """Writes what is finished, and shows what is under way.
+    """Learns folds, writes the results of finished ones, and shows progress.
 
     Args:
         results: The envelope; rows are added.
@@ -142,7 +142,7 @@ class _Run:
         self.parts: dict[Fold, float] = {}
 
     def learn(self, work: Work, count: int, present: set[Fold], request: StopRequest) -> None:
-        """Learns the folds that are not there yet."""
+        """Learn the folds that have no results yet."""
         self.parts = {fold: 1.0 for fold in self.costs if fold in present}
         self.results.complete = False
         with show_progress(self._done()) as show:
@@ -175,7 +175,7 @@ class _Run:
 
 
 def _load_or_start_results(output: Path, resume: bool, how: LearningOptions) -> Results:
-    """Those of the file, or new ones."""
+    """Return the results of the file, or new ones."""
     if not output.exists():
         return Results("table1")
     if not resume:
@@ -208,7 +208,7 @@ def _read_fold(row: dict[str, object]) -> Fold:
 
 
 def _estimate_cost(fold: Fold, rows: int) -> float:
-    """About the flops of a step, with those of the kernel matrix, whose entries cost more than a product."""
+    """Return about the flops of a step; an entry of the kernel matrix counts more than that of a product."""
     U = fold.inducing
     return 4.0 * rows * U * (U + 50.0) + 10 / 3 * U**3
 

@@ -5,7 +5,7 @@ learned together on minibatches, by Adam, and by natural gradients for q(u). The
 density of the 10,000 test images, 784 pixels in [0, 1] with Gaussian noise, in nats, by importance sampling
 with 1000 samples of the latent variables. With --preprocessing the model learns from pixels in other units;
 the figures stay in those of [0, 1]. The paper does not say how many inducing inputs its figures took
-(--inducing). Checkpoints are written on the way: a run that was interrupted goes on with --resume.
+(--inducing). Checkpoints are written on the way: --resume continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SUMMARY = "deep Gaussian processes of images of digits: test log likelihood"
 _ARCHITECTURES = tuple(TABLE2["SV-DGP"])
 _STEPS = 20_000
 _TEST_EVERY = {"cuda": 1.0, "cpu": math.inf}
-"""Minutes between two tests on the way: on a CPU they would take longer than that."""
+"""Minutes between two tests during training, by device; on a CPU a test would take longer than that."""
 _LEARNING = 0.95
-"""How much of the time of an architecture is learning, about; the rest is the test."""
+"""The part of the time of an architecture that is training, about; the rest is the final test."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad reproduce table2`."""
+    """Add the options of `lapgrad reproduce table2`."""
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     what.add_argument(
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learns, writes, prints; returns the exit code."""
+    """Learn, write and print results; return the exit code."""
     try:
         return _run(arguments)
     except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
@@ -130,7 +130,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise _errors.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    for part in ("train", "test"):  # a missing file is no surprise for the second architecture
+    for part in (
+        "train",
+        "test",
+    ):  # Load the data first: a missing file must be reported before the first architecture is learned.
         mnist.load_images(part, arguments.data_dir)
     file = arguments.output / f"{NAME}.json"
     results = _load_or_start_results(file, arguments)
@@ -162,7 +165,7 @@ def _learn_architecture(
     request: StopRequest,
     show: ShowProgress,
 ) -> None:
-    """One architecture: rows go into the results, which are written on the way."""
+    """Learn one architecture; its rows are added to the results, which are written during training."""
     names = {field.name for field in dataclasses.fields(Settings)} - {"arch"}
     settings = Settings(arch, **{name: getattr(arguments, name) for name in names})
     steps = arguments.steps or (None if arguments.minutes else _STEPS)
@@ -212,7 +215,7 @@ def _learn_architecture(
 
 
 def _load_or_start_results(file: Path, arguments: argparse.Namespace) -> Results:
-    """Those of the file, or new ones."""
+    """Return the results of the file, or new ones."""
     if not file.exists():
         return Results("table2")
     results = Results.load(file, "table2")
@@ -226,7 +229,7 @@ def _load_or_start_results(file: Path, arguments: argparse.Namespace) -> Results
 
 
 def _test_architecture(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | None:
-    """The final test of an architecture, if its learning has reached the limits that are now wanted."""
+    """Return the row of the final test of an architecture, if its training has reached the present limits."""
     for row in reversed(rows):
         wanted = (arguments.samples, arguments.refine)
         if row["arch"] != arch or row.get("test_ll") is None or (row["samples"], row["refine"]) != wanted:
@@ -241,7 +244,7 @@ def _test_architecture(rows: list[Row], arch: str, arguments: argparse.Namespace
 
 
 def _select_final_rows(rows: list[Row]) -> dict[str, Row]:
-    """The last test of each architecture, those of the paper first."""
+    """Return the last test of each architecture, those of the paper first."""
     order = [*_ARCHITECTURES, *(row["arch"] for row in rows)]
     found: dict[str, Row] = {}
     for arch in dict.fromkeys(order):
@@ -252,7 +255,7 @@ def _select_final_rows(rows: list[Row]) -> dict[str, Row]:
 
 
 def make_table(rows: list[Row]) -> Table:
-    """One line per architecture: what was measured, and the figures of the paper."""
+    """Return a table with one line per architecture: measured figures and those of the paper."""
     headings = [
         "architecture",
         "test, nats",
@@ -288,7 +291,7 @@ def make_table(rows: list[Row]) -> Table:
 
 
 def _find_unrefined(rows: list[Row], arch: str, final: Row) -> str:
-    """The test with q(h_1 | y) of the recognition network, of the same model."""
+    """Return the test of the same model without refinement of q(h_1 | y)."""
     same = {"arch": arch, "step": final["step"], "samples": final["samples"], "refine": 0}
     for row in rows:
         if row.get("test_ll") is not None and same.items() <= row.items():
@@ -297,7 +300,7 @@ def _find_unrefined(rows: list[Row], arch: str, final: Row) -> str:
 
 
 def list_bars(rows: list[Row]) -> list[dict[str, Any]]:
-    """The paper's figures, and deeper models better."""
+    """Return the figures to be reached: those of the paper, and that deeper models are better."""
     found, final = [], _select_final_rows(rows)
     for arch, row in final.items():
         if arch in TABLE2["SV-DGP"]:

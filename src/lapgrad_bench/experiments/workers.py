@@ -1,7 +1,7 @@
-"""Folds one after the other in this process, or several side by side in processes of their own.
+"""Learns folds one after the other in this process, or several at a time in processes of their own.
 
-On a CPU the threads are divided; on a GPU small models leave room for others. Either way a fold reports by
-events, and its figures do not depend on what runs beside it.
+On a CPU the processes share the threads; on a GPU several small models fit beside each other. Folds report by
+events, and their figures do not depend on what runs at the same time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lapgrad_bench.experiments.folds import Fold, LearningOptions
 from lapgrad_bench.experiments.interruption import catch_stop_signals
 
 _WAIT = 0.5
-"""Seconds between two looks at whether the processes are still there."""
+"""Seconds between two checks whether the processes still run."""
 _PAUSE = 0.5
 """Seconds between two reports of a fold."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A fold has made so many steps. 0: it begins."""
+    """A fold has made so many steps; 0: it starts."""
 
     fold: Fold
     steps: int
@@ -62,15 +62,15 @@ Event = Progress | Finished | Failed
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done.
+    """The folds to be learned.
 
     Attributes:
-        folds: In the order they are begun in.
+        folds: In the order in which they are started.
         how: How each is learned.
         data_dir: The folder of the data files.
         device: "cpu" or "cuda".
         checkpoints: The folder of checkpoints.
-        threads: Of each process.
+        threads: Threads of each process.
     """
 
     folds: tuple[Fold, ...]
@@ -82,13 +82,13 @@ class Work:
 
 
 def run_folds(work: Work, workers: int, handle: Callable[[Event], None], stop: Callable[[], bool]) -> None:
-    """Learns all folds, ``workers`` at a time; returns early if ``stop`` says so.
+    """Learn all folds, ``workers`` at a time; return early if ``stop`` returns True.
 
     Args:
         work: The folds.
-        workers: 1: in this process.
+        workers: Number of processes; 1: this process.
         handle: Called in this process with each event.
-        stop: Asked often. The folds under way then write their checkpoints.
+        stop: Called often. When it returns True, folds that are being learned write their checkpoints.
     """
     if workers > 1:
         _learn_in_processes(work, workers, handle, stop)
@@ -118,7 +118,7 @@ def _learn_in_this_process(
 
 def _load_data(fold: Fold, work: Work) -> tuple[Tensor, Tensor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # who has begun the work has been warned
+        warnings.simplefilter("ignore", UserWarning)  # The process that started the work has warned.
         return datasets.load(fold.dataset, work.data_dir)
 
 
@@ -188,16 +188,16 @@ def _learn_in_processes(
 
 
 def _report_lost_process(process: Any, under_way: dict[Fold, int], handle: Callable[[Event], None]) -> None:
-    """A process that has ended without a word, for want of memory perhaps."""
+    """Report the fold of a process that has ended without an event, perhaps for lack of memory, as failed."""
     for fold in [fold for fold, pid in under_way.items() if pid == process.pid]:
         del under_way[fold]
         handle(Failed(fold, f"its process ended with exit code {process.exitcode}"))
 
 
 def _run_worker(work: Work, following: Any, events: Any, halt: Any, parent: int) -> None:
-    """What a process does: takes the next fold until there is none."""
+    """Learn the next fold that no other process has taken, until there is none; run in a child process."""
     with catch_stop_signals() as request:
-        # A parent that was killed cannot tell: a process without its parent ends, too.
+        # A parent that was killed cannot stop its children: they stop themselves.
         _learn_in_this_process(
             work,
             _take_numbers(following, len(work.folds)),
@@ -208,7 +208,7 @@ def _run_worker(work: Work, following: Any, events: Any, halt: Any, parent: int)
 
 
 def _take_numbers(following: Any, count: int) -> Iterator[int]:
-    """Numbers below ``count`` that no other process has got."""
+    """Yield numbers below ``count`` that no other process has taken."""
     while True:
         with following.get_lock():
             index = following.value

@@ -1,8 +1,8 @@
-"""What a measuring process is doing now, written where the process that watches it can read it.
+"""The record of the call that a measuring process is making, in memory shared with its watchdog.
 
-A process that hangs or crashes in compiled code cannot say so. It therefore writes down which library it is
-about to call, and how long that may take, before it does. The record is a page of shared memory: writing to
-it takes a microsecond and wakes nobody up, so that samples of a few milliseconds can be watched.
+A process that hangs or crashes in compiled code cannot report it. Before every call it therefore records
+which library it is about to call, and how long that may take. Writing to shared memory takes a microsecond
+and wakes no other process, so that even samples of a few milliseconds can be recorded.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from lapgrad_bench.bench.measure.timing import Sampler
 
 _RECORD = struct.Struct("dd64s192s")
-"""When it began, how long it may take (seconds), the library, what it does."""
+"""Start time, time limit (both in seconds), library, description."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Something that a process began.
+    """The last call that a process has recorded.
 
     Attributes:
-        library: Whose code runs; empty: nobody's in particular.
-        what: What it does, in words.
-        began: By `time.monotonic`, a clock that all processes of a machine share.
-        limit: Seconds that it may take.
+        library: The library that is called; empty: none, the benchmark prepares something.
+        what: A description.
+        began: Start time by `time.monotonic`, a clock that all processes of a machine share.
+        limit: Seconds that the call may take.
     """
 
     library: str
@@ -39,27 +39,27 @@ class Call:
 
     @property
     def seconds_left(self) -> float:
-        """Until it has taken too long."""
+        """Seconds until the call has taken too long; negative after that."""
         return self.began + self.limit - time.monotonic()
 
 
 class Activity:
-    """Told what a process begins to do. This one forgets it: nobody watches."""
+    """A record of calls that keeps nothing, for processes that are not watched."""
 
     def begin(self, library: str, what: str, extra: float = 0.0) -> None:
-        """Something begins that takes a limited time, and what was begun before has ended.
+        """Record a call with a time limit; the call recorded before has ended.
 
         Args:
-            library: Whose code runs; empty: nobody's in particular.
-            what: What it does, in words.
-            extra: Seconds that it may take beyond those that everything may take.
+            library: The library that is called; empty: none.
+            what: A description.
+            extra: Seconds that the call may take beyond the limit of all calls.
         """
 
     def begin_unlimited(self, what: str) -> None:
-        """Something begins that another limit holds for, such as a peer's turn."""
+        """Record a call without a limit here, such as a peer's turn, whose limit the peer's client checks."""
 
     def watch(self, sample: Sampler, library: str, what: str, extra: float = 0.0) -> Sampler:
-        """The same sampler; each sample is told about before it is taken."""
+        """Return the sampler with a record before each sample."""
 
         def begin_and_sample(calls: int) -> float:
             self.begin(library, what, extra)
@@ -68,7 +68,7 @@ class Activity:
         return begin_and_sample
 
     def pause(self, sample: Sampler, what: str) -> Sampler:
-        """The same sampler, of a peer, which has a limit of its own."""
+        """Return the sampler of a peer with a record without limit before each sample."""
 
         def begin_and_sample(calls: int) -> float:
             self.begin_unlimited(what)
@@ -78,11 +78,11 @@ class Activity:
 
 
 class SharedActivity(Activity):
-    """Writes what a process begins to do into a file that another process reads.
+    """A record of calls in a file that another process reads.
 
     Args:
         file: Descriptor of an open file of `SIZE` bytes.
-        patience: Seconds that everything may take.
+        patience: Seconds that every call may take.
     """
 
     SIZE = _RECORD.size
@@ -91,28 +91,28 @@ class SharedActivity(Activity):
         self._memory, self._patience = mmap.mmap(file, _RECORD.size), patience
 
     def begin(self, library: str, what: str, extra: float = 0.0) -> None:
-        """Something begins that takes a limited time, and what was begun before has ended."""
+        """Record a call with a time limit; the call recorded before has ended."""
         self._write(library, what, self._patience + extra)
 
     def begin_unlimited(self, what: str) -> None:
-        """Something begins that another limit holds for, such as a peer's turn."""
+        """Record a call without a limit here, such as a peer's turn, whose limit the peer's client checks."""
         self._write("", what, math.inf)
 
     def _write(self, library: str, what: str, limit: float) -> None:
         self._memory[:] = _RECORD.pack(time.monotonic(), limit, library.encode()[:64], what.encode()[:192])
 
     def read(self) -> Call:
-        """What was begun last."""
+        """Return the last call."""
         record, again = self._memory[:], b""
-        while record != again:  # the other process may be writing
+        while record != again:  # Read until two reads agree: the other process may be writing.
             record, again = self._memory[:], record
         began, limit, library, what = _RECORD.unpack(record)
-        return Call(_text(library), _text(what), began, limit)
+        return Call(_decode(library), _decode(what), began, limit)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Unmap the memory."""
         self._memory.close()
 
 
-def _text(stored: bytes) -> str:
+def _decode(stored: bytes) -> str:
     return stored.rstrip(b"\0").decode(errors="replace")

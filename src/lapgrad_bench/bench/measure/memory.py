@@ -1,9 +1,8 @@
 """Peak memory of one call.
 
-On the CPU as the operating system sees it (BLAS work space included), on a GPU as torch's allocator does.
-
-There are two measures on the CPU. Resident memory (``measure_peak_bytes``) is what a call really uses, in any
-process, to a few hundred kB. Address space (``measure_mapped_bytes``) is exact and the same in every run, but
+On a GPU torch's allocator reports it. On the CPU the operating system does, with the workspace of the BLAS
+included, in two ways. Resident memory (``measure_peak_bytes``) is what a call really uses, exact to a few
+hundred kB, in any process. Address space (``measure_mapped_bytes``) is exact and the same in every run, but
 needs a process that was started with ``EVERY_BUFFER_MAPPED``.
 """
 
@@ -24,18 +23,18 @@ import torch
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-"""Written to clear_refs it sets the peak (VmHWM) back to the present resident size; see proc(5)."""
+"""Writing this to clear_refs resets the peak (VmHWM) to the present resident size; see proc(5)."""
 
 
 _CPU = torch.device("cpu")
 
-#: In the environment of a process: the C library maps every block from 64 KiB on by itself, and unmaps it
-#: when it is freed. It is read once, when the process starts.
+#: Environment in which the C library maps every block of 64 KiB or more separately, and unmaps it when it is
+#: freed. The C library reads it once, when the process starts.
 EVERY_BUFFER_MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def can_measure_memory(device: torch.device = _CPU) -> bool:
-    """Whether this system lets a process read and reset its own peak memory (Linux does)."""
+    """Return whether a process can read and reset its own peak memory on this system (Linux can)."""
     if device.type == "cuda":
         return torch.cuda.is_available()
     try:
@@ -49,11 +48,12 @@ def can_measure_memory(device: torch.device = _CPU) -> bool:
 def measure_peak_bytes(
     function: Callable[[], Any], device: torch.device = _CPU, *, called_before: bool = False
 ) -> int:
-    """Bytes in use at the call's peak beyond what was in use before; the result it returns counts.
+    """Return the bytes in use at the peak of a call beyond those in use before it; its result counts.
 
-    On the CPU exact to a few hundred kB: use it with operands of 100 MB. On a GPU these are the bytes asked
-    of torch's allocator, work space of torch's own routines included. The function is called once before
-    (unless it was, `called_before`), so that what libraries allocate on first use is there already.
+    On the CPU the figure is exact to a few hundred kB: use operands of 100 MB. On a GPU it is the number of
+    bytes requested from torch's allocator, including the workspace of torch's own routines. The function is
+    called once before, unless `called_before`, so that buffers that libraries allocate on first use do not
+    count.
     """
     if not called_before:
         function()
@@ -63,31 +63,31 @@ def measure_peak_bytes(
     _CLEAR_REFS.write_text(_RESET_PEAK)
     before = _read_status("RssAnon")
     result = function()
-    # The system may take pages of files (code of libraries, say) from a process, and they come back when they
-    # are used. They do not count: those that are there at the end are subtracted from the peak.
+    # The system may evict pages of files, such as the code of libraries, and read them again when they are
+    # used. They must not count: those that are resident at the end are subtracted from the peak.
     peak = _read_status("VmHWM") - _read_status("RssFile") - _read_status("RssShmem")
     del result
     return max(0, peak - before)
 
 
 def measure_mapped_bytes(function: Callable[[], Any]) -> int:
-    """Bytes of address space at the call's peak beyond those before; the result it returns counts.
+    """Return the bytes of address space at the peak of a call beyond those before it; its result counts.
 
-    Exact but for blocks below 64 KiB, which are not counted. Address space changes only when this process
-    maps or unmaps memory. It does not depend on other processes, on pages that the system takes away or gives
-    back, on the size of pages, or on whether a buffer is used once it is allocated. The function is called
-    once before, so that what libraries allocate on first use is there already.
+    The figure is exact, but blocks below 64 KiB are not counted. Address space changes only when this process
+    maps or unmaps memory. It does not depend on other processes, on evicted pages, on the size of pages, or
+    on whether an allocated buffer is used. The function is called once before, so that buffers that libraries
+    allocate on first use do not count.
 
     Raises:
-        RuntimeError: The process was not started with ``EVERY_BUFFER_MAPPED``: buffers would come out of
-            memory that the C library has kept, and not be counted.
+        RuntimeError: The process was not started with ``EVERY_BUFFER_MAPPED``. The C library would reuse
+            freed memory for buffers, and they would not be counted.
     """
     if any(os.environ.get(name) != value for name, value in EVERY_BUFFER_MAPPED.items()):
         raise RuntimeError(f"measure_mapped_bytes needs a process started with {EVERY_BUFFER_MAPPED}")
     function()
-    gc.collect()  # what is freed on the way would hide what is allocated
-    # The peak of address space cannot be reset. A mapping without access rights, which takes no memory,
-    # raises the present size to it instead, so that whatever the call maps on top is a new peak.
+    gc.collect()  # Garbage that is freed during the call would hide what it allocates.
+    # The peak of address space cannot be reset. Instead a mapping without access rights, which takes no
+    # memory, raises the present size to the peak, so that everything that the call maps makes a new peak.
     missing = _read_status("VmPeak") - _read_status("VmSize")
     filler = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0) if missing else None
     before = _read_status("VmSize")
@@ -100,13 +100,13 @@ def measure_mapped_bytes(function: Callable[[], Any]) -> int:
 
 
 def _release_unused() -> None:
-    """Gives back what the C library keeps of freed blocks: memory that is reused would not be counted."""
-    with contextlib.suppress(OSError, AttributeError):  # glibc has it
+    """Return freed blocks that the C library keeps to the system: memory that is reused would not count."""
+    with contextlib.suppress(OSError, AttributeError):  # Only glibc has this function.
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _measure_allocator_peak(function: Callable[[], Any], device: torch.device) -> int:
-    gc.collect()  # what is freed on the way would hide what is allocated
+    gc.collect()  # Garbage that is freed during the call would hide what it allocates.
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]

@@ -1,4 +1,4 @@
-"""Interleaved timing: functions under comparison take turns, so that the noise of the machine meets all."""
+"""Times several functions in turns, so that changes in the speed of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ CPU = torch.device("cpu")
 
 Thunk = Callable[[], Any]
 Sampler = Callable[[int], float]
-"""Makes this many calls and returns seconds per call."""
+"""A function that makes so many calls and returns the seconds per call."""
 
 _SHORTEST_SAMPLE = 2e-3
-"""Seconds. A faster function is called several times per sample: the clock's own cost vanishes, and what the
-other function left behind (cold caches, memory given back to the system) is paid once per sample."""
+"""Least seconds of a sample. A faster function is called several times per sample. Then the cost of the clock
+does not matter, and the caches that the other function has emptied are filled once per sample."""
 
 _FILLER_BYTES = 2**28
-"""What a GPU is kept busy with: writing this takes a tenth of a millisecond."""
+"""Bytes that a GPU writes to be kept busy: they take a tenth of a millisecond."""
 
 _LEAST_AHEAD, _MOST_AHEAD = 1e-3, 2e-2
-"""Seconds that a GPU is kept busy for: threads of autograd may take long to wake up. A function that takes
-more to launch waits for the GPU."""
+"""Seconds that a GPU is kept busy while a call is launched; threads of autograd may take long to wake up.
+If a launch takes longer, the GPU waits for it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """Median and quartiles of the samples.
+        """Return median and quartiles of the samples.
 
         Example:
             >>> Timing.of([3.0, 1.0, 2.0])
@@ -64,14 +64,14 @@ def time_in_turns(
     most_rounds: int = 2000,
     device: torch.device = CPU,
 ) -> list[Timing]:
-    """Times functions in turns: one sample of each per round, every second round in reverse order.
+    """Time functions in turns: one sample of each per round, every second round in reverse order.
 
     Args:
         functions: what to time, without arguments.
-        seconds: how long to go on, all functions together.
+        seconds: how long all functions are timed together.
         least_rounds: rounds that are run even when `seconds` is over.
-        most_rounds: rounds after which `seconds` does not matter.
-        device: where the functions compute. A GPU is asked by events when it began and ended.
+        most_rounds: rounds after which timing stops even if `seconds` is not over.
+        device: where the functions compute. On a GPU events record when it begins and ends.
 
     Returns:
         One Timing per function.
@@ -88,15 +88,15 @@ def take_turns(
     most_rounds: int = 2000,
     rare: int = 0,
 ) -> list[Timing]:
-    """The same for anything that takes samples, such as a library in another process.
+    """Time anything that takes samples in turns, such as libraries in other processes.
 
     Args:
         samplers: what to time: each takes a number of calls and returns seconds per call.
-        seconds: how long to go on, all together.
+        seconds: how long all samplers are timed together.
         least_rounds: rounds that are run even when `seconds` is over.
-        most_rounds: rounds after which `seconds` does not matter.
-        rare: of this many samplers at the end a sample, of one call, is taken in `least_rounds` rounds, and
-            after that only while they have taken less than a tenth of the time: the yardstick of the others.
+        most_rounds: rounds after which timing stops even if `seconds` is not over.
+        rare: the last so many samplers are references. Their samples are single calls, taken in the first
+            `least_rounds` rounds, and later only while they have used less than a tenth of the time.
 
     Returns:
         One Timing per sampler.
@@ -123,13 +123,13 @@ def take_turns(
 
 
 def make_sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = False) -> Sampler:
-    """Samples of a function in this process.
+    """Return a sampler of a function in this process.
 
     Args:
         function: what to time, without arguments.
         device: where it computes.
-        warm: call it once before each sample of several calls, without counting. For turns with other
-            processes, during which the threads of this one fell asleep.
+        warm: call it once, uncounted, before each sample of several calls. Needed in turns with other
+            processes, during which the threads of this one fall asleep.
     """
     sample = _take_sample_on_gpu if device.type == "cuda" else _take_sample
     if not warm:
@@ -144,7 +144,7 @@ def make_sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = Fa
 
 
 def _choose_calls_per_sample(sample: Sampler) -> int:
-    """Warms the function up and finds how many calls make a sample long enough to be measured."""
+    """Warm a sampler up; return how many calls make a sample that is long enough to be measured."""
     sample(1)
     once = sample(1)
     if once < _SHORTEST_SAMPLE:
@@ -170,16 +170,16 @@ def _take_sample_on_gpu(function: Thunk, calls: int) -> float:
 
 
 def measure_device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> Timing:
-    """Seconds that a GPU works on a call, without those that it waits for the host.
+    """Return the seconds that a GPU works on a call, without the time it waits for the host.
 
-    A call is launched while the GPU is still busy with something else, as it is in the middle of a program
-    that keeps it busy (NVBench's way to measure). Nothing of the call is in the GPU's caches. A function that
-    reads from the GPU waits in between, and that counts.
+    The call is launched while the GPU is busy with other work, as in the middle of a program that keeps it
+    busy (NVBench measures in this way). The GPU's caches hold no data of the call. If the function reads a
+    value back from the GPU, the wait for it counts.
 
     Args:
         function: what to time, without arguments; called before.
-        samples: how many are taken, unless they take longer than `seconds`: then three at least.
-        seconds: see there.
+        samples: how many are taken.
+        seconds: stop after this time, but not before three samples.
     """
     filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -200,7 +200,7 @@ def measure_device_work(function: Thunk, *, samples: int = 9, seconds: float = 0
 
 @contextmanager
 def freeze_existing_objects() -> Iterator[None]:
-    """Keeps what is there already (torch has 10⁵ objects) out of the garbage collections between cases."""
+    """Exclude existing objects (torch has 10⁵ of them) from garbage collection while the block runs."""
     gc.collect()
     gc.freeze()
     try:

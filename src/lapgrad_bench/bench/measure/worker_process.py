@@ -1,4 +1,4 @@
-"""A process that answers requests: one JSON object per line each way."""
+"""A child process that answers requests, each a JSON object on one line, as is its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 _LONGEST_WAIT = 10.0
-"""Seconds after which a process that waits for an answer looks again how long it may wait."""
+"""Seconds after which the time limit is read again while waiting for an answer."""
 
 
 class NoAnswerError(Exception):
@@ -24,17 +24,17 @@ class EndedError(Exception):
 
 
 class GarbledError(Exception):
-    """The process answered something that is no JSON; the message quotes it."""
+    """The answer is not JSON; the message quotes it."""
 
 
 class WorkerProcess:
-    """A process and the pipes to it.
+    """A child process and the pipes to it.
 
     Args:
         command: Its command line.
-        environment: Of the process; None: that of this one.
-        stderr: Where its complaints go; None: where those of this process go.
-        pass_fds: Files of this process that stay open in it.
+        environment: Its environment; None: that of this process.
+        stderr: The file for its error messages; None: the stderr of this process.
+        pass_fds: File descriptors that it inherits.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class WorkerProcess:
             stderr=stderr,
             env=environment,
             pass_fds=pass_fds,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the others itself
+            start_new_session=True,  # Ctrl-C must reach this process only, which ends its children itself.
         )
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Sends one request.
+        """Send one request.
 
         Raises:
             EndedError: The process has ended.
@@ -67,13 +67,14 @@ class WorkerProcess:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise EndedError(self._how_it_ended()) from error
+            raise EndedError(self._describe_end()) from error
 
     def receive(self, seconds_left: Callable[[], float]) -> dict[str, Any]:
-        """Waits for one answer.
+        """Wait for one answer and return it.
 
         Args:
-            seconds_left: How much longer to wait; asked again when that time is over, as it may have grown.
+            seconds_left: Returns how much longer to wait. It is called again when that time is over, because
+                the process may have started another call.
 
         Raises:
             NoAnswerError: No time is left.
@@ -91,7 +92,7 @@ class WorkerProcess:
                     continue
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
-                    raise EndedError(self._how_it_ended())
+                    raise EndedError(self._describe_end())
                 self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
         try:
@@ -101,19 +102,19 @@ class WorkerProcess:
         return answer
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal, if the process still runs."""
+        """Send a signal, if the process still runs."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Kill the process."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not sent when the process died
+                with contextlib.suppress(OSError):  # The process may have died before it read everything.
                     pipe.close()
 
-    def _how_it_ended(self) -> str:
+    def _describe_end(self) -> str:
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

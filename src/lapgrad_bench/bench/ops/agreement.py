@@ -1,4 +1,4 @@
-"""Only like is compared with like: results and gradients are compared before anything is timed."""
+"""Compares results and gradients of two libraries; only libraries that agree are timed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lapgrad_bench.bench.ops.cases import Case
 
 
 class DisagreementError(AssertionError):
-    """Two libraries gave different results: their times cannot be compared."""
+    """Two libraries gave different results, so that their times cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Results, and gradients of all inputs, where they were asked for."""
+    """Results of an operator, and gradients for all inputs if they were computed."""
 
     results: Sequence[Tensor]
     gradients: Sequence[Tensor] = ()
 
     def on_cpu(self) -> Values:
-        """The same, where other processes put theirs."""
+        """Return the values on the CPU, where other processes store theirs."""
         return Values([x.cpu() for x in self.results], [x.cpu() for x in self.gradients])
 
 
@@ -36,19 +36,19 @@ def compare(
     who: str = "",
     whose: str = "torch",
 ) -> None:
-    """Compares results, up to signs where these are free, and gradients with those of a reference.
+    """Check that results (up to free signs) and gradients are those of a reference.
 
     Args:
         case: what was computed.
-        seen: by lapgrad, or another library.
-        reference: what torch computed, or lapgrad where torch is left out.
-        symmetric: positions of inputs of which only the symmetric part of the gradient is compared, besides
+        seen: values of lapgrad, or of another library.
+        reference: values of torch, or of lapgrad where torch is left out.
+        symmetric: positions of inputs for which only the symmetric part of the gradient is compared, besides
             those that the case names.
-        who: said in the message, with a space before it.
+        who: name of the library in the message, with a space before it.
         whose: the library of the reference.
 
     Raises:
-        DisagreementError: They differ by more than both round.
+        DisagreementError: They differ by more than rounding explains.
     """
     pairs = {}
     for i, (mine, theirs) in enumerate(zip(seen.results, reference.results, strict=True)):

@@ -25,12 +25,12 @@ from lapgrad_bench.bench.ops.runner import Measurement, Phase, measure, measure_
 
 Machine = Literal["few-cores", "many-cores", "cuda"]
 MANY_CORES = 8
-"""From this number of threads on a machine is held to the bars for many cores."""
+"""Number of threads from which on the bars for many cores apply."""
 
 
 @dataclass
-class Bench:
-    """Measures what bars ask for, each case and phase once."""
+class BarMeasurer:
+    """Measures cases for bars, and remembers the measurements that several bars need."""
 
     threads: int
     seconds: float
@@ -39,7 +39,7 @@ class Bench:
     activity: Activity = field(default_factory=Activity)
 
     def measurement(self, case: Case, phase: Phase) -> Measurement:
-        """The measurement of one phase, from memory if it was taken before."""
+        """Return the measurement of one phase; measures it if that has not been done before."""
         case = dataclasses.replace(case, device=self.device)
         if (case, phase) not in self.measured:
             (self.measured[case, phase],) = measure(
@@ -58,24 +58,24 @@ class Bar:
         bound: the figure that is to be reached.
         value: measures the figure.
         unit: printed behind both figures.
-        device: the same figure of a GPU's work alone, where there is one.
+        device: measures the same figure for the work of the GPU alone, if there is one.
     """
 
     what: str
     sense: Literal["≥", "≤"]
     bound: float
-    value: Callable[[Bench], float]
+    value: Callable[[BarMeasurer], float]
     unit: str = "×"
-    device: Callable[[Bench], float | None] = lambda bench: None
+    device: Callable[[BarMeasurer], float | None] = lambda bench: None
 
     def holds(self, figure: float) -> bool:
-        """Whether the figure reaches the bar."""
+        """Return whether a figure reaches the bar."""
         return figure >= self.bound if self.sense == "≥" else figure <= self.bound
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bar and what was measured; ``device``: of a GPU's work alone, without its waiting for the host."""
+    """A bar and its figure; ``device`` is the figure for the GPU's work alone, without waits for the host."""
 
     bar: Bar
     figure: float
@@ -87,7 +87,7 @@ class Verdict:
         return self.bar.holds(self.figure)
 
     def as_dict(self) -> dict[str, Any]:
-        """As stored in results files."""
+        """Return the verdict as results files store it."""
         bar = self.bar
         return {
             "what": bar.what,
@@ -101,7 +101,7 @@ class Verdict:
 
 
 def list_bars(machine: Machine) -> list[Bar]:
-    """The table for one kind of machine.
+    """Return the bars for one kind of machine.
 
     Example:
         >>> list_bars("few-cores")[0].what
@@ -114,8 +114,8 @@ def list_bars(machine: Machine) -> list[Bar]:
     )
 
 
-def judge(bar: Bar, bench: Bench) -> Verdict:
-    """Measures one bar."""
+def judge(bar: Bar, bench: BarMeasurer) -> Verdict:
+    """Measure one bar."""
     bench.activity.begin("", bar.what)
     with use_threads(bench.threads):
         return Verdict(bar, bar.value(bench), bar.device(bench))
@@ -241,7 +241,7 @@ def _list_cuda_bars() -> Iterator[Bar]:
 def _make_speedup_bars(
     name: str | Operator, shape: int | str, float64: _Bounds, float32: _Bounds
 ) -> Iterator[Bar]:
-    """Bars on (forward, backward) for both dtypes; None: no bar."""
+    """Yield bars on the speed-up of (forward, backward) for both dtypes; None: no bar."""
     operator = OPERATORS[name] if isinstance(name, str) else name
     for dtype, bounds in zip(_FLOATS, (float64, float32), strict=True):
         case = Case(operator, Shape.parse(str(shape)), dtype)
@@ -262,7 +262,7 @@ def _make_speedup_bar(case: Case, phase: Phase, bound: float) -> Bar:
 
 
 def _make_backward_bar(case: Case, bound: float) -> Bar:
-    def value(bench: Bench) -> float:
+    def value(bench: BarMeasurer) -> float:
         backward, forward = (bench.measurement(case, phase).ours.median for phase in ("backward", "forward"))
         return backward / forward
 
@@ -270,7 +270,7 @@ def _make_backward_bar(case: Case, bound: float) -> Bar:
 
 
 def _make_scaling_bar(case: Case, phase: Phase, bound: float) -> Bar:
-    def value(bench: Bench) -> float:
+    def value(bench: BarMeasurer) -> float:
         one, every = (
             measure_alone(case, phase, threads, bench.seconds, bench.activity)
             for threads in (1, bench.threads)
@@ -289,7 +289,7 @@ _MEMORY_N = 4096
 def _make_memory_bar(
     phase: str, bound: float, prepare: Callable[[torch.Tensor], Callable[[], Any]], name: str = "potrf"
 ) -> Bar:
-    def value(bench: Bench) -> float:
+    def value(bench: BarMeasurer) -> float:
         if not can_measure_memory():
             return float("nan")
         generator = torch.Generator().manual_seed(0)
@@ -317,12 +317,14 @@ def _prepare_potrf_backward(A: torch.Tensor) -> Callable[[], Any]:
 
 
 def _prepare_overwriting_mvn_nll(A: torch.Tensor) -> Callable[[], Any]:
-    """The factor overwrites A, and the gradient is the one buffer that is allocated."""
+    """Return a call in which the factor overwrites A, so that only the gradient is allocated."""
     leaf, y = A.requires_grad_(), torch.ones_like(A[:, :1])
     room = torch.empty_like(A)
 
     def call() -> Any:
-        work = room.detach().copy_(leaf)  # recorded: gradients reach the leaf without another buffer
+        work = room.detach().copy_(
+            leaf
+        )  # The copy is recorded by autograd, so that the gradient reaches the leaf without another buffer.
         return torch.autograd.grad(lg.fused.mvn_nll(work, y, overwrite=True), leaf)
 
     return call

@@ -1,7 +1,7 @@
-"""One row per operator: what it is timed against, on which inputs, and how much work it is.
+"""One row per operator: the torch function it is compared with, its inputs, its flop counts.
 
-Flop counts: one multiply-add is 2. The formulas count what lapgrad's algorithm does; the same count divides
-torch's time, so that the rates of both can be compared.
+A multiply-add counts as 2 flops. The formulas count the work of lapgrad's algorithm. The same count is used
+for torch's rate, so that the rates of both can be compared.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Case:
     device: torch.device = CPU
 
     def work(self, phase: str) -> float:
-        """Flops (or elements moved) of the whole batch."""
+        """Return the flops (or elements moved) of the whole batch."""
         n, m = self.shape.n, self.shape.m
         forward, backward = self.operator.forward(n, m), self.operator.backward(n, m)
         amounts = {"forward": forward, "backward": backward, "step": forward + backward}
@@ -74,7 +74,7 @@ class Case:
 
 
 def name_dtype(dtype: torch.dtype) -> str:
-    """`float64` for torch.float64."""
+    """Return "float64" for torch.float64."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -198,12 +198,12 @@ _ROWS = (
         lambda n, m: 500 * n, lambda n, m: 1500 * n, symmetric=(3, 4, 6),
     ),
 
-    # The decompositions: flops as of dense textbook algorithms (Golub and Van Loan), iterations counted in.
+    # Decompositions: flops of the dense textbook algorithms (Golub and Van Loan), iterations included.
     Operator(
         "gesvd", lg.gesvd, in_torch.decompose_singular_values, "torch.linalg.svd(A, full_matrices=False)",
         inputs.make_separated,
         lambda n, m: 21 * n * n * m, lambda n, m: 8 * n * n * m, signs=True,
-        tolerance=500.0,  # of torch.linalg.svd on CUDA, whose Jacobi iteration stops early
+        tolerance=500.0,  # for torch.linalg.svd on CUDA, whose Jacobi iteration stops early
     ),
 
     # Orthogonal factorisations.
@@ -258,7 +258,7 @@ L_OF_GELQF = Operator(
     lambda n, m: 2 * n * n * m + 2 * n**3 / 3,
     signs=True,
 )
-"""L alone, for the bars. torch.linalg.qr(mode="r") has no gradient: the peer computes Q as well."""
+"""The factor L alone, for the bars. torch computes Q as well: torch.linalg.qr(mode="r") has no gradient."""
 
 OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
-"""All operators with a benchmark, by name. A test compares the names with the package's operators."""
+"""All operators with a benchmark, by name. A test checks that every operator of the package is here."""

@@ -1,7 +1,7 @@
-"""lapgrad and torch calls in turns.
+"""Measures whether calls of lapgrad and torch in turns slow each other down.
 
-Two thread pools in one process spin against each other: a call on the one next to a call on the other then
-takes several times as long as either alone. lapgrad runs on torch's pool, and this measures that it does.
+Idle threads of a thread pool spin for a while. With two pools in one process, a call on one pool right after
+a call on the other takes several times as long as alone. lapgrad runs on torch's pool; this checks it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lapgrad_bench.bench.ops.inputs import Shape
 
 _CALL_SECONDS = 4e-3
 _CALLS_PER_BLOCK = 25
-"""A block of one function alone lasts 0.1 s: long enough for idle threads of another pool to go to sleep."""
+"""A block of calls of one function lasts 0.1 s, in which idle threads of another pool fall asleep."""
 
 
 @dataclass(frozen=True)
 class Alternation:
-    """Seconds per call: potrf alone, torch.mm alone, and one after the other."""
+    """Seconds per call of potrf alone, of torch.mm alone, and of a pair of both; and their sizes."""
 
     potrf_n: int
     mm_n: int
@@ -34,15 +34,15 @@ class Alternation:
 
     @property
     def ratio(self) -> float:
-        """Time of a pair over the sum of each alone: 1 when they do not disturb each other."""
+        """Time of a pair over the sum of the times alone: 1 if they do not disturb each other."""
         return self.pair / (self.potrf + self.mm)
 
 
 def alternate(seconds: float, dtype: torch.dtype = torch.float64) -> Alternation:
-    """Measures lapgrad.potrf and torch.mm, each sized to about 4 ms, alone and in turns."""
+    """Time lapgrad.potrf and torch.mm, at sizes where each takes about 4 ms, alone and in turns."""
     with torch.no_grad():
-        potrf_n, potrf = _sized(lambda n: _potrf_of(n, dtype))
-        mm_n, mm = _sized(lambda n: _mm_of(n, dtype))
+        potrf_n, potrf = _find_size(lambda n: _prepare_potrf(n, dtype))
+        mm_n, mm = _find_size(lambda n: _prepare_mm(n, dtype))
 
         def potrf_block() -> None:
             for _ in range(_CALLS_PER_BLOCK):
@@ -62,18 +62,18 @@ def alternate(seconds: float, dtype: torch.dtype = torch.float64) -> Alternation
     return Alternation(potrf_n, mm_n, *each)
 
 
-def _potrf_of(n: int, dtype: torch.dtype) -> Callable[[], Any]:
+def _prepare_potrf(n: int, dtype: torch.dtype) -> Callable[[], Any]:
     (A,) = OPERATORS["potrf"].inputs(Shape(n, n), dtype, torch.Generator().manual_seed(0))
     return lambda: lg.potrf(A)
 
 
-def _mm_of(n: int, dtype: torch.dtype) -> Callable[[], Any]:
+def _prepare_mm(n: int, dtype: torch.dtype) -> Callable[[], Any]:
     A = torch.ones(n, n, dtype=dtype)
     return lambda: torch.mm(A, A)
 
 
-def _sized(make: Callable[[int], Callable[[], Any]]) -> tuple[int, Callable[[], Any]]:
-    """The size, in steps of an eighth, whose call first takes 4 ms."""
+def _find_size(make: Callable[[int], Callable[[], Any]]) -> tuple[int, Callable[[], Any]]:
+    """Return the first size whose call takes 4 ms, and the call; sizes grow by an eighth."""
     n = 128
     while True:
         function = make(n)

@@ -1,8 +1,8 @@
-"""Two results files of operators: what got slower, what got faster.
+"""Compares two results files of operators: what got slower, what got faster.
 
-Machines change their speed from day to day, and from neighbour to neighbour. What is compared is therefore
-not seconds but seconds times the rate of torch.mm in the same run: how many flops of a product of matrices
-a call takes the time of.
+The speed of a machine changes from day to day, and with what else runs on it. So the comparison is not in
+seconds but in costs: seconds times the rate of torch.mm in the same run, the flops of a matrix product that
+takes as long as the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = tuple[CaseKey, str]
 
 @dataclass(frozen=True)
 class Change:
-    """One phase of one case, before and after."""
+    """The rows of one phase of one case in both files."""
 
     key: Key
     old: Row
@@ -32,7 +32,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """Cost now over cost before, both in flops of a product."""
+        """The new cost over the old one."""
         return compute_cost(self.new) / compute_cost(self.old)
 
     @property
@@ -45,13 +45,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cases of two files.
+    """The comparison of two files.
 
     Attributes:
-        changes: of cases in both.
-        only_old, only_new: cases in one of them.
-        unmeasured: cases in both without a rate of torch.mm: they cannot be compared.
-        differences: in machine, versions, threads and dtypes, in words.
+        changes: cases that are in both.
+        only_old, only_new: cases that are in one of them.
+        unmeasured: cases in both that cannot be compared, because a rate of torch.mm is missing.
+        differences: differences of machine, versions, threads and dtypes, in words.
     """
 
     changes: list[Change] = field(default_factory=list)
@@ -62,19 +62,19 @@ class Comparison:
 
     @property
     def worse(self) -> list[Change]:
-        """What got worse, the worst first."""
+        """Changes for the worse, the worst first."""
         found = [change for change in self.changes if change.verdict == "WORSE"]
         return sorted(found, key=lambda change: -change.ratio)
 
     @property
     def better(self) -> list[Change]:
-        """What got better, the best first."""
+        """Changes for the better, the best first."""
         found = [change for change in self.changes if change.verdict == "better"]
         return sorted(found, key=lambda change: change.ratio)
 
 
 def compute_cost(row: Row) -> float:
-    """Flops that torch.mm does in the time of a call.
+    """Return the flops that torch.mm makes in the time of a call.
 
     Example:
         >>> compute_cost({"median_s": 0.5, "gemm_rate": 6e10})
@@ -84,7 +84,7 @@ def compute_cost(row: Row) -> float:
 
 
 def compare(old: Results, new: Results) -> Comparison:
-    """Compares lapgrad's rows of two files."""
+    """Compare the rows of lapgrad in two files."""
     before, after = _select_own_rows(old), _select_own_rows(new)
     found = Comparison(
         only_old=[key for key in before if key not in after],
@@ -102,7 +102,7 @@ def compare(old: Results, new: Results) -> Comparison:
 
 
 def make_table(comparison: Comparison) -> Table:
-    """What changed: times, shares of the rate of gemm, and by how much the cost grew."""
+    """Return a table of the changes: times, fractions of the rate of gemm, and growth of the cost."""
     lines = []
     for change in [*comparison.worse, *comparison.better]:
         old, new = change.old, change.new
@@ -126,12 +126,12 @@ def make_table(comparison: Comparison) -> Table:
 
 
 def list_notes(comparison: Comparison, names: tuple[str, str], repeated: bool) -> list[str]:
-    """What else there is to say, in lines.
+    """Return notes to be printed below the table, one per line.
 
     Args:
-        comparison: of two files.
-        names: of the files.
-        repeated: whether what looked worse was measured again.
+        comparison: the comparison of two files.
+        names: the names of the files.
+        repeated: whether cases that looked worse were measured again.
     """
     same = len(comparison.changes) - len(comparison.worse) - len(comparison.better)
     lines = [
@@ -189,7 +189,7 @@ def _collect_values(rows: Iterable[Row], what: str) -> list[str]:
 
 
 def _group_phases(keys: Sequence[Key]) -> list[str]:
-    """Phases of a case together."""
+    """Return the names of cases, with all phases of a case in one name."""
     phases: dict[CaseKey, list[str]] = {}
     for case, phase in keys:
         phases.setdefault(case, []).append(phase)

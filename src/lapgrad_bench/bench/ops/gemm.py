@@ -1,4 +1,4 @@
-"""Matrix multiplication, the yardstick: every case is compared with torch.mm in the same run."""
+"""torch.mm, the reference for speed: the rate of every case is compared with it in the same run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lapgrad_bench.bench.measure.timing import Thunk
 
 
 def choose_order(device: torch.device, threads: int) -> int:
-    """Of the product: large enough to be limited by arithmetic, and fixed, so that runs can be compared.
+    """Return the order of the matrices: large enough that arithmetic limits the speed, and always the same.
 
     Example:
         >>> choose_order(torch.device("cpu"), 2)
@@ -22,12 +22,12 @@ def choose_order(device: torch.device, threads: int) -> int:
 
 
 def count_flops(device: torch.device, threads: int) -> float:
-    """Of one product."""
+    """Return the flops of one product."""
     return 2.0 * choose_order(device, threads) ** 3
 
 
 def make_product(dtype: torch.dtype, device: torch.device, threads: int) -> Thunk:
-    """The product, as a function to be timed."""
+    """Return a function that computes the product."""
     return _product(dtype, device, choose_order(device, threads))
 
 

@@ -1,4 +1,4 @@
-"""The operators as a user of torch writes them: what lapgrad is timed against."""
+"""The operators as a user of torch writes them: lapgrad is timed against these functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 def multiply_triangular(L: Tensor, A: Tensor) -> Tensor:
     # One large triangle is multiplied as it is: masking it would only slow torch down. In batches of small
-    # matrices the triangle is cut out, as a parametrisation by an unconstrained matrix does.
+    # matrices the upper triangle is masked, as in a parametrisation by an unconstrained matrix.
     return L @ A if L.ndim == 2 else L.tril() @ A
 
 
@@ -62,12 +62,12 @@ def multiply_and_add(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def compute_logdet_by_cholesky(A: Tensor) -> Tensor:
-    """The other way to a log determinant in torch; its backward is the slower one."""
+    """Return log det A by a Cholesky factorisation; its backward pass is slower than that of torch.logdet."""
     return 2.0 * torch.linalg.cholesky(A).diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def compute_normal_nll(A: Tensor, y: Tensor) -> Tensor:
-    # As torch.distributions.MultivariateNormal does it; with cholesky_solve it takes longer.
+    # torch.distributions.MultivariateNormal computes it in this way; with cholesky_solve it takes longer.
     L = torch.linalg.cholesky(A)
     whitened = torch.linalg.solve_triangular(L, y, upper=False)
     half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -76,7 +76,7 @@ def compute_normal_nll(A: Tensor, y: Tensor) -> Tensor:
 
 
 def filter_series(y: Tensor, A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor, P: Tensor) -> Tensor:
-    # The filter of the paper, step by step: K R K^T is what its K R K stands for.
+    # The filter of the paper, step by step. The paper's K R K means K R Kᵀ.
     times, p = y.shape[-2:]
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     s: Tensor = y.new_zeros(y.shape[:-2])
@@ -99,7 +99,7 @@ def filter_series(y: Tensor, A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tens
 
 
 def decompose_singular_values(A: Tensor) -> tuple[Tensor, ...]:
-    # The view costs nothing: rows of vectors, as lapgrad returns them.
+    # lapgrad returns vectors in rows; the transposed view costs nothing.
     columns, S, V = torch.linalg.svd(A, full_matrices=False)
     return columns.mT, S, V
 

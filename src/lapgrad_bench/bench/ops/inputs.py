@@ -1,7 +1,7 @@
-"""Inputs of the benchmarks, made of a shape, a dtype and a source of random numbers.
+"""Generators of inputs, from a shape, a dtype and a source of random numbers.
 
-Triangles have a diagonal of 1 to 2 and row sums of about 1 beside it, so that L⁻¹ is of the order of 1 at
-every size; symmetric matrices have eigenvalues of 1 to about 5.
+Triangles have a diagonal between 1 and 2, and the other entries of a row sum to about 1, so that L⁻¹ is of
+order 1 at every size. Symmetric matrices have eigenvalues from 1 to about 5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shape:
-    """`batch` matrices of n × m. Operators on square matrices take n × n; n is then what counts.
+    """The shape of a batch of n × m matrices. Operators on square matrices use n × n.
 
     Example:
         >>> Shape.parse("1000x8x8"), str(Shape.parse("64"))
@@ -29,7 +29,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """`64` is one 64 × 64 matrix, `1000x8x8` a batch of 1000 of 8 × 8."""
+        """Return the shape of a text: `64` is one 64 × 64 matrix, `1000x8x8` a batch of 1000."""
         try:
             sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
         except ValueError:
@@ -42,7 +42,7 @@ class Shape:
 
     @classmethod
     def parse_list(cls, text: str) -> list[Shape]:
-        """Several, separated by commas; none for an empty text."""
+        """Return the shapes of a text that are separated by commas; none for an empty text."""
         return [cls.parse(part) for part in text.split(",") if part.strip()]
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ def make_one_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generat
 
 
 def make_one_regular(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Well conditioned, also the worst of a batch, with determinants of the order of 1 at every size."""
+    """Return well-conditioned matrices with determinants of order 1 at every size."""
     X = _draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator)
     X.mul_(0.25 / math.sqrt(shape.n)).diagonal(dim1=-2, dim2=-1).add_(1.0)
     return (X.roll(1, -2),)
@@ -112,7 +112,7 @@ def make_one_square(shape: Shape, dtype: torch.dtype, generator: torch.Generator
 
 
 def make_separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Singular values one apart: the gradient divides by their differences."""
+    """Return matrices with singular values k, ..., 2, 1: the gradient divides by their differences."""
     k = min(shape.n, shape.m)
     left, right = (
         torch.linalg.qr(_draw_normal(side, k, shape=shape, dtype=torch.float64, generator=generator))[0]
@@ -122,7 +122,7 @@ def make_separated(shape: Shape, dtype: torch.dtype, generator: torch.Generator)
 
 
 def make_observations(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """n rows and m columns, or 2 m + 8 rows if these are more."""
+    """Return random data of m columns, with n rows or 2 m + 8, whichever is more."""
     rows = max(shape.n, 2 * shape.m + 8)
     return (_draw_normal(rows, shape.m, shape=shape, dtype=dtype, generator=generator),)
 
@@ -150,7 +150,7 @@ def make_packed_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Gene
 
 
 def make_full_rank(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Well conditioned, also the worst of a batch."""
+    """Return well-conditioned n × m matrices."""
     A = _draw_normal(shape.n, shape.m, shape=shape, dtype=dtype, generator=generator)
     A.div_(4.0 * math.sqrt(max(shape.n, shape.m)))
     A.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -163,7 +163,10 @@ def make_full_rank_and_column(shape: Shape, dtype: torch.dtype, generator: torch
 
 
 def make_spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Eigenvalues at equal distances between 1 and 2: eigenvectors are well conditioned."""
+    """Return symmetric matrices with eigenvalues at equal distances between 1 and 2.
+
+    The gradient of eigenvectors is then well conditioned.
+    """
     Q = torch.linalg.qr(
         _draw_normal(shape.n, shape.n, shape=shape, dtype=torch.float64, generator=generator)
     ).Q
@@ -173,7 +176,7 @@ def make_spaced_spectrum(shape: Shape, dtype: torch.dtype, generator: torch.Gene
 
 
 def make_spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """The same for data: centred, their singular values have equal distances."""
+    """Return data whose centred matrix has singular values at equal distances between 1 and 2."""
     k = min(shape.n - 1, shape.m)
     left, right = (
         _draw_normal(size, k, shape=shape, dtype=torch.float64, generator=generator)
@@ -185,7 +188,7 @@ def make_spaced_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generato
 
 
 def make_series(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    # `batch` series of n steps, of one model with 4 states and 2 observations.
+    """Return `batch` series of n steps, and the matrices of one model with 4 states and 2 observations."""
     states, observations = 4, 2
 
     def random(*sizes: int) -> Tensor:

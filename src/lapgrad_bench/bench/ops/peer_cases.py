@@ -1,4 +1,4 @@
-"""A case given to peers: inputs handed over, results compared with those of torch, samples taken."""
+"""Runs a case in the processes of peers: sends inputs, compares results with torch's, takes samples."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class PeerCase:
     phases: tuple[str, ...]
 
     def sample(self, phase: str, calls: int) -> float:
-        """Seconds per call, measured in the peer's process while this one is idle."""
+        """Return seconds per call, measured in the peer's process while this one is idle."""
         wait_for_idle_threads()
         answer = self.peer.ask(f"in {self.case} {phase}", do="sample", phase=phase, calls=calls)
         return float(answer["seconds"])
 
     def extra_bytes(self, phase: str) -> int | None:
-        """Bytes at the peak of a call."""
+        """Return the bytes at the peak of a call."""
         found: int | None = self.peer.ask(f"in {self.case} {phase}", do="memory", phase=phase)["bytes"]
         return found
 
     def release(self) -> None:
-        """Lets the peer forget the case."""
+        """Make the peer free the case."""
         self.peer.ask(f"after {self.case}", do="release")
 
 
@@ -51,16 +51,16 @@ def prepare(
     reference: Values,
     whose: str = "torch",
 ) -> list[PeerCase]:
-    """Hands the case to all peers that are present, and compares what they return with a reference.
+    """Send the case to all peers; return those that agree with a reference.
 
     Args:
         case: what is computed.
-        phases: those to be timed.
-        peers: who takes part; told about those that cannot.
-        threads: of every peer.
-        inputs: of the operator.
-        weights: of the results in the loss; where signs are free, factors of the results.
-        reference: what torch computed with them, or lapgrad where torch is left out.
+        phases: the phases that are timed.
+        peers: the peers; reasons why some are left out are recorded there.
+        threads: threads of every peer.
+        inputs: the inputs of the operator.
+        weights: weights of the results in the loss; where signs are free, factors of the results.
+        reference: values of torch, or of lapgrad where torch is left out.
         whose: the library of the reference.
     """
     present = peers.list_present(threads)
@@ -131,7 +131,7 @@ def _is_symmetric(x: Tensor) -> bool:
 
 
 def wait_for_idle_threads() -> None:
-    """Waits until the threads of this process, which spin for a while after their work, are asleep."""
+    """Wait until the threads of this process are asleep; they spin for a while after their work."""
     for _ in range(200):
         used, start = time.process_time(), time.perf_counter()
         time.sleep(1e-3)

@@ -1,4 +1,4 @@
-"""Which cases a run measures: those asked for, the quick selection, or those of an earlier file."""
+"""Chooses the cases of a run: those of the options, the quick selection, or those of an earlier file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = "64,256,1024,2048"
 BATCHES = "1000x8x8,10000x4x4,200x64x64"
 SECONDS = 1.0
 
-# The quick selection: enough sizes for a plot of what is worth one, and every other operator in float64.
+# The quick selection: several sizes of the operators that are plotted, and one of every other, in float64.
 _QUICK_SIZES = dict.fromkeys(("potrf", "trsm", "syrk", "gelqf", "syevd"), "64,128,256,512,1024")
 _QUICK_SIZES["gesvd"] = "64,128,256,512"
 _QUICK_BATCHES = "10000x4x4,1000x8x8,200x64x64"
@@ -32,7 +32,7 @@ _DEFAULT_PHASES: list[Phase] = ["forward", "backward"]
 
 @dataclass(frozen=True)
 class Item:
-    """A case at a number of threads, and the phases of it that are timed."""
+    """A case with a number of threads, and the phases that are timed."""
 
     case: Case
     threads: int
@@ -40,25 +40,25 @@ class Item:
 
     @property
     def key(self) -> CaseKey:
-        """As rows of results have it."""
+        """The key of its rows in the results."""
         shape = self.case.shape
         sizes = (*shape.batch, shape.n, shape.m)
         name, dtype = self.case.operator.name, name_dtype(self.case.dtype)
         return name, sizes, dtype, self.case.device.type, self.threads
 
     def only(self, phase: str) -> Item:
-        """The same case, and one of its phases."""
+        """Return the same case with one phase."""
         return Item(self.case, self.threads, tuple(known for known in self.phases if known == phase))
 
     def as_request(self) -> dict[str, Any]:
-        """As a process that measures is asked for it, in JSON."""
+        """Return the item in values that JSON knows, for a request to the measuring process."""
         name, sizes, dtype, device, threads = self.key
         case = {"operator": name, "shape": list(sizes), "dtype": dtype, "device": device}
         return {**case, "threads": threads, "phases": list(self.phases)}
 
     @classmethod
     def from_request(cls, request: dict[str, Any]) -> Item:
-        """What `as_request` stands for."""
+        """Return the item that `as_request` has described."""
         return cls(_parse_case(request), request["threads"], tuple(request["phases"]))
 
     def __str__(self) -> str:
@@ -67,12 +67,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run measures.
+    """The cases of a run.
 
     Attributes:
-        items: in this order.
-        seconds: for each case and phase.
-        options: what was asked for, to be stored: a run can be gone on with if it asked for the same.
+        items: the cases, in the order in which they are measured.
+        seconds: how long each phase of a case is timed.
+        options: what was asked for. It is stored, and --resume compares it.
     """
 
     items: list[Item]
@@ -81,7 +81,7 @@ class Plan:
 
 
 def make_plan(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
-    """The plan of a command line; of the cases of an earlier file if the command line names none."""
+    """Return the plan for a command line; without options for cases it has those of the earlier file."""
     options = {
         "operators": arguments.ops,
         "sizes": _format_all(arguments.sizes),
@@ -115,7 +115,7 @@ def make_plan(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
 
 
 def choose_seconds(quick: bool) -> float:
-    """For each case and phase, if nothing else is said."""
+    """Return how long each phase of a case is timed by default."""
     return _QUICK_SECONDS if quick else SECONDS
 
 
@@ -134,7 +134,7 @@ def _choose_dtypes(arguments: argparse.Namespace, name: str) -> list[torch.dtype
 
 
 def _list_items(earlier: Results, device: str) -> list[Item]:
-    """The cases of a file that this lapgrad knows, on one device."""
+    """Return the cases of a file that this lapgrad knows, on one device."""
     phases: dict[tuple[Case, int], dict[Phase, None]] = {}
     for row in earlier.rows:
         known = row["operator"] in OPERATORS and row["dtype"] in DTYPES and row["phase"] in PHASES

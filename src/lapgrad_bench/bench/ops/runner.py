@@ -1,4 +1,4 @@
-"""Times forward and backward of cases, lapgrad, torch and other libraries in turns."""
+"""Times the forward and backward pass of a case, with lapgrad, torch and other libraries in turns."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from lapgrad_bench.bench.peers.client import PeerError, Peers
 __all__ = ["PHASES", "DisagreementError", "Measurement", "Phase", "Side", "measure", "measure_alone"]
 
 Phase = Literal["forward", "backward", "step"]
-"""forward: no gradient is asked for. backward: all gradients, on a graph that is kept. step: both, with a new
-graph each time."""
+"""forward: without gradients. backward: all gradients, on a graph that is kept. step: both, with a new graph
+in each call."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _LEAST_BYTES_OF_OPERANDS = 2**21
-"""Peak memory is exact to some 100 kB: it is measured for operands of 2 MB and more."""
+"""Bytes of operands from which on peak memory is measured: it is exact to a few hundred kB only."""
 
 _SLOWEST_RATE = 1e9
-"""Flops per second. The time that the flops of a call take at this rate is added to its limit."""
+"""Flops per second. A call may take the time of its flops at this rate beyond the limit of all calls."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One phase of one case at one number of threads.
+    """The times of one phase of a case with one number of threads.
 
     Attributes:
         case, phase, threads: what was timed.
         ours, peer: lapgrad and torch; None where torch was left out.
         others: further libraries by name.
         gemm_rate: flop/s of torch.mm in between; None where it was not measured.
-        moved: bytes that have to be read or written once: inputs, results, cotangents, gradients.
+        moved: bytes of inputs, results, cotangents and gradients, each counted once.
         extra_bytes: peak memory of a call by library, where it was measured.
-        device: what a GPU works on a call, by library; empty on a CPU.
+        device: seconds that a GPU works on a call, by library; empty on a CPU.
     """
 
     case: Case
@@ -68,25 +68,25 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """How many times faster than torch; not a number where torch was left out."""
+        """How many times faster lapgrad is than torch; NaN where torch was left out."""
         return float("nan") if self.peer is None else self.peer.median / self.ours.median
 
     @property
     def device_ratio(self) -> float | None:
-        """How many times less the GPU works; None on a CPU, and where torch was left out."""
+        """How many times longer the GPU works for torch; None on a CPU and where torch was left out."""
         if "torch" not in self.device:
             return None
         return self.device["torch"].median / self.device["lapgrad"].median
 
     def rate(self, timing: Timing) -> float:
-        """Gflop/s, or GB/s for operators that only move elements."""
+        """Return the rate in Gflop/s, or in GB/s for operators that only move elements."""
         amount = self.case.work(self.phase)
         if self.case.operator.unit == "element":
             amount *= self.case.dtype.itemsize
         return amount / timing.median / 1e9
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per library, as stored in results files: times in seconds."""
+        """Return one row per library, as results files store them, with times in seconds."""
         return [self._row(name, timing) for name, timing in self._timings().items()]
 
     def _timings(self) -> dict[str, Timing]:
@@ -130,18 +130,18 @@ def measure(
     with_torch: bool = True,
     activity: Activity | None = None,
 ) -> list[Measurement]:
-    """Checks that all agree with torch on the case, then times each phase.
+    """Check that all libraries agree with torch on the case, then time each phase.
 
     Args:
         case: what is timed.
         phases: forward, backward, step.
-        threads: of lapgrad and torch, and of every peer.
-        seconds: about how long to go on with each phase, for two libraries; more for more.
+        threads: threads of every library.
+        seconds: how long a phase is timed with two libraries, about; more libraries take longer.
         peers: other libraries, in processes of their own.
         against_gemm: time torch.mm in between.
         memory: measure peak memory as well, where operands are large enough.
         with_torch: time torch as well. Without it, peers are compared with lapgrad.
-        activity: told what is called next, and how long it may take.
+        activity: the record of the call that is being made.
 
     Raises:
         DisagreementError: lapgrad and torch do not agree.
@@ -156,7 +156,7 @@ def measure(
                 try:
                     found.append(pair.measure(phase, taking_part, threads, seconds, against_gemm, memory))
                     break
-                except PeerError as error:  # the phase is measured again without it
+                except PeerError as error:  # The phase is measured again without this peer.
                     assert peers is not None
                     peers.record_failure(error.library, str(case), str(error))
                     guests = [guest for guest in guests if guest.peer.library != error.library]
@@ -167,7 +167,7 @@ def measure(
 
 
 class _Pair:
-    """lapgrad and torch on one case, in agreement; or lapgrad alone, if torch is left out."""
+    """lapgrad and torch prepared for one case, on which they agree; lapgrad alone if torch is left out."""
 
     def __init__(self, case: Case, with_torch: bool, activity: Activity) -> None:
         self.case, self.activity = case, activity
@@ -181,11 +181,11 @@ class _Pair:
         compare(case, values[0], values[-1])
 
     def begin(self, library: str, what: str) -> None:
-        """Tells what is called next, and how long a case of this size may take."""
+        """Record the call that comes next, with the time that a case of this size may take."""
         self.activity.begin(library, what, self.extra_seconds)
 
     def invite(self, phases: Sequence[Phase], peers: Peers, threads: int) -> list[peer_cases.PeerCase]:
-        """The peers that have prepared the case, and agree with torch (lapgrad, if torch is left out)."""
+        """Return the peers that have the case and agree with torch (with lapgrad if torch is left out)."""
         *_, library = self.sides
         reference = self._values(library).on_cpu()
         self.activity.begin_unlimited("preparation of peers")
@@ -205,7 +205,7 @@ class _Pair:
         against_gemm: bool,
         memory: bool,
     ) -> Measurement:
-        """One phase, all in turns."""
+        """Time one phase, with all libraries in turns."""
         case = self.case
         thunks = {library: side.thunk(phase) for library, side in self.sides.items()}
         warm = bool(guests)
@@ -259,7 +259,7 @@ class _Pair:
         return sum(x.nbytes for x in self.ours.plain)
 
     def _moved_bytes(self, phase: Phase) -> float:
-        """Forward reads inputs and writes results; backward reads both and cotangents, writes gradients."""
+        """Return the bytes that a phase reads or writes: backward reads inputs, results and cotangents."""
         once = float(self._operand_bytes() + sum(result.nbytes for result in self.ours.results))
         return once * {"forward": 1.0, "backward": 2.0, "step": 3.0}[phase]
 
@@ -267,7 +267,7 @@ class _Pair:
 def measure_alone(
     case: Case, phase: Phase, threads: int, seconds: float, activity: Activity | None = None
 ) -> Timing:
-    """Times lapgrad without torch in between, whose calls would let idle threads of the pool fall asleep."""
+    """Time lapgrad alone: between its calls torch would let idle threads of the pool fall asleep."""
     told, extra = activity or Activity(), _estimate_extra_seconds(case)
     with use_threads(threads):
         sides, _ = _prepare_sides(case, ["lapgrad"], lambda library, what: told.begin(library, what, extra))
@@ -277,13 +277,13 @@ def measure_alone(
 
 
 def _estimate_extra_seconds(case: Case) -> float:
-    """Whole seconds that a call of a large case may take beyond those that every call may take."""
+    """Return the whole seconds that a call of a large case may take beyond the limit of all calls."""
     return float(round(case.work("step") / _SLOWEST_RATE))
 
 
 @contextmanager
 def use_threads(threads: int) -> Iterator[None]:
-    """torch.set_num_threads for the length of a with block."""
+    """Set the number of torch's threads while the block runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -293,7 +293,7 @@ def use_threads(threads: int) -> Iterator[None]:
 
 
 class Side:
-    """One of the two sides (lapgrad, torch) of a case, with a graph ready for backward."""
+    """One library (lapgrad or torch) prepared for a case, with a graph for the backward pass."""
 
     def __init__(
         self, function: Any, inputs: Sequence[Tensor], weights: Sequence[Tensor], signs: bool
@@ -302,18 +302,18 @@ class Side:
         self.plain = tuple(inputs)
         self.tracked = tuple(x.detach().requires_grad_() for x in inputs)
         self.results = to_tuple(function(*self.tracked))
-        # Where the sign of a row is free, a cotangent that changes with it gives the same gradient for both.
+        # Where the sign of a row is free, a cotangent that changes sign with the row gives the same gradient.
         self.cotangents = tuple(
             weight * result.detach() if signs else weight
             for weight, result in zip(weights, self.results, strict=True)
         )
 
     def thunk(self, phase: Phase) -> Thunk:
-        """The function to be timed."""
+        """Return the function of a phase that is timed."""
         return {"forward": self._forward, "backward": self._backward, "step": self._step}[phase]()
 
     def values(self) -> Values:
-        """Results, and gradients of all inputs."""
+        """Return results, and gradients for all inputs."""
         return Values([result.detach() for result in self.results], self._backward()())
 
     def _forward(self) -> Thunk:
@@ -332,7 +332,7 @@ class Side:
 def _prepare_sides(
     case: Case, libraries: Sequence[str], begin: Callable[[str, str], None]
 ) -> tuple[dict[str, Side], list[Tensor]]:
-    """The sides of a case, by library, and the weights of its cotangents; `begin` is told who is called."""
+    """Return the sides of a case by library, and the weights of its cotangents; `begin` records calls."""
     begin("", "preparation of inputs")
     operator = case.operator
     generator = torch.Generator(case.device).manual_seed(0)
@@ -353,5 +353,5 @@ def _prepare_sides(
 
 
 def to_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The results of an operator, one or several."""
+    """Return the results of an operator, one or several, as a tuple."""
     return (results,) if isinstance(results, Tensor) else tuple(results)

@@ -1,4 +1,4 @@
-"""Rows of results of operators as tables."""
+"""Makes tables from the rows of results of operators."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lapgrad_bench.common.text_tables import Table, format_milliseconds
 _NONE = "-"
 
 CaseKey = tuple[str, tuple[int, ...], str, str, int]
-"""Operator, shape, dtype, device, threads."""
+"""(operator, shape, dtype, device, threads): identifies a case."""
 
 
 def make_case_key(row: Row) -> CaseKey:
-    """What a row is about, without phase and library.
+    """Return the case of a row, without phase and library.
 
     Example:
         >>> row = {"operator": "potrf", "shape": [8, 8], "dtype": "float64", "device": "cpu", "threads": 2}
@@ -28,7 +28,7 @@ def make_case_key(row: Row) -> CaseKey:
 
 
 def format_shape(sizes: Sequence[int]) -> str:
-    """A shape as people write it.
+    """Return a shape as text, with one number for a square matrix.
 
     Example:
         >>> format_shape([64, 64]), format_shape([1000, 8, 8])
@@ -38,17 +38,17 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 
 def list_libraries(rows: Iterable[Row]) -> list[str]:
-    """All but lapgrad, in the order they appear; torch first."""
+    """Return all libraries but lapgrad in the order of the rows, torch first."""
     names = dict.fromkeys(row["library"] for row in rows)
     return sorted((name for name in names if name != "lapgrad"), key=lambda name: name != "torch")
 
 
 def make_timing_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
-    """One row per case and phase: times, how many times faster, rate, share of gemm's rate, peak memory.
+    """Return a table with one line per case and phase: times, speed-ups, rates, peak memory.
 
     Args:
-        rows: of results of kind "ops".
-        others: libraries that have columns; those that have rows by default.
+        rows: rows of results of kind "ops".
+        others: libraries that get columns; by default all that have rows.
     """
     others = list_libraries(rows) if others is None else others
     headings = ["operator", "shape", "dtype", "threads", "phase", "lapgrad ms"]
@@ -76,7 +76,7 @@ def make_timing_table(rows: Sequence[Row], others: Sequence[str] | None = None) 
 
 
 def make_short_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
-    """For documents: one row per case and number of threads, time and speed-up of each phase."""
+    """Return a table for documents: one line per case, with time and speed-up of each phase."""
     others = list_libraries(rows) if others is None else others
     phases = list(dict.fromkeys(row["phase"] for row in rows))
     headings = ["operator", "shape", "dtype"]
@@ -97,7 +97,7 @@ def make_short_table(rows: Sequence[Row], others: Sequence[str] | None = None) -
 
 
 def make_scaling_table(rows: Sequence[Row]) -> Table:
-    """lapgrad's time at the fewest threads over its time at each number of threads."""
+    """Return a table of lapgrad's speed-up over its time with the fewest threads."""
     own = [row for row in rows if row["library"] == "lapgrad"]
     counts = sorted({row["threads"] for row in own})
     times = {(*make_case_key(row), row["phase"]): row["median_s"] for row in own}
@@ -112,7 +112,7 @@ def make_scaling_table(rows: Sequence[Row]) -> Table:
 
 
 def shorten_failure(row: Row) -> str:
-    """Why a row has no figures, in few words.
+    """Return in a few words why a row has no figures.
 
     Example:
         >>> shorten_failure({"error": "torch did not finish within 120 s (its first call)"})
@@ -124,7 +124,7 @@ def shorten_failure(row: Row) -> str:
 
 
 def list_failure_notes(rows: Iterable[Row]) -> list[str]:
-    """Cases that a library did not finish, in lines to stand below a table.
+    """Return notes on cases that a library did not finish, to be printed below a table.
 
     Example:
         >>> case = {"operator": "det", "shape": [9, 9], "dtype": "float64", "device": "cpu", "threads": 2}
@@ -140,7 +140,7 @@ def list_failure_notes(rows: Iterable[Row]) -> list[str]:
 
 
 def list_peer_notes(peers: dict[str, dict[str, Any]]) -> list[str]:
-    """What became of other libraries, in lines to stand below a table.
+    """Return notes on other libraries (version, or why they are missing), to be printed below a table.
 
     Example:
         >>> list_peer_notes({"jax": {"missing": "there is no /opt/python"}})
@@ -161,7 +161,7 @@ def list_peer_notes(peers: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _group_rows(rows: Iterable[Row]) -> dict[CaseKey, dict[str, dict[str, Row]]]:
-    """Case -> phase -> library -> row, in the order they were measured."""
+    """Return rows by case, phase and library, in the order in which they were measured."""
     found: dict[CaseKey, dict[str, dict[str, Row]]] = {}
     for row in rows:
         found.setdefault(make_case_key(row), {}).setdefault(row["phase"], {})[row["library"]] = row
@@ -193,7 +193,7 @@ def _format_megabytes(row: Row | None) -> str:
 
 
 def _drop_empty_columns(table: Table) -> Table:
-    """Drops columns of memory, or of gemm, that hold nothing, and that of threads where all have the same."""
+    """Drop empty columns of memory and gemm, and the column of threads if all its entries are equal."""
     headings, lines = table
     kept = []
     for i, heading in enumerate(headings):

@@ -1,9 +1,9 @@
-"""Other libraries, each in a process of its own, with a Python of its own.
+"""Starts other libraries, each in a process and a Python of its own, and sends them requests.
 
-A peer runs `worker/` and answers one request at a time. Between its turns it is stopped, so that threads
-that spin while they wait do not take the time of the others. What goes wrong (no such Python, a library that
-does not load, a process that dies or does not answer) is kept as the reason why the peer is missing, and the
-others go on without it.
+A peer runs `worker/` and answers one request at a time. Between its turns the process is stopped, so that
+threads that spin while they wait do not slow the others down. If something goes wrong (there is no such
+Python, the library does not load, the process dies or does not answer), the reason is stored and the others
+go on without the peer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from lapgrad_bench.bench.measure.worker_process import EndedError, GarbledError,
 _WORKER = Path(__file__).with_name("worker")
 
 LIBRARIES = ("jax", "tensorflow", "mxnet")
-"""Those that have the operators."""
+"""Libraries that operators are compared with."""
 LIBRARIES_OF_MODELS = ("gpytorch", "gpy", "gpflow")
-"""Those that have models."""
+"""Libraries that models are compared with."""
 _MODULES = {"gpy": "GPy"}
-"""What is imported, where that has another name."""
+"""The name of the module, where it is not that of the library."""
 
 TIMEOUT = 180.0
-"""Seconds within which every request has to be answered: compiling a large case takes some."""
+"""Seconds within which a request has to be answered; compiling a large case takes some time."""
 
 
 _LOADING = 60.0
-"""The least that a library is given to be imported, on a busy machine and from a cold disk."""
+"""Seconds that a library has at least to be imported, on a busy machine and from a cold disk."""
 
 
 class PeerError(Exception):
-    """A peer cannot go on, and why.
+    """A peer cannot continue; the message says why.
 
     Attributes:
-        library: whose process it is.
+        library: The library that runs in its process.
     """
 
     def __init__(self, library: str, why: str) -> None:
@@ -52,14 +52,14 @@ class PeerError(Exception):
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """A library and the Python that has it; None: this one."""
+    """A library and the path of the Python that has it; None: the Python that runs this."""
 
     library: str
     python: str | None = None
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str] = LIBRARIES) -> PeerSpec:
-        """`jax`, or `jax=/path/to/python`; `known` are the libraries that can take part.
+        """Return the peer of `jax` or `jax=/path/to/python`; `known` are the libraries that are allowed.
 
         Example:
             >>> PeerSpec.parse("jax=/opt/jax/bin/python")
@@ -73,7 +73,7 @@ class PeerSpec:
 
     @property
     def installed(self) -> bool:
-        """Whether this Python has the library."""
+        """Whether the library is installed in this Python."""
         return importlib.util.find_spec(_MODULES.get(self.library, self.library)) is not None
 
     def __str__(self) -> str:
@@ -81,48 +81,48 @@ class PeerSpec:
 
 
 class Peer(WorkerProcess):
-    """One library in a process, at one number of threads."""
+    """The process of one library, with a fixed number of threads."""
 
     def __init__(self, spec: PeerSpec, threads: int, device: str, timeout: float = TIMEOUT) -> None:
         self.library, self._timeout = spec.library, timeout
-        python = self._python(spec)
+        python = self._find_python(spec)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         try:
             command = [python, str(_WORKER), spec.library, device, str(threads)]
             super().__init__(command, environment=_make_environment(threads, device), stderr=self._complaints)
         except OSError as error:
             self._complaints.close()
-            raise self._error(f"{python} cannot be run: {error.strerror}") from error
+            raise self._make_error(f"{python} cannot be run: {error.strerror}") from error
         except BaseException:
             self._complaints.close()
             raise
         try:
-            self.facts = self._answer("while it was loaded", max(timeout, _LOADING))
+            self.facts = self._receive_answer("while it was loaded", max(timeout, _LOADING))
             if "missing" in self.facts:
-                raise self._error(self.facts["missing"])
+                raise self._make_error(self.facts["missing"])
             if self.facts["device"] != device:
-                raise self._error(f"{self.library} {self.facts['version']} sees no {device} device")
+                raise self._make_error(f"{self.library} {self.facts['version']} sees no {device} device")
             self._pause()
         except BaseException:
             self.close()
             raise
 
-    def _python(self, spec: PeerSpec) -> str:
+    def _find_python(self, spec: PeerSpec) -> str:
         if spec.python is None and not spec.installed:
-            raise self._error(
+            raise self._make_error(
                 f"not installed in this Python; --peer {spec.library}=/path/to/python names one that has it"
             )
         python = spec.python or sys.executable
         if not Path(python).exists():
-            raise self._error(f"there is no {python}")
+            raise self._make_error(f"there is no {python}")
         return python
 
     def ask(self, what: str, **request: Any) -> dict[str, Any]:
-        """One request and its answer.
+        """Send one request and return the answer.
 
         Args:
-            what: said in the message when there is none.
-            request: as `worker/__init__.py` has them.
+            what: What is asked for, for error messages.
+            request: The entries of the request, as in `worker/__init__.py`.
 
         Raises:
             PeerError: The process died, did not answer in time, or could not do it.
@@ -131,35 +131,35 @@ class Peer(WorkerProcess):
         try:
             self.send(request)
         except EndedError as error:
-            raise self._error(self._end(what, error)) from error
-        answer = self._answer(what, self._timeout)
+            raise self._make_error(self._explain_end(what, error)) from error
+        answer = self._receive_answer(what, self._timeout)
         if "error" in answer:
-            raise self._error(f"failed {what}: {answer['error']}")
+            raise self._make_error(f"failed {what}: {answer['error']}")
         self._pause()
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         super().close()
         self._complaints.close()
 
-    def _answer(self, what: str, timeout: float) -> dict[str, Any]:
+    def _receive_answer(self, what: str, timeout: float) -> dict[str, Any]:
         end = time.monotonic() + timeout
         try:
             return self.receive(lambda: end - time.monotonic())
         except NoAnswerError as error:
-            raise self._error(f"no answer within {timeout:g} s {what}") from error
+            raise self._make_error(f"no answer within {timeout:g} s {what}") from error
         except EndedError as error:
-            raise self._error(self._end(what, error)) from error
+            raise self._make_error(self._explain_end(what, error)) from error
         except GarbledError as error:
-            raise self._error(f"answered {error} {what}") from error
+            raise self._make_error(f"answered {error} {what}") from error
 
-    def _end(self, what: str, how: EndedError) -> str:
+    def _explain_end(self, what: str, how: EndedError) -> str:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").strip().splitlines()
         return f"its process ended {what} ({how}{': ' + lines[-1][:200] if lines else ''})"
 
-    def _error(self, why: str) -> PeerError:
+    def _make_error(self, why: str) -> PeerError:
         return PeerError(self.library, why)
 
     def _pause(self) -> None:
@@ -168,14 +168,14 @@ class Peer(WorkerProcess):
 
 @dataclass
 class Peers:
-    """The peers of a run, started when they are first asked, and what became of them.
+    """The peers of a run. They are started when they are first needed.
 
     Attributes:
-        specs: who takes part.
-        device: where they compute.
-        timeout: seconds within which a request has to be answered.
-        facts: per library {"version", "python", ...}, or {"missing": why}; for the results file.
-        failed_once: those that hung or died before.
+        specs: The libraries that take part.
+        device: Where they compute.
+        timeout: Seconds within which a request has to be answered.
+        facts: For the results file, by library: {"version", "python", ...}, or {"missing": why}.
+        failed_once: Libraries that have hung or died once.
     """
 
     specs: Sequence[PeerSpec] = ()
@@ -194,7 +194,7 @@ class Peers:
         self._running.clear()
 
     def list_present(self, threads: int) -> list[Peer]:
-        """Those that can take part at a number of threads."""
+        """Return the running peers with so many threads; starts those that do not run yet."""
         found = []
         for spec in self.specs:
             if "missing" in self.facts.get(spec.library, {}):
@@ -217,11 +217,11 @@ class Peers:
         return found
 
     def record_missing_case(self, library: str, what: str, why: str) -> None:
-        """Keeps why a peer is not timed on a case."""
+        """Record why a peer is not timed on a case."""
         self.facts[library].setdefault("lacks", {})[what] = why
 
     def record_failure(self, library: str, what: str, why: str) -> None:
-        """A peer that hung or died in a case is started anew for the next; the second time it is dropped."""
+        """Record that a peer hung or died: the first time it is restarted, the second time dropped."""
         if library in self.failed_once:
             self.drop(library, why)
             return
@@ -230,7 +230,7 @@ class Peers:
         self._close(library)
 
     def drop(self, library: str, why: str) -> None:
-        """Ends a peer's part in the run."""
+        """End the processes of a peer and record why it takes no further part."""
         self.facts[library] = {**self.facts.get(library, {}), "missing": why}
         self._close(library)
 
@@ -240,13 +240,13 @@ class Peers:
 
 
 def _make_environment(threads: int, device: str) -> dict[str, str]:
-    """As many threads as lapgrad has, on the same kind of device."""
+    """Return an environment with as many threads as lapgrad has, and the same kind of device."""
     count = str(threads)
     names = (
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "MKL_NUM_THREADS",
-        "NPROC",  # the thread pool of XLA
+        "NPROC",  # XLA's thread pool
         "TF_NUM_INTRAOP_THREADS",
         "MXNET_CPU_WORKER_NTHREADS",
     )
@@ -258,7 +258,7 @@ def _make_environment(threads: int, device: str) -> dict[str, str]:
         changed["CUDA_VISIBLE_DEVICES"] = ""
         if threads == 1:
             changed["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    else:  # the GPU is shared with torch
+    else:  # The GPU is shared with torch, so a peer must not reserve all of its memory.
         changed["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         changed["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
     return {**os.environ, **changed}

@@ -46,7 +46,7 @@ class RequestHandler:
 
     def __init__(self, peers: Peers, activity: Activity) -> None:
         self._peers, self._activity = peers, activity
-        self._benches: dict[str, bars.Bench] = {}
+        self._benches: dict[str, bars.BarMeasurer] = {}
         self._models: dict[str, list[ModelCase]] = {}
 
     def answer(self, request: Request) -> Answer:
@@ -79,7 +79,7 @@ class RequestHandler:
         threads, seconds, device = request["threads"], request["seconds"], request["device"]
         bench = self._benches.setdefault(
             json.dumps([threads, seconds, device]),
-            bars.Bench(threads, seconds, torch.device(device), activity=self._activity),
+            bars.BarMeasurer(threads, seconds, torch.device(device), activity=self._activity),
         )
         (bar,) = (bar for bar in bars.list_bars(request["machine"]) if bar.what == request["what"])
         known = set(bench.measured)

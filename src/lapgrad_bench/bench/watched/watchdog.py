@@ -1,9 +1,9 @@
-"""Measurements in a process of their own, so that a call that hangs or crashes costs one case, not the run.
+"""Measures in a child process, so that a call that hangs or crashes costs one case and not the whole run.
 
-torch and lapgrad take turns in one process, in compiled code that nothing in that process can interrupt. So
-that process is a child of the one that plans, prints and writes. It says what it is about to call
-(`activity.py`); if a call takes too long, or the child dies, the library whose call it was is left out of the
-case, which is measured again without it in a new child.
+torch and lapgrad take turns in one process, in compiled code that cannot be interrupted from within. So that
+process is a child of the one that plans, prints and writes. It records every call before it makes it
+(`activity.py`). If a call takes too long, or the child dies, the case is measured again in a new child,
+without the library that was called.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from lapgrad_bench.common.results import Row
 from lapgrad_bench.common.resumption import UsageError
 
 PATIENCE = 120.0
-"""Seconds after which a call is given up, if nothing else is said."""
+"""Seconds after which a call is given up, by default."""
 
 _LOADING = 120.0
-"""The least that a new process is given to import torch, on a busy machine and from a cold disk."""
+"""Seconds that a new process has at least to import torch, on a busy machine and from a cold disk."""
 
 _NO_FIGURES = ("median_s", "low_s", "high_s", "gemm_fraction", "extra_bytes", "device_s", "value")
-"""Fields of a row that are empty where a library failed."""
+"""Fields of a row that are None where a library failed."""
 
 
 class FailedError(Exception):
-    """A call hung, crashed or raised an exception; the message says whose, and how.
+    """A call hung, crashed or raised an exception; the message names the library and says how.
 
     Attributes:
-        library: Whose call it was; empty: nobody's in particular.
+        library: The library that was called; empty: none, the benchmark itself failed.
     """
 
     def __init__(self, library: str, how: str, what: str) -> None:
@@ -44,10 +44,10 @@ class FailedError(Exception):
 
 
 class Measurer:
-    """Measures in this process: nothing can be given up, and exceptions end the run.
+    """Measures in this process: no call can be given up, and an exception ends the run.
 
     Args:
-        peers: Other libraries that take part; their facts are kept up to date.
+        peers: Other libraries that take part; their facts are updated.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -61,19 +61,19 @@ class Measurer:
         self.peers.__exit__()
 
     def measure(self, do: str, failed: Mapping[str, str] | None = None, **request: Any) -> Answer:
-        """Asks for a measurement; again without a library that fails, until the others are measured.
+        """Measure; if a library fails, measure again without it.
 
         Args:
-            do: As `measuring.py` has it.
+            do: The kind of request, as in `requests.py`.
             failed: Libraries that are left out from the beginning, and why.
-            request: The rest of the request.
+            request: The other entries of the request.
 
         Returns:
-            The answer. For a library that failed its rows have an `error` in place of figures.
+            The answer. Rows of a library that failed have an `error` instead of figures.
 
         Raises:
             DisagreementError: lapgrad and torch do not agree.
-            FailedError: lapgrad itself, or what every case needs, failed.
+            FailedError: lapgrad failed, or torch.mm, or the benchmark itself.
         """
         left_out = dict(failed or {})
         while True:
@@ -87,7 +87,7 @@ class Measurer:
                 return {**answer, "rows": list(_add_failure_rows(answer["rows"], left_out))}
 
     def ask(self, request: dict[str, Any]) -> Answer:
-        """One request and its answer; a bar, which compares with torch, is asked for in this way.
+        """Send one request and return the answer, without a retry: bars cannot be measured without torch.
 
         Raises:
             DisagreementError: lapgrad and torch do not agree.
@@ -97,11 +97,11 @@ class Measurer:
 
 
 class WatchedMeasurer(Measurer):
-    """Measures in another process, which is started when it is needed, and anew after a failure.
+    """Measures in a child process, which is started when it is needed, and again after a failure.
 
     Args:
-        peers: Other libraries that take part. They are children of the other process, and end with it.
-        patience: Seconds after which a call is given up; large cases have more.
+        peers: Other libraries that take part. Their processes are children of the child, and end with it.
+        patience: Seconds after which a call is given up; calls of large cases may take longer.
     """
 
     def __init__(self, peers: Peers, patience: float) -> None:
@@ -119,7 +119,7 @@ class WatchedMeasurer(Measurer):
         super().__exit__()
 
     def ask(self, request: dict[str, Any]) -> Answer:
-        """One request and its answer.
+        """Send one request and return the answer.
 
         Raises:
             DisagreementError: lapgrad and torch do not agree.
@@ -143,7 +143,7 @@ class WatchedMeasurer(Measurer):
             raise DisagreementError(answer["disagreement"])
         if "error" in answer:
             call = self._activity.read()
-            self._end()  # an error of a GPU stays with the process that met it
+            self._end()  # After an error on a GPU its process cannot be used any more.
             raise FailedError(call.library, f"failed: {answer['error']}", call.what)
         self.peers.facts.update(answer["facts"])
         self.peers.failed_once.update(answer["failed"])
@@ -183,20 +183,20 @@ class WatchedMeasurer(Measurer):
 
 
 def make_measurer(peers: Peers, patience: float) -> Measurer:
-    """What measures with this patience; 0: in this process, and nothing is ever given up."""
+    """Return a measurer that gives calls up after so many seconds; 0: one that measures in this process."""
     return WatchedMeasurer(peers, patience) if patience else Measurer(peers)
 
 
 def make_child_command() -> list[str]:
-    """A command line that measures, with this Python and its modules; a file follows it."""
-    # The path goes by the command line, not by PYTHONPATH: peers have Pythons and modules of their own.
+    """Return the command line of the child, to which the file descriptor of its record is appended."""
+    # The module path is passed in the code and not in PYTHONPATH, which would reach the Pythons of peers.
     path = f"import sys; sys.path[:] = {sys.path!r}"
     start = f"{path}; from lapgrad_bench.bench.watched import requests; requests.main()"
     return [sys.executable, "-c", start]
 
 
 def _add_failure_rows(rows: Iterable[Row], failed: Mapping[str, str]) -> Iterator[Row]:
-    """The rows, and for each of lapgrad's one without figures of every library that failed."""
+    """Yield the rows, and after each row of lapgrad one with an error for every library that failed."""
     for row in rows:
         yield row
         if row["library"] == "lapgrad":

@@ -1,6 +1,6 @@
-"""Another library, timed in a process and an environment of its own.
+"""The program of a peer's process: times one library other than torch.
 
-`peers.py` runs this folder with the Python that has the library: `python peer_worker jax cpu 2`. It needs
+`client.py` runs this folder with the Python that has the library: `python worker jax cpu 2`. It needs
 that library and numpy, Python 3.7 or newer, and nothing of lapgrad: its files import each other by name.
 
 __main__.py        the process: reads requests, answers them

@@ -1,4 +1,4 @@
-"""The process: reads requests, answers them. The protocol stands in `__init__.py`."""
+"""Reads requests and answers them; the protocol is described in `__init__.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 
 
 class Worker:
-    """One library, and the case that it is timed on."""
+    """A library and the case that it is timed on; one method per request."""
 
     def __init__(self, library: Any, formulas: dict[str, Callable[..., Any]]) -> None:
         self.library = library
@@ -28,7 +28,7 @@ class Worker:
         self.thunks: dict[str, Callable[[], Any]] = {}
 
     def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Makes the functions to be timed; stores their results, and gradients, for comparison."""
+        """Make the functions to be timed; store their results and gradients in files, for comparison."""
         self.thunks = {}
         library, name, phases = self.library, request["operator"], request["phases"]
         if name not in self.formulas:
@@ -45,7 +45,7 @@ class Worker:
             self.thunks["forward"] = lambda: function(*inputs)
             if phases != ["forward"]:
                 self._prepare_gradients(function, inputs, weights, request, stored_results)
-        except Exception as error:  # whatever a library raises, the next case may do
+        except Exception as error:  # A library may raise anything; the next case may work.
             lacks = shorten_message(error)
         np.savez(request["file"] + ".out.npz", **stored_results)
         return {"phases": [phase for phase in phases if phase in self.thunks], "lacks": lacks}
@@ -55,11 +55,11 @@ class Worker:
     ) -> None:
         library = self.library
         results, graph = library.graph(function, inputs)
-        # Where the sign of a row is free, a cotangent that changes with it gives the same gradient.
+        # Where the sign of a row is free, a cotangent that changes sign with the row gives the same gradient.
         cotangents = []
         for i, result in enumerate(_flatten(results)):
             seen = _to_numpy(result)
-            weight = weights[i].reshape(seen.shape)  # a scalar has one dimension in MXNet
+            weight = weights[i].reshape(seen.shape)  # MXNet's scalars have one dimension.
             cotangents.append(library.array(weight * seen if request["signs"] else weight))
         given = type(results)(cotangents) if isinstance(results, (tuple, list)) else cotangents[0]
         backward = library.backward(graph, given)
@@ -73,7 +73,7 @@ class Worker:
             stored[f"{name}{i}"] = _to_numpy(result)
 
     def model(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Makes the function that evaluates a model's criterion and its gradient."""
+        """Make the function that evaluates the criterion of a model and its gradient."""
         self.thunks = {}
         make = getattr(self.library, "models", {}).get(request["model"])
         if make is None:
@@ -83,13 +83,13 @@ class Worker:
         try:
             thunk = make(**arguments)
             value = float(_flatten(thunk())[0])
-        except Exception as error:  # whatever a library raises, the next case may do
+        except Exception as error:  # A library may raise anything; the next case may work.
             return {"phases": [], "lacks": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         self.thunks["step"] = thunk
         return {"phases": ["step"], "lacks": None, "value": value}
 
     def sample(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Times calls; short ones after one that is not counted, as the caches were another's until now."""
+        """Time calls; an uncounted call comes first if they are short, to fill the caches."""
         thunk, wait, calls = self.thunks[request["phase"]], self.library.wait, request["calls"]
         each = self.library.device == "cpu"
         if calls > 1:
@@ -107,7 +107,7 @@ class Worker:
         return {"seconds": seconds}
 
     def memory(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Bytes at the peak of a call, as the operating system sees it (Linux, CPU)."""
+        """Return the bytes at the peak of a call, as the operating system sees it (Linux, CPU)."""
         thunk = self.thunks[request["phase"]]
         if self.library.device != "cpu" or getattr(self.library, "keeps_memory", False):
             return {"bytes": None}
@@ -120,14 +120,14 @@ class Worker:
             results = thunk()
             self.library.wait(results)
             found = _read_resident_bytes("VmHWM") - before
-            # Memory that the library keeps for its next call is not seen: less than the results is no answer.
+            # Memory that the library keeps for its next call is not seen; the peak is then below the results.
             least = sum(_to_numpy(result).nbytes for result in _flatten(results))
             return {"bytes": found if found >= least else None}
         except (OSError, AttributeError):
             return {"bytes": None}
 
     def release(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Forgets the case."""
+        """Forget the case and free its memory."""
         self.thunks = {}
         gc.collect()
         return {}
@@ -142,7 +142,7 @@ def _to_numpy(result: Any) -> Any:
 
 
 def shorten_message(error: Exception) -> str:
-    """The first line of a message; the last where the first only announces it (TensorFlow's does)."""
+    """Return the first line of an error message, or the last one if the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = lines[-1] if lines[0].endswith(":") else lines[0]
     name = type(error).__name__
@@ -158,24 +158,24 @@ def _read_resident_bytes(field: str) -> int:
 
 
 def die_with_parent() -> None:
-    """A worker that is stopped between its turns would not see that its parent has gone (Linux)."""
+    """Make Linux end this process when its parent dies, which a stopped process could not notice."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def open_answer_stream() -> IO[str]:
-    """Where the answers go. What a library prints goes to stderr: it would be taken for an answer."""
+    """Return the stream for answers, and send everything else that is printed to stdout to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def main() -> None:
-    """Answers requests until there are no more."""
+    """Answer requests until stdin ends."""
     die_with_parent()
     answers = open_answer_stream()
 
-    def say(answer: dict[str, Any]) -> None:
+    def send(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -183,19 +183,19 @@ def main() -> None:
     try:
         library = importlib.import_module(f"in_{name}").Library(device, int(threads))
     except Exception as error:
-        say({"missing": shorten_message(error)})
+        send({"missing": shorten_message(error)})
         return
     if hasattr(library, "start"):
         library.start()
     formulas = importlib.import_module("formulas").FORMULAS
     worker = Worker(library, formulas)
-    say({"version": library.version, "python": platform.python_version(), "device": library.device})
+    send({"version": library.version, "python": platform.python_version(), "device": library.device})
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            say(getattr(worker, request["do"])(request))
+            send(getattr(worker, request["do"])(request))
         except Exception as error:
-            say({"error": shorten_message(error)})
+            send({"error": shorten_message(error)})
 
 
 if __name__ == "__main__":
