@@ -9,4 +9,5 @@ models/            models
 watched/           the process that measures, and the watchdog that ends it when a call hangs
 ops_options.py, ops_command.py   the command `lapgrad bench ops`
 models_command.py                the command `lapgrad bench models`
+acceleration.py                  the command `lapgrad bench accelerate`
 """
