@@ -110,7 +110,7 @@ if options.data_dir is None:
     images = made_up(100 if options.quick else 1000, side)
 else:
     side = 28
-    pixels = mnist.images("train", options.data_dir)[: 100 if options.quick else 2000]
+    pixels = mnist.load_images("train", options.data_dir)[: 100 if options.quick else 2000]
     images = pixels.to(torch.float64) / 255.0
 
 model = DeepGP(images, [3], inducing=20 if options.quick else 60, hidden=[50], generator=0)

@@ -57,10 +57,10 @@ axes[0].set(title="12 inducing inputs, learned", xlabel="x")
 
 # %%
 try:
-    X, y = datasets.stand_in(600) if options.quick else datasets.load("power", options.data_dir)
+    X, y = datasets.make_stand_in(600) if options.quick else datasets.load("power", options.data_dir)
 except FileNotFoundError as missing:
     print(f"{missing}\nMade-up data take their place.")
-    X, y = datasets.stand_in()
+    X, y = datasets.make_stand_in()
 order = torch.randperm(len(X), generator=generator)
 test, train = order[: len(X) // 10], order[len(X) // 10 :]
 largest = options.inducing or (20 if options.quick else 200)

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from lapgrad_bench.bench.results import Kind, Results
+from lapgrad_bench.common.results import Kind, Results
 
 MACHINE: dict[str, Any] = {
     "date": "2026-11-15T18:00:00+00:00",

@@ -8,18 +8,19 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import bars, report, runner, tables_ops
-from lapgrad_bench.bench.cases import OPERATORS, Case, Operator
-from lapgrad_bench.bench.coexist import Alternation
-from lapgrad_bench.bench.inputs import Shape
-from lapgrad_bench.bench.memory import measurable, peak_extra_bytes
-from lapgrad_bench.bench.timing import Timing, interleaved
+from lapgrad_bench.bench.measure.memory import can_measure_memory, measure_peak_bytes
+from lapgrad_bench.bench.measure.timing import Timing, time_in_turns
+from lapgrad_bench.bench.ops import bars, runner, tables
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case, Operator
+from lapgrad_bench.bench.ops.coexist import Alternation
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.common import text_tables
 
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
 def test_every_operator_has_a_benchmark_case():
@@ -63,7 +64,7 @@ def test_results_that_differ_are_not_timed():
 
 def test_thread_count_is_put_back():
     before = torch.get_num_threads()
-    with runner.thread_count(before + 1):
+    with runner.use_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
@@ -71,32 +72,32 @@ def test_thread_count_is_put_back():
 def test_functions_take_turns_and_the_order_is_reversed():
     calls = []
     slow = [lambda: (calls.append("a"), time.sleep(3e-3)), lambda: (calls.append("b"), time.sleep(3e-3))]
-    interleaved(slow, 0, least_rounds=4)
+    time_in_turns(slow, 0, least_rounds=4)
     assert "".join(calls).endswith("abbaabba")
 
 
 def test_interleaved_measures_a_known_time():
-    fast, slow = interleaved([lambda: None, lambda: time.sleep(2e-3)], 0.02)
+    fast, slow = time_in_turns([lambda: None, lambda: time.sleep(2e-3)], 0.02)
     assert slow.median >= 2e-3
     assert fast.median < 1e-4
     assert slow.low <= slow.median <= slow.high
 
 
 def test_time_budget_ends_the_rounds():
-    (timing,) = interleaved([lambda: time.sleep(1e-3)], 0.05, least_rounds=2)
+    (timing,) = time_in_turns([lambda: time.sleep(1e-3)], 0.05, least_rounds=2)
     assert 2 <= timing.samples <= 60
 
 
-@pytest.mark.skipif(not measurable(), reason="the peak memory of a process cannot be reset here")
+@pytest.mark.skipif(not can_measure_memory(), reason="the peak memory of a process cannot be reset here")
 def test_peak_memory_of_a_known_allocation():
     megabyte = 2**20
-    held = peak_extra_bytes(lambda: bytearray(64 * megabyte))
+    held = measure_peak_bytes(lambda: bytearray(64 * megabyte))
     assert 62 * megabyte < held < 70 * megabyte
 
 
 @pytest.mark.parametrize("machine", ["few-cores", "many-cores", "cuda"])
 def test_bars_are_named_once(machine):
-    names = [bar.what for bar in bars.bars(machine)]
+    names = [bar.what for bar in bars.list_bars(machine)]
     assert len(names) == len(set(names))
 
 
@@ -108,7 +109,7 @@ def test_a_bar_has_a_sense():
 
 
 def test_bars_share_measurements():
-    bench = bars.Bench(torch.get_num_threads(), seconds=0)
+    bench = bars.BarMeasurer(torch.get_num_threads(), seconds=0)
     case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64)
     assert bench.measurement(case, "forward") is bench.measurement(case, "forward")
 
@@ -119,7 +120,7 @@ def test_alternation_compares_a_pair_with_the_sum():
 
 def test_tables_without_rich(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    report.show((["operator", "ms"], [["potrf", "1.2"]]), "title")
+    text_tables.print_table((["operator", "ms"], [["potrf", "1.2"]]), "title")
     assert capsys.readouterr().out == "\ntitle\noperator  ms\npotrf     1.2\n"
 
 
@@ -131,7 +132,7 @@ def test_scaling_table_compares_with_the_fewest_threads():
         for t, s in seconds.items()
         for row in runner.Measurement(case, "forward", t, Timing(s, s, s, 1), Timing(1, 1, 1, 1)).rows()
     ]
-    headings, rows = tables_ops.scaling_table(found)
+    headings, rows = tables.make_scaling_table(found)
     assert headings[-2:] == ["1 threads", "4 threads"]
     assert rows == [["potrf", "5", "float64", "forward", "1.00×", "4.00×"]]
 
@@ -179,7 +180,7 @@ def test_command_judges_bars(strict, code, monkeypatch, tmp_path, capsys):
         bars.Bar("potrf 2 forward", "≥", 2.0, lambda bench: 1.5),
         bars.Bar("syrk 2 forward", "≥", 2.0, lambda bench: 1.5),
     ]
-    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.list_bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert (
         cli.main(
@@ -213,6 +214,6 @@ def test_cases_on_a_gpu(name):
 
 
 def test_bars_are_measured_on_the_device_of_the_bench():
-    bench = bars.Bench(1, seconds=0, device=torch.device("cpu"))
+    bench = bars.BarMeasurer(1, seconds=0, device=torch.device("cpu"))
     case = Case(OPERATORS["potrf"], Shape(5, 5), torch.float64, torch.device("cuda"))
     assert bench.measurement(case, "forward").case.device.type == "cpu"

@@ -13,15 +13,17 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import measuring, plan, plots_ops, runner, tables_ops
-from lapgrad_bench.bench.bars import Bar
-from lapgrad_bench.bench.cases import OPERATORS, Case
-from lapgrad_bench.bench.inputs import Shape
-from lapgrad_bench.bench.memory import measurable
-from lapgrad_bench.bench.options import add_arguments
-from lapgrad_bench.bench.progress import Progress
-from lapgrad_bench.bench.results import Results
-from lapgrad_bench.bench.timing import Timing, take_turns
+from lapgrad_bench.bench.measure.memory import can_measure_memory
+from lapgrad_bench.bench.measure.timing import Timing, take_turns
+from lapgrad_bench.bench.ops import plan, runner, tables
+from lapgrad_bench.bench.ops import plots as op_plots
+from lapgrad_bench.bench.ops.bars import Bar
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.bench.ops_options import add_arguments
+from lapgrad_bench.bench.watched import requests
+from lapgrad_bench.common import progress
+from lapgrad_bench.common.results import Results
 
 SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
 
@@ -29,7 +31,7 @@ SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "f
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
 def bench(*options):
@@ -40,7 +42,7 @@ def bench(*options):
 def planned(*options, earlier=None):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return plan.made_of(parser.parse_args(list(options)), earlier)
+    return plan.make_plan(parser.parse_args(list(options)), earlier)
 
 
 def test_rows_say_what_was_measured(tmp_path):
@@ -71,7 +73,7 @@ def test_operators_without_arithmetic_have_bytes_and_no_flops():
     assert row["bytes"] == 1.5 * 16 * 4
 
 
-@pytest.mark.skipif(not measurable(), reason="the peak memory of a process cannot be reset here")
+@pytest.mark.skipif(not can_measure_memory(), reason="the peak memory of a process cannot be reset here")
 def test_peak_memory_of_large_operands():
     """50 MB: other threads of the process come and go with a megabyte or two."""
     case = Case(OPERATORS["copyltu"], Shape(2500, 2500), torch.float64)
@@ -115,7 +117,7 @@ def test_options_count_more_than_quick():
 
 def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
     file = tmp_path / "ops.json"
-    real, cases = measuring.measure, []
+    real, cases = requests.measure, []
 
     def interrupted(case, *rest, **options):
         cases.append(str(case))
@@ -123,7 +125,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return real(case, *rest, **options)
 
-    monkeypatch.setattr(measuring, "measure", interrupted)
+    monkeypatch.setattr(requests, "measure", interrupted)
     assert bench(*SMALL, "--output", file) == 130
     assert f"8 figures are in {file}, --resume goes on" in capsys.readouterr().err
     kept = Results.load(file, "ops")
@@ -218,7 +220,7 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
         return 2.5
 
     table = [Bar(f"potrf {n} forward", "≥", 2.0, figure, device=lambda bench: 7.25) for n in (1, 2, 3)]
-    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.list_bars", lambda machine: table)
     file = tmp_path / "bars.json"
     assert bench("--bars", "--output", file) == 130
     assert [bar["what"] for bar in Results.load(file).bars] == ["potrf 1 forward"]
@@ -233,14 +235,14 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
 
 
 def test_results_that_differ_end_in_an_error_after_the_others(monkeypatch, capsys):
-    real = measuring.measure
+    real = requests.measure
 
     def differs(case, *rest, **options):
         if case.operator.name == "syrk":
             raise runner.DisagreementError(f"{case}: result 0 differs")
         return real(case, *rest, **options)
 
-    monkeypatch.setattr(measuring, "measure", differs)
+    monkeypatch.setattr(requests, "measure", differs)
     assert bench(*SMALL) == 1
     shown = capsys.readouterr()
     assert "not timed: syrk 4 float64: result 0 differs" in shown.err
@@ -265,7 +267,7 @@ def test_figures_have_a_panel_per_operator_and_a_line_per_library_and_phase():
     ]
     rows += [row("syrk", 8), row("trsm", shape=[10, 8, 8])]  # one size alone, and a batch
     rows += [row("copyltu", n, flops=None, dtype="float32") for n in (8, 16)]
-    found = plots_ops.draw_figures(rows)
+    found = op_plots.draw_figures(rows)
     assert list(found) == ["ops-cpu-float64-2-threads", "ops-cpu-float32-2-threads"]
     potrf, gelqf, *rest = found["ops-cpu-float64-2-threads"].axes
     assert (potrf.get_title(), gelqf.get_title()) == ("potrf", "gelqf")
@@ -282,8 +284,8 @@ def test_figures_have_a_panel_per_operator_and_a_line_per_library_and_phase():
 
 def test_the_legend_of_one_panel_has_room():
     pytest.importorskip("matplotlib")
-    rows = [row("potrf", n, library=library) for n in (8, 16) for library in plots_ops.COLORS]
-    (figure,) = plots_ops.draw_figures(rows).values()
+    rows = [row("potrf", n, library=library) for n in (8, 16) for library in op_plots.COLORS]
+    (figure,) = op_plots.draw_figures(rows).values()
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0
@@ -302,11 +304,11 @@ def test_plots_are_written_twice(tmp_path, capsys):
 
 def test_tables_show_what_is_missing():
     rows = [row(), row(library="torch", median_s=16e-6), row(n=16), row(n=16, library="jax")]
-    headings, lines = tables_ops.timing_table(rows, ["torch", "jax"])
+    headings, lines = tables.make_timing_table(rows, ["torch", "jax"])
     assert headings[3:] == ["phase", "lapgrad ms", "torch ms (faster)", "jax ms (faster)", "rate", "of gemm"]
     assert lines[0][4:7] == ["0.008", "0.016 (2.0×)", "-"]
     assert lines[1][5:7] == ["-", "0.016 (1.0×)"]
-    headings, lines = tables_ops.short_table(rows, ["torch"])
+    headings, lines = tables.make_short_table(rows, ["torch"])
     assert lines[1] == ["`potrf`", "16", "float64", "0.016", "-", "-"]
 
 
@@ -332,18 +334,24 @@ def test_progress_on_a_terminal(rich, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress(3, done=1) as progress:
-        progress.now("potrf 64")
-        progress.now("potrf 128")
+    monkeypatch.setattr(progress, "_PAUSE", 0.0)
+    with progress.show_progress(0.25) as show:
+        show(0.25, "potrf 64")
+        show(0.5, "potrf 128")
     assert "potrf 128" in terminal.text
     if not rich:
-        assert terminal.text == "2/3 potrf 64\n3/3 potrf 128\n"
+        first, second = terminal.text.splitlines()
+        assert first == " 25.0 %  ? left  potrf 64"
+        assert second.startswith(" 50.0 %  0 s left  potrf 128")
 
 
 def test_progress_is_quiet_off_a_terminal(capsys):
-    with Progress(1) as progress:
-        progress.now("potrf 64")
+    with progress.show_progress(0.0, quiet_off_terminal=True) as show:
+        show(0.0, "potrf 64", line=True)
     assert capsys.readouterr().err == ""
+    with progress.show_progress(0.0) as show:
+        show(0.0, "potrf 64")
+    assert capsys.readouterr().err == "  0.0 %  ? left  potrf 64\n"
 
 
 def test_json_is_what_the_format_says(tmp_path):

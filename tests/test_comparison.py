@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import comparison, measuring
-from lapgrad_bench.bench.results import Results
-from lapgrad_bench.bench.runner import Measurement
-from lapgrad_bench.bench.timing import Timing
+from lapgrad_bench.bench.measure.timing import Timing
+from lapgrad_bench.bench.ops import comparison
+from lapgrad_bench.bench.ops.runner import Measurement
+from lapgrad_bench.bench.watched import requests
+from lapgrad_bench.common.results import Results
 
 
 def row(n=8, seconds=1e-3, rate=1e9, **changes):
@@ -43,7 +44,7 @@ def test_times_are_compared_in_products(seconds, rate, verdict):
 def test_the_worst_is_named_first():
     old, new = [row(8), row(16), row(32)], [row(8, 1.2e-3), row(16, 3e-3), row(32, 0.5e-3)]
     found = compared(old, new)
-    headings, lines = comparison.table(found)
+    headings, lines = comparison.make_table(found)
     assert [line[1] for line in lines] == ["16", "8", "32"]
     assert [line[-2] for line in lines] == ["+200 %", "+20 %", "-50 %"]
     assert [line[-1] for line in lines] == ["WORSE", "WORSE", "better"]
@@ -56,7 +57,7 @@ def test_other_libraries_do_not_count():
 
 def test_cases_of_one_file_are_listed():
     found = compared([row(8), row(16), row(16, phase="backward")], [row(8), row(32)])
-    lines = comparison.notes(found, ("old.json", "new.json"), repeated=True)
+    lines = comparison.list_notes(found, ("old.json", "new.json"), repeated=True)
     assert "only in old.json (2): syrk 16 float64 cpu 1 threads forward+backward" in lines
     assert "only in new.json (1): syrk 32 float64 cpu 1 threads forward" in lines
 
@@ -64,7 +65,9 @@ def test_cases_of_one_file_are_listed():
 def test_a_missing_rate_is_said():
     found = compared([row(rate=None)], [row()])
     assert not found.changes
-    assert any("a rate of gemm is missing (1)" in line for line in comparison.notes(found, ("a", "b"), True))
+    assert any(
+        "a rate of gemm is missing (1)" in line for line in comparison.list_notes(found, ("a", "b"), True)
+    )
 
 
 def test_other_machines_threads_and_dtypes_are_said():
@@ -83,7 +86,7 @@ def test_other_machines_threads_and_dtypes_are_said():
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
 def bench(*options):
@@ -99,7 +102,7 @@ def bench(*options):
     ],
 )
 def test_files_are_compared_without_running(new, code, text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(measuring, "measure", None)
+    monkeypatch.setattr(requests, "measure", None)
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
     results(row()).write(old_file)
     results(*new).write(new_file)
@@ -136,7 +139,7 @@ def test_what_looks_worse_is_measured_again(seconds, code, kept, tmp_path, capsy
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
     results(row(), row(library="torch"), row(operator="no_more")).write(old_file)
     watch = Stopwatch(seconds)
-    monkeypatch.setattr(measuring, "measure", watch)
+    monkeypatch.setattr(requests, "measure", watch)
     assert bench("--compare", old_file, "--output", new_file) == code
     assert watch.calls == [("syrk 8 float64", ("forward",))] * len(seconds)
     stored = Results.load(new_file)

@@ -1,4 +1,4 @@
-"""The demonstration: its model is right, it learns, and the command runs from end to end."""
+"""The demonstration: both criteria agree, the model learns, and the command runs from end to end."""
 
 import json
 
@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad._torch import lu as torch_lu
 from lapgrad.demo import carbon, examples
-from lapgrad.demo.gp import LAPGRAD, PARAMETERS, TORCH, CarbonModel, criterion, learn
-from lapgrad.demo.notebook import notebook
-from lapgrad.demo.timing import compare_synthetic
+from lapgrad.demo.model import PARAMETERS, learn, make_model, predict, predict_season, to_inputs
+from lapgrad.demo.notebook import convert_to_notebook
+from lapgrad.demo.timing import compare_with_torch, compute_loss_with_torch, make_random_model
 
 
 @pytest.fixture
@@ -19,54 +18,62 @@ def train():
     return carbon.Series(whole.years[-60:], whole.ppm[-60:])
 
 
-def test_criterion_is_the_density_of_the_normal_distribution():
-    X = torch.randn(7, 7, dtype=torch.float64)
-    A, y = X @ X.mT + torch.eye(7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
-    density = torch.distributions.MultivariateNormal(torch.zeros_like(y), A)
-    torch.testing.assert_close(criterion(A, y), -density.log_prob(y))
-
-
-def test_both_algebras_give_the_same_value_and_gradient(train):
-    model = CarbonModel(train)
+@pytest.mark.parametrize("random", [False, True])
+def test_the_loss_of_torch_is_that_of_the_model(train, random):
+    model = make_random_model(20, torch.float64, seed=0) if random else make_model(train)
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ours, theirs = (
-        (v := model.value(a), *torch.autograd.grad(v, model.parameters())) for a in (LAPGRAD, TORCH)
+        (value, *torch.autograd.grad(value, learned))
+        for value in (model.loss(), compute_loss_with_torch(model))
     )
     torch.testing.assert_close(ours, theirs)
 
 
-def test_prediction_is_the_conditional_normal_distribution(train):
-    # mean = kᵀ A⁻¹ y, variance = k(x, x) + noise − kᵀ A⁻¹ k, written with a dense inverse.
-    model, years = CarbonModel(train), torch.tensor([1988.5, 1990.0], dtype=torch.float64)
+def test_the_season_is_a_part_of_the_mean(train):
+    """The kernels are a sum, so the mean is a constant and one part for each kernel."""
+    model, years = make_model(train), torch.tensor([1987.3, 1988.5, 1990.0], dtype=torch.float64)
+    trend, season, weather = model.kernel.kernels()
     with torch.no_grad():
-        inverse = torch_lu.inv(model._covariance_of_train())
-        k = model._kernel(*model._distances_to_train(years))
-        prior = sum(p.start for name, p in PARAMETERS.items() if name.endswith("variance"))
-        mean = k.mT @ inverse @ model.y * model.scale + model.mean
-        deviation = (prior - (k * (inverse @ k)).sum(0)).sqrt() * model.scale
-    torch.testing.assert_close(model.predict(years), (mean, deviation))
+        A = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=torch.float64)
+        weights = torch.linalg.solve(A, model.y - model.constant)
+        inputs = to_inputs(years, torch.float64)
+        parts = [(kernel(inputs, model.X) @ weights)[:, 0] for kernel in (trend, season, weather)]
+        mean, _ = predict(model, years)
+    torch.testing.assert_close(predict_season(model, years), parts[1])
+    torch.testing.assert_close(mean, sum(parts) + model.constant.detach())
+
+
+def test_every_printed_parameter_is_learned_and_has_its_unit(train):
+    model = make_model(train)
+    raw = {name for name, value in model.named_parameters() if value.requires_grad}
+    printed = {parameter.name for parameter in PARAMETERS}
+    assert {name.replace("raw_", "") for name in raw} == printed
+    amplitude = next(parameter for parameter in PARAMETERS if parameter.text == "trend: amplitude")
+    assert amplitude.read(model) == pytest.approx((10.0 * train.ppm.var().item()) ** 0.5)
 
 
 def test_learning_lowers_the_criterion(train):
-    values = learn(CarbonModel(train), steps=20)
+    values = learn(make_model(train), steps=20)
     assert values[-1] < values[0] - 1
 
 
 def test_the_forecast_beats_forecasts_without_a_model():
     train, test = carbon.load()
-    model = CarbonModel(train)
+    model = make_model(train)
     learn(model, steps=150)
-    mean, deviation = model.predict(test.years)
+    mean, deviation = predict(model, test.years)
     error = (mean - test.ppm).square().mean().sqrt()
-    without_model = carbon.last_year_with_drift(train, len(test))
+    without_model = carbon.repeat_last_year_with_drift(train, len(test))
     assert error < (without_model - test.ppm).square().mean().sqrt()
     covered = ((mean - test.ppm).abs() < 1.96 * deviation).double().mean()
     assert covered > 0.85
 
 
 def test_timing_compares_both_sides():
-    comparison = compare_synthetic(16, torch.float64, seed=0, seconds=0.01)
-    assert comparison.ours > 0
-    assert comparison.peer > 0
+    comparison = compare_with_torch("random", make_random_model(16, torch.float64, seed=0), seconds=0.01)
+    assert comparison.lapgrad > 0
+    assert comparison.torch > 0
+    assert comparison.speedup == comparison.torch / comparison.lapgrad
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -110,12 +117,12 @@ def test_examples_are_listed_and_found_by_their_short_names(capsys):
     assert cli.main(["demo", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[0] == "blr" and "Bayesian linear regression" in line for line in lines)
-    assert len(lines) == len(examples.found())
-    assert examples.named("blr") == examples.named("bayesian_linear_regression")
+    assert len(lines) == len(examples.find_examples())
+    assert examples.find_example("blr") == examples.find_example("bayesian_linear_regression")
 
 
 def test_every_short_name_has_its_example():
-    assert set(examples.SHORT_NAMES.values()) <= {example.name for example in examples.found()}
+    assert set(examples.SHORT_NAMES.values()) <= {example.name for example in examples.find_examples()}
 
 
 def test_an_example_that_is_not_there(capsys):
@@ -129,13 +136,13 @@ def test_examples_of_an_installed_package_come_first(tmp_path, monkeypatch):
         place.mkdir(parents=True)
         (place / "one.py").write_text('"""Title."""\n')
     monkeypatch.setattr(examples, "PACKAGE", package)
-    (found,) = examples.found()
+    (found,) = examples.find_examples()
     assert found.path == package / "examples" / "one.py"
     assert found.title == "Title."
     (package / "examples" / "one.py").unlink()
-    assert examples.folder() == tmp_path / "examples"
+    assert examples.find_folder() == tmp_path / "examples"
 
 
 def test_a_script_without_cells_is_one_cell_of_code():
-    cells = json.loads(notebook("x = 1\n", []))["cells"]
+    cells = json.loads(convert_to_notebook("x = 1\n", []))["cells"]
     assert [(cell["cell_type"], "".join(cell["source"])) for cell in cells[1:]] == [("code", "x = 1")]

@@ -12,7 +12,7 @@ import samples
 from public import FUNCTIONS_OF_A_KERNEL, OF_A_KERNEL, OPERATORS
 
 import lapgrad
-from lapgrad_bench.bench import cases
+from lapgrad_bench.bench.ops import cases
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("Args", "Returns", "Raises", "Gradient", "Memory", "Cost", "Example")

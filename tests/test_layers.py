@@ -37,9 +37,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lapgrad.cli",),
     ("lapgrad.__main__",),
     ("lapgrad_bench",),
-    ("lapgrad_bench.datasets",),
-    ("lapgrad_bench.bench",),
-    ("lapgrad_bench.experiments",),
+    ("lapgrad_bench.datasets", "lapgrad_bench.common"),
+    ("lapgrad_bench.bench.measure",),
+    ("lapgrad_bench.bench.peers",),
+    ("lapgrad_bench.bench.ops",),
+    ("lapgrad_bench.bench.models",),
+    ("lapgrad_bench.bench.watched",),
+    ("lapgrad_bench.bench", "lapgrad_bench.experiments"),
     ("lapgrad_bench.report",),
     ("lapgrad_bench.commands",),
 )
@@ -100,6 +104,14 @@ def test_imports_point_downwards(file: Path) -> None:
     for other in imported(file):
         part = part_of(other)
         assert part == own or LEVEL[part] < LEVEL[own], f"{name_of(file)} imports {other}"
+
+
+def test_benchmarks_and_experiments_are_independent() -> None:
+    """Experiments never import the benchmarks, whose parts lie below them in the table, nor the reverse."""
+    for one, other in (("bench", "experiments"), ("experiments", "bench")):
+        for file in (BENCH / one).rglob("*.py"):
+            found = [name for name in imported(file) if name.startswith(f"lapgrad_bench.{other}")]
+            assert not found, f"{name_of(file)} imports {found}"
 
 
 def test_no_relative_imports() -> None:

@@ -18,9 +18,16 @@ from fresh_process import output, run
 from samples import MAKERS, OPERATORS
 from torch import Tensor
 
-from lapgrad_bench.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_extra_bytes, peak_mapped_bytes
+from lapgrad_bench.bench.measure.memory import (
+    EVERY_BUFFER_MAPPED,
+    can_measure_memory,
+    measure_mapped_bytes,
+    measure_peak_bytes,
+)
 
-pytestmark = pytest.mark.skipif(not measurable(DEVICE), reason="this system does not tell peak memory")
+pytestmark = pytest.mark.skipif(
+    not can_measure_memory(DEVICE), reason="this system does not tell peak memory"
+)
 
 N = 1000
 MATRIX_BYTES = N * N * 8
@@ -138,7 +145,7 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
 
 
 def peak_bytes(function: Callable[[], Any]) -> int:
-    return peak_mapped_bytes(function) if DEVICE.type == "cpu" else peak_extra_bytes(function, DEVICE)
+    return measure_mapped_bytes(function) if DEVICE.type == "cpu" else measure_peak_bytes(function, DEVICE)
 
 
 def _peak(function: Any, cotangent: Tensor | None = None) -> tuple[float, float]:
@@ -160,7 +167,7 @@ def _tensors(result: Any) -> list[Tensor]:
 
 @functools.cache
 def _in_a_fresh_process() -> dict[str, dict[str, tuple[float, float]]]:
-    """In address space, which nothing but the process itself changes (see ``peak_mapped_bytes``)."""
+    """In address space, which nothing but the process itself changes (see ``measure_mapped_bytes``)."""
     code = "import json, test_memory; print(json.dumps(test_memory.measure()))"
     return json.loads(output(code, **EVERY_BUFFER_MAPPED))
 
@@ -190,11 +197,11 @@ def test_peak_is_what_the_docstring_says(name: str, phase: str) -> None:
 def check_measure() -> None:
     """What runs in a process of its own: peaks that are known, in pages of 4 KiB around each buffer."""
     megabyte = 2**20
-    assert peak_mapped_bytes(lambda: None) == 0
+    assert measure_mapped_bytes(lambda: None) == 0
     for size in (64, 8, 1):  # An earlier, larger peak hides nothing.
-        buffers = peak_mapped_bytes(lambda size=size: torch.empty(size * megabyte, dtype=torch.uint8))
+        buffers = measure_mapped_bytes(lambda size=size: torch.empty(size * megabyte, dtype=torch.uint8))
         assert 0 <= buffers - size * megabyte <= 8192
-    freed = peak_mapped_bytes(lambda: torch.zeros(megabyte).add(1).sum())
+    freed = measure_mapped_bytes(lambda: torch.zeros(megabyte).add(1).sum())
     assert 0 <= freed - 8 * megabyte <= 16384
     with tempfile.TemporaryFile() as file:
         file.truncate(64 * megabyte)
@@ -204,7 +211,7 @@ def check_measure() -> None:
             pages.madvise(mmap.MADV_DONTNEED)  # as if the system had taken them
             assert len(set(pages[:: mmap.PAGESIZE])) == 1
 
-        assert peak_mapped_bytes(read_again) == 0
+        assert measure_mapped_bytes(read_again) == 0
 
 
 @pytest.mark.cpu
@@ -215,6 +222,7 @@ def test_measure_is_exact_and_does_not_depend_on_pages() -> None:
 @pytest.mark.cpu
 def test_measure_needs_its_setting() -> None:
     done = run(
-        "from lapgrad_bench.bench.memory import *; peak_mapped_bytes(int)", MALLOC_MMAP_THRESHOLD_="1048576"
+        "from lapgrad_bench.bench.measure.memory import *; measure_mapped_bytes(int)",
+        MALLOC_MMAP_THRESHOLD_="1048576",
     )
-    assert "RuntimeError: peak_mapped_bytes needs a process started with" in done.stderr
+    assert "RuntimeError: measure_mapped_bytes needs a process started with" in done.stderr

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import runner
-from lapgrad_bench.bench.cases import OPERATORS, Case
-from lapgrad_bench.bench.inputs import Shape
-from lapgrad_bench.bench.peer_worker.formulas import FORMULAS
-from lapgrad_bench.bench.peers import Peer, PeerError, Peers, PeerSpec
-from lapgrad_bench.bench.tables_ops import notes_on_peers
+from lapgrad_bench.bench.ops import runner
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.bench.ops.tables import list_peer_notes
+from lapgrad_bench.bench.peers import client
+from lapgrad_bench.bench.peers.client import Peer, PeerError, Peers, PeerSpec
+from lapgrad_bench.bench.peers.worker.formulas import FORMULAS
 
 FAKE = Path(__file__).parent / "fake_peers"
 JAX = PeerSpec("jax", sys.executable)
@@ -29,7 +30,7 @@ SYRK = Case(OPERATORS["syrk"], Shape(4, 3), torch.float64)
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
     """A product that takes no time."""
-    monkeypatch.setattr("lapgrad_bench.bench.gemm.order", lambda device, threads: 32)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_peer_that_fails_is_started_anew_and_then_dropped(trouble, why, fake_j
         fake_jax("")
         (again,) = runner.measure(other, ["forward"], 1, seconds=0, peers=peers)
         assert again.others["jax"].samples >= 3
-        peers.failed("jax", str(other), "died once more")
+        peers.record_failure("jax", str(other), "died once more")
         assert peers.facts["jax"]["missing"] == "died once more"
         (without,) = runner.measure(other, ["forward"], 1, seconds=0, peers=peers)
         assert not without.others
@@ -153,7 +154,7 @@ def test_a_peer_on_another_device_is_missing(fake_jax):
 
 def test_a_peer_rests_between_its_turns_and_ends_with_the_run(fake_jax):
     with Peers([JAX]) as peers:
-        (peer,) = peers.present(1)
+        (peer,) = peers.list_present(1)
         process = peer._process
         status = Path(f"/proc/{process.pid}/status")
         if status.exists():
@@ -163,7 +164,7 @@ def test_a_peer_rests_between_its_turns_and_ends_with_the_run(fake_jax):
             assert "T (stopped)" in status.read_text()
         peer.ask("", do="release")
         assert process.poll() is None
-        assert peers.present(1) == [peer]
+        assert peers.list_present(1) == [peer]
     assert process.poll() == -signal.SIGKILL
 
 
@@ -171,9 +172,9 @@ def test_a_peer_rests_between_its_turns_and_ends_with_the_run(fake_jax):
     not sys.platform.startswith("linux"), reason="the worker asks Linux to end with its parent"
 )
 def test_a_stopped_peer_ends_with_a_parent_that_was_killed(fake_jax):
-    source = Path(runner.__file__).parents[2]
+    source = Path(runner.__file__).parents[3]
     script = (
-        "import os, sys; from lapgrad_bench.bench.peers import *\n"
+        "import os, sys; from lapgrad_bench.bench.peers.client import *\n"
         f"peer = Peer(PeerSpec('jax', {sys.executable!r}), 1, 'cpu')\n"
         "print(peer._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
@@ -230,7 +231,7 @@ def test_a_library_is_named_once(capsys):
 
 def test_notes_put_cases_with_the_same_reason_together():
     lacks = {f"potrf {n} float64": "why" for n in (1, 2, 3, 4)}
-    (note,) = notes_on_peers({"jax": {"version": "1", "lacks": lacks}})
+    (note,) = list_peer_notes({"jax": {"version": "1", "lacks": lacks}})
     assert note == "jax 1: not timed on potrf 1 float64, potrf 2 float64, potrf 3 float64 and 1 more: why"
 
 
@@ -240,7 +241,7 @@ def test_there_is_a_formula_for_every_operator():
 
 def test_the_worker_needs_no_new_python_and_nothing_of_lapgrad():
     """MXNet has no wheels for a Python that is newer than this."""
-    files = sorted((Path(runner.__file__).parent / "peer_worker").glob("*.py"))
+    files = sorted((Path(client.__file__).parent / "worker").glob("*.py"))
     assert len(files) == 9
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 7))

@@ -15,7 +15,7 @@ import pytest
 import sample_results
 
 from lapgrad import cli
-from lapgrad_bench.bench.results import Results
+from lapgrad_bench.common.results import Results
 from lapgrad_bench.experiments.paper import TABLE2
 from lapgrad_bench.report.page import render_page
 from lapgrad_bench.report.sources import find_results, group_runs, read_runs

@@ -13,7 +13,7 @@ import browser
 import pytest
 import sample_results
 
-from lapgrad_bench.bench.results import Results
+from lapgrad_bench.common.results import Results
 from lapgrad_bench.report.page import render_page
 from lapgrad_bench.report.sources import read_runs
 

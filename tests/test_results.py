@@ -6,7 +6,7 @@ import os
 import pytest
 
 from lapgrad import FileFormatError
-from lapgrad_bench.bench.results import FORMAT, Results
+from lapgrad_bench.common.results import FORMAT, Results
 
 
 def test_what_is_written_is_read(tmp_path):

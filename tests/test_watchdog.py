@@ -12,15 +12,17 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench import activity, runner, tables_ops, watchdog, worker_process
-from lapgrad_bench.bench.agreement import DisagreementError
-from lapgrad_bench.bench.bars import Bar
-from lapgrad_bench.bench.cases import OPERATORS, Case
-from lapgrad_bench.bench.inputs import Shape
-from lapgrad_bench.bench.peers import Peers, PeerSpec
-from lapgrad_bench.bench.results import Results
-from lapgrad_bench.bench.resumption import UsageError
-from lapgrad_bench.bench.watchdog import FailedError, Measurer, WatchedMeasurer
+from lapgrad_bench.bench.measure import activity, worker_process
+from lapgrad_bench.bench.ops import runner, tables
+from lapgrad_bench.bench.ops.agreement import DisagreementError
+from lapgrad_bench.bench.ops.bars import Bar
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.bench.peers.client import Peers, PeerSpec
+from lapgrad_bench.bench.watched import watchdog
+from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, WatchedMeasurer
+from lapgrad_bench.common.results import Results
+from lapgrad_bench.common.resumption import UsageError
 
 PROCESSES = Path(__file__).parent / "fake_processes"
 PATIENCE = 1.0
@@ -31,7 +33,7 @@ ROWS = [{"library": name, "median_s": 1.0, "value": 2.0} for name in ("lapgrad",
 def actor(monkeypatch):
     """A measurer whose process does as it is told, and gives up soon."""
     command = [sys.executable, "-S", str(PROCESSES / "actor.py"), str(Path(activity.__file__).parent)]
-    monkeypatch.setattr(watchdog, "child_command", lambda: command)
+    monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     with WatchedMeasurer(Peers(), PATIENCE) as measurer:
         yield measurer
 
@@ -122,7 +124,7 @@ def test_ctrl_c_ends_a_process_that_hangs(actor):
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_process_that_does_not_start_is_an_error(code, monkeypatch):
     command = [sys.executable, "-S", "-c", f"raise SystemExit({code})"]
-    monkeypatch.setattr(watchdog, "child_command", lambda: command)
+    monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     with (
         WatchedMeasurer(Peers(), PATIENCE) as measurer,
         pytest.raises(UsageError, match=f"could not be started: it ended: exit code {code}"),
@@ -152,7 +154,7 @@ def test_calls_are_read_as_they_were_written(tmp_path):
 @pytest.fixture
 def faulty_torch(monkeypatch):
     command = [sys.executable, str(PROCESSES / "faulty_torch.py")]
-    monkeypatch.setattr(watchdog, "child_command", lambda: command)
+    monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     # The limit of a call that hangs is shorter than that of the call before it: look often.
     monkeypatch.setattr(worker_process, "_LONGEST_WAIT", 0.1)
 
@@ -178,9 +180,9 @@ def test_a_run_goes_on_and_names_what_hangs_and_crashes(faulty_torch, tmp_path, 
     printed = capsys.readouterr().out
     assert "syrk 4 float64, 1 threads: torch did not finish within 1 s (its first call)" in printed
     assert "trmm 4 float64, 1 threads: torch crashed: signal SIGSEGV (its first call)" in printed
-    cells = [line[5] for line in tables_ops.timing_table(found.rows)[1] if line[0] in ("syrk", "trmm")]
+    cells = [line[5] for line in tables.make_timing_table(found.rows)[1] if line[0] in ("syrk", "trmm")]
     assert cells == [hung] * 2 + ["torch crashed"] * 2
-    assert hung in tables_ops.short_table(found.rows)[1][0]
+    assert hung in tables.make_short_table(found.rows)[1][0]
 
     # What failed is not tried again: neither by a run that goes on, nor by one that compares.
     assert cli.main(["bench", "ops", *options, "--output", str(file), "--resume"]) == 0
@@ -226,7 +228,7 @@ def test_a_case_in_which_lapgrad_fails_is_named_and_the_others_are_timed(monkeyp
 
 def test_a_bar_that_cannot_be_measured_is_missed_and_tried_again_later(monkeypatch, tmp_path, capsys):
     table = [Bar(f"potrf {n} forward", "≥", 2.0, lambda bench: 2.5) for n in (1, 2)]
-    monkeypatch.setattr("lapgrad_bench.bench.bars.bars", lambda machine: table)
+    monkeypatch.setattr("lapgrad_bench.bench.ops.bars.list_bars", lambda machine: table)
     real, hangs = Measurer.ask, ["potrf 1 forward"]
 
     def ask(self, request):
@@ -260,7 +262,7 @@ def test_peers_are_compared_with_lapgrad_where_torch_is_left_out(monkeypatch):
         (found,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
         assert [row["library"] for row in found.rows()] == ["lapgrad", "jax"]
         monkeypatch.setenv("FAKE_JAX", "wrong")
-        peers.failed("jax", "another case", "died")
+        peers.record_failure("jax", "another case", "died")
         (alone,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
         assert [row["library"] for row in alone.rows()] == ["lapgrad"]
         assert "of jax differs from lapgrad by" in peers.facts["jax"]["lacks"][str(case)]

@@ -1,7 +1,7 @@
-"""The command `lapgrad`: info and demo, and the commands that other installed packages add to it.
+"""The command `lapgrad`: info, demo, and the commands that other installed packages add.
 
-A package adds a command by an entry point in the group ``lapgrad.commands``: a function that takes argparse's
-subparsers. ``lapgrad_bench`` adds bench, reproduce and report; without it the others still work.
+A package adds a command by an entry point in the group ``lapgrad.commands``, a function that takes argparse's
+subparsers. ``lapgrad_bench`` adds bench, reproduce and report; info and demo work without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Subparsers = Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and return its exit code."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     parser = _make_parser()
     chosen = parser.parse_args(typed)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (`| head`) has gone; Python would complain once more when it closes stdout.
+        # The reader of a pipe (`| head`) has ended. Python would report that again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -68,7 +68,7 @@ def _add_demo(commands: Subparsers) -> None:
 
 
 def _run_info(arguments: argparse.Namespace) -> int:
-    print(json.dumps(info.collect(), indent=1, default=str) if arguments.json else info.text())
+    print(json.dumps(info.collect(), indent=1, default=str) if arguments.json else info.format_text())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What lapgrad runs on: versions, CPU, BLAS, threads, CUDA. `lapgrad info` prints it, benchmarks store it."""
+"""Versions, CPU, BLAS, threads and CUDA of this environment, for `lapgrad info` and results files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Facts = dict[str, dict[str, Any]]
 
 
 def collect() -> Facts:
-    """All facts, by section. Nothing here fails: what cannot be found out is said in words.
+    """Return all facts by section. It never fails: where a fact is not available, its value says why.
 
     Example:
         >>> sorted(collect())
@@ -26,32 +26,32 @@ def collect() -> Facts:
     """
     return {
         "lapgrad": {
-            "version": _version("lapgrad"),
-            "commit": _source_commit(),
+            "version": _find_version("lapgrad"),
+            "commit": _find_commit(),
             "python": platform.python_version(),
             "platform": platform.platform(),
         },
         "torch": {
             "version": torch.__version__,
             "threads": torch.get_num_threads(),
-            "numpy": _version("numpy"),
-            "scipy": _version("scipy"),
+            "numpy": _find_version("numpy"),
+            "scipy": _find_version("scipy"),
         },
-        "cpu": _cpu(),
+        "cpu": _describe_cpu(),
         "core": _describe("lapgrad._kernels.cpu"),
         "blas": _describe("lapgrad._blas"),
-        "cuda": _cuda(),
+        "cuda": _describe_cuda(),
         "accelerate": _describe("lapgrad.accelerate.registry"),
     }
 
 
-def text() -> str:
-    """The facts as aligned lines of text."""
+def format_text() -> str:
+    """Return the facts as aligned lines of text."""
     lines: list[str] = []
     for section, facts in collect().items():
         lines.append(section)
         for name, value in facts.items():
-            shown = _shown(value)
+            shown = _format_value(value)
             if "\n" in shown:
                 lines.append(f"  {name}")
                 lines.extend(f"    {line}" for line in shown.splitlines())
@@ -60,7 +60,7 @@ def text() -> str:
     return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -73,7 +73,7 @@ def _shown(value: Any) -> str:
 
 
 def _describe(module: str) -> dict[str, Any]:
-    """The `describe()` of a lower layer; the reason where there is none."""
+    """Return what `describe()` of a module returns, or why it cannot be called."""
     try:
         facts = importlib.import_module(module).describe()
     except (ImportError, AttributeError) as reason:
@@ -81,8 +81,8 @@ def _describe(module: str) -> dict[str, Any]:
     return dict(facts)
 
 
-def _cpu() -> dict[str, Any]:
-    cpuinfo = _read("/proc/cpuinfo")
+def _describe_cpu() -> dict[str, Any]:
+    cpuinfo = _read_file("/proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     seen = set(flags.group(1).split()) if flags else set()
@@ -95,7 +95,7 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _cuda() -> dict[str, Any]:
+def _describe_cuda() -> dict[str, Any]:
     from lapgrad._kernels import cuda as kernels
     from lapgrad._kernels.cuda.runtime.compiler import get_cache_directory
 
@@ -105,9 +105,9 @@ def _cuda() -> dict[str, Any]:
         "available": torch.cuda.is_available(),
         "kernels": f"not in use: {' and '.join(missing)} missing" if missing else state,
         "built_for": torch.version.cuda,
-        "nvmath": _version("nvmath-python"),
-        "cuda_core": _version("cuda-core"),
-        "cuda_bindings": _version("cuda-bindings"),
+        "nvmath": _find_version("nvmath-python"),
+        "cuda_core": _find_version("cuda-core"),
+        "cuda_bindings": _find_version("cuda-bindings"),
         "cache": str(get_cache_directory()),
     }
     if torch.cuda.is_available():
@@ -115,8 +115,8 @@ def _cuda() -> dict[str, Any]:
     return facts
 
 
-def _source_commit() -> str | None:
-    """The git commit of the source tree this package is imported from; None for an installed wheel."""
+def _find_commit() -> str | None:
+    """Return the git commit of the source tree that this package is imported from; None for a wheel."""
     here = Path(__file__).resolve().parent
     if not (here.parents[1] / "csrc").is_dir():
         return None
@@ -128,14 +128,14 @@ def _source_commit() -> str | None:
     return answer.stdout.strip() or None
 
 
-def _version(distribution: str) -> str | None:
+def _find_version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _read(path: str) -> str:
+def _read_file(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapgrad_bench.bench import acceleration, exact_gp, models_command, sparse_gp
-from lapgrad_bench.bench import command as bench
+from lapgrad_bench.bench import acceleration, models_command, ops_command
 from lapgrad_bench.experiments import command as reproduce
 from lapgrad_bench.report import command as report
 
@@ -18,10 +17,8 @@ def add_bench(commands: Subparsers) -> None:
     parser = commands.add_parser("bench", help="time operators and models against others")
     topics = parser.add_subparsers(title="topics", metavar="topic", required=True)
     for name, topic, help_text in (
-        ("ops", bench, "forward and backward of every operator"),
+        ("ops", ops_command, "forward and backward of every operator"),
         ("models", models_command, "criteria of models, against GPyTorch, GPy, GPflow and torch"),
-        ("gp", exact_gp, "the criterion of Gaussian process regression"),
-        ("sgp", sparse_gp, "the criterion of a sparse Gaussian process"),
         ("accelerate", acceleration, "torch's functions with and without acceleration"),
     ):
         chosen = topics.add_parser(name, help=help_text)

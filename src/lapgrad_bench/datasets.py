@@ -1,4 +1,4 @@
-"""Tables of measurements that experiments learn from. They are read from a folder, and never downloaded.
+"""Loads the data sets of the experiments from files; nothing is downloaded.
 
 The files are not part of the package: ``--data-dir`` or LAPGRAD_DATA names the folder they are in, and the
 message about a missing one says where it can be had. Each is a gzipped CSV file: a line with the names of
@@ -94,7 +94,7 @@ TASKS: dict[str, tuple[Table, str]] = {
 
 
 def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs (n, d) and one target (n,) of a task, as they were measured, in float64 and in their order.
+    """Return inputs (n, d) and one target (n,) of a task, unscaled, in float64, in the order of the file.
 
     Args:
         name: A key of ``TASKS``.
@@ -111,12 +111,12 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[Tenso
     if name not in TASKS:
         raise _errors.unknown_option("datasets.load", "name", name, list(TASKS))
     table, target = TASKS[name]
-    values = _read(table, located(table.file, table.source, _wanted(table), folder))
+    values = _read_table(table, find_file(table.file, table.source, _describe_contents(table), folder))
     return values[:, : len(table.inputs)], values[:, table.columns.index(target)]
 
 
-def located(file: str, source: str, wanted: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """The path of a data file.
+def find_file(file: str, source: str, wanted: str, folder: str | os.PathLike[str] | None = None) -> Path:
+    """Return the path of a data file.
 
     Args:
         file: Its name.
@@ -136,11 +136,11 @@ def located(file: str, source: str, wanted: str, folder: str | os.PathLike[str] 
     return path
 
 
-def stand_in(n: int = POWER.rows, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Made-up data of the kind of *power*, for when the file is not there: inputs (n, d), target (n,).
+def make_stand_in(n: int = POWER.rows, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return made-up data like *power*, for when its file is missing: inputs (n, d), target (n,).
 
     Example:
-        >>> X, y = stand_in(100)
+        >>> X, y = make_stand_in(100)
         >>> X.shape, y.shape
         (torch.Size([100, 4]), torch.Size([100]))
     """
@@ -151,28 +151,30 @@ def stand_in(n: int = POWER.rows, d: int = 4, seed: int = 0) -> tuple[Tensor, Te
     return X, smooth + 0.2 * torch.randn(n, dtype=torch.float64, generator=generator)
 
 
-def standardised(values: Tensor) -> Tensor:
-    """Each column (or the vector) with mean 0 and variance 1; what does not vary becomes 0."""
+def standardise(values: Tensor) -> Tensor:
+    """Return each column (or the vector) with mean 0 and variance 1; a constant one becomes 0."""
     deviation = values.std(0, correction=0)
     return (values - values.mean(0)) / torch.where(deviation > 0, deviation, 1.0)
 
 
-def _wanted(table: Table) -> str:
+def _describe_contents(table: Table) -> str:
     return f"its table as a gzipped CSV file (one line of names: {','.join(table.columns)}; then the numbers)"
 
 
-def _read(table: Table, path: Path) -> Tensor:
+def _read_table(table: Table, path: Path) -> Tensor:
     try:
         packed = path.read_bytes()
         lines = gzip.decompress(packed).decode("utf-8").splitlines()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise _corrupt(table, path, f"it is not a gzipped text file ({error})") from error
+        raise _make_format_error(table, path, f"it is not a gzipped text file ({error})") from error
     names, *rows = list(csv.reader(lines)) or [[]]
     if len(names) != len(table.columns):
-        raise _corrupt(table, path, f"its first line has {len(names)} names, {len(table.columns)} are wanted")
+        raise _make_format_error(
+            table, path, f"its first line has {len(names)} names, {len(table.columns)} are wanted"
+        )
     if not rows:
-        raise _corrupt(table, path, "there is nothing below its first line")
-    numbers = [_numbers(table, path, row, line) for line, row in enumerate(rows, start=2)]
+        raise _make_format_error(table, path, "there is nothing below its first line")
+    numbers = [_parse_numbers(table, path, row, line) for line, row in enumerate(rows, start=2)]
     if hashlib.sha256(packed).hexdigest() != table.sha256:
         warnings.warn(
             f"{path} is not the file that published figures were made with (its sha256 is another one): "
@@ -182,17 +184,21 @@ def _read(table: Table, path: Path) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def _numbers(table: Table, path: Path, row: list[str], line: int) -> list[float]:
+def _parse_numbers(table: Table, path: Path, row: list[str], line: int) -> list[float]:
     if len(row) != len(table.columns):
-        raise _corrupt(table, path, f"line {line} has {len(row)} cells, {len(table.columns)} are wanted")
+        raise _make_format_error(
+            table, path, f"line {line} has {len(row)} cells, {len(table.columns)} are wanted"
+        )
     try:
         numbers = [float(cell) for cell in row]
     except ValueError as error:
-        raise _corrupt(table, path, f"line {line}: {error}") from error
+        raise _make_format_error(table, path, f"line {line}: {error}") from error
     if not all(map(math.isfinite, numbers)):
-        raise _corrupt(table, path, f"line {line} holds a NaN or an infinity")
+        raise _make_format_error(table, path, f"line {line} holds a NaN or an infinity")
     return numbers
 
 
-def _corrupt(table: Table, path: Path, what: str) -> _errors.FileFormatError:
-    return _errors.FileFormatError(f"{path}: {what}. The data are {table.source}: save {_wanted(table)}.")
+def _make_format_error(table: Table, path: Path, what: str) -> _errors.FileFormatError:
+    return _errors.FileFormatError(
+        f"{path}: {what}. The data are {table.source}: save {_describe_contents(table)}."
+    )

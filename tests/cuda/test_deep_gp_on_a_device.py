@@ -13,7 +13,7 @@ from lapgrad import FitError
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models import DeepGP
 from lapgrad.models._training import minibatches as _minibatches
-from lapgrad_bench.bench import deep_gp
+from lapgrad_bench.bench.models import deep_gp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -22,7 +22,7 @@ SIZES = deep_gp.Sizes((3, 6), 200, 100, 50, (30,))
 
 def on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.Problem:
     """One and the same model on any device."""
-    problem = deep_gp.Problem.of(SIZES, torch.device("cpu"))
+    problem = deep_gp.Problem.generate(SIZES, torch.device("cpu"))
     model = problem.model.to(device=device, dtype=dtype)
     return deep_gp.Problem(
         model, problem.Y.to(device, dtype), [eps.to(device, dtype) for eps in problem.noise]
@@ -32,7 +32,7 @@ def on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.Problem:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     """All in the dtype of the model: the value is a sum in float64 of what is computed in that."""
-    here, there = (deep_gp.ours(on(device, dtype))() for device in ("cpu", "cuda"))
+    here, there = (deep_gp.make_lapgrad_evaluation(on(device, dtype))() for device in ("cpu", "cuda"))
     units = tolerances.FLOAT32_LAYER if dtype == torch.float32 else tolerances.INDUCING
     found, expected = ([tensor.to("cpu", dtype) for tensor in each] for each in (there, here))
     tolerances.assert_all_close(found, expected, units)
@@ -54,7 +54,7 @@ def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bound_and_gradient_do_not_wait() -> None:
-    evaluate = deep_gp.ours(on("cuda"))
+    evaluate = deep_gp.make_lapgrad_evaluation(on("cuda"))
     evaluate()
     torch.cuda.synchronize()
     with waits.forbidden(), without_waiting():

@@ -18,7 +18,7 @@ from lapgrad.models import DeepGP, DeepGPRegression
 from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models.kernels import RBF
-from lapgrad_bench.bench import deep_gp
+from lapgrad_bench.bench.models import deep_gp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -49,7 +49,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[DeepGP, Tensor]:
-    made = deep_gp.Problem.of(SIZES, torch.device("cpu"))
+    made = deep_gp.Problem.generate(SIZES, torch.device("cpu"))
     return made.model.to(device="cuda", dtype=dtype), made.Y.to("cuda", dtype)
 
 

@@ -82,4 +82,4 @@ def test_an_unknown_task_is_named() -> None:
 
 
 def test_columns_that_do_not_vary_become_zero() -> None:
-    assert datasets.standardised(torch.tensor([[1.0, 7.0], [3.0, 7.0]])).tolist() == [[-1, 0], [1, 0]]
+    assert datasets.standardise(torch.tensor([[1.0, 7.0], [3.0, 7.0]])).tolist() == [[-1, 0], [1, 0]]

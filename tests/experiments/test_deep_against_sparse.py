@@ -64,7 +64,7 @@ def test_both_models_see_the_same_split(capsys: pytest.CaptureFixture[str]) -> N
 def test_left_and_taken_up_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What was there stays, what was under way starts anew, and the figures are those of one run."""
     assert command("--output", "whole.json") == 0
-    learned, asked = experiment.learned, 0
+    learned, asked = experiment.learn_case, 0
 
     def once_interrupted(case: experiment.Case, *rest: Any) -> dict[str, Any]:
         nonlocal asked
@@ -73,7 +73,7 @@ def test_left_and_taken_up_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             os.kill(os.getpid(), signal.SIGTERM)
         return learned(case, *rest)
 
-    monkeypatch.setattr(experiment, "learned", once_interrupted)
+    monkeypatch.setattr(experiment, "learn_case", once_interrupted)
     assert command() == 128 + signal.SIGTERM
     partial = contents()
     assert not partial["complete"]
@@ -101,9 +101,9 @@ def test_figures_are_means_over_folds_that_both_have() -> None:
         return {"dataset": "power", "fold": fold, "model": model, "rmse": rmse, "tll": tll}
 
     rows = [row(0, "sparse", 2.0, -1.0), row(0, "deep", 1.0, -1.5), row(1, "sparse", 9.0, 9.0)]
-    rmse, tll = experiment.compared(rows)
+    rmse, tll = experiment.compare_models(rows)
     assert (rmse.count, rmse.sparse, rmse.deep, rmse.passed) == (1, 2.0, 1.0, True)
     assert (tll.sparse, tll.deep, tll.passed) == (-1.0, -1.5, False)
-    rmse, tll = experiment.compared([*rows, row(1, "deep", 5.0, 12.0)])
+    rmse, tll = experiment.compare_models([*rows, row(1, "deep", 5.0, 12.0)])
     assert (rmse.count, rmse.sparse, rmse.deep) == (2, 5.5, 3.0)
     assert (tll.sparse, tll.deep, tll.passed) == (4.0, 5.25, True)

@@ -19,8 +19,8 @@ from lapgrad.models import SparseGPRegression
 from lapgrad.models._storage.archive import write_archive
 from lapgrad_bench import datasets
 from lapgrad_bench.experiments import folds, quality, workers
-from lapgrad_bench.experiments.folds import Fold, Learning
-from lapgrad_bench.experiments.interruption import wish_to_stop
+from lapgrad_bench.experiments.folds import Fold, LearningOptions
+from lapgrad_bench.experiments.interruption import catch_stop_signals
 from lapgrad_bench.experiments.paper import TABLE1
 
 FOLD = Fold("naval1", 5, 2)
@@ -54,9 +54,11 @@ def contents(path: Path) -> dict[str, Any]:
     return found
 
 
-def learned(how: Learning, checkpoints: Path, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def learned(
+    how: LearningOptions, checkpoints: Path, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     data = datasets.load(FOLD.dataset)
-    return folds.learned(FOLD, how, data, "cpu", checkpoints, lambda step, loss: None, stop)
+    return folds.learn_fold(FOLD, how, data, "cpu", checkpoints, lambda step, loss: None, stop)
 
 
 def after(count: int) -> Callable[[], bool]:
@@ -66,18 +68,18 @@ def after(count: int) -> Callable[[], bool]:
 
 
 def test_folds_part_the_data() -> None:
-    tests = [folds.split(47, fold, seed=3)[1] for fold in range(folds.PARTS)]
+    tests = [folds.split_rows(47, fold, seed=3)[1] for fold in range(folds.PARTS)]
     assert sorted(torch.cat(tests).tolist()) == list(range(47))
-    train, test = folds.split(47, 4, seed=3)
+    train, test = folds.split_rows(47, 4, seed=3)
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(47))
-    assert not torch.equal(test, folds.split(47, 4, seed=4)[1])
+    assert not torch.equal(test, folds.split_rows(47, 4, seed=4)[1])
 
 
 @pytest.mark.parametrize(("optimizer", "stops"), [("adam", (3, 5, 4)), ("lbfgs", (2, 3))])
 def test_a_fold_that_is_left_ends_at_the_same_figures(
     optimizer: str, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
-    how = Learning(optimizer, steps=17)
+    how = LearningOptions(optimizer, steps=17)
     straight = learned(how, tmp_path / "straight")
     for count in stops:
         with pytest.raises(folds.Interrupted):
@@ -85,7 +87,7 @@ def test_a_fold_that_is_left_ends_at_the_same_figures(
     resumed = learned(how, tmp_path / "left")
     assert figures([resumed]) == figures([straight])
     assert straight["steps_made"] <= 17
-    assert straight["loss"] < learned(Learning(optimizer, steps=1), tmp_path / "short")["loss"]
+    assert straight["loss"] < learned(LearningOptions(optimizer, steps=1), tmp_path / "short")["loss"]
     assert not list((tmp_path / "left").iterdir())
 
 
@@ -93,8 +95,8 @@ def test_the_best_step_counts(tmp_path: Path) -> None:
     """Steps that are far too long lead away again."""
     losses = []
     data = datasets.load(FOLD.dataset)
-    how = Learning(steps=12, lr=1.0)
-    row = folds.learned(
+    how = LearningOptions(steps=12, lr=1.0)
+    row = folds.learn_fold(
         FOLD, how, data, "cpu", tmp_path, lambda step, loss: losses.append(loss), lambda: False
     )
     assert row["loss"] == min(losses) < losses[-1]
@@ -103,9 +105,9 @@ def test_the_best_step_counts(tmp_path: Path) -> None:
 def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = Learning(steps=12, lr_end=1e-3)
+    how = LearningOptions(steps=12, lr_end=1e-3)
     straight = learned(how, tmp_path / "straight")
-    assert straight["loss"] != learned(Learning(steps=12), tmp_path / "with the same rate")["loss"]
+    assert straight["loss"] != learned(LearningOptions(steps=12), tmp_path / "with the same rate")["loss"]
     evaluations = 0
 
     def loss(model: SparseGPRegression) -> torch.Tensor:
@@ -125,48 +127,48 @@ def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
 
 def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
-        learned(Learning(steps=12), tmp_path, after(3))
+        learned(LearningOptions(steps=12), tmp_path, after(3))
     with pytest.raises(FileFormatError, match=r"other options: steps 12\. Use"):
-        learned(Learning(steps=13), tmp_path)
+        learned(LearningOptions(steps=13), tmp_path)
     with pytest.raises(FileFormatError, match=r"other options: lr_end None\. Use"):
-        learned(Learning(steps=12, lr_end=1e-3), tmp_path)
+        learned(LearningOptions(steps=12, lr_end=1e-3), tmp_path)
     (tmp_path / FOLD.file).write_text("no checkpoint")
     with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
-        learned(Learning(steps=12), tmp_path)
+        learned(LearningOptions(steps=12), tmp_path)
 
 
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
-        learned(Learning(steps=12), tmp_path, after(3))
+        learned(LearningOptions(steps=12), tmp_path, after(3))
     checkpoint = tmp_path / FOLD.file
     whole = checkpoint.read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:999] + b"?" + whole[1000:], b""):
         checkpoint.write_bytes(damaged)
         with pytest.raises(FileFormatError, match=r"(is damaged|is empty).*Remove it to start anew"):
-            learned(Learning(steps=12), tmp_path)
+            learned(LearningOptions(steps=12), tmp_path)
     content = torch.load(io.BytesIO(whole), weights_only=True)
     for name in content:
         write_archive(checkpoint, {key: value for key, value in content.items() if key != name})
         with pytest.raises(FileFormatError, match=f"missing entry '{name}'.*Remove it"):
-            learned(Learning(steps=12), tmp_path)
+            learned(LearningOptions(steps=12), tmp_path)
     for name in ("of", "parameters", "optimizer", "best", "done"):
         write_archive(checkpoint, {**content, name: ["something else"]})
         with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
-            learned(Learning(steps=12), tmp_path)
+            learned(LearningOptions(steps=12), tmp_path)
     renamed = {f"{name}_": value for name, value in content["parameters"].items()}
     write_archive(checkpoint, {**content, "parameters": renamed})
     with pytest.raises(FileFormatError, match="parameters are not those of the model"):
-        learned(Learning(steps=12), tmp_path)
+        learned(LearningOptions(steps=12), tmp_path)
     # What earlier versions wrote, without a checksum, is still taken up.
     torch.save(content, checkpoint)
     with pytest.raises(folds.Interrupted):
-        learned(Learning(steps=12), tmp_path, after(1))
+        learned(LearningOptions(steps=12), tmp_path, after(1))
 
 
 def test_jitter_is_that_of_the_data(tmp_path: Path) -> None:
-    assert learned(Learning(steps=1), tmp_path)["jitter"] == 1e-8
-    assert learned(Learning(steps=1, jitter=1e-5), tmp_path)["jitter"] == 1e-5
-    assert Learning().for_task("power").jitter == 1e-6
+    assert learned(LearningOptions(steps=1), tmp_path)["jitter"] == 1e-8
+    assert learned(LearningOptions(steps=1, jitter=1e-5), tmp_path)["jitter"] == 1e-5
+    assert LearningOptions().for_task("power").jitter == 1e-6
 
 
 def test_the_command_is_interrupted_and_resumed(
@@ -230,14 +232,14 @@ def test_side_by_side_is_the_same(tmp_path: Path) -> None:
 def test_a_fold_that_fails_does_not_end_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_all = folds.learned
+    of_all = folds.learn_fold
 
     def fails(which: Fold, *further: Any) -> dict[str, Any]:
         if which.fold == 0:
             raise FitError("the loss is not finite")
         return of_all(which, *further)
 
-    monkeypatch.setattr(folds, "learned", fails)
+    monkeypatch.setattr(folds, "learn_fold", fails)
     assert command("--output", "some.json") == 1
     assert "naval2, U = 4, fold 1 FAILED: FitError: the loss is not finite" in capsys.readouterr().err
     some = contents(tmp_path / "some.json")
@@ -252,7 +254,7 @@ def test_a_process_that_is_lost_is_reported() -> None:
         pid, exitcode = 7, -9
 
     under_way = {FOLD: 7, Fold("power", 5, 0): 8}
-    workers._lost(Process(), under_way, events.append)
+    workers._report_lost_process(Process(), under_way, events.append)
     assert events == [workers.Failed(FOLD, "its process ended with exit code -9")]
     assert list(under_way) == [Fold("power", 5, 0)]
 
@@ -284,9 +286,9 @@ def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureF
 
 
 def test_a_second_interruption_is_an_error() -> None:
-    with wish_to_stop() as wish:
+    with catch_stop_signals() as request:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert wish.exit_code == 143
+        assert request.exit_code == 143
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -299,14 +301,14 @@ def rows_of(dataset: str, rmse: float, tll: float) -> list[dict[str, Any]]:
 
 def test_figures_are_compared_with_the_paper() -> None:
     within, beyond = rows_of("power", 4.16, -2.84), rows_of("kin8nm", 0.092, 0.95)
-    found = {bar["what"].split(", mean")[0]: bar["passed"] for bar in quality.bars([*within, *beyond])}
+    found = {bar["what"].split(", mean")[0]: bar["passed"] for bar in quality.list_bars([*within, *beyond])}
     assert found == {
         "power, U = 50, RMSE": True,
         "power, U = 50, TLL": True,
         "kin8nm, U = 50, RMSE": False,
         "kin8nm, U = 50, TLL": False,
     }
-    _, lines = quality.table([*within, *beyond])
+    _, lines = quality.make_table([*within, *beyond])
     assert [line[8] for line in lines] == ["MISS", "MISS", "pass", "pass"]
     assert lines[2][4:7] == ["4.16 ± 0.59", "3.98 ± 0.19", "3.98 ± 0.19"]
 
@@ -314,14 +316,14 @@ def test_figures_are_compared_with_the_paper() -> None:
 @pytest.mark.parametrize(("rmse", "names"), [((4e-5, 3e-4), ("kMc", "kMt")), ((3e-4, 4e-5), ("kMt", "kMc"))])
 def test_which_target_of_naval_fits(rmse: tuple[float, float], names: tuple[str, str]) -> None:
     rows = [*rows_of("naval1", rmse[0], 8.0), *rows_of("naval2", rmse[1], 7.0)]
-    (remark,) = quality.remarks(rows)
+    (remark,) = quality.list_remarks(rows)
     assert remark.endswith(f"naval1 = {names[0]}, naval2 = {names[1]}.")
-    assert not list(quality.remarks(rows[:2]))
+    assert not list(quality.list_remarks(rows[:2]))
 
 
 def test_a_target_that_does_not_fit_is_told() -> None:
     rows = [*rows_of("naval1", 2.3e-5, 8.0), *rows_of("naval2", 2.6e-5, 7.0)]
-    *_, remark = quality.remarks(rows)
+    *_, remark = quality.list_remarks(rows)
     assert remark == "Neither explains the paper's RMSE of naval2, 0.00031: kMt has 2.6e-05."
 
 

@@ -16,9 +16,8 @@ import torch
 from lapgrad import FileFormatError, cli
 from lapgrad.models import DeepGP
 from lapgrad.models._storage.archive import write_archive
-from lapgrad_bench.bench import plots_table2
-from lapgrad_bench.experiments import deep_run, mnist, table2
-from lapgrad_bench.experiments.interruption import Wish
+from lapgrad_bench.experiments import deep_run, mnist, plots_table2, table2
+from lapgrad_bench.experiments.interruption import StopRequest
 from lapgrad_bench.experiments.mnist import Scaling
 
 ENDINGS = {".json", ".png", ".svg", "-2-3.png", "-2-3.pt", "-2-3.checkpoint.pt"}
@@ -87,7 +86,7 @@ def test_all_files(capsys: pytest.CaptureFixture[str]) -> None:
     model = DeepGP.load("out/table2-2-3.pt")
     assert model.widths == [2, 3]
     assert f"{test['test_ll']:.2f}" in capsys.readouterr().out
-    headings, (line,) = table2.figures(found["rows"])
+    headings, (line,) = table2.make_table(found["rows"])
     shown = dict(zip(headings, line, strict=True))
     assert shown["test, nats"] == f"{test['test_ll']:.2f}"
     assert shown["unrefined"] == f"{plain['test_ll']:.2f}"
@@ -101,11 +100,11 @@ def test_figures_beside_those_of_the_paper() -> None:
         {"arch": arch, "test_ll": value, **common, **errors}
         for arch, value in (("5", 320.0), ("10-50", 700.0), ("5-20-50", 650.0))
     ]
-    headings, lines = table2.figures(rows)
+    headings, lines = table2.make_table(rows)
     at = headings.index("SV-DGP (paper)")
     assert [line[at] for line in lines] == ["313.07", "705.03", "724.83"]
     assert [line[at + 2] for line in lines] == ["pass", "MISS", "MISS"]
-    passed = {bar["what"]: bar["passed"] for bar in table2.bars(rows)}
+    passed = {bar["what"]: bar["passed"] for bar in table2.list_bars(rows)}
     assert passed["MNIST, 5, test log likelihood"]
     assert passed["MNIST, 10-50 is better than 5"]
     assert not passed["MNIST, 5-20-50 is better than 10-50"]
@@ -115,14 +114,14 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_figures(monkeypatch: pyt
     assert command("--steps", "8", "--output", "whole") == 0
     looks = iter([False, False, True])
 
-    class Impatient(Wish):
+    class Impatient(StopRequest):
         def __bool__(self) -> bool:
             if self.signal == 0 and next(looks, False):
                 self.signal = 2
             return self.signal != 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("lapgrad_bench.experiments.interruption.Wish", Impatient)
+        patch.setattr("lapgrad_bench.experiments.interruption.StopRequest", Impatient)
         assert command("--steps", "8", "--output", "parts") == 130
     assert not contents("parts")["complete"]
     assert max(row["step"] for row in contents("parts")["rows"]) == 4
@@ -146,15 +145,15 @@ def test_minutes_and_annealing() -> None:
 
 
 def test_other_units_are_a_constant() -> None:
-    train = mnist.images("train")
+    train = mnist.load_images("train")
     scaling = Scaling.of("standardised", train)
-    values = scaling.applied(train, torch.float64, 0)
+    values = scaling.apply(train, torch.float64, 0)
     assert abs(values.mean().item()) < 1e-12
     assert values.std(correction=0).item() == pytest.approx(1.0)
-    assert torch.allclose(scaling.undone(values), train.double() / 255.0)
+    assert torch.allclose(scaling.undo(values), train.double() / 255.0)
     # A density of y = (x - shift) / scale, as one of x.
     assert scaling.nats == pytest.approx(-784 * math.log((train / 255.0).std(correction=0).item()), rel=1e-5)
-    noisy = Scaling.of("dequantised", train).applied(train, torch.float64, 0)
+    noisy = Scaling.of("dequantised", train).apply(train, torch.float64, 0)
     assert ((noisy * 256.0).floor() == train).all()
     assert (noisy * 256.0 != train).any()
 
@@ -217,13 +216,13 @@ def test_no_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 def test_corrupt_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "mnist_train_images.idx3.gz").write_bytes(content)
     with pytest.raises(FileFormatError, match=message):
-        mnist.images("train")
+        mnist.load_images("train")
 
 
 def test_names_of_files(tmp_path: Path) -> None:
     (tmp_path / "unpacked").mkdir()
     (tmp_path / "unpacked" / "train-images-idx3-ubyte").write_bytes(idx3(60))
-    assert torch.equal(mnist.images("train", tmp_path / "unpacked"), mnist.images("train"))
+    assert torch.equal(mnist.load_images("train", tmp_path / "unpacked"), mnist.load_images("train"))
 
 
 @pytest.mark.parametrize("options", [["--arch", "5-"], ["--minutes", "0"], ["--samples", "x"]])

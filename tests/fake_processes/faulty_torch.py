@@ -7,9 +7,10 @@ import signal
 import sys
 import time
 
-from lapgrad_bench.bench import gemm, measuring
-from lapgrad_bench.bench.activity import SharedActivity
-from lapgrad_bench.bench.cases import OPERATORS
+from lapgrad_bench.bench.measure.activity import SharedActivity
+from lapgrad_bench.bench.ops import gemm
+from lapgrad_bench.bench.ops.cases import OPERATORS
+from lapgrad_bench.bench.watched import requests
 
 
 def hang(*inputs):
@@ -30,5 +31,5 @@ def crash(*inputs):
 
 for name, peer in {"syrk": hang, "fused.mvn_nll": hang, "trmm": crash}.items():
     OPERATORS[name] = dataclasses.replace(OPERATORS[name], peer=peer)
-gemm.order = lambda device, threads: 32
-measuring.main()
+gemm.choose_order = lambda device, threads: 32
+requests.main()

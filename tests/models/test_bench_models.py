@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench import datasets
-from lapgrad_bench.bench import deep_gp, model_cases, model_runner, plots_models
-from lapgrad_bench.bench.agreement import DisagreementError
-from lapgrad_bench.bench.model_cases import Contest, ModelCase
-from lapgrad_bench.bench.peer_worker.__main__ import Worker
-from lapgrad_bench.bench.peers import PeerError, Peers
-from lapgrad_bench.bench.timing import Timing
+from lapgrad_bench.bench.measure.timing import Timing
+from lapgrad_bench.bench.models import deep_gp, exact_gp, sparse_gp
+from lapgrad_bench.bench.models import plots as model_plots
+from lapgrad_bench.bench.models import runner as model_runner
+from lapgrad_bench.bench.models.cases import MODELS, Contest, ModelCase, Selection, list_cases
+from lapgrad_bench.bench.ops.agreement import DisagreementError
+from lapgrad_bench.bench.peers.client import PeerError, Peers
+from lapgrad_bench.bench.peers.worker.__main__ import Worker
 
 CPU = torch.device("cpu")
 
@@ -42,23 +43,24 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def test_libraries_agree_on_all_cases() -> None:
-    data = datasets.stand_in(60)
-    for case in model_cases.cases(model_cases.MODELS, data, [7], [30], quick=True):
+    kernels = exact_gp.KERNELS
+    selection = Selection(MODELS, "made up", None, 60, [7], [30], kernels, dimensions=2, quick=True)
+    for case in list_cases(selection):
         contest = case.make(CPU)
         ours, theirs = (contest.thunks[name]() for name in ("lapgrad", "torch"))
-        assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=contest.different["torch"])
+        assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=contest.tolerances["torch"])
         assert len(ours) > 1
 
 
 def test_training_steps_learn_the_same() -> None:
     """With lapgrad's operators and torch's; the model that they start from stays as it is."""
-    problem = deep_gp.Problem.of(deep_gp.QUICK, CPU)
+    problem = deep_gp.Problem.generate(deep_gp.QUICK, CPU)
     before = [value.detach().clone() for value in problem.model.parameters()]
-    steps, missing = deep_gp.training_steps(problem)
+    steps, missing = deep_gp.make_training_steps(problem)
     assert (list(steps), missing) == (["lapgrad", "torch"], None)
     for _ in range(4):
         ours, theirs = (step() for step in steps.values())
-    assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=deep_gp.DIFFERENT)
+    assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=deep_gp.TOLERANCE)
     assert any(not torch.equal(now, value) for now, value in zip(ours[1:], before, strict=True))
     assert all(map(torch.equal, before, problem.model.parameters()))
 
@@ -74,7 +76,7 @@ def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.Captur
     assert found["peers"]["gpy"]["missing"]
     keys = [(row["model"], *row["case"].values(), row["library"]) for row in found["rows"]]
     assert len(keys) == len(set(keys)) == 14
-    assert {key[0] for key in keys} == set(model_cases.MODELS)
+    assert {key[0] for key in keys} == set(MODELS)
     for ours, theirs in zip(found["rows"][::2], found["rows"][1::2], strict=True):
         assert (ours["library"], theirs["library"]) == ("lapgrad", "torch")
         assert ours["value"] == pytest.approx(
@@ -96,6 +98,24 @@ def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.Captur
     assert "| sparse_gp | U = 5, n = 80, d = 4 | lapgrad |" in capsys.readouterr().out
     assert command("--output", "m.json", "--resume", "--models", "kalman") == 2
     assert "begun with other models" in capsys.readouterr().err
+
+
+def test_kernels_dimensions_and_a_large_case_are_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_gp, "LARGE_N", 400)
+    monkeypatch.setattr(sparse_gp, "LARGE_INDUCING", 20)
+    monkeypatch.setattr(sparse_gp.make_large_problem, "__defaults__", (400,))
+    few = ["--models", "sparse_gp,exact_gp", "--inducing", "5", "--give-up", "0"]
+    chosen = ["--kernels", "matern52", "--dimensions", "3", "--million"]
+    assert command(*few, *chosen, "--output", "m.json") == 0
+    found = contents(tmp_path / "m.json")
+    cases = [row["case"] for row in found["rows"] if row["library"] == "lapgrad"]
+    assert cases[1:] == [{"U": 20, "n": 400, "d": 8}, {"n": 40, "d": 3, "kernel": "matern52"}]
+    bars = {bar["what"].split(": ")[1]: bar for bar in found["bars"]}
+    assert 0.0 < bars["float32 against float64, largest relative difference"]["figure"] < 100.0
+    assert bars["time over 4 times that of a quarter of the points"]["figure"] > 0.0
+    assert found["options"]["kernels"] == ["matern52"]
 
 
 def test_an_interrupted_run_leaves_a_valid_file(
@@ -137,6 +157,7 @@ def test_options_that_do_not_fit(
         (["--models", "lda"], "'lda' is not one of sparse_gp"),
         (["--peer", "jax"], "one of gpytorch, gpy, gpflow"),
         (["--inducing", "0"], "'0' is no positive whole number"),
+        (["--kernels", "cubic"], "'cubic' is not one of rbf, matern52"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +175,7 @@ def number(value: float) -> Callable[[], tuple[torch.Tensor]]:
 
 
 def test_what_differs_is_not_timed() -> None:
-    contest = Contest({"lapgrad": number(1.0), "torch": number(1.1)}, different={"torch": 1e-3})
+    contest = Contest({"lapgrad": number(1.0), "torch": number(1.1)}, tolerances={"torch": 1e-3})
     with pytest.raises(DisagreementError, match=r"exact_gp, n = 3: .* differ by 1\.0e-01"):
         model_runner.measure(case_of(contest), 1, 0.0, CPU, Peers())
 
@@ -176,12 +197,12 @@ class FakePeer:
 def test_peers_take_part_if_they_agree_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
     guests = [FakePeer("gpytorch", 1.0001), FakePeer("gpy", 1.5), FakePeer("gpflow", 1.0, dies=True)]
     peers = Peers(facts={guest.library: {} for guest in guests})
-    monkeypatch.setattr(Peers, "present", lambda self, threads: guests)
+    monkeypatch.setattr(Peers, "list_present", lambda self, threads: guests)
     contest = Contest(
         {"lapgrad": number(1.0), "torch": number(1.0)},
         {"X": numpy.zeros(2)},
-        different=dict.fromkeys(("torch", "gpytorch", "gpy", "gpflow"), 1e-3),
-        faster={"gpytorch": 2.0},
+        tolerances=dict.fromkeys(("torch", "gpytorch", "gpy", "gpflow"), 1e-3),
+        wanted_speedups={"gpytorch": 2.0},
     )
     rows, bars = model_runner.measure(case_of(contest), 1, 0.0, CPU, peers)
     assert [row["library"] for row in rows] == ["lapgrad", "torch", "gpytorch"]
@@ -221,4 +242,4 @@ def test_a_figure_needs_two_sizes() -> None:
     timing = Timing(1.0, 0.9, 1.1, 3)
     row = {"model": "sparse_gp", "case": {"U": 50, "n": 9}, "device": "cuda", "threads": 1}
     rows = [{**row, "library": "lapgrad", "median_s": timing.median, "extra_bytes": None}]
-    assert not plots_models.draw_figures(rows)
+    assert not model_plots.draw_figures(rows)

@@ -22,10 +22,10 @@ from lapgrad.models.kernels import (
     White,
     _blocks,
 )
-from lapgrad_bench.bench.memory import EVERY_BUFFER_MAPPED, measurable, peak_mapped_bytes
+from lapgrad_bench.bench.measure.memory import EVERY_BUFFER_MAPPED, can_measure_memory, measure_mapped_bytes
 
 pytestmark = [
-    pytest.mark.skipif(not measurable(), reason="this system does not tell peak memory"),
+    pytest.mark.skipif(not can_measure_memory(), reason="this system does not tell peak memory"),
     pytest.mark.cpu,
 ]
 
@@ -54,9 +54,9 @@ def measure() -> dict[str, dict[str, float]]:
 
 def _peaks(kernel: Kernel, X: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
     parameters = list(kernel.parameters())
-    forward = peak_mapped_bytes(lambda: kernel(X))
+    forward = measure_mapped_bytes(lambda: kernel(X))
     backward = _peak_backward(kernel(X), parameters)
-    diagonal = peak_mapped_bytes(lambda: kernel.diag(X))
+    diagonal = measure_mapped_bytes(lambda: kernel.diag(X))
     model = GPRegression(X, y, kernel)
 
     def criterion() -> Any:
@@ -66,14 +66,14 @@ def _peaks(kernel: Kernel, X: torch.Tensor, y: torch.Tensor) -> dict[str, float]
         "forward": forward,
         "backward": backward,
         "diagonal": diagonal,
-        "criterion": peak_mapped_bytes(criterion),
+        "criterion": measure_mapped_bytes(criterion),
     }
     return {phase: peak / MATRIX_BYTES for phase, peak in found.items()}
 
 
 def _peak_backward(K: torch.Tensor, parameters: list[torch.nn.Parameter]) -> int:
     cotangent = torch.ones_like(K)
-    return peak_mapped_bytes(lambda: torch.autograd.grad(K, parameters, cotangent, retain_graph=True))
+    return measure_mapped_bytes(lambda: torch.autograd.grad(K, parameters, cotangent, retain_graph=True))
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
-"""The demonstrations: a tour of Gaussian process regression on the CO2 record of Mauna Loa, and the examples.
+"""The command `lapgrad demo`: a tour of Gaussian process regression on CO2 measurements, and the examples.
 
-carbon.py    the data of the tour and their split
-gp.py        criterion, kernel, learning, prediction
-timing.py    value and gradient: lapgrad against torch.linalg
-plot.py      the figure
-examples.py  the scripts in examples/, found and run
-notebook.py  a script as a notebook
-command.py   the command `lapgrad demo`
+carbon.py    the data of the tour: loads and splits them
+model.py     the model of the tour: kernel, learning, prediction
+timing.py    times value and gradient against torch.linalg
+plot.py      draws the figure
+examples.py  finds and runs the scripts in examples/
+notebook.py  converts a script to a notebook
+command.py   the command
 """

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from lapgrad.demo import carbon, examples
-from lapgrad.demo.gp import PARAMETERS, CarbonModel, learn
-from lapgrad.demo.notebook import notebook
-from lapgrad.demo.timing import Comparison, compare_carbon, compare_synthetic
+from lapgrad.demo.model import PARAMETERS, learn, make_model, predict, to_inputs
+from lapgrad.demo.notebook import convert_to_notebook
+from lapgrad.demo.timing import Comparison, compare_with_torch, make_random_model
+from lapgrad.models import GPRegression
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,8 +27,8 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad demo`."""
-    known = [example.shown_name for example in examples.found()]
+    """Add the options of `lapgrad demo`."""
+    known = [example.short_name for example in examples.find_examples()]
     parser.add_argument(
         "example",
         nargs="?",
@@ -45,30 +46,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--notebook", type=Path, metavar="FILE", help="write the example as a Jupyter notebook, do not run it"
     )
     tour = parser.add_argument_group("the tour")
-    tour.add_argument("--steps", type=_positive, default=300, help="steps of Adam [300]")
+    tour.add_argument("--steps", type=_parse_count, default=300, help="steps of Adam [300]")
     tour.add_argument("--dtype", choices=list(_DTYPES), default="float64", help="[float64]")
     tour.add_argument("--seed", type=int, default=0, help="of the random data that are timed [0]")
-    tour.add_argument("--threads", type=_positive, help="torch.set_num_threads [torch's]")
+    tour.add_argument("--threads", type=_parse_count, help="torch.set_num_threads [torch's]")
     tour.add_argument(
-        "--large", type=_positive, default=2048, help="size of the random data that are timed [2048]"
+        "--large", type=_parse_count, default=2048, help="size of the random data that are timed [2048]"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the tour or an example; returns the exit code."""
+    """Run the tour or an example; return the exit code."""
     if arguments.example == "list":
-        return _list()
+        return _list_examples()
     missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
         print(f"lapgrad demo needs {' and '.join(missing)}: pip install 'lapgrad[demo]'", file=sys.stderr)
         return 1
     if arguments.example:
         return _run_example(arguments)
-    return _tour(arguments)
+    return _run_tour(arguments)
 
 
-def _list() -> int:
-    rows = [(example.shown_name, example.title) for example in examples.found()]
+def _list_examples() -> int:
+    rows = [(example.short_name, example.title) for example in examples.find_examples()]
     width = max((len(name) for name, _ in rows), default=0)
     for name, title in rows:
         print(f"{name:{width}}  {title}")
@@ -76,9 +77,9 @@ def _list() -> int:
 
 
 def _run_example(arguments: argparse.Namespace) -> int:
-    example = examples.named(arguments.example)
+    example = examples.find_example(arguments.example)
     if example is None:
-        known = ", ".join(example.shown_name for example in examples.found())
+        known = ", ".join(example.short_name for example in examples.find_examples())
         print(
             f"lapgrad demo: there is no example {arguments.example!r}. There are: {known}.", file=sys.stderr
         )
@@ -89,7 +90,7 @@ def _run_example(arguments: argparse.Namespace) -> int:
     if arguments.data_dir:
         passed += ["--data-dir", str(arguments.data_dir)]
     if arguments.notebook:
-        text = notebook(example.path.read_text(encoding="utf-8"), [example.path.name, *passed])
+        text = convert_to_notebook(example.path.read_text(encoding="utf-8"), [example.path.name, *passed])
         arguments.notebook.write_text(text, encoding="utf-8")
         print(f"notebook: {arguments.notebook}")
         return 0
@@ -99,7 +100,7 @@ def _run_example(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tour(arguments: argparse.Namespace) -> int:
+def _run_tour(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from lapgrad.demo.plot import draw
@@ -116,39 +117,24 @@ def _tour(arguments: argparse.Namespace) -> int:
         f"learn from {len(train)} months (1959 to 1987), forecast {len(test)} (1988 to 1997); "
         f"{arguments.dtype}, {torch.get_num_threads()} threads\n"
     )
-    model = CarbonModel(train, dtype)
-    seconds = _learn_with_progress(model, arguments.steps, console)
+    model = make_model(train, dtype)
+    started = time.perf_counter()
+    learn(model, arguments.steps, progress=True)
+    seconds = time.perf_counter() - started
     with console.status("timing value and gradient against torch.linalg"):
+        random = make_random_model(arguments.large, dtype, arguments.seed)
         comparisons = [
-            compare_carbon(model, seconds=2.0),
-            compare_synthetic(arguments.large, dtype, arguments.seed, seconds=4.0),
+            compare_with_torch(f"this model, n = {len(train)}", model, seconds=2.0),
+            compare_with_torch(f"random data, 8 inputs, n = {arguments.large}", random, seconds=4.0),
         ]
-    _summarise(model, train, test, seconds, comparisons, console)
+    _print_summary(model, train, test, seconds, comparisons, console)
     draw(model, train, test, output)
     console.print(f"\nfigure: [bold]{output}[/]", soft_wrap=True)
     return 0
 
 
-def _learn_with_progress(model: CarbonModel, steps: int, console: Console) -> float:
-    """Learns under a progress bar; returns the seconds it took."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("learning"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("−log likelihood {task.fields[value]:9.2f}"),
-        TimeElapsedColumn(),
-    )
-    start = time.perf_counter()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=steps, value=float("nan"))
-        learn(model, steps, lambda value: progress.update(task, advance=1, value=value))
-    return time.perf_counter() - start
-
-
-def _summarise(
-    model: CarbonModel,
+def _print_summary(
+    model: GPRegression,
     train: carbon.Series,
     test: carbon.Series,
     seconds: float,
@@ -161,20 +147,21 @@ def _summarise(
     learned.add_column()
     learned.add_column(justify="right")
     learned.add_column()
-    for name, parameter in PARAMETERS.items():
-        learned.add_row(parameter.text, f"{model.shown(name):.4g}", parameter.unit)
+    for parameter in PARAMETERS:
+        learned.add_row(parameter.text, f"{parameter.read(model):.4g}", parameter.unit)
 
-    mean, deviation = model.predict(test.years)
-    log_likelihood = torch.distributions.Normal(mean, deviation).log_prob(test.ppm).mean()
+    mean, deviation = predict(model, test.years)
+    dtype = model.X.dtype
+    log_likelihood = model.log_prob(to_inputs(test.years, dtype), test.ppm.to(dtype)).mean()
     covered = ((mean - test.ppm).abs() < 1.96 * deviation).double().mean()
-    drift = carbon.last_year_with_drift(train, len(test))
+    drift = carbon.repeat_last_year_with_drift(train, len(test))
     forecast = Table(title=f"forecast of {len(test)} months", title_justify="left", show_header=False)
     forecast.add_column()
     forecast.add_column(justify="right")
     forecast.add_column()
-    forecast.add_row("RMSE", f"{_rmse(mean, test.ppm):.3f}", "ppm")
-    forecast.add_row("  last year + ten-year drift", f"{_rmse(drift, test.ppm):.3f}", "ppm")
-    forecast.add_row("  mean of the training data", f"{_rmse(train.ppm.mean(), test.ppm):.3f}", "ppm")
+    forecast.add_row("RMSE", f"{_compute_rmse(mean, test.ppm):.3f}", "ppm")
+    forecast.add_row("  last year + ten-year drift", f"{_compute_rmse(drift, test.ppm):.3f}", "ppm")
+    forecast.add_row("  mean of the training data", f"{_compute_rmse(train.ppm.mean(), test.ppm):.3f}", "ppm")
     forecast.add_row("mean log likelihood", f"{float(log_likelihood):.3f}", "per month")
     forecast.add_row("inside the 95% band", f"{100 * float(covered):.0f}", "%")
     forecast.add_row("learning took", f"{seconds:.1f}", "s")
@@ -184,18 +171,18 @@ def _summarise(
     for heading in ("lapgrad ms", "torch.linalg ms", "faster"):
         timed.add_column(heading, justify="right")
     for row in comparisons:
-        timed.add_row(row.what, f"{row.ours * 1e3:.1f}", f"{row.peer * 1e3:.1f}", f"{row.faster:.2f}×")
+        timed.add_row(row.what, f"{row.lapgrad * 1e3:.1f}", f"{row.torch * 1e3:.1f}", f"{row.speedup:.2f}×")
 
     console.print()
     for table in (learned, forecast, timed):
         console.print(table)
 
 
-def _rmse(prediction: torch.Tensor, truth: torch.Tensor) -> float:
+def _compute_rmse(prediction: torch.Tensor, truth: torch.Tensor) -> float:
     return float((prediction - truth).square().mean().sqrt())
 
 
-def _positive(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
     return int(text)

@@ -1,4 +1,4 @@
-"""The examples: scripts in cells, in the folder examples/ of a checkout, in lapgrad/examples of a wheel."""
+"""Finds and runs the examples: scripts in examples/ of a checkout, or in lapgrad/examples of a wheel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The folder of the modules; in an editable installation the compiled core lies in another one.
+#: The folder of the Python modules. In an editable installation the compiled core is in another one.
 PACKAGE = Path(__file__).resolve().parents[1]
 
-#: Short names for the command line; any other example goes by the name of its file.
+#: Short names for the command line. Other examples are called by the name of their file.
 SHORT_NAMES = {
     "gp": "gp_regression",
     "sgp": "sparse_gp",
@@ -24,11 +24,11 @@ SHORT_NAMES = {
 
 @dataclass(frozen=True)
 class Example:
-    """A script.
+    """An example script.
 
     Attributes:
-        name: That of its file.
-        path: Where it is.
+        name: The name of its file without suffix.
+        path: The file.
     """
 
     name: str
@@ -36,18 +36,18 @@ class Example:
 
     @property
     def title(self) -> str:
-        """The first line of its docstring."""
+        """The first line of the docstring of the script."""
         docstring = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or self.name
         return docstring.splitlines()[0]
 
     @property
-    def shown_name(self) -> str:
-        """Its short name, if it has one."""
+    def short_name(self) -> str:
+        """The name for the command line: the short one, if there is one."""
         short = [short for short, name in SHORT_NAMES.items() if name == self.name]
         return short[0] if short else self.name
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Runs it in this process, as if it had been called with these arguments."""
+        """Run the script in this process, as if it had been called with these arguments."""
         before = sys.argv
         sys.argv = [str(self.path), *arguments]
         try:
@@ -56,21 +56,21 @@ class Example:
             sys.argv = before
 
 
-def folder() -> Path | None:
-    """Where the examples are: inside an installed package, or beside the sources of a checkout."""
+def find_folder() -> Path | None:
+    """Return the folder of the examples, of an installed package or of a checkout; None if there is none."""
     for place in (PACKAGE / "examples", PACKAGE.parents[1] / "examples"):
         if place.is_dir() and any(place.glob("*.py")):
             return place
     return None
 
 
-def found() -> list[Example]:
-    """All examples, by name."""
-    place = folder()
+def find_examples() -> list[Example]:
+    """Return all examples, sorted by name."""
+    place = find_folder()
     return [Example(path.stem, path) for path in sorted(place.glob("*.py"))] if place else []
 
 
-def named(name: str) -> Example | None:
-    """The example of this name or short name; None: there is none."""
+def find_example(name: str) -> Example | None:
+    """Return the example of this name or short name; None if there is none."""
     wanted = SHORT_NAMES.get(name, name)
-    return next((example for example in found() if wanted == example.name), None)
+    return next((example for example in find_examples() if wanted == example.name), None)

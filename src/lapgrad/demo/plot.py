@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lapgrad.demo.carbon import FIRST_TEST_YEAR, Series
-from lapgrad.demo.gp import CarbonModel
+from lapgrad.demo.model import predict, predict_season
+from lapgrad.models import GPRegression
 
 _MODEL = "#1f5a99"
 _TRAIN = "#3c3c3c"
@@ -17,8 +18,8 @@ _TEST = "#d1495b"
 _SEASONS = ("#8fb8de", _MODEL)
 
 
-def draw(model: CarbonModel, train: Series, test: Series, path: Path) -> None:
-    """Writes the figure; the file name says the format (.png, .pdf, .svg)."""
+def draw(model: GPRegression, train: Series, test: Series, path: Path) -> None:
+    """Write the figure; the suffix of the path is the format (.png, .pdf, .svg)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -52,11 +53,11 @@ def draw(model: CarbonModel, train: Series, test: Series, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _draw_fit(axes: Any, model: CarbonModel, train: Series, test: Series, start: float, size: float) -> None:
-    """Mean, 95% band and points from the year `start` on."""
+def _draw_fit(axes: Any, model: GPRegression, train: Series, test: Series, start: float, size: float) -> None:
+    """Draw mean, 95% band and data from the year `start` on."""
     end = float(test.years[-1])
     years = torch.linspace(start, end, 2000, dtype=torch.float64)
-    mean, deviation = model.predict(years)
+    mean, deviation = predict(model, years)
     band = (mean - 1.96 * deviation, mean + 1.96 * deviation)
     axes.fill_between(years, *band, color=_MODEL, alpha=0.18, linewidth=0, label="95% band")
     axes.plot(years, mean, color=_MODEL, linewidth=1.1, label="mean")
@@ -68,11 +69,13 @@ def _draw_fit(axes: Any, model: CarbonModel, train: Series, test: Series, start:
     axes.set_ylabel("ppm")
 
 
-def _draw_season(axes: Any, model: CarbonModel) -> None:
-    """The seasonal part of the mean over the first and the last year of the training data."""
+def _draw_season(axes: Any, model: GPRegression) -> None:
+    """Draw the seasonal part of the mean in the first and the last year of the training data."""
     months: Tensor = torch.linspace(0, 1, 200, dtype=torch.float64)
     for year, colour in zip((1959, FIRST_TEST_YEAR - 1), _SEASONS, strict=True):
-        axes.plot(12 * months, model.season(year + months), color=colour, linewidth=2, label=str(year))
+        axes.plot(
+            12 * months, predict_season(model, year + months), color=colour, linewidth=2, label=str(year)
+        )
     axes.set_xticks([i + 0.5 for i in range(12)], list("JFMAMJJASOND"))
     axes.set_xlim(0, 12)
     axes.set_ylabel("ppm")

@@ -1,17 +1,18 @@
-"""Value and gradient of a Gaussian process criterion: lapgrad and torch.linalg in turns."""
+"""Value and gradient of the criterion of Gaussian process regression: lapgrad and torch.linalg in turns."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from lapgrad.demo.gp import LAPGRAD, TORCH, Algebra, CarbonModel, criterion
+from lapgrad.models import GPRegression
+from lapgrad.models.kernels import RBF
 
 
 @dataclass(frozen=True)
@@ -19,54 +20,49 @@ class Comparison:
     """Median seconds for value and gradient."""
 
     what: str
-    ours: float
-    peer: float
+    lapgrad: float
+    torch: float
 
     @property
-    def faster(self) -> float:
-        """How many times faster than torch.linalg."""
-        return self.peer / self.ours
+    def speedup(self) -> float:
+        """How many times faster lapgrad is."""
+        return self.torch / self.lapgrad
 
 
-def compare_carbon(model: CarbonModel, seconds: float) -> Comparison:
-    """The model of the demonstration."""
-    return _compare(f"this model, n = {len(model.y)}", model.value, model.parameters(), seconds)
+def compare_with_torch(what: str, model: GPRegression, seconds: float) -> Comparison:
+    """Time the loss of a model with its gradient against the same criterion written with torch.linalg."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def make_evaluation(loss: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(loss(), parameters)
+
+    sides = [make_evaluation(model.loss), make_evaluation(lambda: compute_loss_with_torch(model))]
+    return Comparison(what, *_time_in_turns(sides, seconds))
 
 
-def compare_synthetic(n: int, dtype: torch.dtype, seed: int, seconds: float) -> Comparison:
-    """The paper's model: one Gaussian kernel with a length per input, here 8 of them, on random data.
+def compute_loss_with_torch(model: GPRegression) -> Tensor:
+    """Return −log N(y | mean, A) for A = K + noise·I, with torch.linalg; the kernel matrix K is the model's.
 
-    k(x, x') = a exp(−½ ‖x/l − x'/l‖²), the squared distances from the Gram matrix that syrk gives.
+    With A = L Lᵀ and z = L⁻¹ (y − mean) it is ½ (‖z‖² + n log 2π) + log |L|.
     """
+    n = len(model.X)
+    identity = torch.eye(n, dtype=model.X.dtype)
+    residuals = model.y - model.constant if model.mean == "constant" else model.y
+    L = torch.linalg.cholesky(model.kernel(model.X) + model.noise_var * identity)
+    z = torch.linalg.solve_triangular(L, residuals, upper=False)
+    return 0.5 * (z.square().sum() + n * math.log(2 * math.pi)) + L.diagonal().log().sum()
+
+
+def make_random_model(n: int, dtype: torch.dtype, seed: int) -> GPRegression:
+    """Return the paper's model on n random points: one RBF kernel with a lengthscale for each of 8 inputs."""
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(n, 8, dtype=dtype, generator=generator)
     y = torch.randn(n, dtype=dtype, generator=generator)
-    logs = [torch.zeros(k, dtype=dtype, requires_grad=True) for k in (8, 1, 1)]
-
-    def value(algebra: Algebra) -> Tensor:
-        length, variance, noise = (log.exp() for log in logs)
-        G = algebra.syrk(X / length)
-        squared_norms = G.diagonal()
-        squared = squared_norms[:, None] + squared_norms - 2 * G
-        A = variance * torch.exp(-0.5 * squared) + noise * torch.eye(n, dtype=dtype)
-        return criterion(A, y, algebra)
-
-    return _compare(f"random data, 8 inputs, n = {n}", value, logs, seconds)
-
-
-def _compare(
-    what: str, value: Callable[[Algebra], Tensor], leaves: list[Tensor], seconds: float
-) -> Comparison:
-    def value_and_gradient(algebra: Algebra) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(value(algebra), leaves)
-
-    sides = [partial(value_and_gradient, algebra) for algebra in (LAPGRAD, TORCH)]
-    ours, peer = _time_in_turns(sides, seconds)
-    return Comparison(what, ours, peer)
+    return GPRegression(X, y, RBF(torch.ones(8)), noise_var=1.0, mean="zero")
 
 
 def _time_in_turns(functions: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """Returns the median time of each function in seconds. They take turns, to meet the same noise."""
+    """Return the median seconds of each function. They take turns, so that all meet the same noise."""
     for function in functions:
         function()
     samples: list[list[float]] = [[] for _ in functions]

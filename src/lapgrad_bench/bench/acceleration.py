@@ -21,8 +21,14 @@ from torch import Tensor
 
 import lapgrad
 from lapgrad.accelerate import registry
-from lapgrad_bench.bench.machine import metadata
-from lapgrad_bench.bench.timing import Thunk, interleaved, long_lived_objects_aside, sampler, take_turns
+from lapgrad_bench.bench.measure.timing import (
+    Thunk,
+    freeze_existing_objects,
+    make_sampler,
+    take_turns,
+    time_in_turns,
+)
+from lapgrad_bench.common.machine import collect_metadata
 
 #: Numbers of matrices that are tried, for each order.
 ITEMS = (1, 4, 16, 64, 256, 1000, 10000)
@@ -163,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
-    with long_lived_objects_aside():
+    with freeze_existing_objects():
         return _check(arguments, cases) if arguments.check else _write_table(arguments, cases)
 
 
@@ -177,7 +183,7 @@ def _write_table(arguments: argparse.Namespace, cases: list[Case]) -> int:
                 operators.setdefault(row, {})[dtype] = found
                 for kind, entries in found.items():
                     print(f"{row} {dtype} {kind}: {registry.describe_row(entries)}", flush=True)
-    machine = metadata()
+    machine = collect_metadata()
     table.setdefault("measured", {})[arguments.device] = {
         "date": machine["date"],
         "cpu": machine["cpu"]["model"],
@@ -267,7 +273,7 @@ def _time_both(
     passed_on = lapgrad.accelerate.off()(thunk)
     of_lapgrad, of_torch = (
         timing.low
-        for timing in interleaved(
+        for timing in time_in_turns(
             [taken, passed_on],
             longer * arguments.seconds,
             least_rounds=5,
@@ -327,7 +333,9 @@ def _check(arguments: argparse.Namespace, cases: list[Case]) -> int:
                     )
     print(f"{len(slower)} of {len(rows)} calls are slower than allowed")
     if arguments.output:
-        arguments.output.write_text(json.dumps({"machine": metadata(), "rows": rows}, indent=1) + "\n")
+        arguments.output.write_text(
+            json.dumps({"machine": collect_metadata(), "rows": rows}, indent=1) + "\n"
+        )
     return 1 if slower else 0
 
 
@@ -343,7 +351,7 @@ def _compare(
     """Times in a process with and without acceleration; ``excess_us`` is what is slower than allowed."""
     device = torch.device(arguments.device)
     thunk = _thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
-    sample = sampler(thunk, device)
+    sample = make_sampler(thunk, device)
 
     def accelerated(calls: int) -> float:
         lapgrad.accelerate()

@@ -1,11 +1,12 @@
-"""The command `lapgrad bench models`: value and gradient of criteria of models, against other libraries.
+"""The command `lapgrad bench models`: criteria of models and their gradients against other libraries.
 
-The sparse process over the number of inducing inputs on *power* is Figure 2 of the paper.
+The times of the sparse process on *power*, over the number of inducing inputs, are Figure 2 of the paper.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -14,42 +15,59 @@ from typing import Any
 
 import torch
 
-from lapgrad_bench.bench import report, sparse_gp, tables_ops
-from lapgrad_bench.bench.agreement import DisagreementError
-from lapgrad_bench.bench.model_cases import MODELS, cases
-from lapgrad_bench.bench.options import add_give_up
-from lapgrad_bench.bench.peers import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
-from lapgrad_bench.bench.progress import Progress
-from lapgrad_bench.bench.results import Results, Row
-from lapgrad_bench.bench.resumption import UsageError, begun, say_interrupted, warn_when_busy, write
-from lapgrad_bench.bench.watchdog import FailedError, measurer
+from lapgrad_bench.bench.models import exact_gp, sparse_gp
+from lapgrad_bench.bench.models.cases import MODELS, Selection, list_cases
+from lapgrad_bench.bench.ops import tables
+from lapgrad_bench.bench.ops.agreement import DisagreementError
+from lapgrad_bench.bench.ops_options import add_give_up
+from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
+from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import show_progress
+from lapgrad_bench.common.results import Results, Row
+from lapgrad_bench.common.resumption import (
+    UsageError,
+    report_interruption,
+    start_or_resume,
+    warn_when_busy,
+    write_results,
+)
 
 _SIZES = (3000,)
 _SECONDS = 2.0
 _PATIENCE = 600.0
-"""Seconds after which an evaluation is given up: thousands of inducing inputs take minutes in torch."""
+"""Seconds after which a call is given up: with thousands of inducing inputs torch takes minutes."""
 _QUICK_INDUCING, _QUICK_SIZES, _QUICK_SECONDS = (50, 200), (500,), 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, against whom, and what becomes of it."""
+    """Add the options: what is measured, against which libraries, and where the results go."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--models", type=_models, default=list(MODELS), help=f"[{','.join(MODELS)}]")
+    what.add_argument("--models", type=_parse_models, default=list(MODELS), help=f"[{','.join(MODELS)}]")
     what.add_argument(
         "--data-dir", type=Path, help="where power.csv.gz is [LAPGRAD_DATA]; missing: made-up data"
     )
     sizes = ",".join(map(str, sparse_gp.INDUCING))
-    what.add_argument("--inducing", type=_numbers, help=f"of the sparse process [{sizes}]")
-    what.add_argument("--sizes", type=_numbers, help="observations of the exact process [3000]")
-    what.add_argument("--rows", type=_number, help="use only so many rows of the data")
-    what.add_argument("--threads", type=_number, default=torch.get_num_threads(), help="[torch's]")
+    what.add_argument("--inducing", type=_parse_numbers, help=f"of the sparse process [{sizes}]")
+    what.add_argument("--sizes", type=_parse_numbers, help="observations of the exact process [3000]")
+    what.add_argument(
+        "--kernels", type=_parse_kernels, help=f"of the exact process [{','.join(exact_gp.KERNELS)}]"
+    )
+    what.add_argument(
+        "--dimensions", type=_parse_number, default=8, help="of the inputs of the exact process [8]"
+    )
+    what.add_argument(
+        "--million", action="store_true", help="also the sparse process on a million points (CPU)"
+    )
+    what.add_argument("--rows", type=_parse_number, help="use only so many rows of the data")
+    what.add_argument("--threads", type=_parse_number, default=torch.get_num_threads(), help="[torch's]")
     what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     what.add_argument("--seconds", type=float, help=f"per case, more for large ones [{_SECONDS:g}]")
     what.add_argument("--quick", action="store_true", help="few and small cases: a minute")
     whom = parser.add_argument_group("against whom (besides torch)")
     whom.add_argument(
         "--peer",
-        type=_peer,
+        type=_parse_peer,
         action="append",
         metavar="NAME[=PYTHON]",
         help=f"{', '.join(LIBRARIES_OF_MODELS)}: with the Python that has it (gpy=/path/to/python), or this "
@@ -71,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, prints, writes; returns the exit code."""
+    """Measure, print and write results; return the exit code."""
     try:
         return _run(arguments)
     except UsageError as error:
@@ -80,50 +98,56 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    _check_options(arguments)
     warn_when_busy()
     quick = arguments.quick
     inducing = arguments.inducing or list(_QUICK_INDUCING if quick else sparse_gp.INDUCING)
     sizes = arguments.sizes or list(_QUICK_SIZES if quick else _SIZES)
     seconds = arguments.seconds if arguments.seconds is not None else _QUICK_SECONDS if quick else _SECONDS
-    data, name = sparse_gp.power_or_stand_in(arguments.data_dir)
-    data = (data[0][: arguments.rows], data[1][: arguments.rows])
-    if len(data[0]) < max(inducing):
-        raise UsageError(f"--inducing: there are {len(data[0])} rows of data, {max(inducing)} were asked for")
-    chosen = list(cases(arguments.models, data, inducing, sizes, quick))
+    data, name = sparse_gp.load_power_or_stand_in(arguments.data_dir)
+    rows = min(len(data[0]), arguments.rows or len(data[0]))
+    if rows < max(inducing):
+        raise UsageError(f"--inducing: there are {rows} rows of data, {max(inducing)} were asked for")
+    selection = Selection(
+        models=arguments.models,
+        data=name,
+        folder=str(arguments.data_dir.absolute()) if arguments.data_dir else None,
+        rows=rows,
+        inducing=inducing,
+        sizes=sizes,
+        kernels=arguments.kernels or list(exact_gp.KERNELS[:1] if quick else exact_gp.KERNELS),
+        dimensions=arguments.dimensions,
+        large=arguments.million,
+        quick=quick,
+    )
+    chosen = list_cases(selection)
+    selected = dataclasses.asdict(selection)
     options = {
-        "models": arguments.models,
-        "data": name,
-        "rows": len(data[0]),
-        "inducing": inducing,
-        "sizes": sizes,
+        **{option: value for option, value in selected.items() if option not in ("folder", "quick")},
         "threads": arguments.threads,
         "device": arguments.device,
         "seconds": seconds,
     }
-    results = begun("models", arguments, options)
-    done = {_key(row) for row in results.rows}
+    results = start_or_resume("models", arguments, options)
+    done = {_make_key(row) for row in results.rows}
     specs = arguments.peer
     if specs is None:
         specs = [spec for spec in map(PeerSpec, LIBRARIES_OF_MODELS) if spec.installed]
     to_do = [case for case in chosen if (case.model, str(case.case)) not in done]
     not_timed = []
-    of = {
-        "models": arguments.models,
-        "data": name,
-        "folder": str(arguments.data_dir.absolute()) if arguments.data_dir else None,
-        "rows": len(data[0]),
-        "inducing": inducing,
-        "sizes": sizes,
-        "quick": quick,
+    common = {
+        "selection": selected,
+        "threads": arguments.threads,
+        "seconds": seconds,
+        "device": arguments.device,
     }
-    common = {"of": of, "threads": arguments.threads, "seconds": seconds, "device": arguments.device}
     peers = Peers(specs, arguments.device, arguments.peer_timeout, results.peers)
-    with measurer(peers, arguments.give_up) as measuring:
+    with make_measurer(peers, arguments.give_up) as measuring:
         try:
-            with Progress(len(chosen), len(chosen) - len(to_do)) as progress:
-                for case in to_do:
-                    progress.now(str(case))
+            total, present = len(chosen), len(chosen) - len(to_do)
+            with show_progress(present / max(1, total), quiet_off_terminal=True) as show:
+                for i, case in enumerate(to_do, present):
+                    show(i / total, f"{i + 1}/{total} {case}")
                     try:
                         found = measuring.measure("model", index=chosen.index(case), **common)
                     except DisagreementError as error:
@@ -136,13 +160,13 @@ def _run(arguments: argparse.Namespace) -> int:
                         {**row, "data": name} if row["model"] == "sparse_gp" else row for row in found["rows"]
                     ]
                     results.bars += found["bars"]
-                    write(results, arguments.output)
+                    write_results(results, arguments.output)
         except KeyboardInterrupt:
-            write(results, arguments.output)
-            say_interrupted(arguments, len(results.rows))
+            write_results(results, arguments.output)
+            report_interruption(arguments, len(results.rows))
             return 130
     results.complete = True
-    write(results, arguments.output)
+    write_results(results, arguments.output)
     _print(arguments, results, name)
     for line in not_timed:
         print(f"lapgrad bench models: not timed: {line}", file=sys.stderr)
@@ -151,7 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if not_timed else 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
     if arguments.resume and not arguments.output:
@@ -164,32 +188,32 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(arguments: argparse.Namespace, results: Results, name: str) -> None:
-    tables = [
-        (timing_table(results.rows), f"value and gradient; data of the sparse process: {name}"),
-        (bars_table(results.bars), "figures to be reached"),
+    printed = [
+        (make_timing_table(results.rows), f"value and gradient; data of the sparse process: {name}"),
+        (text_tables.make_bars_table(results.bars), "figures to be reached"),
     ]
-    for table, title in tables:
+    for table, title in printed:
         if not table[1]:
             continue
         if arguments.markdown:
-            print(f"{title}\n\n{report.markdown(table)}\n")
+            print(f"{title}\n\n{text_tables.format_markdown(table)}\n")
         else:
-            report.show(table, title)
+            text_tables.print_table(table, title)
     for row in results.rows:
         if "error" in row:
             sizes = ", ".join(f"{key} = {value}" for key, value in row["case"].items())
             print(f"{row['model']}, {sizes}: {row['error']}")
     if arguments.markdown:
-        print(report.circumstances([arguments.threads], arguments.device))
-    for line in tables_ops.notes_on_peers(results.peers):
+        print(text_tables.describe_machine([arguments.threads], arguments.device))
+    for line in tables.list_peer_notes(results.peers):
         print(line)
 
 
-def timing_table(rows: Sequence[Row]) -> report.Table:
-    """One line per case and library."""
+def make_timing_table(rows: Sequence[Row]) -> text_tables.Table:
+    """Return a table with one line per case and library."""
     headings = ["model", "case", "library", "ms", "against lapgrad", "extra MB", "value"]
     lines = []
-    own: dict[Any, Row] = {_key(row): row for row in rows if row["library"] == "lapgrad"}
+    own: dict[Any, Row] = {_make_key(row): row for row in rows if row["library"] == "lapgrad"}
     for row in rows:
         first = row["library"] == "lapgrad"
         extra, failed = row["extra_bytes"], "error" in row
@@ -198,8 +222,8 @@ def timing_table(rows: Sequence[Row]) -> report.Table:
                 row["model"] if first else "",
                 ", ".join(f"{key} = {value}" for key, value in row["case"].items()) if first else "",
                 row["library"],
-                tables_ops.failure_in_short(row) if failed else report.milliseconds(row["median_s"]),
-                "-" if failed else f"{row['median_s'] / own[_key(row)]['median_s']:.2f}×",
+                tables.shorten_failure(row) if failed else text_tables.format_milliseconds(row["median_s"]),
+                "-" if failed else f"{row['median_s'] / own[_make_key(row)]['median_s']:.2f}×",
                 "-" if extra is None else f"{extra / 1e6:.1f}",
                 "-" if failed else f"{row['value']:.8g}",
             ]
@@ -207,33 +231,24 @@ def timing_table(rows: Sequence[Row]) -> report.Table:
     return headings, lines
 
 
-def bars_table(bars: Sequence[dict[str, Any]]) -> report.Table:
-    """Wanted and measured figures, from a results file."""
-    rows = []
-    for bar in bars:
-        wanted, figure = f"{bar['sense']} {bar['wanted']:g}{bar['unit']}", f"{bar['figure']:.2f}{bar['unit']}"
-        rows.append([bar["what"], wanted, figure, "pass" if bar["passed"] else "MISS"])
-    return ["what", "wanted", "measured", ""], rows
-
-
 def _plot(rows: Sequence[Row], folder: Path) -> None:
-    from lapgrad_bench.bench import plots_models
+    from lapgrad_bench.bench.models import plots as model_plots
 
-    written = plots_models.write_figures(rows, folder)
+    written = model_plots.write_figures(rows, folder)
     for path in written:
         print(f"written: {path}")
     if not written:
         print("nothing to plot")
 
 
-def _key(row: Row) -> tuple[str, str]:
+def _make_key(row: Row) -> tuple[str, str]:
     return row["model"], str(row["case"])
 
 
-# Values. argparse turns an ArgumentTypeError into a usage message.
+# Parsers of options. argparse turns an ArgumentTypeError into a usage message.
 
 
-def _models(text: str) -> list[str]:
+def _parse_models(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in MODELS:
@@ -241,17 +256,25 @@ def _models(text: str) -> list[str]:
     return names
 
 
-def _numbers(text: str) -> list[int]:
-    return [_number(part) for part in text.split(",")]
+def _parse_kernels(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in exact_gp.KERNELS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(exact_gp.KERNELS)}")
+    return names
 
 
-def _number(text: str) -> int:
+def _parse_numbers(text: str) -> list[int]:
+    return [_parse_number(part) for part in text.split(",")]
+
+
+def _parse_number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
     return int(text)
 
 
-def _peer(text: str) -> PeerSpec:
+def _parse_peer(text: str) -> PeerSpec:
     try:
         return PeerSpec.parse(text, LIBRARIES_OF_MODELS)
     except ValueError as error:

@@ -3,7 +3,7 @@
 Each fold keeps a tenth of the data for the test. The sparse process learns by L-BFGS on its bound over all
 data, the deep one by Adam on minibatches; both have RBF kernels with one lengthscale per input. Root mean
 squared error (RMSE) and mean log density (TLL) are in the units of the targets. Results are written after
-each model: a run that was interrupted goes on with --resume.
+each model: --resume continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.models import DeepGPRegression, SparseGPRegression
 from lapgrad_bench import datasets
-from lapgrad_bench.bench import report
-from lapgrad_bench.bench.results import Results, Row
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
+from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.experiments import folds
-from lapgrad_bench.experiments.interruption import wish_to_stop
-from lapgrad_bench.experiments.time_left import Shown, duration, shown
+from lapgrad_bench.experiments.interruption import catch_stop_signals
 
 NAME: Final = "deep_gp_regression"
 SUMMARY = "deep Gaussian process regression against the sparse one"
@@ -37,13 +37,13 @@ _FILE = f"{NAME}.json"
 _DATASETS = ("kin8nm", "power")
 _MODELS = ("sparse", "deep")
 
-#: Called with the step and the loss; True: stop here.
+#: Called with the step and the loss; True stops the training.
 _Told = Callable[[int, float], bool]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What has to be the same for figures that are compared.
+    """The settings of a comparison; --resume needs the same ones.
 
     Attributes:
         inducing: Inducing inputs, of each layer.
@@ -51,7 +51,7 @@ class Settings:
         steps: Minibatches of the deep model.
         batch: Rows in each of them.
         samples: That go through the layers in each step.
-        lr: Learning rate of the deep model.
+        lr: LearningOptions rate of the deep model.
         evaluations: Of the bound of the sparse model, at most.
         seed: Of the order of the data, of the inducing inputs and of the minibatches.
         dtype: A key of ``folds.DTYPES``.
@@ -80,26 +80,31 @@ class Case:
         return f"{self.dataset}, fold {self.fold + 1}, {self.model}"
 
 
-class _Interrupted(Exception):  # noqa: N818  (no error: a wish)
+class _Interrupted(Exception):  # noqa: N818  (no error: a request)
     pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad reproduce deep_gp_regression`."""
+    """Add the options of `lapgrad reproduce deep_gp_regression`."""
     default = Settings()
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     what.add_argument("--datasets", nargs="+", choices=list(datasets.TASKS), default=list(_DATASETS))
-    what.add_argument("--folds", type=_folds, default=3, help=f"how many of {folds.PARTS} [3]")
-    what.add_argument("--inducing", type=_number, default=default.inducing, help="[%(default)s]")
-    what.add_argument("--layers", type=_number, default=default.layers, help="[%(default)s]")
+    what.add_argument("--folds", type=_parse_folds, default=3, help=f"how many of {folds.PARTS} [3]")
+    what.add_argument("--inducing", type=_parse_number, default=default.inducing, help="[%(default)s]")
+    what.add_argument("--layers", type=_parse_number, default=default.layers, help="[%(default)s]")
     how = parser.add_argument_group("how")
-    how.add_argument("--steps", type=_number, default=default.steps, help="minibatches [%(default)s]")
-    how.add_argument("--batch", type=_number, default=default.batch, help="rows in each [%(default)s]")
-    how.add_argument("--samples", type=_number, default=default.samples, help="in each step [%(default)s]")
+    how.add_argument("--steps", type=_parse_number, default=default.steps, help="minibatches [%(default)s]")
+    how.add_argument("--batch", type=_parse_number, default=default.batch, help="rows in each [%(default)s]")
+    how.add_argument(
+        "--samples", type=_parse_number, default=default.samples, help="in each step [%(default)s]"
+    )
     how.add_argument("--lr", type=float, default=default.lr, help="of the deep model [%(default)s]")
     how.add_argument(
-        "--evaluations", type=_number, default=default.evaluations, help="of the sparse model [%(default)s]"
+        "--evaluations",
+        type=_parse_number,
+        default=default.evaluations,
+        help="of the sparse model [%(default)s]",
     )
     how.add_argument("--seed", type=int, default=default.seed, help="[%(default)s]")
     how.add_argument("--dtype", choices=list(folds.DTYPES), default=default.dtype, help="[%(default)s]")
@@ -110,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learns, writes, prints; returns the exit code."""
+    """Learn, write and print results; return the exit code."""
     try:
         return _run(arguments)
     except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
@@ -131,47 +136,49 @@ def _run(arguments: argparse.Namespace) -> int:
         for model in _MODELS
     ]
     output = arguments.output / _FILE if arguments.output.is_dir() else arguments.output
-    results = _results(output, arguments.resume, settings)
+    results = _load_or_start_results(output, arguments.resume, settings)
     results.command, results.complete = getattr(arguments, "command_line", ""), False
-    present = {_case_of(row) for row in results.rows}
-    with wish_to_stop() as wish, shown(_share(present, wanted)) as show:
+    present = {_read_case(row) for row in results.rows}
+    with catch_stop_signals() as request, show_progress(_estimate_share(present, wanted)) as show:
         for case in wanted:
-            if case in present or wish:
+            if case in present or request:
                 continue
-            told = _telling(case, settings, _share(present, wanted), len(wanted), show, lambda: bool(wish))
+            told = _make_callback(
+                case, settings, _estimate_share(present, wanted), len(wanted), show, lambda: bool(request)
+            )
             try:
-                row = learned(case, settings, data[case.dataset], arguments.device, told)
+                row = learn_case(case, settings, data[case.dataset], arguments.device, told)
             except _Interrupted:
                 break
             present.add(case)
             results.rows.append(row)
-            results.bars = bars(results.rows)
+            results.bars = list_bars(results.rows)
             results.write(output)
-            text = f"{case}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, {duration(row['seconds'])}"
-            show(_share(present, wanted), text, line=True)
+            text = f"{case}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, {format_duration(row['seconds'])}"
+            show(_estimate_share(present, wanted), text, line=True)
     results.complete = present >= set(wanted)
     results.write(output)
-    report.show(table(results.rows), SUMMARY)
+    text_tables.print_table(make_table(results.rows), SUMMARY)
     print(f"results: {output}")
-    if wish:
+    if request:
         print(f"Interrupted: --resume --output {output} goes on.", file=sys.stderr)
-    return wish.exit_code
+    return request.exit_code
 
 
-def learned(
+def learn_case(
     case: Case, settings: Settings, data: tuple[Tensor, Tensor], device: str, told: _Told
 ) -> dict[str, Any]:
-    """Learns one model on one split and tests it; returns the row of the results.
+    """Learn one model on one split and test it; return the row of the results.
 
     Args:
-        case: Which.
-        settings: How.
+        case: The model and the split.
+        settings: How to learn.
         data: All inputs (n, d) and targets (n,).
         device: Where to compute.
-        told: Called once in a while with the step and the loss; True stops.
+        told: Called every few steps with the step and the loss; True stops the training.
     """
     X, y = (values.to(device, folds.DTYPES[settings.dtype]) for values in data)
-    train, test = (rows.to(device) for rows in folds.split(len(X), case.fold, settings.seed))
+    train, test = (rows.to(device) for rows in folds.split_rows(len(X), case.fold, settings.seed))
     seed = settings.seed + case.fold
     stopped = False
 
@@ -224,8 +231,8 @@ def learned(
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A figure of both models on one data set: means over the folds that both have."""
+class ComparedFigure:
+    """A figure of both models on one data set: its means over the folds that both have."""
 
     dataset: str
     name: str
@@ -239,10 +246,10 @@ class Compared:
         return self.deep <= self.sparse if self.name == "RMSE" else self.deep >= self.sparse
 
 
-def compared(rows: Sequence[Row]) -> Iterator[Compared]:
-    """RMSE and TLL of each data set."""
+def compare_models(rows: Sequence[Row]) -> Iterator[ComparedFigure]:
+    """Return RMSE and TLL of both models for each data set."""
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        own = {_case_of(row): row for row in rows if row["dataset"] == dataset}
+        own = {_read_case(row): row for row in rows if row["dataset"] == dataset}
         pairs = [
             (own[dataclasses.replace(case, model="sparse")], own[case])
             for case in own
@@ -252,11 +259,11 @@ def compared(rows: Sequence[Row]) -> Iterator[Compared]:
             sparse, deep = (
                 statistics.fmean(row[name.lower()] for row in rows) for rows in zip(*pairs, strict=True)
             )
-            yield Compared(dataset, name, len(pairs), sparse, deep)
+            yield ComparedFigure(dataset, name, len(pairs), sparse, deep)
 
 
-def table(rows: Sequence[Row]) -> report.Table:
-    """A line per figure: sparse, deep, and whether the deep model is at least as good."""
+def make_table(rows: Sequence[Row]) -> text_tables.Table:
+    """Return a table with a line per figure: sparse, deep, and whether the deep model is at least as good."""
     headings = ["data", "folds", "", "sparse", "deep", ""]
     lines = [
         [
@@ -267,13 +274,13 @@ def table(rows: Sequence[Row]) -> report.Table:
             f"{each.deep:.4g}",
             "pass" if each.passed else "MISS",
         ]
-        for each in compared(rows)
+        for each in compare_models(rows)
     ]
     return headings, lines
 
 
-def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is to be reached: the figures of the sparse model."""
+def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the figures to be reached: those of the sparse model."""
     return [
         {
             "what": f"{each.dataset}, {each.name} of the deep model, mean of {each.count} folds",
@@ -283,14 +290,14 @@ def bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "unit": "",
             "passed": each.passed,
         }
-        for each in compared(rows)
+        for each in compare_models(rows)
     ]
 
 
-def _telling(
-    case: Case, settings: Settings, done: float, count: int, show: Shown, stop: Callable[[], bool]
+def _make_callback(
+    case: Case, settings: Settings, done: float, count: int, show: ShowProgress, stop: Callable[[], bool]
 ) -> _Told:
-    """Shows how far a model is; says whether somebody has asked to stop."""
+    """Return a callback that shows the progress of a model and returns whether to stop."""
     steps = settings.steps if case.model == "deep" else settings.evaluations
 
     def told(step: int, loss: float) -> bool:
@@ -300,12 +307,12 @@ def _telling(
     return told
 
 
-def _share(present: set[Case], wanted: Sequence[Case]) -> float:
+def _estimate_share(present: set[Case], wanted: Sequence[Case]) -> float:
     return sum(case in present for case in wanted) / len(wanted)
 
 
-def _results(output: Path, resume: bool, settings: Settings) -> Results:
-    """Those of the file, or new ones."""
+def _load_or_start_results(output: Path, resume: bool, settings: Settings) -> Results:
+    """Return the results of the file, or new ones."""
     if not output.exists():
         return Results(NAME)
     if not resume:
@@ -323,17 +330,17 @@ def _results(output: Path, resume: bool, settings: Settings) -> Results:
     return results
 
 
-def _case_of(row: Row) -> Case:
+def _read_case(row: Row) -> Case:
     return Case(str(row["dataset"]), int(row["fold"]), str(row["model"]))
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
     return int(text)
 
 
-def _folds(text: str) -> int:
-    if _number(text) > folds.PARTS:
+def _parse_folds(text: str) -> int:
+    if _parse_number(text) > folds.PARTS:
         raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
     return int(text)

@@ -1,4 +1,4 @@
-"""One deep Gaussian process on MNIST: learned with checkpoints, tested, drawn."""
+"""Learns one deep Gaussian process on MNIST, with checkpoints, tests it and draws samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lapgrad_bench.experiments.mnist import Scaling
 Row = dict[str, Any]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-#: Steps between two looks at the bound: a row of results each.
+#: Steps between two readings of the bound; each makes a row of results.
 LOOK_EVERY = 100
 #: Seconds between two checkpoints.
 KEEP_EVERY = 60.0
@@ -30,7 +30,7 @@ _CHECKPOINT = "a checkpoint of this experiment"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides the figures, besides how long they are learned: a run is taken up with the same ones only.
+    """Everything but the length of training that decides the figures; --resume needs the same settings.
 
     Attributes:
         arch: Latent variables per layer, the top layer first: "5-20-50".
@@ -38,7 +38,7 @@ class Settings:
         inducing: Inducing inputs per layer.
         hidden: Widths of the hidden layers of recognition networks: "500-300".
         batch: Images per step.
-        lr: Learning rate of Adam at the start.
+        lr: LearningOptions rate of Adam at the start.
         natural: Length of natural gradient steps of q(u) at the start; 0: Adam moves q(u), too.
         annealing: Steps in which the weight of latent variables rises to 1.
         dtype: Of everything but kernel matrices of inducing inputs.
@@ -65,7 +65,7 @@ class Settings:
 
 @dataclasses.dataclass
 class Limits:
-    """How long to learn, and what to test.
+    """How long to learn, and how to test.
 
     Attributes:
         steps: None: no limit.
@@ -85,7 +85,7 @@ class Limits:
 
 
 class Run:
-    """Learning of one architecture.
+    """The training of one architecture.
 
     Args:
         settings: What to learn.
@@ -110,11 +110,11 @@ class Run:
     ) -> None:
         self.settings, self.limits, self.device, self.output = settings, limits, device, output
         dtype = DTYPES[settings.dtype]
-        train = mnist.images("train", folder)[: settings.images]
+        train = mnist.load_images("train", folder)[: settings.images]
         self.scaling = Scaling.of(settings.preprocessing, train)
-        self.train = self.scaling.applied(train, dtype, settings.seed).to(device)
-        test = mnist.images("test", folder)[: limits.tests]
-        self.test = self.scaling.applied(test, dtype, settings.seed + 1).to(device)
+        self.train = self.scaling.apply(train, dtype, settings.seed).to(device)
+        test = mnist.load_images("test", folder)[: limits.tests]
+        self.test = self.scaling.apply(test, dtype, settings.seed + 1).to(device)
         hidden = [int(part) for part in settings.hidden.split("-")] if settings.hidden else []
         options: dict[str, Any] = {"inducing": settings.inducing, "hidden": hidden}
         self.model = DeepGP(self.train, settings.widths(), generator=settings.seed, **options)
@@ -122,20 +122,20 @@ class Run:
         self.state: dict[str, Any] | None = None
         self.kept = self.tested = time.monotonic()
         if resume and self.checkpoint.is_file():
-            self._take_up()
+            self._load_checkpoint()
 
     @property
     def name(self) -> str:
-        """What files of this architecture are called."""
+        """The stem of the file names of this architecture."""
         return f"table2-{self.settings.arch}"
 
     @property
     def checkpoint(self) -> Path:
-        """Where the state of an unfinished run is."""
+        """The file with the state of an unfinished run."""
         return self.output / f"{self.name}.checkpoint.pt"
 
     def learn(self, told: Callable[[Row], bool], kept: Callable[[], None]) -> bool:
-        """Learns up to the limits.
+        """Learn up to the limits.
 
         Args:
             told: Called with the newest row; True stops.
@@ -150,14 +150,14 @@ class Run:
             nonlocal stopped
             self.state = self.model.training_state()
             row = self._row(elbo=-loss + self.scaling.nats)
-            if step > self.settings.annealing:  # before, it is no bound
+            if step > self.settings.annealing:  # Before the end of the annealing it is no bound.
                 self.rows.append(row)
             now = time.monotonic()
             if now > self.tested + self.limits.test_every:
-                self.rows.append(self._tested(self.test[:500], 50))
+                self.rows.append(self._run_test(self.test[:500], 50))
                 self.tested = time.monotonic()
             if now > self.kept + KEEP_EVERY:
-                self.keep()
+                self.write_checkpoint()
                 kept()
             stopped = told(row)
             return stopped
@@ -177,26 +177,26 @@ class Run:
             callback=look,
         )
         self.state = self.model.training_state()
-        self.keep()
+        self.write_checkpoint()
         return not stopped
 
     def finish(self) -> Row:
-        """The test, with all samples; the model and the picture as files. Returns the row."""
-        row = self._tested(self.test, self.limits.samples)
+        """Test with all samples, write the model and the picture; return the row."""
+        row = self._run_test(self.test, self.limits.samples)
         if self.limits.refine:
             self.rows.append(row)
-            row = self._tested(self.test, self.limits.samples, self.limits.refine)
+            row = self._run_test(self.test, self.limits.samples, self.limits.refine)
         self.rows.append(row)
         self.model.save(self.output / f"{self.name}.pt")
         title = f"Deep Gaussian process {self.settings.arch} on MNIST: test {row['test_ll']:.1f} nats"
         try:
-            digits.draw(self.model, self.test, self.scaling, title, self.output / f"{self.name}.png")
+            digits.draw_digits(self.model, self.test, self.scaling, title, self.output / f"{self.name}.png")
         except ImportError:
             print("No picture: matplotlib is not installed (pip install 'lapgrad[demo]').")
         return row
 
-    def keep(self) -> None:
-        """Write the checkpoint, as a whole or not at all."""
+    def write_checkpoint(self) -> None:
+        """Write the checkpoint atomically."""
         content = {
             "settings": dataclasses.asdict(self.settings),
             "model": self.model.state_dict(),
@@ -206,7 +206,7 @@ class Run:
         write_archive(self.checkpoint, content)
         self.kept = time.monotonic()
 
-    def _take_up(self) -> None:
+    def _load_checkpoint(self) -> None:
         content, _ = read_archive(self.checkpoint, _CHECKPOINT, self.device)
         for name in ("settings", "model", "training"):
             if not isinstance(content.get(name), dict):
@@ -239,7 +239,7 @@ class Run:
             **known,
         }
 
-    def _tested(self, test: Tensor, samples: int, refine: int = 0) -> Row:
+    def _run_test(self, test: Tensor, samples: int, refine: int = 0) -> Row:
         found: LogLikelihood = self.model.log_likelihood(
             test, samples=samples, refine=refine, generator=self.settings.seed + 2
         )

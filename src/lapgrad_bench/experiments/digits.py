@@ -1,4 +1,4 @@
-"""A picture of what a deep Gaussian process has learned of digits: samples, and digits it has not seen."""
+"""Draws digits: samples of a deep Gaussian process, and its reconstructions of test images."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lapgrad_bench.experiments.mnist import Scaling
 _ACROSS, _DOWN = 16, 8
 
 
-def draw(model: DeepGP, test: Tensor, scaling: Scaling, title: str, path: Path) -> None:
-    """Writes the picture.
+def draw_digits(model: DeepGP, test: Tensor, scaling: Scaling, title: str, path: Path) -> None:
+    """Write the picture.
 
     Args:
         model: A model of images.
@@ -35,17 +35,17 @@ def draw(model: DeepGP, test: Tensor, scaling: Scaling, title: str, path: Path) 
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, height_ratios=[len(rows), _DOWN])
     figure.suptitle(title, fontsize=12, fontweight="bold")
-    _tiles(above, torch.cat(list(rows.values())), len(rows), scaling)
+    _arrange_tiles(above, torch.cat(list(rows.values())), len(rows), scaling)
     above.set_title(", ".join(rows) + " (rows)", fontsize=10, loc="left")
     samples = model.sample(_ACROSS * _DOWN, generator=0)
-    _tiles(below, samples, _DOWN, scaling)
+    _arrange_tiles(below, samples, _DOWN, scaling)
     below.set_title("samples (without the noise of pixels)", fontsize=10, loc="left")
     figure.savefig(path, dpi=150)
 
 
-def _tiles(axes: Any, images: Tensor, rows: int, scaling: Scaling) -> None:
-    """Images (n, 784) side by side, with a line between them."""
-    pixels = scaling.undone(images).float().cpu().view(-1, 28, 28)
+def _arrange_tiles(axes: Any, images: Tensor, rows: int, scaling: Scaling) -> None:
+    """Return images (n, 784) as one image: side by side, with lines between them."""
+    pixels = scaling.undo(images).float().cpu().view(-1, 28, 28)
     framed = torch.nn.functional.pad(pixels, (0, 2, 0, 2), value=0.15).view(rows, -1, 30, 30)
     axes.imshow(framed.transpose(1, 2).reshape(rows * 30, -1).numpy(), cmap="gray_r", vmin=0.0, vmax=1.0)
     axes.set_axis_off()

@@ -1,7 +1,7 @@
-"""One fold of a sparse Gaussian process regression: split, model, learning with checkpoints, test.
+"""One fold of sparse Gaussian process regression: split, model, training with checkpoints, test.
 
-A fold that was interrupted goes on from its checkpoint and ends at the same figures, to the last bit: the
-checkpoint holds the parameters and the state of the optimiser, and the rest follows from the seed.
+A fold that was interrupted continues from its checkpoint and ends at the same figures, to the last bit: the
+checkpoint holds the parameters and the state of the optimiser, and everything else follows from the seed.
 """
 
 from __future__ import annotations
@@ -23,44 +23,45 @@ from lapgrad.models import SparseGPRegression
 from lapgrad.models._storage.archive import read_archive, write_archive
 
 PARTS = 10
-"""A tenth of the data is kept for the test: there are ten different folds."""
+"""Number of folds: each tests on another tenth of the data."""
 
-SHOWN_EVERY = {"cpu": 1, "cuda": 50}
-"""Steps between two looks at the loss: on a GPU a look waits for all that was asked of it."""
+REPORT_EVERY = {"cpu": 1, "cuda": 50}
+"""Steps between two reports of the loss. On a GPU, reading it waits for all work that was launched."""
 
 KEPT_EVERY = {"adam": 250, "lbfgs": 1000}
-"""Steps between two checkpoints. L-BFGS starts with an empty memory after each, and then goes slowly."""
+"""Steps between two checkpoints. L-BFGS loses its memory at each of them, and is slow after it."""
 
 _JITTER = 1e-6
 _LITTLE_JITTER = 1e-8
 _NO_NOISE = ("naval1", "naval2")
-"""A simulation: the noise that is learned falls to 1e-6 of the variance and below. Jitter is noise of the
-inducing variables, and must not be more."""
+"""Tasks with simulated data: the learned noise falls below 1e-6 of the variance. Jitter acts like noise of
+the inducing variables, and must be smaller."""
 
 _CHECKPOINT = ("of", "parameters", "optimizer", "best", "done", "seconds", "finished")
-"""What is in a checkpoint."""
+"""The entries of a checkpoint."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 #: Called with the number of steps made and the loss.
 Report = Callable[[int, float], None]
-#: Asked after each step; True: stop here.
+#: Called after each step; True stops the training.
 Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
-class Learning:
-    """How folds are learned: what has to be the same for figures of one table.
+class LearningOptions:
+    """How folds are learned. All folds of one table have the same options.
 
     Attributes:
         optimizer: "adam", or "lbfgs".
-        steps: Evaluations of the criterion and its gradient; fewer if L-BFGS has converged.
-        lr: Step rate of Adam; the length of the first step of L-BFGS.
-        seed: Of the order of the data, and of the choice of inducing inputs.
+        steps: Evaluations of the criterion and its gradient; fewer if L-BFGS converges.
+        lr: Learning rate of Adam; the length of the first step of L-BFGS.
+        seed: Seed of the order of the data and of the choice of inducing inputs.
         dtype: A key of ``DTYPES``.
-        jitter: Added to the diagonal of the kernel matrix of inducing inputs, in units of its mean; None: as
-            the data want it.
-        lr_end: What Adam's step rate falls to, by the same factor in each step; None: it stays.
+        jitter: Added to the diagonal of the kernel matrix of inducing inputs, relative to its mean; None: the
+            default for the data set.
+        lr_end: Adam's learning rate at the end, to which it falls by the same factor in each step; None: it
+            is constant.
     """
 
     optimizer: str = "adam"
@@ -71,17 +72,18 @@ class Learning:
     jitter: float | None = None
     lr_end: float | None = None
 
-    def rate(self, step: int) -> float:
-        """Adam's in a step.
+    def compute_rate(self, step: int) -> float:
+        """Return Adam's learning rate in a step.
 
         Example:
-            >>> [f"{Learning(steps=2, lr=1e-2, lr_end=1e-4).rate(step):.4f}" for step in range(3)]
+            >>> options = LearningOptions(steps=2, lr=1e-2, lr_end=1e-4)
+            >>> [f"{options.compute_rate(step):.4f}" for step in range(3)]
             ['0.0100', '0.0010', '0.0001']
         """
         return self.lr if self.lr_end is None else self.lr * (self.lr_end / self.lr) ** (step / self.steps)
 
-    def for_task(self, dataset: str) -> Learning:
-        """With the jitter of these data."""
+    def for_task(self, dataset: str) -> LearningOptions:
+        """Return the options with the jitter for a data set."""
         if self.jitter is not None:
             return self
         return dataclasses.replace(self, jitter=_LITTLE_JITTER if dataset in _NO_NOISE else _JITTER)
@@ -89,7 +91,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Fold:
-    """A task, the number of inducing inputs, and which tenth of the data is kept for the test."""
+    """A task, a number of inducing inputs, and the tenth of the data that is kept for the test."""
 
     dataset: str
     inducing: int
@@ -100,19 +102,19 @@ class Fold:
 
     @property
     def file(self) -> str:
-        """The name of its checkpoint."""
+        """The file name of its checkpoint."""
         return f"{self.dataset}-{self.inducing}-{self.fold}.pt"
 
 
-class Interrupted(Exception):  # noqa: N818  (no error: a wish)
-    """Somebody asked to stop; the checkpoint is written."""
+class Interrupted(Exception):  # noqa: N818  (no error: a request)
+    """The training was asked to stop, and the checkpoint is written."""
 
 
-def split(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to learn from and rows to test with, from an order that depends on the seed alone.
+def split_rows(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the rows to learn from and the rows to test with; their order depends on the seed alone.
 
     Example:
-        >>> train, test = split(20, fold=3, seed=0)
+        >>> train, test = split_rows(20, fold=3, seed=0)
         >>> len(train), len(test), len(set(train.tolist()) & set(test.tolist()))
         (18, 2, 0)
     """
@@ -122,43 +124,43 @@ def split(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat(parts), test
 
 
-def learned(
+def learn_fold(
     which: Fold,
-    how: Learning,
+    how: LearningOptions,
     data: tuple[Tensor, Tensor],
     device: str,
     checkpoints: Path,
     report: Report,
     stop: Stop,
 ) -> dict[str, Any]:
-    """Learns one fold and tests it; returns the row of the results.
+    """Learn one fold and test it; return the row of the results.
 
-    Of Adam's steps the one with the least criterion counts.
+    The parameters that are tested are those of the step of Adam with the least criterion.
 
     Args:
         which: The fold.
         how: How to learn.
         data: All inputs (n, d) and targets (n,).
         device: Where to compute.
-        checkpoints: The folder of checkpoints. If there is one of this fold, it goes on from there.
+        checkpoints: The folder of checkpoints. If there is one of this fold, training continues from it.
         report: Called every few steps.
-        stop: Asked after each step.
+        stop: Called after each step; True stops the training.
 
     Raises:
-        Interrupted: ``stop`` asked for it.
+        Interrupted: ``stop`` returned True.
         FitError: The criterion cannot be evaluated.
         FileFormatError: The checkpoint does not belong to this fold.
     """
     how = how.for_task(which.dataset)
     X, y = (values.to(DTYPES[how.dtype]) for values in data)
-    train, test = split(len(X), which.fold, how.seed)
-    model = start(X[train], y[train], which, how).to(device)
+    train, test = split_rows(len(X), which.fold, how.seed)
+    model = make_model(X[train], y[train], which, how).to(device)
     run = _Run(which, how, model, checkpoints / which.file, report, stop)
     with warnings.catch_warnings():
-        # Matrices on the way that needed more jitter do not matter; the last one is in the row.
+        # Jitter that matrices needed during training does not matter; that of the last one is in the row.
         warnings.simplefilter("ignore", _errors.JitterWarning)
-        run.to_the_end()
-        figures = tested(run.model, X[test].to(device), y[test].to(device))
+        run.learn()
+        figures = test_model(run.model, X[test].to(device), y[test].to(device))
     run.checkpoint.unlink(missing_ok=True)
     return {
         **dataclasses.asdict(which),
@@ -173,12 +175,12 @@ def learned(
     }
 
 
-def start(X: Tensor, y: Tensor, which: Fold, how: Learning) -> SparseGPRegression:
-    """The model before learning, on the CPU: the same on every device.
+def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> SparseGPRegression:
+    """Return the model before training, on the CPU, so that it is the same for every device.
 
-    Columns have mean 0 and variance 1 (of the training data). Inducing inputs are rows of the data that are
-    far from each other; lengthscales are √d, the distance of neighbours in d dimensions; noise is a tenth of
-    the variance. All but the inducing inputs and the mean are learned as logarithms.
+    Columns of the training data are scaled to mean 0 and variance 1. Inducing inputs are rows of the data
+    that are far from each other; lengthscales are √d, the distance of neighbours in d dimensions; the noise
+    is a tenth of the variance. All parameters but the inducing inputs and the mean are learned as logarithms.
     """
     jitter = how.for_task(which.dataset).jitter or 0.0
     return SparseGPRegression(
@@ -187,8 +189,8 @@ def start(X: Tensor, y: Tensor, which: Fold, how: Learning) -> SparseGPRegressio
 
 
 @torch.no_grad()
-def tested(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
-    """Root mean squared error and mean log density of test targets, in their own units, and the fit."""
+def test_model(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
+    """Return RMSE and mean log density of test targets, in their units, and loss and noise of the fit."""
     loss = model.loss().item()
     mean, _ = model.predict(X)
     return {
@@ -201,9 +203,9 @@ def tested(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, float]:
 
 
 class _Best:
-    """The parameters with the least loss so far. Steps of Adam that do not get shorter jump about the end.
+    """The parameters with the least loss so far: Adam's steps with a constant rate jump around the minimum.
 
-    All on the device of the model: nobody waits to know which they are.
+    Everything is kept on the device of the model, so that the host does not wait for the comparison.
     """
 
     def __init__(self, model: SparseGPRegression) -> None:
@@ -211,8 +213,8 @@ class _Best:
         self.loss = torch.full((), math.inf, dtype=model.X.dtype, device=model.X.device)
         self.kept = {name: value.detach().clone() for name, value in self.parameters.items()}
 
-    def see(self, loss: Tensor) -> None:
-        """The loss of the present parameters."""
+    def update(self, loss: Tensor) -> None:
+        """Compare the loss of the present parameters with the least one."""
         better = loss < self.loss
         self.loss = torch.where(better, loss, self.loss)
         for name, value in self.parameters.items():
@@ -220,27 +222,27 @@ class _Best:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """The model gets them back."""
+        """Set the parameters of the model to the best ones."""
         for name, value in self.parameters.items():
             value.copy_(self.kept[name])
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the entries of a checkpoint."""
         return {**self.kept, "": self.loss}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """From a checkpoint."""
+        """Read the entries of a checkpoint."""
         self.loss = state.pop("").to(self.loss)
         self.kept = {name: value.to(self.kept[name]) for name, value in state.items()}
 
 
 class _Run:
-    """Learning that can be left and taken up again."""
+    """The training of one fold, which can be interrupted and resumed from a checkpoint."""
 
     def __init__(
         self,
         which: Fold,
-        how: Learning,
+        how: LearningOptions,
         model: SparseGPRegression,
         checkpoint: Path,
         report: Report,
@@ -254,9 +256,9 @@ class _Run:
         if checkpoint.exists():
             self._load()
 
-    def to_the_end(self) -> None:
-        """Learns until all steps are made, or L-BFGS has converged."""
-        advance = self._adam if self.how.optimizer == "adam" else self._lbfgs
+    def learn(self) -> None:
+        """Learn until all steps are made, or L-BFGS has converged."""
+        advance = self._step_adam if self.how.optimizer == "adam" else self._step_lbfgs
         while self.done < self.how.steps and not self.finished:
             began = time.perf_counter() - self.seconds
             every = KEPT_EVERY[self.how.optimizer]
@@ -268,26 +270,29 @@ class _Run:
         if self.how.optimizer == "adam":
             self.best.restore()
 
-    def _adam(self, until: int) -> bool:
-        """Nothing in here waits for the device, but for what the criterion itself has to know."""
-        shown_every = SHOWN_EVERY.get(self.model.X.device.type, 1)
+    def _step_adam(self, until: int) -> bool:
+        """Make steps of Adam; return whether ``stop`` ended them. Only the criterion waits for the device."""
+        report_every = REPORT_EVERY.get(self.model.X.device.type, 1)
         while self.done < until:
             for group in self.optimizer.param_groups:
-                group["lr"] = self.how.rate(self.done)
+                group["lr"] = self.how.compute_rate(self.done)
             self.optimizer.zero_grad()
             loss = self.model.loss()
             loss.backward()
-            self.best.see(loss.detach())
+            self.best.update(loss.detach())
             self.optimizer.step()
             self.done += 1
-            if self.done % shown_every == 0 or self.done == until:
+            if self.done % report_every == 0 or self.done == until:
                 self.report(self.done, loss.item())
             if self.stop():
                 return True
         return False
 
-    def _lbfgs(self, until: int) -> bool:
-        """A piece with a memory of its own. It begins anew after an interruption: figures stay the same."""
+    def _step_lbfgs(self, until: int) -> bool:
+        """Make steps of L-BFGS up to a checkpoint; return whether ``stop`` ended them.
+
+        After an interruption they are repeated from the last checkpoint, so that the figures stay the same.
+        """
         before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         stopped = False
 
@@ -307,10 +312,10 @@ class _Run:
         return False
 
     def _save(self) -> None:
-        """Whole or not at all: a process may end at any time."""
+        """Write the checkpoint atomically: the process may be killed at any time."""
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         values = (
-            self._of(),
+            self._collect_options(),
             dict(self.model.named_parameters()),
             self.optimizer.state_dict(),
             self.best.state(),
@@ -327,11 +332,11 @@ class _Run:
             raise _errors.FileFormatError(f"{error} Remove it to start anew.") from error
         missing = [name for name in _CHECKPOINT if name not in known]
         if missing:
-            raise self._refused(f"missing entry {missing[0]!r}")
+            raise self._make_refusal(f"missing entry {missing[0]!r}")
         of, parameters, optimizer, best, done, seconds, finished = (known[name] for name in _CHECKPOINT)
-        wanted = self._of()
+        wanted = self._collect_options()
         if not isinstance(of, dict):
-            raise self._refused(f"its options are of type {type(of).__name__}")
+            raise self._make_refusal(f"its options are of type {type(of).__name__}")
         if of != wanted:
             others = {key: of.get(key) for key in (*of, *wanted) if of.get(key) != wanted.get(key)}
             raise _errors.FileFormatError(
@@ -344,17 +349,19 @@ class _Run:
             self.optimizer.load_state_dict(optimizer)
             self.best.load(best)
             self.done, self.seconds, self.finished = int(done), float(seconds), bool(finished)
-        except Exception as error:  # whatever entries of other types make of these lines
-            raise self._refused(f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # Entries of other types can raise anything here.
+            raise self._make_refusal(f"{type(error).__name__}: {error}") from error
         if unused or lacking:
-            raise self._refused(f"its parameters are not those of the model: {sorted([*unused, *lacking])}")
+            raise self._make_refusal(
+                f"its parameters are not those of the model: {sorted([*unused, *lacking])}"
+            )
 
-    def _refused(self, why: str) -> _errors.FileFormatError:
+    def _make_refusal(self, why: str) -> _errors.FileFormatError:
         return _errors.FileFormatError(
             f"{self.checkpoint} is not a checkpoint of this experiment: {why}. Remove it to start anew."
         )
 
-    def _of(self) -> dict[str, Any]:
+    def _collect_options(self) -> dict[str, Any]:
         options = {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how)}
         chosen = {name: value for name, value in options.items() if value is not None}
         return {**chosen, "rows": len(self.model.X)}

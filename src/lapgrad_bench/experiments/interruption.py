@@ -1,4 +1,4 @@
-"""Ctrl-C and the end of a time limit as a wish: work goes on to a place where it can be left."""
+"""Turns SIGINT (Ctrl-C) and SIGTERM into a request to stop, so that work can first be saved."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import FrameType
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Wish:
-    """Whether somebody has asked to stop.
+class StopRequest:
+    """Whether a signal has asked to stop; true if one has.
 
     Attributes:
-        signal: The signal that asked; 0: nobody has.
+        signal: The signal; 0: there was none.
     """
 
     def __init__(self) -> None:
@@ -26,29 +26,29 @@ class Wish:
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that ended because of the signal: 130 after Ctrl-C."""
+        """The exit code of a process that a signal has ended: 130 after Ctrl-C, 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
 
 @contextlib.contextmanager
-def wish_to_stop() -> Iterator[Wish]:
-    """The first SIGINT or SIGTERM in here is a wish; the second SIGINT is a KeyboardInterrupt.
+def catch_stop_signals() -> Iterator[StopRequest]:
+    """Record the first SIGINT or SIGTERM while the block runs; a second SIGINT is a KeyboardInterrupt.
 
-    Elsewhere than in the main thread signals stay what they are.
+    In other threads than the main one signals are not changed.
     """
-    wish = Wish()
+    request = StopRequest()
 
-    def received(number: int, frame: FrameType | None) -> None:
-        if wish and number == signal.SIGINT:
+    def record_signal(number: int, frame: FrameType | None) -> None:
+        if request and number == signal.SIGINT:
             raise KeyboardInterrupt
-        wish.signal = number
+        request.signal = number
 
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield request
         return
-    before = {number: signal.signal(number, received) for number in _HANDLED}
+    before = {number: signal.signal(number, record_signal) for number in _HANDLED}
     try:
-        yield wish
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -34,8 +34,8 @@ _NAMES: dict[Part, tuple[str, str]] = {
 PREPROCESSINGS = ("unit", "standardised", "dequantised")
 
 
-def images(part: Part, folder: str | os.PathLike[str] | None = None) -> Tensor:
-    """All images of a part, (n, 784), uint8, 0 for paper and 255 for ink.
+def load_images(part: Part, folder: str | os.PathLike[str] | None = None) -> Tensor:
+    """Return all images of a part, (n, 784), uint8, 0 for paper and 255 for ink.
 
     Args:
         part: "train" (60,000 images) or "test" (10,000).
@@ -45,20 +45,20 @@ def images(part: Part, folder: str | os.PathLike[str] | None = None) -> Tensor:
         FileNotFoundError: The file is not there; the message says where it can be had.
         FileFormatError: It is there, and is something else.
     """
-    path = _located(part, Path(folder or os.environ.get("LAPGRAD_DATA") or "."))
+    path = _find_file(part, Path(folder or os.environ.get("LAPGRAD_DATA") or "."))
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise _corrupt(path, f"it cannot be unpacked ({error})") from error
+        raise _make_format_error(path, f"it cannot be unpacked ({error})") from error
     if content[:4] != _MAGIC or len(content) < _HEADER:
-        raise _corrupt(path, "it does not begin like a file of images (idx3, unsigned bytes)")
+        raise _make_format_error(path, "it does not begin like a file of images (idx3, unsigned bytes)")
     count, rows, columns = (int.from_bytes(content[at : at + 4], "big") for at in (4, 8, 12))
     if (rows, columns) != (28, 28):
-        raise _corrupt(path, f"its images are {rows} x {columns}, 28 x 28 are wanted")
+        raise _make_format_error(path, f"its images are {rows} x {columns}, 28 x 28 are wanted")
     if len(content) != _HEADER + count * PIXELS or not count:
-        raise _corrupt(
+        raise _make_format_error(
             path, f"it has {len(content)} bytes, {count} images take {_HEADER + count * PIXELS}: cut short?"
         )
     return torch.frombuffer(bytearray(content[_HEADER:]), dtype=torch.uint8).view(count, PIXELS)
@@ -66,7 +66,7 @@ def images(part: Part, folder: str | os.PathLike[str] | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What is learned from, y = (x - shift) / scale, of pixels x in [0, 1].
+    """The map y = (x - shift) / scale from pixels x in [0, 1] to what a model sees.
 
     Attributes:
         kind: One of ``PREPROCESSINGS``.
@@ -80,7 +80,7 @@ class Scaling:
 
     @classmethod
     def of(cls, kind: str, train: Tensor) -> Scaling:
-        """For training images (n, 784) of bytes.
+        """Return the map for training images (n, 784) of bytes.
 
         Args:
             kind: "unit": byte / 255. "standardised": then less the mean and divided by the standard deviation
@@ -95,16 +95,16 @@ class Scaling:
         unit = train.to(torch.float64) / 255.0
         return cls(kind, float(unit.mean()), float(unit.std(correction=0)))
 
-    def applied(self, images: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-        """What a model sees of images (n, 784) of bytes; ``seed`` is that of u."""
+    def apply(self, images: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+        """Return images (n, 784) of bytes as a model sees them; ``seed`` is the seed of u."""
         values = images.to(dtype)
         if self.kind == "dequantised":
             source = torch.Generator().manual_seed(seed)
             return (values + torch.rand(values.shape, dtype=dtype, generator=source)) / 256.0
         return (values / 255.0 - self.shift) / self.scale
 
-    def undone(self, values: Tensor) -> Tensor:
-        """Pixels in [0, 1] again; what is outside is cut off."""
+    def undo(self, values: Tensor) -> Tensor:
+        """Return what a model sees as pixels, clamped to [0, 1]."""
         return (values * self.scale + self.shift).clamp(0.0, 1.0)
 
     @property
@@ -118,7 +118,7 @@ class Scaling:
         return -PIXELS * math.log(self.scale)
 
 
-def _located(part: Part, folder: Path) -> Path:
+def _find_file(part: Part, folder: Path) -> Path:
     names = [name for packed in _NAMES[part] for name in (packed, packed.removesuffix(".gz"))]
     for name in names:
         if (folder / name).is_file():
@@ -129,5 +129,5 @@ def _located(part: Part, folder: Path) -> Path:
     )
 
 
-def _corrupt(path: Path, what: str) -> _errors.FileFormatError:
+def _make_format_error(path: Path, what: str) -> _errors.FileFormatError:
     return _errors.FileFormatError(f"{path}: {what}. The data are {_SOURCE}.")

@@ -22,11 +22,11 @@ class Figure:
 
     @property
     def worst(self) -> float:
-        """As good as the paper: its mean, or worse by up to one standard deviation."""
+        """The worst figure that counts as reached: the mean, or worse by one standard deviation."""
         return self.mean + self.deviation if self.sense == "≤" else self.mean - self.deviation
 
     def reached(self, figure: float) -> bool:
-        """Whether ``figure`` is as good."""
+        """Return whether a figure is at least as good as the worst one that counts."""
         return figure <= self.worst if self.sense == "≤" else figure >= self.worst
 
 
@@ -38,8 +38,8 @@ class Quality:
     tll: Figure
 
 
-def _row(*figures: tuple[float, float, float, float]) -> dict[str, Quality]:
-    """RMSE, its deviation, TLL, its deviation, for each of the tasks."""
+def _make_row(*figures: tuple[float, float, float, float]) -> dict[str, Quality]:
+    """Return a row of Table 1 from RMSE, its deviation, TLL and its deviation for each task."""
     tasks = ("naval1", "naval2", "kin8nm", "power")
     return {
         task: Quality(Figure(rmse, of_rmse, "≤"), Figure(tll, of_tll, "≥"))
@@ -49,19 +49,19 @@ def _row(*figures: tuple[float, float, float, float]) -> dict[str, Quality]:
 
 #: Table 1: sparse Gaussian processes, by library and number of inducing inputs; means over 10 folds.
 TABLE1: dict[tuple[str, int], dict[str, Quality]] = {
-    ("GPy", 50): _row(
+    ("GPy", 50): _make_row(
         (3.5e-5, 1.0e-5, 8.58, 0.22),
         (3.1e-4, 9.0e-6, 6.66, 0.03),
         (8.7e-2, 3.1e-3, 0.98, 0.02),
         (3.98, 0.186, -2.80, 0.05),
     ),
-    ("MXNet", 50): _row(
+    ("MXNet", 50): _make_row(
         (3.7e-5, 1.1e-5, 8.69, 0.19),
         (3.1e-4, 8.0e-6, 6.67, 0.02),
         (8.85e-2, 2.96e-3, 0.98, 0.02),
         (3.98, 0.186, -2.80, 0.05),
     ),
-    ("MXNet", 3200): _row(
+    ("MXNet", 3200): _make_row(
         (0.6e-5, 0.6e-5, 10.70, 0.51),
         (2.97e-4, 5.0e-6, 6.70, 0.02),
         (6.79e-2, 2.48e-3, 1.28, 0.04),

@@ -1,10 +1,10 @@
 """Table 1 of the paper: sparse Gaussian process regression on four tables of measurements.
 
-The kernel is RBF with one lengthscale per input; kernel, noise, mean and inducing inputs are learned by Adam,
-3000 steps at 1e-2, from 90 % of the data; of the steps, the one with the least criterion counts. Root mean
-squared error (RMSE) and mean log density (TLL) of the other 10 % are in the units of the targets, means and
-standard deviations over folds. Results are written after each fold: a run that was interrupted goes on with
---resume.
+The kernel is RBF with one lengthscale per input. Kernel, noise, mean and inducing inputs are learned by 3000
+steps of Adam with rate 1e-2 from 90 % of the data; the step with the least criterion is tested on the other
+10 %. Root mean squared error (RMSE) and mean log density (TLL) are in the units of the targets; means and
+standard deviations are over folds. Results are written after each fold: --resume continues an interrupted
+run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 from lapgrad import _errors
 from lapgrad_bench import datasets
-from lapgrad_bench.bench import report
-from lapgrad_bench.bench.results import Results
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import format_duration, show_progress
+from lapgrad_bench.common.results import Results
 from lapgrad_bench.experiments import folds, quality, workers
-from lapgrad_bench.experiments.folds import Fold, Learning
-from lapgrad_bench.experiments.interruption import Wish, wish_to_stop
-from lapgrad_bench.experiments.time_left import duration, shown
+from lapgrad_bench.experiments.folds import Fold, LearningOptions
+from lapgrad_bench.experiments.interruption import StopRequest, catch_stop_signals
 from lapgrad_bench.experiments.workers import Event, Finished, Progress, Work
 
 NAME = "table1"
@@ -34,28 +34,32 @@ _FILE = "table1.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad reproduce table1`."""
+    """Add the options of `lapgrad reproduce table1`."""
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     known = ",".join(datasets.TASKS)
-    what.add_argument("--datasets", type=_tasks, default=list(datasets.TASKS), help=f"[{known}]")
+    what.add_argument("--datasets", type=_parse_tasks, default=list(datasets.TASKS), help=f"[{known}]")
     what.add_argument(
-        "--inducing", type=_numbers, default=[50, 3200], help="numbers of inducing inputs [50,3200]"
+        "--inducing", type=_parse_numbers, default=[50, 3200], help="numbers of inducing inputs [50,3200]"
     )
-    what.add_argument("--folds", type=_folds, default=folds.PARTS, help=f"how many of {folds.PARTS} [all]")
+    what.add_argument(
+        "--folds", type=_parse_folds, default=folds.PARTS, help=f"how many of {folds.PARTS} [all]"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--optimizer", choices=list(_LR), default="adam", help="[adam]; lbfgs goes further")
-    how.add_argument("--steps", type=_number, default=3000, help="evaluations of the criterion [3000]")
-    how.add_argument("--lr", type=_positive, help="step rate of Adam [1e-2], first step of L-BFGS [1]")
-    how.add_argument("--lr-end", type=_positive, help="what Adam's falls to, by one factor per step [--lr]")
+    how.add_argument("--steps", type=_parse_number, default=3000, help="evaluations of the criterion [3000]")
+    how.add_argument("--lr", type=_parse_positive, help="step rate of Adam [1e-2], first step of L-BFGS [1]")
+    how.add_argument(
+        "--lr-end", type=_parse_positive, help="what Adam's falls to, by one factor per step [--lr]"
+    )
     how.add_argument("--seed", type=int, default=0, help="of the folds and of the inducing inputs [0]")
     how.add_argument("--dtype", choices=list(folds.DTYPES), default="float64", help="of the data [float64]")
-    how.add_argument("--jitter", type=_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
+    how.add_argument("--jitter", type=_parse_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    where.add_argument("--threads", type=_number, help="of all folds together [torch's]")
+    where.add_argument("--threads", type=_parse_number, help="of all folds together [torch's]")
     where.add_argument(
-        "--workers", type=_number, default=1, help="folds side by side, in processes of their own [1]"
+        "--workers", type=_parse_number, default=1, help="folds side by side, in processes of their own [1]"
     )
     where.add_argument(
         "--output", type=Path, default=Path(_FILE), help=f"the results: a file or a folder [{_FILE}]"
@@ -64,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learns, writes, prints; returns the exit code."""
-    output = _file(arguments.output)
+    """Learn, write and print results; return the exit code."""
+    output = _resolve_output(arguments.output)
     try:
         return _run(arguments, output)
     except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
@@ -78,7 +82,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> int:
         raise _errors.DeviceError("--device cuda: torch finds no GPU.")
     if arguments.lr_end is not None and arguments.optimizer != "adam":
         raise _errors.OptionError("--lr-end is Adam's: L-BFGS finds the length of its steps itself.")
-    how = Learning(
+    how = LearningOptions(
         optimizer=arguments.optimizer,
         steps=arguments.steps,
         lr=arguments.lr or _LR[arguments.optimizer],
@@ -94,9 +98,9 @@ def _run(arguments: argparse.Namespace, output: Path) -> int:
         for fold in range(arguments.folds)
         for name in arguments.datasets
     ]
-    results = _results(output, arguments.resume, how)
+    results = _load_or_start_results(output, arguments.resume, how)
     results.command = getattr(arguments, "command_line", "")
-    present = {_fold_of(row) for row in results.rows}
+    present = {_read_fold(row) for row in results.rows}
     threads = arguments.threads or torch.get_num_threads()
     work = Work(
         tuple(fold for fold in wanted if fold not in present),
@@ -106,23 +110,25 @@ def _run(arguments: argparse.Namespace, output: Path) -> int:
         output.with_name(f"{output.name}.checkpoints"),
         max(1, threads // min(arguments.workers, max(1, len(wanted)))),
     )
-    run = _Run(results, output, {fold: _cost(fold, sizes[fold.dataset]) for fold in wanted}, how.steps)
-    with wish_to_stop() as wish:
-        run.learn(work, arguments.workers, present, wish)
-    rows = [row for row in results.rows if _fold_of(row) in set(wanted)]
-    results.complete = {_fold_of(row) for row in rows} >= set(wanted)
-    results.bars = quality.bars(results.rows)
+    run = _Run(
+        results, output, {fold: _estimate_cost(fold, sizes[fold.dataset]) for fold in wanted}, how.steps
+    )
+    with catch_stop_signals() as request:
+        run.learn(work, arguments.workers, present, request)
+    rows = [row for row in results.rows if _read_fold(row) in set(wanted)]
+    results.complete = {_read_fold(row) for row in rows} >= set(wanted)
+    results.bars = quality.list_bars(results.rows)
     results.write(output)
     _remove_if_empty(work.checkpoints)
-    _print(results, output)
-    if wish:
+    _print_results(results, output)
+    if request:
         print(f"Interrupted: --resume --output {output} goes on.", file=sys.stderr)
-        return wish.exit_code
+        return request.exit_code
     return 0 if results.complete else 1
 
 
 class _Run:
-    """Writes what is finished, and shows what is under way.
+    """Learns folds, writes the results of finished ones, and shows progress.
 
     Args:
         results: The envelope; rows are added.
@@ -135,11 +141,11 @@ class _Run:
         self.results, self.output, self.costs, self.steps = results, output, costs, steps
         self.parts: dict[Fold, float] = {}
 
-    def learn(self, work: Work, count: int, present: set[Fold], wish: Wish) -> None:
-        """Learns the folds that are not there yet."""
+    def learn(self, work: Work, count: int, present: set[Fold], request: StopRequest) -> None:
+        """Learn the folds that have no results yet."""
         self.parts = {fold: 1.0 for fold in self.costs if fold in present}
         self.results.complete = False
-        with shown(self._done()) as show:
+        with show_progress(self._done()) as show:
 
             def handle(event: Event) -> None:
                 line = False
@@ -149,27 +155,27 @@ class _Run:
                 elif isinstance(event, Finished):
                     self.parts[event.fold], line = 1.0, True
                     self.results.rows.append(event.row)
-                    self.results.bars = quality.bars(self.results.rows)
+                    self.results.bars = quality.list_bars(self.results.rows)
                     self.results.write(self.output)
                     row = event.row
                     text = (
                         f"{event.fold}: RMSE {row['rmse']:.4g}, TLL {row['tll']:.4f}, "
-                        f"{duration(row['seconds'])}, {1e3 * row['seconds_per_step']:.3g} ms per step"
+                        f"{format_duration(row['seconds'])}, {1e3 * row['seconds_per_step']:.3g} ms per step"
                     )
                 else:
                     self.parts[event.fold], line = 1.0, True
                     text = f"{event.fold} FAILED: {event.message}"
                 show(self._done(), text, line=line)
 
-            workers.run(work, count, handle, lambda: bool(wish))
+            workers.run_folds(work, count, handle, lambda: bool(request))
 
     def _done(self) -> float:
         total = sum(self.costs.values())
         return sum(self.costs[fold] * part for fold, part in self.parts.items()) / total
 
 
-def _results(output: Path, resume: bool, how: Learning) -> Results:
-    """Those of the file, or new ones."""
+def _load_or_start_results(output: Path, resume: bool, how: LearningOptions) -> Results:
+    """Return the results of the file, or new ones."""
     if not output.exists():
         return Results("table1")
     if not resume:
@@ -187,25 +193,27 @@ def _results(output: Path, resume: bool, how: Learning) -> Results:
     return results
 
 
-def _print(results: Results, output: Path) -> None:
+def _print_results(results: Results, output: Path) -> None:
     if results.rows:
-        report.show(quality.table(results.rows), "sparse Gaussian processes against the paper")
-    for sentence in quality.remarks(results.rows):
+        text_tables.print_table(
+            quality.make_table(results.rows), "sparse Gaussian processes against the paper"
+        )
+    for sentence in quality.list_remarks(results.rows):
         print(sentence)
     print(f"results: {output}")
 
 
-def _fold_of(row: dict[str, object]) -> Fold:
+def _read_fold(row: dict[str, object]) -> Fold:
     return Fold(str(row["dataset"]), int(str(row["inducing"])), int(str(row["fold"])))
 
 
-def _cost(fold: Fold, rows: int) -> float:
-    """About the flops of a step, with those of the kernel matrix, whose entries cost more than a product."""
+def _estimate_cost(fold: Fold, rows: int) -> float:
+    """Return about the flops of a step; an entry of the kernel matrix counts more than that of a product."""
     U = fold.inducing
     return 4.0 * rows * U * (U + 50.0) + 10 / 3 * U**3
 
 
-def _file(path: Path) -> Path:
+def _resolve_output(path: Path) -> Path:
     return path / _FILE if path.is_dir() or path.suffix == "" else path
 
 
@@ -214,30 +222,30 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _tasks(text: str) -> list[str]:
+def _parse_tasks(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in datasets.TASKS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(datasets.TASKS)}")
     return list(dict.fromkeys(names))
 
 
-def _numbers(text: str) -> list[int]:
-    return list(dict.fromkeys(_number(part) for part in text.split(",")))
+def _parse_numbers(text: str) -> list[int]:
+    return list(dict.fromkeys(_parse_number(part) for part in text.split(",")))
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
     return int(text)
 
 
-def _folds(text: str) -> int:
-    if _number(text) > folds.PARTS:
+def _parse_folds(text: str) -> int:
+    if _parse_number(text) > folds.PARTS:
         raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
     return int(text)
 
 
-def _positive(text: str) -> float:
+def _parse_positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

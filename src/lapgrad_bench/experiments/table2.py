@@ -5,7 +5,7 @@ learned together on minibatches, by Adam, and by natural gradients for q(u). The
 density of the 10,000 test images, 784 pixels in [0, 1] with Gaussian noise, in nats, by importance sampling
 with 1000 samples of the latent variables. With --preprocessing the model learns from pixels in other units;
 the figures stay in those of [0, 1]. The paper does not say how many inducing inputs its figures took
-(--inducing). Checkpoints are written on the way: a run that was interrupted goes on with --resume.
+(--inducing). Checkpoints are written on the way: --resume continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from lapgrad import _errors
-from lapgrad_bench.bench import plots_table2, report
-from lapgrad_bench.bench.report import Table
-from lapgrad_bench.bench.results import Results
-from lapgrad_bench.experiments import deep_run, mnist
+from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
+from lapgrad_bench.common.results import Results
+from lapgrad_bench.common.text_tables import Table
+from lapgrad_bench.experiments import deep_run, mnist, plots_table2
 from lapgrad_bench.experiments.deep_run import Limits, Row, Run, Settings
-from lapgrad_bench.experiments.interruption import Wish, wish_to_stop
+from lapgrad_bench.experiments.interruption import StopRequest, catch_stop_signals
 from lapgrad_bench.experiments.paper import TABLE2
-from lapgrad_bench.experiments.time_left import Shown, duration, shown
 
 NAME = "table2"
 SUMMARY = "deep Gaussian processes of images of digits: test log likelihood"
@@ -36,38 +36,42 @@ SUMMARY = "deep Gaussian processes of images of digits: test log likelihood"
 _ARCHITECTURES = tuple(TABLE2["SV-DGP"])
 _STEPS = 20_000
 _TEST_EVERY = {"cuda": 1.0, "cpu": math.inf}
-"""Minutes between two tests on the way: on a CPU they would take longer than that."""
+"""Minutes between two tests during training, by device; on a CPU a test would take longer than that."""
 _LEARNING = 0.95
-"""How much of the time of an architecture is learning, about; the rest is the test."""
+"""The part of the time of an architecture that is training, about; the rest is the final test."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lapgrad reproduce table2`."""
+    """Add the options of `lapgrad reproduce table2`."""
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     what.add_argument(
         "--arch",
-        type=_archs,
+        type=_parse_archs,
         default=list(_ARCHITECTURES),
         help=f"widths of layers, the top one first; several with commas [{','.join(_ARCHITECTURES)}]",
     )
     what.add_argument("--preprocessing", choices=mnist.PREPROCESSINGS, default="unit", help="[unit]")
-    what.add_argument("--inducing", type=_number, default=Settings.inducing, help=f"[{Settings.inducing}]")
+    what.add_argument(
+        "--inducing", type=_parse_number, default=Settings.inducing, help=f"[{Settings.inducing}]"
+    )
     what.add_argument(
         "--hidden",
         default=Settings.hidden,
-        type=_widths,
+        type=_parse_widths,
         help=f"hidden layers of recognition networks [{Settings.hidden}]",
     )
-    what.add_argument("--images", type=_number, default=Settings.images, help="to learn from [60000]")
+    what.add_argument("--images", type=_parse_number, default=Settings.images, help="to learn from [60000]")
     how = parser.add_argument_group("how")
-    how.add_argument("--minutes", type=_positive, help="how long each architecture is learned")
-    how.add_argument("--steps", type=_number, help=f"how many steps [{_STEPS}, or what --minutes allow]")
+    how.add_argument("--minutes", type=_parse_positive, help="how long each architecture is learned")
     how.add_argument(
-        "--batch", type=_number, default=Settings.batch, help=f"images per step [{Settings.batch}]"
+        "--steps", type=_parse_number, help=f"how many steps [{_STEPS}, or what --minutes allow]"
     )
     how.add_argument(
-        "--lr", type=_positive, default=Settings.lr, help=f"of Adam, at the start [{Settings.lr:g}]"
+        "--batch", type=_parse_number, default=Settings.batch, help=f"images per step [{Settings.batch}]"
+    )
+    how.add_argument(
+        "--lr", type=_parse_positive, default=Settings.lr, help=f"of Adam, at the start [{Settings.lr:g}]"
     )
     how.add_argument(
         "--natural",
@@ -84,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--dtype", choices=list(deep_run.DTYPES), default=Settings.dtype, help="[float32]")
     how.add_argument("--seed", type=int, default=Settings.seed, help="[0]")
     test = parser.add_argument_group("test")
-    test.add_argument("--samples", type=_number, default=1000, help="of latent variables per image [1000]")
+    test.add_argument(
+        "--samples", type=_parse_number, default=1000, help="of latent variables per image [1000]"
+    )
     test.add_argument(
         "--refine",
         type=int,
@@ -92,19 +98,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps of q(h_1 | y) of each test image on the bound, before its samples are drawn "
         f"[{Limits.refine}; 0: none]",
     )
-    test.add_argument("--tests", type=_number, default=10_000, help="test images [10000]")
+    test.add_argument("--tests", type=_parse_number, default=10_000, help="test images [10000]")
     test.add_argument(
-        "--test-every", type=_positive, help="minutes between small tests on the way [1 on cuda, else none]"
+        "--test-every",
+        type=_parse_positive,
+        help="minutes between small tests on the way [1 on cuda, else none]",
     )
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    where.add_argument("--threads", type=_number, help="of the CPU [torch's]")
+    where.add_argument("--threads", type=_parse_number, help="of the CPU [torch's]")
     where.add_argument("--output", type=Path, default=Path(NAME), help=f"a folder for all files [{NAME}]")
     where.add_argument("--resume", action="store_true", help="go on with what is in --output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learns, writes, prints; returns the exit code."""
+    """Learn, write and print results; return the exit code."""
     try:
         return _run(arguments)
     except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
@@ -122,37 +130,42 @@ def _run(arguments: argparse.Namespace) -> int:
         raise _errors.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    for part in ("train", "test"):  # a missing file is no surprise for the second architecture
-        mnist.images(part, arguments.data_dir)
+    for part in (
+        "train",
+        "test",
+    ):  # Load the data first: a missing file must be reported before the first architecture is learned.
+        mnist.load_images(part, arguments.data_dir)
     file = arguments.output / f"{NAME}.json"
-    results = _results(file, arguments)
+    results = _load_or_start_results(file, arguments)
     results.command = getattr(arguments, "command_line", "")
-    with wish_to_stop() as wish, shown(0.0) as show:
+    with catch_stop_signals() as request, show_progress(0.0) as show:
         for index, arch in enumerate(arguments.arch):
-            if wish or _test(results.rows, arch, arguments) is not None:
+            if request or _test_architecture(results.rows, arch, arguments) is not None:
                 continue
-            _learn(arguments, arch, (index, len(arguments.arch)), results, file, wish, show)
-    results.complete = all(_test(results.rows, arch, arguments) is not None for arch in arguments.arch)
+            _learn_architecture(arguments, arch, (index, len(arguments.arch)), results, file, request, show)
+    results.complete = all(
+        _test_architecture(results.rows, arch, arguments) is not None for arch in arguments.arch
+    )
     results.write(file)
     _draw(results.rows, arguments.output)
-    report.show(figures(results.rows), "deep Gaussian processes of MNIST against the paper")
+    text_tables.print_table(make_table(results.rows), "deep Gaussian processes of MNIST against the paper")
     print(f"results: {file}")
-    if wish:
+    if request:
         print(f"Interrupted: --resume --output {arguments.output} goes on.", file=sys.stderr)
-        return wish.exit_code
+        return request.exit_code
     return 0 if results.complete else 1
 
 
-def _learn(
+def _learn_architecture(
     arguments: argparse.Namespace,
     arch: str,
     place: tuple[int, int],
     results: Results,
     file: Path,
-    wish: Wish,
-    show: Shown,
+    request: StopRequest,
+    show: ShowProgress,
 ) -> None:
-    """One architecture: rows go into the results, which are written on the way."""
+    """Learn one architecture; its rows are added to the results, which are written during training."""
     names = {field.name for field in dataclasses.fields(Settings)} - {"arch"}
     settings = Settings(arch, **{name: getattr(arguments, name) for name in names})
     steps = arguments.steps or (None if arguments.minutes else _STEPS)
@@ -179,7 +192,7 @@ def _learn(
 
     def merge() -> None:
         results.rows = [*others, *before, *one.rows]
-        results.bars = bars(results.rows)
+        results.bars = list_bars(results.rows)
         results.write(file)
 
     def told(row: Row) -> bool:
@@ -190,19 +203,19 @@ def _learn(
         speed = 1e3 * row["seconds"] / max(1, row["step"])
         text = f"{arch}: step {row['step']}, bound {row['elbo']:.2f}, {speed:.3g} ms per step"
         show((place[0] + _LEARNING * min(1.0, done)) / place[1], text)
-        return bool(wish)
+        return bool(request)
 
     if one.learn(told, merge):
         show((place[0] + _LEARNING) / place[1], f"{arch}: testing")
         row = one.finish()
         figure = f"{row['test_ll']:.2f} ± {row['test_ll_standard_error']:.2f} nats"
-        text = f"{arch}: test {figure}, {duration(row['seconds'])} of learning"
+        text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"
         show((place[0] + 1) / place[1], text, line=True)
     merge()
 
 
-def _results(file: Path, arguments: argparse.Namespace) -> Results:
-    """Those of the file, or new ones."""
+def _load_or_start_results(file: Path, arguments: argparse.Namespace) -> Results:
+    """Return the results of the file, or new ones."""
     if not file.exists():
         return Results("table2")
     results = Results.load(file, "table2")
@@ -215,8 +228,8 @@ def _results(file: Path, arguments: argparse.Namespace) -> Results:
     return results
 
 
-def _test(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | None:
-    """The final test of an architecture, if its learning has reached the limits that are now wanted."""
+def _test_architecture(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | None:
+    """Return the row of the final test of an architecture, if its training has reached the present limits."""
     for row in reversed(rows):
         wanted = (arguments.samples, arguments.refine)
         if row["arch"] != arch or row.get("test_ll") is None or (row["samples"], row["refine"]) != wanted:
@@ -230,8 +243,8 @@ def _test(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | No
     return None
 
 
-def _final(rows: list[Row]) -> dict[str, Row]:
-    """The last test of each architecture, those of the paper first."""
+def _select_final_rows(rows: list[Row]) -> dict[str, Row]:
+    """Return the last test of each architecture, those of the paper first."""
     order = [*_ARCHITECTURES, *(row["arch"] for row in rows)]
     found: dict[str, Row] = {}
     for arch in dict.fromkeys(order):
@@ -241,8 +254,8 @@ def _final(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
-def figures(rows: list[Row]) -> Table:
-    """One line per architecture: what was measured, and the figures of the paper."""
+def make_table(rows: list[Row]) -> Table:
+    """Return a table with one line per architecture: measured figures and those of the paper."""
     headings = [
         "architecture",
         "test, nats",
@@ -255,14 +268,14 @@ def figures(rows: list[Row]) -> Table:
     ]
     headings += ["", "steps", "ms/step", "pixels"]
     lines = []
-    for arch, row in _final(rows).items():
+    for arch, row in _select_final_rows(rows).items():
         bound = [one["elbo"] for one in rows if one["arch"] == arch and one.get("elbo") is not None]
         wanted = TABLE2["SV-DGP"].get(arch)
         lines.append(
             [
                 arch,
                 f"{row['test_ll']:.2f}",
-                _unrefined(rows, arch, row),
+                _find_unrefined(rows, arch, row),
                 f"{row['test_ll_standard_error'] or math.nan:.2f}",
                 f"{row['test_ll_sampling_error']:.3f}",
                 f"{bound[-1]:.2f}" if bound else "-",
@@ -277,8 +290,8 @@ def figures(rows: list[Row]) -> Table:
     return headings, lines
 
 
-def _unrefined(rows: list[Row], arch: str, final: Row) -> str:
-    """The test with q(h_1 | y) of the recognition network, of the same model."""
+def _find_unrefined(rows: list[Row], arch: str, final: Row) -> str:
+    """Return the test of the same model without refinement of q(h_1 | y)."""
     same = {"arch": arch, "step": final["step"], "samples": final["samples"], "refine": 0}
     for row in rows:
         if row.get("test_ll") is not None and same.items() <= row.items():
@@ -286,21 +299,21 @@ def _unrefined(rows: list[Row], arch: str, final: Row) -> str:
     return "-"
 
 
-def bars(rows: list[Row]) -> list[dict[str, Any]]:
-    """The paper's figures, and deeper models better."""
-    found, final = [], _final(rows)
+def list_bars(rows: list[Row]) -> list[dict[str, Any]]:
+    """Return the figures to be reached: those of the paper, and that deeper models are better."""
+    found, final = [], _select_final_rows(rows)
     for arch, row in final.items():
         if arch in TABLE2["SV-DGP"]:
             wanted = TABLE2["SV-DGP"][arch]
-            found.append(_bar(f"MNIST, {arch}, test log likelihood", wanted, row["test_ll"]))
+            found.append(_make_bar(f"MNIST, {arch}, test log likelihood", wanted, row["test_ll"]))
     for less, more in itertools.pairwise(_ARCHITECTURES):
         if {less, more} <= final.keys():
             wanted = final[less]["test_ll"]
-            found.append(_bar(f"MNIST, {more} is better than {less}", wanted, final[more]["test_ll"]))
+            found.append(_make_bar(f"MNIST, {more} is better than {less}", wanted, final[more]["test_ll"]))
     return found
 
 
-def _bar(what: str, wanted: float, figure: float) -> dict[str, Any]:
+def _make_bar(what: str, wanted: float, figure: float) -> dict[str, Any]:
     return {
         "what": what,
         "wanted": wanted,
@@ -322,23 +335,23 @@ def _draw(rows: list[Row], output: Path) -> None:
         figure.savefig(output / f"{NAME}.{kind}", dpi=150)
 
 
-def _archs(text: str) -> list[str]:
-    return list(dict.fromkeys(_widths(part) for part in text.split(",")))
+def _parse_archs(text: str) -> list[str]:
+    return list(dict.fromkeys(_parse_widths(part) for part in text.split(",")))
 
 
-def _widths(text: str) -> str:
+def _parse_widths(text: str) -> str:
     if not all(part.isdigit() and int(part) > 0 for part in text.split("-")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 5-20-50")
     return text
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
     return int(text)
 
 
-def _positive(text: str) -> float:
+def _parse_positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Folds one after the other in this process, or several side by side in processes of their own.
+"""Learns folds one after the other in this process, or several at a time in processes of their own.
 
-On a CPU the threads are divided; on a GPU small models leave room for others. Either way a fold reports by
-events, and its figures do not depend on what runs beside it.
+On a CPU the processes share the threads; on a GPU several small models fit beside each other. Folds report by
+events, and their figures do not depend on what runs at the same time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad_bench import datasets
 from lapgrad_bench.experiments import folds
-from lapgrad_bench.experiments.folds import Fold, Learning
-from lapgrad_bench.experiments.interruption import wish_to_stop
+from lapgrad_bench.experiments.folds import Fold, LearningOptions
+from lapgrad_bench.experiments.interruption import catch_stop_signals
 
 _WAIT = 0.5
-"""Seconds between two looks at whether the processes are still there."""
+"""Seconds between two checks whether the processes still run."""
 _PAUSE = 0.5
 """Seconds between two reports of a fold."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A fold has made so many steps. 0: it begins."""
+    """A fold has made so many steps; 0: it starts."""
 
     fold: Fold
     steps: int
@@ -62,41 +62,41 @@ Event = Progress | Finished | Failed
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done.
+    """The folds to be learned.
 
     Attributes:
-        folds: In the order they are begun in.
+        folds: In the order in which they are started.
         how: How each is learned.
         data_dir: The folder of the data files.
         device: "cpu" or "cuda".
         checkpoints: The folder of checkpoints.
-        threads: Of each process.
+        threads: Threads of each process.
     """
 
     folds: tuple[Fold, ...]
-    how: Learning
+    how: LearningOptions
     data_dir: Path | None
     device: str
     checkpoints: Path
     threads: int
 
 
-def run(work: Work, workers: int, handle: Callable[[Event], None], stop: Callable[[], bool]) -> None:
-    """Learns all folds, ``workers`` at a time; returns early if ``stop`` says so.
+def run_folds(work: Work, workers: int, handle: Callable[[Event], None], stop: Callable[[], bool]) -> None:
+    """Learn all folds, ``workers`` at a time; return early if ``stop`` returns True.
 
     Args:
         work: The folds.
-        workers: 1: in this process.
+        workers: Number of processes; 1: this process.
         handle: Called in this process with each event.
-        stop: Asked often. The folds under way then write their checkpoints.
+        stop: Called often. When it returns True, folds that are being learned write their checkpoints.
     """
     if workers > 1:
-        _side_by_side(work, workers, handle, stop)
+        _learn_in_processes(work, workers, handle, stop)
     else:
-        _one_by_one(work, range(len(work.folds)), handle, stop)
+        _learn_in_this_process(work, range(len(work.folds)), handle, stop)
 
 
-def _one_by_one(
+def _learn_in_this_process(
     work: Work, order: Iterable[int], handle: Callable[[Event], None], stop: Callable[[], bool]
 ) -> None:
     known: dict[str, tuple[Tensor, Tensor]] = {}
@@ -108,21 +108,21 @@ def _one_by_one(
                 return
             fold = work.folds[index]
             if fold.dataset not in known:
-                known[fold.dataset] = _loaded(fold, work)
-            _one(work, fold, known[fold.dataset], handle, stop)
+                known[fold.dataset] = _load_data(fold, work)
+            _learn_one(work, fold, known[fold.dataset], handle, stop)
     except folds.Interrupted:
         return
     finally:
         torch.set_num_threads(before)
 
 
-def _loaded(fold: Fold, work: Work) -> tuple[Tensor, Tensor]:
+def _load_data(fold: Fold, work: Work) -> tuple[Tensor, Tensor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # who has begun the work has been warned
+        warnings.simplefilter("ignore", UserWarning)  # The process that started the work has warned.
         return datasets.load(fold.dataset, work.data_dir)
 
 
-def _one(
+def _learn_one(
     work: Work,
     fold: Fold,
     data: tuple[Tensor, Tensor],
@@ -139,21 +139,21 @@ def _one(
 
     handle(Progress(fold, 0, math.nan))
     try:
-        row = folds.learned(fold, work.how, data, work.device, work.checkpoints, report, stop)
+        row = folds.learn_fold(fold, work.how, data, work.device, work.checkpoints, report, stop)
     except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR, torch.OutOfMemoryError) as error:
         handle(Failed(fold, f"{type(error).__name__}: {error}"))
     else:
         handle(Finished(fold, row))
 
 
-def _side_by_side(
+def _learn_in_processes(
     work: Work, workers: int, handle: Callable[[Event], None], stop: Callable[[], bool]
 ) -> None:
     # A process that has used threads or a GPU must not be forked.
     context = multiprocessing.get_context("spawn")
     events, following, halt = context.Queue(), context.Value("l", 0), context.Event()
     processes = [
-        context.Process(target=_work, args=(work, following, events, halt, os.getpid()), daemon=True)
+        context.Process(target=_run_worker, args=(work, following, events, halt, os.getpid()), daemon=True)
         for _ in range(min(workers, len(work.folds)))
     ]
     for process in processes:
@@ -170,7 +170,7 @@ def _side_by_side(
                 for process in processes:
                     if process.exitcode is not None and process.pid not in ended:
                         ended.add(process.pid or 0)
-                        _lost(process, under_way, handle)
+                        _report_lost_process(process, under_way, handle)
                 continue
             if event is None:
                 ended.add(pid)
@@ -187,28 +187,28 @@ def _side_by_side(
                 process.terminate()
 
 
-def _lost(process: Any, under_way: dict[Fold, int], handle: Callable[[Event], None]) -> None:
-    """A process that has ended without a word, for want of memory perhaps."""
+def _report_lost_process(process: Any, under_way: dict[Fold, int], handle: Callable[[Event], None]) -> None:
+    """Report the fold of a process that has ended without an event, perhaps for lack of memory, as failed."""
     for fold in [fold for fold, pid in under_way.items() if pid == process.pid]:
         del under_way[fold]
         handle(Failed(fold, f"its process ended with exit code {process.exitcode}"))
 
 
-def _work(work: Work, following: Any, events: Any, halt: Any, parent: int) -> None:
-    """What a process does: takes the next fold until there is none."""
-    with wish_to_stop() as wish:
-        # A parent that was killed cannot tell: a process without its parent ends, too.
-        _one_by_one(
+def _run_worker(work: Work, following: Any, events: Any, halt: Any, parent: int) -> None:
+    """Learn the next fold that no other process has taken, until there is none; run in a child process."""
+    with catch_stop_signals() as request:
+        # A parent that was killed cannot stop its children: they stop themselves.
+        _learn_in_this_process(
             work,
-            _not_taken(following, len(work.folds)),
+            _take_numbers(following, len(work.folds)),
             lambda event: events.put((os.getpid(), event)),
-            lambda: bool(wish) or halt.is_set() or os.getppid() != parent,
+            lambda: bool(request) or halt.is_set() or os.getppid() != parent,
         )
         events.put((os.getpid(), None))
 
 
-def _not_taken(following: Any, count: int) -> Iterator[int]:
-    """Numbers below ``count`` that no other process has got."""
+def _take_numbers(following: Any, count: int) -> Iterator[int]:
+    """Yield numbers below ``count`` that no other process has taken."""
     while True:
         with following.get_lock():
             index = following.value

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lapgrad_bench.bench import plots_models, plotting
+from lapgrad_bench.bench.models import plots as model_plots
+from lapgrad_bench.common import plotting
 from lapgrad_bench.report import quantities
 from lapgrad_bench.report.findings import Comparison, Tally
 
@@ -290,4 +291,4 @@ def _shade_below_one(
 
 
 def _get_peer_color(library: str, i: int) -> str:
-    return plots_models.COLORS.get(library.lower(), get_color(i))
+    return model_plots.COLORS.get(library.lower(), get_color(i))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lapgrad._errors import FileFormatError
-from lapgrad_bench.bench.results import Results
+from lapgrad_bench.common.results import Results
 from lapgrad_bench.report.rows import Measurement, Row, parse_rows
 
 KINDS = ("ops", "models", "table1", "table2", "deep_gp_regression")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from lapgrad_bench.bench import plots_models, plotting
+from lapgrad_bench.bench.models import plots as model_plots
+from lapgrad_bench.common import plotting
 from lapgrad_bench.experiments.paper import FIGURE2
 from lapgrad_bench.report import findings, plots, quantities
 from lapgrad_bench.report.cards import Card, Item, list_failures, make_tally_card, summarise_memory
@@ -101,7 +102,7 @@ def _plot_quantity(
 ) -> plots.Plot:
     """Return a plot of time or memory; of sparse Gaussian processes with those of the paper's Figure 2."""
     figure, axes = plots.make_panel()
-    plots_models.draw_over_size(axes, [row.as_row() for row in rows], size, quantity)
+    model_plots.draw_over_size(axes, [row.as_row() for row in rows], size, quantity)
     case = rows[0].case
     if quantity == "seconds" and _is_figure_2(case, size):
         for points in FIGURE2.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lapgrad_bench.bench import plots_ops
+from lapgrad_bench.bench.ops import plots as op_plots
 from lapgrad_bench.report import findings, plots
 from lapgrad_bench.report.cards import Card, list_failures, make_tally_card, summarise_memory
 from lapgrad_bench.report.case_tables import (
@@ -120,15 +120,15 @@ def _name_comparison(group: Group, tally: Tally) -> str:
 def _plot_over_size(rows: Sequence[Measurement]) -> Iterator[Mapping[str, Any]]:
     """Yield the plots of each device, dtype and number of threads, named in words; float64 first."""
     stored = [row.as_row() for row in rows if row.timing is not None]
-    places = plots_ops.group_panels(stored)
+    places = op_plots.group_panels(stored)
     for device, dtype, threads in sorted(places, key=lambda place: place[1] != "float64"):
         panels = places[device, dtype, threads]
         found = []
         for name in sorted(panels, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)):
             figure, axes = plots.make_panel()
-            plots_ops.draw_operator(axes, plots.shorten(name), panels[name])
+            op_plots.draw_operator(axes, plots.shorten(name), panels[name])
             found.append(plots.finish_plot(figure))
-        keys = plots_ops.make_legend_keys([row for own in panels.values() for row in own])
+        keys = op_plots.make_legend_keys([row for own in panels.values() for row in own])
         place = f"{dtype}, {findings.name_place(device, threads)}"
         yield {"place": place, "group": plots.PlotGroup(found, plots.make_legend(keys))}
 

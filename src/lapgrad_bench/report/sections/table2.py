@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from lapgrad_bench.bench import plots_table2
+from lapgrad_bench.experiments import plots_table2
 from lapgrad_bench.experiments.paper import TABLE2
 from lapgrad_bench.report import plots, quantities
 from lapgrad_bench.report.cards import Card

@@ -1,0 +1,7 @@
+"""How anything is measured, whatever it computes.
+
+timing.py          several functions timed in turns
+memory.py          peak memory of one call
+activity.py        the record of the call that a measuring process is making
+worker_process.py  a child process that answers requests
+"""

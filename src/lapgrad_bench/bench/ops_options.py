@@ -1,0 +1,161 @@
+"""The options of `lapgrad bench ops`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from lapgrad_bench.bench.ops.cases import OPERATORS, name_dtype
+from lapgrad_bench.bench.ops.inputs import Shape
+from lapgrad_bench.bench.ops.plan import BATCHES, DTYPES, SECONDS, SIZES
+from lapgrad_bench.bench.ops.runner import PHASES, Phase
+from lapgrad_bench.bench.peers.client import LIBRARIES, TIMEOUT, PeerSpec
+from lapgrad_bench.bench.watched.watchdog import PATIENCE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options: what is measured, against which libraries, and where the results go."""
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--ops", type=_parse_names, help="operators, separated by commas [all]")
+    what.add_argument("--sizes", type=_parse_shapes, help=f"single matrices: 512 or 512x64 [{SIZES}]")
+    what.add_argument("--batches", type=_parse_shapes, help=f"batches: 1000x8x8; none: '' [{BATCHES}]")
+    what.add_argument("--dtypes", type=_parse_dtypes, help="[float64,float32]")
+    what.add_argument(
+        "--phases",
+        type=_parse_phases,
+        help="forward (no gradient asked for), backward, step (both, with a new graph) [forward,backward]",
+    )
+    what.add_argument(
+        "--threads",
+        type=_parse_threads,
+        help="numbers of threads; 'all': 1, 2, 4, ...; several also give a scaling table [torch's]",
+    )
+    what.add_argument(
+        "--bars",
+        nargs="?",
+        const="auto",
+        choices=["auto", "few-cores", "many-cores", "cuda"],
+        help="measure the figures the operators have to reach instead, and compare",
+    )
+    what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
+    what.add_argument("--seconds", type=_parse_positive, help=f"per case and phase [{SECONDS:g}]")
+    what.add_argument(
+        "--quick",
+        action="store_true",
+        help="a selection that takes a minute or two: decompositions and products over n, a few batches, all "
+        "other operators at one size in float64",
+    )
+    whom = parser.add_argument_group("against whom (besides torch)")
+    whom.add_argument(
+        "--peer",
+        type=_parse_peer,
+        action="append",
+        default=[],
+        metavar="NAME[=PYTHON]",
+        help=f"{', '.join(LIBRARIES)}: with the Python that has it (jax=/path/to/python), or this one",
+    )
+    whom.add_argument(
+        "--peer-timeout",
+        type=_parse_positive,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"after which a peer that does not answer is given up [{TIMEOUT:g}]",
+    )
+    whom.add_argument(
+        "--compare",
+        type=Path,
+        metavar="OLD",
+        help="flag what got more than 15 %% slower, counted in products of matrices, than in this results "
+        "file (exit code 1); the cases of the file are measured unless others are asked for",
+    )
+    whom.add_argument(
+        "--with", type=Path, dest="with_file", metavar="NEW", help="with --compare: this file, nothing is run"
+    )
+    add_give_up(parser, PATIENCE, "Large cases have more: the time of their flops at 1 Gflop/s. ")
+    output = parser.add_argument_group("what becomes of it")
+    output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
+    output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")
+    output.add_argument("--plots", type=Path, metavar="DIR", help="time over n, as PNG and SVG")
+    output.add_argument("--markdown", action="store_true", help="print a shorter table, in Markdown")
+    output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
+
+
+def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = "") -> None:
+    """Add the option --give-up; `more` is added to its help text."""
+    parser.add_argument_group("when a call hangs").add_argument(
+        "--give-up",
+        type=_parse_seconds,
+        default=patience,
+        metavar="SECONDS",
+        help="after which a call of torch or lapgrad that has not returned is given up: torch is then left "
+        f"out of the case, and named. {more}0: never, "
+        f"and all is measured in this process, for profilers and debuggers [{patience:g}]",
+    )
+
+
+# Parsers of options. argparse turns an ArgumentTypeError into a usage message.
+
+
+def _parse_names(text: str) -> list[str]:
+    return _check_known(text, OPERATORS)
+
+
+def _parse_phases(text: str) -> list[Phase]:
+    return [phase for phase in PHASES if phase in _check_known(text, PHASES)]
+
+
+def _parse_dtypes(text: str) -> list[torch.dtype]:
+    return [DTYPES[name] for name in _check_known(text, map(name_dtype, DTYPES.values()))]
+
+
+def _check_known(text: str, names: Iterable[str]) -> list[str]:
+    known = list(names)
+    chosen = [part.strip() for part in text.split(",") if part.strip()]
+    for name in chosen:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+    return chosen
+
+
+def _parse_shapes(text: str) -> list[Shape]:
+    try:
+        return Shape.parse_list(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parse_peer(text: str) -> PeerSpec:
+    try:
+        return PeerSpec.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parse_seconds(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _parse_positive(text)
+
+
+def _parse_positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def _parse_threads(text: str) -> list[int]:
+    if text == "all":
+        most = torch.get_num_threads()
+        return sorted({min(2**k, most) for k in range(most.bit_length() + 1)})
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of thread counts: 1,2,4 or all was wanted")
+    return counts

@@ -1,0 +1,110 @@
+"""Tables for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lapgrad import info
+
+Table = tuple[list[str], list[list[str]]]
+"""Headings and rows."""
+
+
+def format_milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds with three significant digits.
+
+    Example:
+        >>> format_milliseconds(0.0123456), format_milliseconds(4.56e-6), format_milliseconds(1.5)
+        ('12.3', '0.00456', '1500')
+    """
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def describe_machine(threads: Sequence[int], device: str = "cpu") -> str:
+    """Return processor, threads and versions in a line, to be printed below a table."""
+    facts = info.collect()
+    versions = f"torch {facts['torch']['version']}, lapgrad {facts['lapgrad']['version']}"
+    if device == "cuda":
+        return f"{facts['cuda']['devices'][0]}, {versions}"
+    counts = ", ".join(map(str, threads))
+    return f"{facts['cpu']['model']}, {counts} threads, {versions}"
+
+
+def make_bars_table(bars: Sequence[Mapping[str, Any]]) -> Table:
+    """Return wanted and measured figures of a results file; on a GPU also those of the GPU's work alone."""
+    rows = []
+    for bar in bars:
+        unit, device = bar["unit"], bar.get("device")
+        wanted = f"{bar['sense']} {bar['wanted']:g}{unit}"
+        alone = "-" if device is None else f"{device:.2f}{unit}"
+        verdict = "pass" if bar["passed"] else "MISS"
+        rows.append([bar["what"], wanted, f"{bar['figure']:.2f}{unit}", verdict, alone])
+    if all(bar.get("device") is None for bar in bars):
+        return ["what", "wanted", "measured", ""], [row[:-1] for row in rows]
+    return ["what", "wanted", "measured", "", "GPU's work alone"], rows
+
+
+def format_markdown(table: Table) -> str:
+    """Return the table in Markdown, with columns of figures aligned to the right.
+
+    Example:
+        >>> print(format_markdown((["operator", "ms"], [["potrf", "1.2"]])))
+        | operator | ms |
+        |---|---:|
+        | potrf | 1.2 |
+    """
+    headings, rows = table
+    figures = [_is_figure(table, i) for i in range(len(headings))]
+    rule = "|" + "|".join("---:" if figure else "---" for figure in figures) + "|"
+    first, *others = ("| " + " | ".join(row) + " |" for row in [headings, *rows])
+    return "\n".join([first, rule, *others])
+
+
+def print_table(table: Table, title: str) -> None:
+    """Print the table, with rich if it is installed, in plain columns otherwise."""
+    headings, rows = table
+    if importlib.util.find_spec("rich") is None:
+        print(f"\n{title}\n{format_plain(table)}")
+        return
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(title=title, title_justify="left", header_style="bold")
+    for i, heading in enumerate(headings):
+        shown.add_column(heading, justify="right" if _is_figure(table, i) else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(cell, style=_choose_style(cell)) for cell in row))
+    # In a pipe or a file rich would wrap lines at 80 columns.
+    width = None if Console().is_terminal else 300
+    Console(width=width).print(shown)
+
+
+def format_plain(table: Table) -> str:
+    """Return the table as text in aligned columns.
+
+    Example:
+        >>> print(format_plain((["operator", "ms"], [["potrf", "1.2"]])))
+        operator  ms
+        potrf     1.2
+    """
+    headings, rows = table
+    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    lines = []
+    for row in [headings, *rows]:
+        lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return "\n".join(lines)
+
+
+def _is_figure(table: Table, column: int) -> bool:
+    """Return whether all entries of a column are figures or '-'."""
+    return all(row[column][:1].isdigit() or row[column] == "-" for row in table[1])
+
+
+def _choose_style(cell: str) -> str:
+    if cell == "pass":
+        return "green"
+    return "bold red" if cell in ("MISS", "WORSE") else ""
