@@ -28,7 +28,7 @@ void bind_threads(std::uintptr_t set_threads_local, bool serial_in_parallel_regi
     blas::serial_in_parallel_region = serial_in_parallel_region;
     plan::current = plan::Plan{};
     const bool is_mkl = set_threads_local != 0;
-    if (is_mkl && isa::made_by_intel()) plan::use_vendor_routines(plan::current);
+    if (is_mkl && isa::is_intel_cpu()) plan::use_vendor_routines(plan::current);
 }
 
 }  // namespace
@@ -62,6 +62,6 @@ NB_MODULE(_core, m) {
     });
     m.def("threads", &parallel::threads);
     m.def("select_isa", [](const std::string& name) { return isa::select(name.c_str()); });
-    m.def("isa", [] { return std::string(isa::selected()); });
-    m.def("isa_supported", [](const std::string& name) { return isa::supported(name.c_str()); });
+    m.def("isa", [] { return std::string(isa::selected_name()); });
+    m.def("isa_supported", [](const std::string& name) { return isa::is_supported(name.c_str()); });
 }

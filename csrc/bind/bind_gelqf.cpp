@@ -1,8 +1,8 @@
 // LQ factorisation: addresses, sizes and strides in, status out. Q, L, their cotangents and gA are row-major and dense.
 #include <utility>
 
-#include "ops/batch_gelqf.h"
 #include "bind/binding.h"
+#include "ops/gelqf.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -37,7 +37,7 @@ nb::object dependent_row(int item_size, std::uintptr_t l, index_t l_batch, index
     const Operand L{l, l_batch, l_row, l_col};
     return found(with_type(item_size, [&](auto type) -> std::pair<index_t, index_t> {
         using T = decltype(type);
-        return dependent_row_batch<T>(L.as<const T>(count, m, r), static_cast<T>(tolerance), relative_to_largest);
+        return find_dependent_row_batch<T>(L.as<const T>(count, m, r), static_cast<T>(tolerance), relative_to_largest);
     }));
 }
 

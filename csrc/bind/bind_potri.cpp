@@ -1,7 +1,7 @@
 // The inverse from the Cholesky factor, what is made of it, solves with it, and sums of two triangular products.
-#include "ops/batch.h"
-#include "ops/batch_potri.h"
 #include "bind/binding.h"
+#include "ops/cho_solve.h"
+#include "ops/potri.h"
 #include "ops/sumlogdiag.h"
 
 namespace lapgrad::binding {
@@ -17,7 +17,7 @@ index_t potri(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row, i
         const Batch<const T> factors = L.as<const T>(count, n, n);
         const index_t zero = find_zero_diagonal<T>(factors);
         if (zero >= 0) return zero;
-        const Update<T> none{L.as<const T>(count, n, 0), nullptr, T(1), T(0)};
+        const PotriUpdate<T> none{L.as<const T>(count, n, 0), nullptr, T(1), T(0)};
         potri_batch<T>(factors, none, B.as<T>(count, n, n));
         return -1;
     });
@@ -32,7 +32,7 @@ void potri_update(int item_size, std::uintptr_t l, index_t l_batch, index_t l_ro
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        const Update<T> update{X.as<const T>(count, n, k), reinterpret_cast<const T*>(weight), static_cast<T>(scale),
+        const PotriUpdate<T> update{X.as<const T>(count, n, k), reinterpret_cast<const T*>(weight), static_cast<T>(scale),
                                static_cast<T>(ratio)};
         potri_batch<T>(L.as<const T>(count, n, n), update, B.as<T>(count, n, n));
     });

@@ -1,9 +1,11 @@
 // Cholesky, triangular solves and products, symmetric products, packed triangles: addresses, sizes and strides in, status out.
 #include <vector>
 
-#include "ops/batch.h"
 #include "bind/binding.h"
+#include "ops/copyltu.h"
 #include "ops/packing.h"
+#include "ops/potrf.h"
+#include "ops/trmm.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -57,7 +59,7 @@ index_t triangle(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row
             const index_t zero = find_zero_diagonal<T>(triangles);
             if (zero >= 0) return zero;
         }
-        triangle_batch<T, Solve>(triangles, lower, A.as<const T>(count, n, m), X.as<T>(count, n, m));
+        (Solve ? trsm_batch<T> : trmm_batch<T>)(triangles, lower, A.as<const T>(count, n, m), X.as<T>(count, n, m));
         return -1;
     });
 }

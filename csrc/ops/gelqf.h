@@ -19,31 +19,27 @@
 //     gA1 = L1^-T (gQ + Z Q),   gA2 = gL2 Q                                          4 m^2 n flops for m <= n
 #pragma once
 
+#include <atomic>
 #include <cmath>
-#include <memory>
+#include <limits>
+#include <utility>
 
+#include "base/buffer.h"
+#include "base/items.h"
 #include "ops/potrf.h"
 #include "ops/trmm.h"
 
 namespace lapgrad {
 
-template <class T>
-using Buffer = std::unique_ptr<T[]>;
-
-template <class T>
-Buffer<T> uninitialised(index_t elements) {
-    return Buffer<T>(new T[static_cast<std::size_t>(elements)]);
-}
-
 // gemm with the threads on the long side of a slim product, which BLAS would not spread. A sum over a long side is split
 // into one part per thread.
 template <class T>
-void shared_gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
+void gemm_on_all_threads(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
     const index_t m = C.rows, n = C.cols, k = A.cols;
     const int team = parallel ? parallel::threads() : 1;
-    if (team == 1 || !is_slim<T>(m, n, k) || m * n * k < plan::shared_work) return gemm<T>(alpha, A, B, accumulate, C);
-    if (m > n && m > k) return shared_gemm<T>(alpha, B.t(), A.t(), accumulate, C.t(), true);
-    const index_t width = (std::max(n, k) / team + 63) / 64 * 64;
+    if (team == 1 || !is_slim<T>(m, n, k) || m * n * k < plan::parallel_multiplications) return gemm<T>(alpha, A, B, accumulate, C);
+    if (m > n && m > k) return gemm_on_all_threads<T>(alpha, B.t(), A.t(), accumulate, C.t(), true);
+    const index_t width = (std::max(n, k) / team + plan::width_multiple - 1) / plan::width_multiple * plan::width_multiple;
     if (n >= k) {
         parallel::for_each((n + width - 1) / width, [&](index_t s) {
             const index_t j = s * width, c = std::min(width, n - j);
@@ -52,7 +48,7 @@ void shared_gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, Vie
         return;
     }
     const index_t parts = (k + width - 1) / width;
-    const Buffer<T> sums = uninitialised<T>((parts - 1) * m * n);
+    const Buffer<T> sums = allocate<T>((parts - 1) * m * n);
     const auto part = [&](index_t s) { return View<T>{sums.get() + (s - 1) * m * n, m, n, n, 1}; };
     parallel::for_each(parts, [&](index_t s) {
         const index_t p = s * width, d = std::min(width, k - p);
@@ -64,7 +60,7 @@ void shared_gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, Vie
 }
 
 // Threads inside a block of m rows and n columns pay from here on.
-inline bool shares_block(index_t m, index_t n, bool parallel) {
+inline bool is_worth_threads(index_t m, index_t n, bool parallel) {
     const double serial = static_cast<double>(plan::serial_order(parallel::threads()));
     return parallel && static_cast<double>(m) * m * n > serial * serial * serial;
 }
@@ -76,22 +72,22 @@ template <class T>
 void reduce_lq(View<T> A, View<T> mixed, T* diagonal, bool parallel) {
     const index_t m = A.rows, n = A.cols;
     if (m <= isa::lq_leaf) return isa::kernels<T>().lq_leaf(A, mixed, diagonal);
-    const blas::OneThread small(parallel && !shares_block(m, n, parallel));
-    parallel = parallel && !small.active();
+    const blas::OneThread small(parallel && !is_worth_threads(m, n, parallel));
+    parallel = parallel && !small.is_active();
     const index_t first = split_rows(m), second = m - first;
     const View<T> A1 = A.block(0, 0, first, n), A2 = A.block(first, 0, second, n), left = A2.columns(0, first);
     const View<T> T1 = mixed.block(0, 0, first, first), T2 = mixed.block(first, first, second, second);
     const View<T> corner = mixed.block(0, first, first, second);
     reduce_lq<T>(A1, T1, diagonal, parallel);
     // The corner that T12 will take holds (A2 Y1' T1)' until then.
-    shared_gemm<T>(1, A1, A2.t(), false, corner, parallel);
+    gemm_on_all_threads<T>(1, A1, A2.t(), false, corner, parallel);
     trmm<T>(T1.t(), true, corner, parallel);
-    shared_gemm<T>(-1, corner.t(), A1, true, A2, parallel);
+    gemm_on_all_threads<T>(-1, corner.t(), A1, true, A2, parallel);
     copy<T>(left.readonly(), T(1), mixed.block(first, 0, second, first), parallel);
     set_zero<T>(left);
     const View<T> rest = A2.columns(first, n - first);
     reduce_lq<T>(rest, T2, diagonal + first, parallel);
-    shared_gemm<T>(-1, A1.columns(first, n - first), rest.t(), false, corner, parallel);
+    gemm_on_all_threads<T>(-1, A1.columns(first, n - first), rest.t(), false, corner, parallel);
     trmm<T>(T1, false, corner, parallel);
     trmm<T>(T2.t(), true, corner.t(), parallel);
 }
@@ -109,16 +105,16 @@ void multiply_upper(View<T> C, View<const T> U, bool parallel) {
             }
         return;
     }
-    const index_t first = split(n), second = n - first;
+    const index_t first = split_order(n), second = n - first;
     const View<T> C11 = C.block(0, 0, first, first), C12 = C.block(0, first, first, second),
                   C22 = C.block(first, first, second, second);
     const View<const T> U12 = U.block(0, first, first, second), U22 = U.block(first, first, second, second);
     // C12 := C12 U22 + C11 U12, the second product a few columns at a time: C11 shares its memory, so it is not a matrix.
     trmm<T>(U22.t(), true, C12.t(), parallel);
-    constexpr index_t width = 64;
+    constexpr index_t width = plan::copied_columns;
     const auto add_slab = [&](index_t s) {
         const index_t j = s * width, c = std::min(width, second - j);
-        const Buffer<T> memory = uninitialised<T>(first * c);
+        const Buffer<T> memory = allocate<T>(first * c);
         const View<T> slab{memory.get(), first, c, c, 1};
         copy<T>(U12.columns(j, c), T(1), slab, false);
         multiply_triangle<T>(C11, false, slab);
@@ -142,7 +138,7 @@ void form_rows(View<T> Y, View<T> mixed, const T* signs, bool parallel) {
     for (index_t i = 0; i < m; ++i)
         for (index_t j = i; j < m; ++j) mixed(i, j) *= -signs[j];
     // Columns [j, j + width) of Y are zero below row j + width: what stands there comes from a product.
-    const index_t width = std::max<index_t>(plan::current.slice_columns, std::min<index_t>(256, (n / 8 + 31) / 32 * 32));
+    const index_t width = plan::orthogonal_slice(n);
     const auto form = [&](index_t s) {
         const index_t j = s * width, c = std::min(width, n - j), height = std::min(m, j + c);
         const View<T> slab = Y.columns(j, c), top = slab.block(0, 0, height, c);
@@ -179,7 +175,7 @@ void finish_square(View<T> L, const T* diagonal, const T* signs, bool parallel) 
 template <class T>
 void factor_lq(View<const T> A, View<T> Q, View<T> L, bool positive, bool parallel) {
     const index_t r = Q.rows, n = Q.cols, below = A.rows - r;
-    const Buffer<T> vectors = uninitialised<T>(2 * r);
+    const Buffer<T> vectors = allocate<T>(2 * r);
     T *const diagonal = vectors.get(), *const signs = diagonal + r;
     const View<T> square = L.block(0, 0, r, r);
     copy<T>(A.block(0, 0, r, n), T(1), Q, parallel);
@@ -196,7 +192,7 @@ void factor_l(View<T> work, View<T> L, bool positive, bool parallel) {
     const index_t m = work.rows, n = work.cols, r = L.cols;
     const index_t panel = std::min(r, std::max(plan::current.lq_panel, isa::lq_leaf));
     const bool in_place = work.data == L.data;
-    const Buffer<T> memory = uninitialised<T>(panel * (panel + m) + r);
+    const Buffer<T> memory = allocate<T>(panel * (panel + m) + r);
     T* const diagonal = memory.get() + panel * (panel + m);
     for (index_t i = 0; i < r; i += panel) {
         const index_t p = std::min(panel, r - i), below = m - i - p;
@@ -204,9 +200,9 @@ void factor_l(View<T> work, View<T> L, bool positive, bool parallel) {
         const View<T> mixed{memory.get(), p, p, p, 1}, product{memory.get() + panel * panel, p, below, below, 1};
         reduce_lq<T>(rows, mixed, diagonal + i, parallel);
         if (below > 0) {
-            shared_gemm<T>(1, rows, rest.t(), false, product, parallel);
+            gemm_on_all_threads<T>(1, rows, rest.t(), false, product, parallel);
             trmm<T>(mixed.t(), true, product, parallel);
-            shared_gemm<T>(-1, product.t(), rows, true, rest, parallel);
+            gemm_on_all_threads<T>(-1, product.t(), rows, true, rest, parallel);
         }
         if (!in_place) copy<T>(work.block(i, 0, p, i), T(1), L.block(i, 0, p, i), parallel);
         for (index_t a = 0; a < p; ++a) {
@@ -224,7 +220,7 @@ void factor_l(View<T> work, View<T> L, bool positive, bool parallel) {
 
 // The first row of L that holds a NaN or an infinity, counted from 1; 0 if there is none.
 template <class T>
-int first_spoilt_row(View<const T> L) {
+int find_nonfinite_row(View<const T> L) {
     for (index_t i = 0; i < L.rows; ++i) {
         T sum = 0;  // stays 0 unless an entry is not finite
         for (index_t j = 0; j < L.cols; ++j) sum += L(i, j) * T(0);
@@ -243,8 +239,8 @@ void multiply_lower_transposed(View<const T> L, View<const T> G, View<T> M, bool
         return gemmt_leaf<T>(1, left.view.readonly().t(), right.view, false, M);
     }
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    const index_t first = split_order(n), second = n - first;
     const View<const T> L11 = L.block(0, 0, first, first), L21 = L.block(first, 0, second, first),
                         L22 = L.block(first, first, second, second);
     const View<const T> G21 = G.block(first, 0, second, first);
@@ -263,7 +259,7 @@ template <class T>
 void gemmt_long(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const index_t n = C.rows, k = A.cols;
     if (n <= plan::current.smallest_tile) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
-    const index_t first = split(n), second = n - first;
+    const index_t first = split_order(n), second = n - first;
     const View<const T> A2 = A.block(first, 0, second, k), B1 = B.block(0, 0, k, first);
     gemmt_long<T>(alpha, A.block(0, 0, first, k), B1, accumulate, C.block(0, 0, first, first));
     blas::gemm<T>(alpha, A2, B1, T(accumulate), C.block(first, 0, second, first));
@@ -272,17 +268,17 @@ void gemmt_long(T alpha, View<const T> A, View<const T> B, bool accumulate, View
 
 // Z as above. gQ or gL may be without data (one of them is there).
 template <class T>
-void lq_middle(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> Z, bool parallel) {
+void form_middle(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> Z, bool parallel) {
     const index_t r = Z.rows, below = L.rows - r;
     if (gL.data) multiply_lower_transposed<T>(L.block(0, 0, r, r), gL.block(0, 0, r, r), Z, parallel);
-    const bool long_sum = r > 2 * plan::current.smallest_tile && parallel && !plan::few(parallel::threads());
+    const bool long_sum = r > 2 * plan::current.smallest_tile && parallel && !plan::is_few(parallel::threads());
     if (gQ.data && long_sum)
         gemmt_long<T>(-1, gQ, Q.t(), gL.data != nullptr, Z);
     else if (gQ.data)
         gemmt<T>(-1, gQ, Q.t(), gL.data != nullptr, Z, Upper::scribble, parallel);
     mirror_lower<T>(Z, parallel);
     if (below == 0 || !gL.data) return;
-    const Buffer<T> memory = uninitialised<T>(r * r);
+    const Buffer<T> memory = allocate<T>(r * r);
     const View<T> K{memory.get(), r, r, r, 1};
     gemm<T>(1, gL.block(r, 0, below, r).t(), L.block(r, 0, below, r), false, K);
     for (index_t i = 0; i < r; ++i)
@@ -292,10 +288,10 @@ void lq_middle(View<const T> Q, View<const T> L, View<const T> gQ, View<const T>
 template <class T>
 void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> gA, bool parallel) {
     const index_t r = Q.rows, n = Q.cols, below = L.rows - r;
-    const Buffer<T> memory = uninitialised<T>(r * r);
+    const Buffer<T> memory = allocate<T>(r * r);
     const View<T> Z{memory.get(), r, r, r, 1}, top = gA.block(0, 0, r, n), bottom = gA.block(r, 0, below, n);
     const View<const T> L1 = L.block(0, 0, r, r);
-    lq_middle<T>(Q, L, gQ, gL, Z, parallel);
+    form_middle<T>(Q, L, gQ, gL, Z, parallel);
     const auto finish = [&](View<const T> basis, View<const T> slope, View<T> target, bool threads) {
         if (gQ.data) copy<T>(slope, T(1), target, threads);
         gemm<T>(1, Z, basis, gQ.data != nullptr, target);
@@ -304,7 +300,7 @@ void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T
     // Few threads do all three steps on columns of their own: 5 % faster on 2. Many would each prepare Z for its product.
     const index_t team = parallel && blas::serial_in_parallel_region ? parallel::threads() : 1;
     const index_t width = (n + team - 1) / team;
-    if (team > 1 && plan::few(int(team)) && width >= plan::current.slice_columns)
+    if (team > 1 && plan::is_few(team) && width >= plan::current.slice_columns)
         parallel::for_each((n + width - 1) / width, [&](index_t s) {
             const index_t j = s * width, c = std::min(width, n - j);
             finish(Q.columns(j, c), gQ.data ? gQ.columns(j, c) : gQ, top.columns(j, c), false);
@@ -323,7 +319,7 @@ void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T
 template <class T>
 void reverse_l(View<const T> A, View<const T> L, View<const T> gL, View<T> gA, bool parallel) {
     const index_t m = L.rows, r = L.cols, n = A.cols;
-    const Buffer<T> memory = uninitialised<T>(m * r);
+    const Buffer<T> memory = allocate<T>(m * r);
     const View<T> P{memory.get(), m, r, r, 1}, top = P.block(0, 0, r, r);
     const View<const T> L1 = L.block(0, 0, r, r), none{nullptr, 0, 0, 0, 0};
     if (m <= n) {
@@ -331,7 +327,7 @@ void reverse_l(View<const T> A, View<const T> L, View<const T> gL, View<T> gA, b
         reverse_lower<T>(L, P, parallel);
     } else {
         copy<T>(gL, T(1), P, parallel);
-        lq_middle<T>(none, L, none, gL, top, parallel);
+        form_middle<T>(none, L, none, gL, top, parallel);
         trsm<T>(L1.t(), false, top, parallel);
         trsm<T>(L1.t(), false, P.t(), parallel);
     }
@@ -342,7 +338,7 @@ void reverse_l(View<const T> A, View<const T> L, View<const T> gL, View<T> gA, b
 // more than `tolerance` times its own length. -1 if there is none. With `relative_to_largest`, than `tolerance` times the largest
 // |l_jj|.
 template <class T>
-index_t first_dependent_row(View<const T> L, T tolerance, bool relative_to_largest) {
+index_t find_dependent_row(View<const T> L, T tolerance, bool relative_to_largest) {
     T largest = 0;
     if (relative_to_largest)
         for (index_t i = 0; i < L.cols; ++i) largest = std::max(largest, std::abs(L(i, i)));
@@ -353,6 +349,84 @@ index_t first_dependent_row(View<const T> L, T tolerance, bool relative_to_large
         if (!(std::abs(L(i, i)) > tolerance * length)) return i;
     }
     return -1;
+}
+
+// One matrix per lane, for as many elements as a square of the largest order has.
+template <class T, class... Batches>
+bool fits_lq_lanes(index_t count, index_t rows, index_t cols, const Batches&... batches) {
+    const index_t order = plan::lane_order<T>();
+    const auto row_major = [](const auto& b) { return !b.data || (b.col_stride == 1 && b.row_stride == b.cols); };
+    return count > 1 && rows * cols <= order * order && (row_major(batches) && ...);
+}
+
+// The first item for which `found(item)` holds, -1 if there is none; many items are looked at side by side.
+template <class F>
+index_t find_first_item(index_t count, index_t elements, F found) {
+    std::atomic<index_t> first{count};
+    parallel::for_ranges(count, plan::parallel_elements / std::max<index_t>(1, 4 * elements), [&](index_t begin, index_t end) {
+        for (index_t b = begin; b < end && b < first; ++b) {
+            if (!found(b)) continue;
+            for (index_t seen = first; b < seen && !first.compare_exchange_weak(seen, b);) {
+            }
+        }
+    });
+    return first < count ? first.load() : -1;
+}
+
+// Q, L := factors of A; L alone when Q is without data. Returns the first item with a NaN or an infinity, and its row.
+template <class T>
+std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive) {
+    const index_t m = A.rows, n = A.cols, r = std::min(m, n);
+    if (r > 0 && fits_lq_lanes<T>(A.count, m, n, A, Q, L))
+        for_lane_ranges<T>(A.count, (Q.data ? 4 : 2) * r * m * n, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_gelqf(A, Q, L, positive, begin, end, thread_scratch());
+        });
+    else if (r > 0)
+        for_items(A.count, plan::equivalent_order(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
+            if (Q.data) return factor_lq<T>(A[b], Q[b], L[b], positive, parallel);
+            // A tall matrix is reduced in the memory of L.
+            const Buffer<T> memory = allocate<T>(m > n ? 0 : m * n);
+            const View<T> work = m > n ? L[b] : View<T>{memory.get(), m, n, n, 1};
+            copy<T>(A[b], T(1), work, parallel);
+            factor_l<T>(work, L[b], positive, parallel);
+        });
+    const index_t item = find_first_item(A.count, m * r, [&](index_t b) { return find_nonfinite_row<T>(L[b]) != 0; });
+    return {item, item < 0 ? 0 : find_nonfinite_row<T>(L[item])};
+}
+
+// The first item that has a dependent row, and that row; {-1, -1} if there is none.
+template <class T>
+std::pair<index_t, index_t> find_dependent_row_batch(Batch<const T> L, T tolerance, bool relative_to_largest) {
+    const index_t items = L.batch_stride == 0 && L.count > 0 ? 1 : L.count;
+    const auto row = [&](index_t b) { return find_dependent_row<T>(L[b], tolerance, relative_to_largest); };
+    const index_t item = find_first_item(items, L.cols * L.cols, [&](index_t b) { return row(b) >= 0; });
+    return {item, item < 0 ? -1 : row(item)};
+}
+
+// gQ or gL may be without data.
+template <class T>
+void gelqf_vjp_batch(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch<const T> gL, Batch<T> gA) {
+    const index_t m = gA.rows, n = gA.cols;
+    if (m == 0 || n == 0) return;
+    if (fits_lq_lanes<T>(gA.count, m, n, Q, L, gQ, gL, gA))
+        return for_lane_ranges<T>(gA.count, 4 * std::min(m, n) * m * n, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_gelqf_vjp(Q, L, gQ, gL, gA, begin, end, thread_scratch());
+        });
+    for_items(gA.count, plan::equivalent_order(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
+        reverse_lq<T>(Q[b], L[b], gQ.data ? gQ[b] : gQ[0], gL.data ? gL[b] : gL[0], gA[b], parallel);
+    });
+}
+
+template <class T>
+void gelqf_l_vjp_batch(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Batch<T> gA) {
+    const index_t m = A.rows, n = A.cols;
+    if (m == 0 || n == 0) return;
+    if (fits_lq_lanes<T>(A.count, m, n, A, L, gL, gA))
+        return for_lane_ranges<T>(A.count, 3 * std::min(m, n) * m * n, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_gelqf_l_vjp(A, L, gL, gA, begin, end, thread_scratch());
+        });
+    for_items(A.count, plan::equivalent_order(std::min(m, n), std::max(m, n)),
+              [&](index_t b, bool parallel) { reverse_l<T>(A[b], L[b], gL[b], gA[b], parallel); });
 }
 
 }  // namespace lapgrad

@@ -2,8 +2,9 @@
 // those on it are halved down to a size that the own kernel takes, which computes little more than the triangle.
 #pragma once
 
-#include "ops/gemm.h"
+#include "base/items.h"
 #include "base/triangle.h"
+#include "ops/gemm.h"
 
 namespace lapgrad {
 
@@ -43,7 +44,7 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
         if (upper == Upper::clear) clear_strict_upper<T>(C, false);
         return;
     }
-    const index_t first = split(n), second = n - first;
+    const index_t first = split_order(n), second = n - first;
     const View<T> C21 = C.block(first, 0, second, first);
     const View<const T> A2 = A.block(first, 0, second, k), B1 = B.block(0, 0, k, first);
     gemmt_diagonal<T>(alpha, A.block(0, 0, first, k), B1, accumulate, C.block(0, 0, first, first), upper);
@@ -73,6 +74,34 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
         if (ti == tj) return gemmt_diagonal<T>(alpha, strip, panel, accumulate, target, upper);
         gemm<T>(alpha, strip, panel, accumulate, target);
         finish_upper<T>(target, C.block(j, i, cols, rows), upper, false);
+    });
+}
+
+// C := alpha A B on the lower triangle; the upper one mirrored if symmetric, else zero.
+template <class T>
+void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric) {
+    const index_t n = C.rows, k = A.cols;
+    if (n == 0) return;
+    if (k > 0 && fits_lanes<T>(C.count, std::max(n, k), A, B, C)) {
+        for_lane_ranges<T>(C.count, n * n * k, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_product(alpha, A, B, C, symmetric, begin, end, thread_scratch());
+        });
+        return;
+    }
+    for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+        gemmt<T>(alpha, A[b], B[b], false, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
+    });
+}
+
+// C := alpha (A B + D E) on the lower triangle; the upper one mirrored if symmetric, else zero.
+template <class T>
+void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T> D, Batch<const T> E, Batch<T> C,
+                     bool symmetric) {
+    const index_t n = C.rows, k = A.cols;
+    if (n == 0) return;
+    for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+        gemmt<T>(alpha, A[b], B[b], false, C[b], Upper::scribble, parallel);
+        gemmt<T>(alpha, D[b], E[b], k > 0, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });
 }
 

@@ -2,26 +2,20 @@
 #pragma once
 
 #include <cmath>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
-#include "ops/gemm.h"
+#include "base/buffer.h"
 #include "base/gesvd_types.h"
 #include "base/items.h"
 #include "base/lapack.h"
 #include "base/triangle.h"
+#include "ops/gemm.h"
 
 namespace lapgrad {
 
-// Uninitialised memory for one call.
 template <class T>
-std::unique_ptr<T[]> workspace(index_t size) {
-    return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(std::max<index_t>(size, 1))]);
-}
-
-template <class T>
-bool all_finite(View<const T> A) {
+bool is_finite(View<const T> A) {
     if (A.col_stride != 1) A = A.t();
     for (index_t i = 0; i < A.rows; ++i) {
         T nothing = 0;
@@ -64,8 +58,8 @@ blas::blas_int gesdd(View<const T> A, View<T> U, T* S, View<T> V, bool parallel)
     const blas::blas_int m = narrow(A.cols), n = narrow(A.rows), small = narrow(k);
     const bool vectors = U.data != nullptr;
     const bool inside = vectors && U.rows * U.cols >= A.rows * A.cols;
-    auto apart = workspace<T>(inside ? 0 : A.rows * A.cols), turned = workspace<T>(vectors ? U.rows * U.cols : 0);
-    auto integers = workspace<blas::blas_int>(8 * k);
+    auto apart = allocate<T>(inside ? 0 : A.rows * A.cols), turned = allocate<T>(vectors ? U.rows * U.cols : 0);
+    auto integers = allocate<blas::blas_int>(8 * k);
     T* const copied = inside ? U.data : apart.get();
     copy<T>(A, T(1), View<T>{copied, A.rows, A.cols, A.cols, 1}, parallel);
     const char* job = vectors ? "S" : "N";
@@ -80,7 +74,7 @@ blas::blas_int gesdd(View<const T> A, View<T> U, T* S, View<T> V, bool parallel)
     if (info != 0) return info;
     // A float holds integers up to 2^24: sizes past that may have been rounded down.
     size = narrow(static_cast<index_t>(wanted * (1 + std::numeric_limits<T>::epsilon())) + 1);
-    call(workspace<T>(size).get());
+    call(allocate<T>(size).get());
     if (info == 0 && vectors) copy<T>(View<const T>{turned.get(), k, U.cols, 1, k}, T(1), U, parallel);
     return info;
 }
@@ -118,7 +112,7 @@ void complete_rows(View<T> V, index_t filled) {
 // copy finds room in the result.
 template <class T>
 std::int32_t gesvd_item(View<const T> A, View<T> U, T* S, View<T> V, bool parallel) {
-    if (!all_finite<T>(A)) return svd_not_finite;
+    if (!is_finite<T>(A)) return svd_not_finite;
     const auto plain = [&] { return gesdd<T>(A, U, S, V, parallel) == 0; };
     const auto transposed = [&] { return gesdd<T>(A.t(), V, S, U, parallel) == 0; };
     if (!(A.rows >= A.cols ? plain() || transposed() : transposed() || plain())) return svd_not_converged;
@@ -154,7 +148,7 @@ void gesvd_batch(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int3
         }
         return;
     }
-    for_items(A.count, std::min(side, 2 * k), on_lapack);
+    for_items(A.count, plan::equivalent_order(k, side), on_lapack);
 }
 
 // Of one item: what the pairs of singular values need to know.
@@ -183,7 +177,7 @@ struct Spectrum {
         return some;
     }
     // No policy matters, and products of two differences neither overflow nor vanish.
-    bool untied_and_moderate() const {
+    bool is_untied_and_moderate() const {
         const bool moderate = largest < std::sqrt(std::numeric_limits<T>::max()) / 4 &&
                               small > std::sqrt(std::numeric_limits<T>::min()) * 4;
         return moderate && (policy == Degeneracy::mask || policy == Degeneracy::nan) && !has_ties();
@@ -213,34 +207,26 @@ struct Spectrum {
     }
 };
 
-template <class T>
-T largest_entry(View<const T> X) {
-    T largest = 0;
-    for (index_t i = 0; i < X.rows; ++i)
-        for (index_t j = 0; j < X.cols; ++j) largest = std::max(largest, std::abs(X(i, j)));
-    return largest;
-}
-
 // How large cotangents of vectors have to be to count. Those of zeros are divided by what is left of the values in a loss
 // that goes through S and the vectors, such as a reconstruction: what counts for them is relative to that, and to their row.
 template <class T>
-struct Notable {
+struct CotangentThresholds {
     const SvdGradient<T>& g;
     index_t item;
     T root_eps, vectors, values, slope;
 
-    Notable(const SvdGradient<T>& gradient, index_t b, T largest)
+    CotangentThresholds(const SvdGradient<T>& gradient, index_t b, T largest)
         : g(gradient), item(b), root_eps(std::sqrt(std::numeric_limits<T>::epsilon())) {
-        const T most = std::max(g.gU.data ? largest_entry<T>(g.gU[b]) : T(0), g.gV.data ? largest_entry<T>(g.gV[b]) : T(0));
+        const T most = std::max(g.gU.data ? find_largest_entry<T>(g.gU[b]) : T(0), g.gV.data ? find_largest_entry<T>(g.gV[b]) : T(0));
         vectors = root_eps * most;
-        values = g.gS.data ? root_eps * largest_entry<T>(g.gS[b]) : T(0);
+        values = g.gS.data ? root_eps * find_largest_entry<T>(g.gS[b]) : T(0);
         slope = std::max(values, largest > T(0) ? vectors / largest : T(0));
     }
     // Of rows i and j of gU or gV, which belong to zeros.
     T of_zeros(const Batch<const T>& cotangent, index_t i, index_t j, T value) const {
         if (!cotangent.data) return vectors;
         const auto most = [rows = cotangent[item]](index_t row) {
-            return largest_entry<T>(rows.block(row, 0, 1, rows.cols));
+            return find_largest_entry<T>(rows.block(row, 0, 1, rows.cols));
         };
         return std::min(vectors, std::max(value * slope, root_eps * std::max(most(i), most(j))));
     }
@@ -254,7 +240,7 @@ bool is_ambiguous(const SvdGradient<T>& g, index_t b, const Spectrum<T>& spectru
     const bool left = g.gU.data, right = g.gV.data, values = g.gS.data;
     const bool outside = right && g.U.cols < n && spectrum.null(k - 1);
     if (spectrum.policy == Degeneracy::nan || !(spectrum.has_ties() || outside)) return false;
-    const Notable<T> notable(g, b, spectrum.largest);
+    const CotangentThresholds<T> notable(g, b, spectrum.largest);
     for (index_t i = 0; i < k; ++i)
         for (index_t j = i + 1; j < k && spectrum.S(0, i) - spectrum.S(0, j) <= spectrum.small; ++j) {
             const T u = left ? X(i, j) - X(j, i) : T(0), v = right ? Y(i, j) - Y(j, i) : T(0);
@@ -298,7 +284,7 @@ struct Rows {
         }
         for (index_t i = k - 1; wide && discards && i >= 0 && spectrum.S(0, i) < spectrum.close; --i)
             if (is_inside(g.gV[b], g.V[b], Y, i, noise_v[i], noise_v[i] / units) &&
-                only_rounding<T>(T(0), noise_v[i], spectrum.S(0, i), spectrum.close, slope[i]))
+                is_only_rounding<T>(T(0), noise_v[i], spectrum.S(0, i), spectrum.close, slope[i]))
                 inverse[i] = T(0);
     }
 
@@ -327,7 +313,7 @@ struct Rows {
 template <class T, bool Left, bool Right, bool Discard>
 void combine_untied(const T* S, T close, const Rows<T>& rows, View<T> X, View<const T> Y, index_t begin, index_t end,
                     index_t first, index_t last) {
-    T x_below[strip][strip], y_below[strip][strip];
+    T x_below[strip_rows][strip_rows], y_below[strip_rows][strip_rows];
     for (index_t j = first; j < last; ++j)
         for (index_t i = begin; i < end; ++i) {
             if (Left) x_below[i - begin][j - first] = X(j, i);
@@ -353,8 +339,8 @@ void combine_untied(const T* S, T close, const Rows<T>& rows, View<T> X, View<co
             }
             if (Discard) {
                 const T both = noise_i + noise[j];
-                const bool unturned = only_rounding<T>(u + v, both, gap, close, slope_i - slope[j]);
-                const bool unparted = only_rounding<T>(u - v, both, total, close, slope_i + slope[j]);
+                const bool unturned = is_only_rounding<T>(u + v, both, gap, close, slope_i - slope[j]);
+                const bool unparted = is_only_rounding<T>(u - v, both, total, close, slope_i + slope[j]);
                 const T turning = unturned ? T(0) : T(0.5) * (u + v) * total;
                 const T parting = unparted ? T(0) : T(0.5) * (u - v) * gap;
                 upper = unturned | unparted ? turning - parting : upper;
@@ -385,8 +371,8 @@ void combine_pair(const Spectrum<T>& spectrum, const Rows<T>& rows, index_t i, i
     const T si = spectrum.S(0, i), sj = spectrum.S(0, j), both = rows.noise[i] + rows.noise[j];
     const bool tied = si - sj <= spectrum.small;
     const bool unturned =
-        tied || only_rounding<T>(u + v, both, si - sj, spectrum.close, rows.slope[i] - rows.slope[j]);
-    const bool unparted = only_rounding<T>(u - v, both, si + sj, spectrum.close, rows.slope[i] + rows.slope[j]);
+        tied || is_only_rounding<T>(u + v, both, si - sj, spectrum.close, rows.slope[i] - rows.slope[j]);
+    const bool unparted = is_only_rounding<T>(u - v, both, si + sj, spectrum.close, rows.slope[i] + rows.slope[j]);
     if (!unturned && !unparted) return;
     const T turning = unturned ? T(0) : T(0.5) * (u + v) / (si - sj);
     const T parting = unparted ? T(0) : T(0.5) * (u - v) / (si + sj);
@@ -398,8 +384,8 @@ void combine_pair(const Spectrum<T>& spectrum, const Rows<T>& rows, index_t i, i
 template <class T>
 void combine(const Spectrum<T>& spectrum, const Rows<T>& rows, View<T> X, View<const T> Y, bool left, bool right, bool wide,
              bool parallel) {
-    const index_t k = X.rows, blocks = (k + strip - 1) / strip;
-    const bool plain = spectrum.untied_and_moderate();
+    const index_t k = X.rows, blocks = (k + strip_rows - 1) / strip_rows;
+    const bool plain = spectrum.is_untied_and_moderate();
     const auto untied = [&](auto discard, auto... range) {
         constexpr bool Discard = decltype(discard)::value;
         const auto both = left && right ? combine_untied<T, true, true, Discard>
@@ -408,18 +394,18 @@ void combine(const Spectrum<T>& spectrum, const Rows<T>& rows, View<T> X, View<c
         both(spectrum.S.data, spectrum.close, rows, X, Y, range...);
     };
     const auto body = [&](index_t block) {
-        const index_t begin = block * strip, end = std::min(k, begin + strip);
-        for (index_t first = begin; first < k; first += strip) {
+        const index_t begin = block * strip_rows, end = std::min(k, begin + strip_rows);
+        for (index_t first = begin; first < k; first += strip_rows) {
             if (plain && first > begin) {
                 // Values descend: the closest are the last of one block and the first of the other.
-                const index_t last = std::min(k, first + strip);
+                const index_t last = std::min(k, first + strip_rows);
                 const bool near = rows.discards && spectrum.S(0, end - 1) - spectrum.S(0, first) < spectrum.close;
                 near ? untied(std::true_type{}, begin, end, first, last) : untied(std::false_type{}, begin, end, first, last);
                 continue;
             }
             for (index_t i = begin; i < end; ++i) {
                 const T inverse_i = rows.inverse[i];
-                for (index_t j = std::max(first, i + 1); j < std::min(k, first + strip); ++j) {
+                for (index_t j = std::max(first, i + 1); j < std::min(k, first + strip_rows); ++j) {
                     const T u = left ? X(i, j) - X(j, i) : T(0), v = right ? Y(i, j) - Y(j, i) : T(0);
                     T upper, lower;
                     combine_pair<T>(spectrum, rows, i, j, u, v, upper, lower);
@@ -449,7 +435,7 @@ void gesvd_vjp_item(const SvdGradient<T>& g, index_t b, bool parallel) {
     const index_t k = g.U.rows, m = g.U.cols, n = g.V.cols;
     const bool left = g.gU.data, right = g.gV.data, wide = right && m < n;
     const Spectrum<T> spectrum(g.S[b], g.policy, g.tol);
-    auto inner_memory = workspace<T>(k * n);
+    auto inner_memory = allocate<T>(k * n);
     const View<T> inner{inner_memory.get(), k, n, n, 1}, Y{inner_memory.get(), k, k, k, 1};
     if (!left && !right) {
         for_strips(k, n, parallel, [&](index_t begin, index_t end) {
@@ -461,7 +447,7 @@ void gesvd_vjp_item(const SvdGradient<T>& g, index_t b, bool parallel) {
     }
     // A square gradient has room for the k x k matrix.
     const bool inside = m == n && g.gA.dense();
-    auto square_memory = workspace<T>(inside ? 0 : k * k);
+    auto square_memory = allocate<T>(inside ? 0 : k * k);
     const View<T> X{inside ? g.gA[b].data : square_memory.get(), k, k, k, 1};
     if (left) gemm<T>(T(1), g.gU[b], g.U[b].t(), false, X);
     if (right) gemm<T>(T(1), g.gV[b], g.V[b].t(), false, Y);
@@ -489,7 +475,7 @@ void gesvd_vjp_batch(const SvdGradient<T>& g) {
         });
         return;
     }
-    for_items(g.U.count, std::min(n, 2 * k), [&](index_t b, bool parallel) { gesvd_vjp_item<T>(g, b, parallel); });
+    for_items(g.U.count, plan::equivalent_order(k, n), [&](index_t b, bool parallel) { gesvd_vjp_item<T>(g, b, parallel); });
 }
 
 }  // namespace lapgrad

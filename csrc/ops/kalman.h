@@ -21,14 +21,6 @@ bool wide(const KalmanSizes& sizes) {
     return 2 * sizes.series >= isa::kernels<T>().lanes && sizes.series > 1 && sizes.states <= plan::lane_order<T>();
 }
 
-// The series are cut into so many parts at most, whatever the number of threads: gradients that several series share are
-// summed up part by part, and so do not depend on who was first.
-constexpr index_t most_parts = 16;
-// Multiplications that are worth another thread.
-constexpr double least_work = 20000.0;
-// Bytes of the predicted moments that the adjoint keeps at a time.
-constexpr index_t kept_bytes = 1 << 19;
-
 struct Parts {
     index_t group, count, groups_each;
 
@@ -38,8 +30,8 @@ struct Parts {
         const index_t groups = (sizes.series + group - 1) / group;
         const double n = static_cast<double>(sizes.states), p = static_cast<double>(sizes.observations);
         const double work = static_cast<double>(groups * sizes.times) * (n + p) * (n + p) * (n + p);
-        const index_t useful = static_cast<index_t>(std::min(work / least_work, 1e6)) + 1;
-        const index_t count = std::max<index_t>(1, std::min({groups, useful, most_parts}));
+        const index_t useful = static_cast<index_t>(std::min(work / static_cast<double>(plan::parallel_operations), 1e6)) + 1;
+        const index_t count = std::max<index_t>(1, std::min({groups, useful, plan::most_kalman_parts}));
         return {group, count, (groups + count - 1) / count};
     }
     index_t begin(index_t part) const { return part * groups_each * group; }
@@ -106,7 +98,7 @@ void reverse(KalmanReverse<T> task, const KalmanOperands<T>& gradient) {
     const bool side_by_side = wide<T>(sizes);
     const index_t lanes = side_by_side ? isa::kernels<T>().lanes : 1, number = static_cast<index_t>(sizeof(T));
     const index_t moments = std::max<index_t>(1, sizes.moments());
-    task.segment = std::max<index_t>(1, std::min(sizes.times, std::max<index_t>(8, kept_bytes / (moments * lanes * number))));
+    task.segment = std::max<index_t>(1, std::min(sizes.times, std::max(plan::fewest_kept_steps, plan::kept_moment_bytes / (moments * lanes * number))));
     const index_t kept = moments * (task.segment + (sizes.times + task.segment - 1) / task.segment);
 
     const std::vector<Shared<T>> shared = shared_gradients(sizes, gradient);

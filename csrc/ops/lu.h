@@ -15,14 +15,14 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/items.h"
 #include "base/lapack.h"
 #include "base/range.h"
-#include "ops/trmm.h"
 #include "base/triangle.h"
+#include "ops/trmm.h"
 
 namespace lapgrad {
 
@@ -30,7 +30,7 @@ using pivot_t = blas::blas_int;
 
 // Status of a factorisation: 0; +k: pivot k (from 1) is zero; -k: it is NaN or infinite, which counts more.
 template <class T>
-std::int32_t status_of_pivots(View<const T> F) {
+std::int32_t check_pivots(View<const T> F) {
     std::int32_t zero = 0;
     for (index_t k = 0; k < F.rows; ++k) {
         if (!std::isfinite(F(k, k))) return -std::int32_t(k + 1);
@@ -45,7 +45,7 @@ std::int32_t factor_lu(View<T> F, pivot_t* pivots) {
     const blas::blas_int n = blas::narrow(F.rows), ld = blas::narrow(F.col_stride);
     blas::blas_int info = 0;
     lapack::routines<T>().getrf(&n, &n, F.data, &ld, pivots, &info);
-    return status_of_pivots<T>(F);
+    return check_pivots<T>(F);
 }
 
 // mantissa * 2^exponent, 1/2 <= |mantissa| < 1 or 0: products of pivots overflow long before determinants of interest do.
@@ -112,8 +112,8 @@ void invert_triangle(View<T> F, bool lower, bool parallel) {
         return;
     }
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    const index_t first = split_order(n), second = n - first;
     const View<T> F11 = F.block(0, 0, first, first), F22 = F.block(first, first, second, second);
     if (lower) {
         const View<T> F21 = F.block(first, 0, second, first);
@@ -141,8 +141,8 @@ void multiply_triangles(View<T> F, bool parallel) {
         return;
     }
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    const index_t first = split_order(n), second = n - first;
     const View<T> F11 = F.block(0, 0, first, first), F22 = F.block(first, first, second, second);
     const View<T> F12 = F.block(0, first, first, second), F21 = F.block(first, 0, second, first);
     multiply_triangles<T>(F11, parallel);
@@ -181,7 +181,7 @@ void exchange_columns(View<T> F, const pivot_t* pivots, bool parallel, Scale sca
 template <class T, class Scale>
 void invert_factors(View<T> F, const pivot_t* pivots, bool parallel, Scale scale) {
     // The triangles are independent of each other: with few threads, one for each.
-    const bool beside = parallel && parallel::threads() <= 4 && blas::serial_in_parallel_region;
+    const bool beside = parallel && plan::is_few(parallel::threads()) && blas::serial_in_parallel_region;
     if (beside)
         parallel::for_each(2, [&](index_t which) { invert_triangle<T>(F, which == 0, false); });
     else
@@ -194,7 +194,7 @@ void invert_factors(View<T> F, const pivot_t* pivots, bool parallel, Scale scale
 // part of L^-1 above its diagonal is not computed.
 template <class T, class Scale>
 void invert_from_factors(View<const T> F, const pivot_t* pivots, View<T> X, bool parallel, Scale scale) {
-    const index_t n = F.rows, width = parallel ? plan::inverse_slice(n, parallel::threads()) : std::min<index_t>(n, 256);
+    const index_t n = F.rows, width = parallel ? plan::inverse_slice(n, parallel::threads()) : std::min(n, plan::largest_slice);
     const auto slice = [&](index_t s) {
         const index_t begin = s * width, cols = std::min(width, n - begin);
         const View<T> part = X.columns(begin, cols);
@@ -217,20 +217,9 @@ View<T> column_major(View<T> A) {
     return A.row_major() ? A.t() : A;
 }
 
-// Small matrices gain from lanes even when there is one alone.
-constexpr index_t lone_lane_order = 8;
-
 template <class T, class... Batches>
 bool fits_lu_lanes(index_t count, index_t order, const Batches&... batches) {
-    return (count > 1 || order <= lone_lane_order) && order <= plan::lane_order<T>() && (batches.dense() && ...);
-}
-
-template <class T>
-T largest_entry(View<const T> F) {
-    T largest = 0;
-    for (index_t j = 0; j < F.cols; ++j)
-        for (index_t i = 0; i < F.rows; ++i) largest = std::max(largest, std::abs(F(i, j)));
-    return largest;
+    return (count > 1 || order <= plan::lone_lane_order) && order <= plan::lane_order<T>() && (batches.dense() && ...);
 }
 
 // F := scale F^-1. Returns the status of its factorisation, or n + 1 if the inverse is not finite.
@@ -269,7 +258,7 @@ void inverse_batch(Batch<const T> A, Batch<T> B, std::int32_t* status) {
     for_items(A.count, n, [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), B[b], parallel);
         const View<T> F = column_major<T>(B[b]);
-        const T scale = range_scale<T>(largest_entry<T>(F));
+        const T scale = range_scale<T>(find_largest_entry<T>(F));
         std::vector<T> kept;  // B may be A's own memory
         if (scale != T(1)) {
             kept.resize(n * n);
@@ -296,7 +285,7 @@ void inverse_vjp_batch(Batch<const T> B, Batch<const T> gB, Batch<T> gA) {
         return;
     }
     for_items(B.count, n, [&](index_t b, bool) {
-        const std::unique_ptr<T[]> entries(new T[n * n]);
+        const Buffer<T> entries = allocate<T>(n * n);
         const View<T> middle{entries.get(), n, n, n, 1};
         gemm<T>(1, B[b].t(), gB[b], false, middle);
         gemm<T>(-1, middle, B[b].t(), false, gA[b]);
@@ -348,7 +337,7 @@ void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pi
         pivot_t own_pivots[isa::leaf];
         const pivot_t* exchanges = F.data ? pivots + b * n : own_pivots;
         if (!F.data) copy<T>(A[b], T(1), G, parallel);
-        status[b] = F.data ? status_of_pivots<T>(F[b]) : factor_lu<T>(G, own_pivots);
+        status[b] = F.data ? check_pivots<T>(F[b]) : factor_lu<T>(G, own_pivots);
         if (status[b]) return set_zero<T>(gA[b]);
         Determinant<T> found;
         if (by_determinant) found = determinant<T>(F.data ? F[b] : G.readonly(), exchanges);

@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "ops/batch.h"
+#include "base/triangle.h"
 
 namespace lapgrad {
 
@@ -22,13 +22,10 @@ struct Packed {
     View<T> entries(index_t begin, index_t count) const { return {data + begin * step, 1, count, 0, step}; }
 };
 
-// Longer runs are worth a call of memcpy.
-constexpr index_t short_run = 64;
-
 // target := source. Most runs are short: four entries at a time, the last four of them perhaps twice.
 template <class T>
 inline void copy_run(const T* source, index_t count, T* target) {
-    if (count > short_run) {
+    if (count > plan::short_run) {
         std::memcpy(target, source, count * sizeof(T));
     } else if (count >= 4) {
         for (index_t j = 0; j + 4 <= count; j += 4) std::memcpy(target + j, source + j, 4 * sizeof(T));
@@ -41,7 +38,7 @@ inline void copy_run(const T* source, index_t count, T* target) {
 
 template <class T>
 inline void clear_run(T* target, index_t count) {
-    if (count > short_run) {
+    if (count > plan::short_run) {
         std::memset(target, 0, count * sizeof(T));
     } else if (count >= 4) {
         for (index_t j = 0; j + 4 <= count; j += 4) std::memset(target + j, 0, 4 * sizeof(T));
@@ -68,13 +65,13 @@ void pack_triangle(View<const T> A, index_t skip, T* v, bool parallel) {
             for (index_t r = begin; r < end; ++r) copy_run<T>(triangle.at(r, 0), r + 1, v + start_of_run(r));
             return;
         }
-        T tile[strip * strip];
-        for (index_t j = 0; j < end; j += strip) {
-            const index_t cols = std::min(strip, end - j);
+        T tile[strip_rows * strip_rows];
+        for (index_t j = 0; j < end; j += strip_rows) {
+            const index_t cols = std::min(strip_rows, end - j);
             isa::kernels<T>().copy(triangle.block(begin, j, end - begin, cols), T(1),
-                                   {tile, end - begin, cols, strip, 1});
+                                   {tile, end - begin, cols, strip_rows, 1});
             for (index_t r = begin; r < end; ++r)
-                copy_run<T>(tile + (r - begin) * strip, std::min(cols, r + 1 - j), v + start_of_run(r) + j);
+                copy_run<T>(tile + (r - begin) * strip_rows, std::min(cols, r + 1 - j), v + start_of_run(r) + j);
         }
     });
 }
@@ -99,15 +96,15 @@ void unpack_columns(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
         // Left of column `first` the strip is zero.
         const index_t first = std::min(A.cols, begin + skip);
         for (index_t i = begin; i < end; ++i) clear_run<T>(A.at(i, 0), first);
-        T tile[strip * strip];
-        for (index_t r = begin; r < order; r += strip) {
-            const index_t runs = std::min(strip, order - r);
+        T tile[strip_rows * strip_rows];
+        for (index_t r = begin; r < order; r += strip_rows) {
+            const index_t runs = std::min(strip_rows, order - r);
             for (index_t s = 0; s < runs; ++s) {
                 const index_t count = std::min(end, r + s + 1) - begin;  // of run r + s, in rows [begin, end)
-                copy_run<T>(v, start_of_run(r + s) + begin, count, tile + s * strip);
-                clear_run<T>(tile + s * strip + count, end - begin - count);
+                copy_run<T>(v, start_of_run(r + s) + begin, count, tile + s * strip_rows);
+                clear_run<T>(tile + s * strip_rows + count, end - begin - count);
             }
-            isa::kernels<T>().copy(View<const T>{tile, end - begin, runs, 1, strip}, T(1),
+            isa::kernels<T>().copy(View<const T>{tile, end - begin, runs, 1, strip_rows}, T(1),
                                    A.block(begin, r + skip, end - begin, runs));
         }
     });

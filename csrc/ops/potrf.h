@@ -16,8 +16,9 @@
 
 #include <cmath>
 
-#include "ops/gemmt.h"
+#include "base/items.h"
 #include "base/lapack.h"
+#include "ops/gemmt.h"
 #include "ops/trsm.h"
 
 namespace lapgrad {
@@ -43,9 +44,9 @@ int factor_lower(View<T> A, bool parallel) {
     const index_t n = A.rows;
     if (n <= isa::leaf) return isa::kernels<T>().potrf(A, scratch<T>());
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    if (parallel && plan::vendor_potrf<T>(n, parallel::threads())) return factor_lower_by_vendor<T>(A);
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    if (parallel && plan::uses_vendor_potrf<T>(n, parallel::threads())) return factor_lower_by_vendor<T>(A);
+    const index_t first = split_order(n), second = n - first;
     const View<T> A11 = A.block(0, 0, first, first), A21 = A.block(first, 0, second, first),
                   A22 = A.block(first, first, second, second);
     if (const int code = factor_lower<T>(A11, parallel)) return code;
@@ -60,8 +61,8 @@ void reverse_lower(View<const T> L, View<T> G, bool parallel) {
     const index_t n = L.rows;
     if (n <= isa::leaf) return isa::kernels<T>().potrf_reverse(L, G, scratch<T>());
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    const index_t first = split_order(n), second = n - first;
     const View<const T> L11 = L.block(0, 0, first, first), L21 = L.block(first, 0, second, first),
                         L22 = L.block(first, first, second, second);
     const View<T> G11 = G.block(0, 0, first, first), G21 = G.block(first, 0, second, first),
@@ -72,6 +73,54 @@ void reverse_lower(View<const T> L, View<T> G, bool parallel) {
     gemmt<T>(-1, G21.t(), L21, true, G11, Upper::scribble, parallel);
     reverse_lower<T>(L11, G11, parallel);
     copy<T>(G21.readonly().t(), T(1), G.block(0, first, first, second), parallel);
+}
+
+// L := lower factor of A, info per item. Failed items become the identity.
+template <class T>
+void potrf_batch(Batch<const T> A, Batch<T> L, std::int32_t* info) {
+    const index_t n = A.rows;
+    if (n == 0) {
+        std::fill(info, info + A.count, 0);
+        return;
+    }
+    if (fits_lanes<T>(A.count, n, A, L)) {
+        for_lane_ranges<T>(A.count, n * n * (n + 12) / 3, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_potrf(A, L, info, begin, end, thread_scratch());
+        });
+        for (index_t b = 0; b < A.count; ++b)
+            if (info[b]) set_identity<T>(L[b]);
+        return;
+    }
+    for_items(A.count, n, [&](index_t b, bool parallel) {
+        copy_lower<T>(A[b], T(1), L[b], parallel);
+        info[b] = factor_lower<T>(L[b], parallel);
+        if (info[b])
+            set_identity<T>(L[b]);
+        else
+            clear_strict_upper<T>(L[b], parallel);
+    });
+}
+
+// gA := symmetric gradient of A from the factor and its cotangent, whose lower triangles are read. Items whose info is
+// not 0 get zero. info may be null.
+template <class T>
+void potrf_vjp_batch(Batch<const T> L, Batch<const T> gL, Batch<T> gA, const std::int32_t* info) {
+    const index_t n = L.rows;
+    if (n == 0) return;
+    const auto failed = [&](index_t b) { return info && info[b]; };
+    if (fits_lanes<T>(L.count, n, L, gL, gA)) {
+        for_lane_ranges<T>(L.count, n * n * (2 * n + 12) / 3, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_potrf_reverse(L, gL, gA, begin, end, thread_scratch());
+        });
+        for (index_t b = 0; b < L.count; ++b)
+            if (failed(b)) set_zero<T>(gA[b]);
+        return;
+    }
+    for_items(L.count, n, [&](index_t b, bool parallel) {
+        if (failed(b)) return set_zero<T>(gA[b]);
+        copy_lower<T>(gL[b], T(0.5), gA[b], parallel);
+        reverse_lower<T>(L[b], gA[b], parallel);
+    });
 }
 
 }  // namespace lapgrad
