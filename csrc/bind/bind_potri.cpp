@@ -1,4 +1,4 @@
-// The inverse from the Cholesky factor, what is made of it, solves with it, and sums of two triangular products.
+// Binds the inverse from the Cholesky factor and its update, solves with the factor, and sums of two triangular products.
 #include "bind/binding.h"
 #include "ops/cho_solve.h"
 #include "ops/potri.h"
@@ -78,7 +78,7 @@ void sumlogdiag(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row,
     });
 }
 
-// C := alpha (A B + D E) on the lower triangle, A and D n x k; the other one zero, or mirrored if symmetric.
+// The lower triangle of C := alpha (A B + D E), A and D n x k; the upper one is zero, or mirrored if symmetric.
 void gemmt_sum(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
                index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t d, index_t d_batch, index_t d_row,
                index_t d_col, std::uintptr_t e, index_t e_batch, index_t e_row, index_t e_col, std::uintptr_t c,

@@ -5,7 +5,7 @@
 
 namespace lapgrad {
 
-// B := A's lower triangle, mirrored. B may be A's own memory.
+// B := the symmetric matrix with the lower triangle of A. B may be A's own memory.
 template <class T>
 void copyltu_batch(Batch<const T> A, Batch<T> B) {
     for_passes(A.count, A.rows * A.cols, [&](index_t b, bool parallel) {
@@ -14,7 +14,7 @@ void copyltu_batch(Batch<const T> A, Batch<T> B) {
     });
 }
 
-// B := rows of A + A', from row `begin` on.
+// B := B.rows rows of A + A', from row `begin` on.
 template <class T>
 void add_transpose_batch(Batch<const T> A, index_t begin, Batch<T> B) {
     for_passes(A.count, B.rows * B.cols,

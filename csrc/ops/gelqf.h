@@ -1,7 +1,7 @@
 // A = L Q by Householder reflections of rows, as a recursion on products (Elmroth and Gustavson 2000).
 //
-// Reflectors of a block of rows are kept together: H1 H2 ... = I - Y' T Y with Y the rows v (unit upper trapezoidal) and T
-// upper triangular (compact WY). For A = [A1; A2]:
+// The reflectors of a block of rows are stored together (compact WY): H1 H2 ... = I - Y' T Y, where Y has the rows v (unit upper
+// trapezoidal) and T is upper triangular. For A = [A1; A2]:
 //
 //     A1 = L11 Q1, giving Y1, T1
 //     A2 := A2 - (A2 Y1' T1) Y1                 [L21, the rest of A2]
@@ -9,9 +9,9 @@
 //     T12 = -T1 (Y1 Y2') T2                                                        3 m^2 n flops
 //     Q = [I 0] - (T Y_left)' Y, in place of Y                                       m^2 n flops
 //
-// Y lies in the memory of A (which becomes Q), with its zeros and ones, so that every step is a plain product. L and T share
-// one square: L below the diagonal, T on and above it, the diagonal of L aside ("mixed"). So nothing but the results is
-// allocated. When only L is wanted, T is made for panels of rows alone: 2 m^2 n flops.
+// Y is stored in the memory of A (which becomes Q), with its zeros and ones, so that every step is a plain product. L and T share
+// one square matrix, "mixed": L below the diagonal, T on and above it; the diagonal of L is stored separately. So nothing but the
+// results is allocated. When only L is wanted, T is computed for panels of rows only: 2 m^2 n flops.
 //
 // Backward, with r = min(m, n), A = [A1; A2], L = [L1; L2] after r rows (see docs/derivations.md):
 //
@@ -31,8 +31,8 @@
 
 namespace lapgrad {
 
-// gemm with the threads on the long side of a slim product, which BLAS would not spread. A sum over a long side is split
-// into one part per thread.
+// gemm on all threads for slim products, which BLAS would not share: the long side is split among the threads. If that is the
+// side summed over, each thread computes a partial sum.
 template <class T>
 void gemm_on_all_threads(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
     const index_t m = C.rows, n = C.cols, k = A.cols;
@@ -59,7 +59,7 @@ void gemm_on_all_threads(T alpha, View<const T> A, View<const T> B, bool accumul
             for (index_t j = 0; j < n; ++j) C(i, j) += part(s)(i, j);
 }
 
-// Threads inside a block of m rows and n columns pay from here on.
+// Whether a block of m rows and n columns has enough work for several threads.
 inline bool is_worth_threads(index_t m, index_t n, bool parallel) {
     const double serial = static_cast<double>(plan::serial_order(parallel::threads()));
     return parallel && static_cast<double>(m) * m * n > serial * serial * serial;
@@ -79,7 +79,7 @@ void reduce_lq(View<T> A, View<T> mixed, T* diagonal, bool parallel) {
     const View<T> T1 = mixed.block(0, 0, first, first), T2 = mixed.block(first, first, second, second);
     const View<T> corner = mixed.block(0, first, first, second);
     reduce_lq<T>(A1, T1, diagonal, parallel);
-    // The corner that T12 will take holds (A2 Y1' T1)' until then.
+    // The block of T12 holds (A2 Y1' T1)' until T12 is computed.
     gemm_on_all_threads<T>(1, A1, A2.t(), false, corner, parallel);
     trmm<T>(T1.t(), true, corner, parallel);
     gemm_on_all_threads<T>(-1, corner.t(), A1, true, A2, parallel);
@@ -92,7 +92,7 @@ void reduce_lq(View<T> A, View<T> mixed, T* diagonal, bool parallel) {
     trmm<T>(T2.t(), true, corner.t(), parallel);
 }
 
-// The upper triangle of C := C U, U upper triangular, both with their diagonals; the rest of C is left alone.
+// The upper triangle of C := C U for upper triangular C and U; the rest of C is not changed.
 template <class T>
 void multiply_upper(View<T> C, View<const T> U, bool parallel) {
     const index_t n = C.rows;
@@ -109,7 +109,8 @@ void multiply_upper(View<T> C, View<const T> U, bool parallel) {
     const View<T> C11 = C.block(0, 0, first, first), C12 = C.block(0, first, first, second),
                   C22 = C.block(first, first, second, second);
     const View<const T> U12 = U.block(0, first, first, second), U22 = U.block(first, first, second, second);
-    // C12 := C12 U22 + C11 U12, the second product a few columns at a time: C11 shares its memory, so it is not a matrix.
+    // C12 := C12 U22 + C11 U12. The second product needs a copy of some columns of U12: the lower triangle of C11 holds other
+    // data, so only trmm can read C11.
     trmm<T>(U22.t(), true, C12.t(), parallel);
     constexpr index_t width = plan::copied_columns;
     const auto add_slab = [&](index_t s) {
@@ -130,14 +131,14 @@ void multiply_upper(View<T> C, View<const T> U, bool parallel) {
     multiply_upper<T>(C22, U22, parallel);
 }
 
-// Y := [S 0] - S (T Y_left)' Y, the rows of Q with the signs S. T is lost.
+// Y := [S 0] - S (T Y_left)' Y, the rows of Q with the signs S. T is overwritten.
 template <class T>
 void form_rows(View<T> Y, View<T> mixed, const T* signs, bool parallel) {
     const index_t m = Y.rows, n = Y.cols;
     multiply_upper<T>(mixed, Y.columns(0, m), parallel);
     for (index_t i = 0; i < m; ++i)
         for (index_t j = i; j < m; ++j) mixed(i, j) *= -signs[j];
-    // Columns [j, j + width) of Y are zero below row j + width: what stands there comes from a product.
+    // Columns [j, j + width) of Y are zero below row j + width, so the result there is one product of the rows above.
     const index_t width = plan::orthogonal_slice(n);
     const auto form = [&](index_t s) {
         const index_t j = s * width, c = std::min(width, n - j), height = std::min(m, j + c);
@@ -153,13 +154,13 @@ void form_rows(View<T> Y, View<T> mixed, const T* signs, bool parallel) {
     for (index_t i = 0; i < m; ++i) Y(i, i) += signs[i];
 }
 
-// signs[j] := the sign that makes diagonal[j] positive, if that is wanted.
+// signs[j] := -1 if `positive` and diagonal[j] is negative, else 1.
 template <class T>
 void choose_signs(const T* diagonal, index_t count, bool positive, T* signs) {
     for (index_t j = 0; j < count; ++j) signs[j] = positive && diagonal[j] < T(0) ? T(-1) : T(1);
 }
 
-// The upper triangle of L is cleared and its diagonal set; columns take their signs.
+// Clears the upper triangle of L, sets its diagonal, and multiplies its columns by `signs`.
 template <class T>
 void finish_square(View<T> L, const T* diagonal, const T* signs, bool parallel) {
     for_strips(L.rows, L.cols, parallel, [&](index_t begin, index_t end) {
@@ -186,7 +187,7 @@ void factor_lq(View<const T> A, View<T> Q, View<T> L, bool positive, bool parall
     if (below > 0) gemm<T>(1, A.block(r, 0, below, n), Q.t(), false, L.block(r, 0, below, r));
 }
 
-// L alone. `work` (m x n, contiguous rows) holds A and is lost; it may be L itself when m >= n.
+// L := the factor L of A, without Q. `work` (m x n, contiguous rows) holds A and is overwritten; it may be L itself if m >= n.
 template <class T>
 void factor_l(View<T> work, View<T> L, bool positive, bool parallel) {
     const index_t m = work.rows, n = work.cols, r = L.cols;
@@ -218,7 +219,7 @@ void factor_l(View<T> work, View<T> L, bool positive, bool parallel) {
             if (diagonal[j] < T(0)) L(i, j) = -L(i, j);
 }
 
-// The first row of L that holds a NaN or an infinity, counted from 1; 0 if there is none.
+// Returns the first row of L with a NaN or an infinity, counted from 1; 0 if there is none.
 template <class T>
 int find_nonfinite_row(View<const T> L) {
     for (index_t i = 0; i < L.rows; ++i) {
@@ -229,8 +230,8 @@ int find_nonfinite_row(View<const T> L) {
     return 0;
 }
 
-// The lower triangle of M := that of L' G, both lower triangular; their upper triangles are not read. n^3/3. Scribbles on the
-// upper triangle of M.
+// The lower triangle of M := that of L' G for lower triangles L and G; their upper triangles are not read. n^3/3 flops. May
+// overwrite the upper triangle of M.
 template <class T>
 void multiply_lower_transposed(View<const T> L, View<const T> G, View<T> M, bool parallel) {
     const index_t n = L.rows;
@@ -253,8 +254,9 @@ void multiply_lower_transposed(View<const T> L, View<const T> G, View<T> M, bool
     gemmt<T>(1, L21.t(), G21, true, M11, Upper::scribble, parallel);
 }
 
-// The lower triangle of C := alpha A B (+ C), a sum over a long side on many threads: halves with all of them on each product.
-// The tiles of gemmt are for one thread each, and slim when the sum is long. Scribbles on the upper triangle.
+// The lower triangle of C := alpha A B (+ C) when the side summed over is long and there are many threads: C is halved, and each
+// product runs on all threads. (gemmt computes one tile per thread, and such tiles would be slim.) May overwrite the upper
+// triangle.
 template <class T>
 void gemmt_long(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const index_t n = C.rows, k = A.cols;
@@ -266,7 +268,7 @@ void gemmt_long(T alpha, View<const T> A, View<const T> B, bool accumulate, View
     gemmt_long<T>(alpha, A2, B.block(0, first, k, second), accumulate, C.block(first, first, second, second));
 }
 
-// Z as above. gQ or gL may be without data (one of them is there).
+// Z := the matrix Z of the backward formula above. gQ.data or gL.data may be null, but not both.
 template <class T>
 void form_middle(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> Z, bool parallel) {
     const index_t r = Z.rows, below = L.rows - r;
@@ -285,6 +287,7 @@ void form_middle(View<const T> Q, View<const T> L, View<const T> gQ, View<const 
         for (index_t j = 0; j < i; ++j) Z(j, i) += K(j, i) - K(i, j);
 }
 
+// gA := the gradient of A from the cotangents of Q and L.
 template <class T>
 void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T> gL, View<T> gA, bool parallel) {
     const index_t r = Q.rows, n = Q.cols, below = L.rows - r;
@@ -297,7 +300,8 @@ void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T
         gemm<T>(1, Z, basis, gQ.data != nullptr, target);
         trsm<T>(L1.t(), false, target, threads);
     };
-    // Few threads do all three steps on columns of their own: 5 % faster on 2. Many would each prepare Z for its product.
+    // With few threads, each does all three steps on its own columns: 5 % faster on 2 threads. With many threads, each of them would
+    // pack Z for its own product.
     const index_t team = parallel && blas::serial_in_parallel_region ? parallel::threads() : 1;
     const index_t width = (n + team - 1) / team;
     if (team > 1 && plan::is_few(team) && width >= plan::current.slice_columns)
@@ -314,7 +318,7 @@ void reverse_lq(View<const T> Q, View<const T> L, View<const T> gQ, View<const T
         set_zero<T>(bottom);
 }
 
-// Without Q. m <= n: gA = S A, S = L^-T copyltu(L' gL) L^-1, twice the reverse sweep of potrf. m > n: gA = P A1,
+// gA := the gradient of A when only L was computed. m <= n: gA = S A, S = L^-T copyltu(L' gL) L^-1, twice the reverse sweep of potrf. m > n: gA = P A1,
 // P = [L1^-T Z; gL2] L1^-1.
 template <class T>
 void reverse_l(View<const T> A, View<const T> L, View<const T> gL, View<T> gA, bool parallel) {
@@ -334,9 +338,8 @@ void reverse_l(View<const T> A, View<const T> L, View<const T> gL, View<T> gA, b
     gemm<T>(1, P, A.block(0, 0, r, n), false, gA);
 }
 
-// The first row that depends on those before it, as far as rounding lets one tell: what is left of it, |l_ii|, is no
-// more than `tolerance` times its own length. -1 if there is none. With `relative_to_largest`, than `tolerance` times the largest
-// |l_jj|.
+// Returns the first row of A that depends linearly on the rows before it, up to rounding; -1 if there is none. Row i does if |l_ii|
+// is at most `tolerance` times the largest entry of row i of L, or with `relative_to_largest` times the largest |l_jj|.
 template <class T>
 index_t find_dependent_row(View<const T> L, T tolerance, bool relative_to_largest) {
     T largest = 0;
@@ -351,7 +354,7 @@ index_t find_dependent_row(View<const T> L, T tolerance, bool relative_to_larges
     return -1;
 }
 
-// One matrix per lane, for as many elements as a square of the largest order has.
+// Whether a batch is computed with one matrix per lane: up to as many elements as the largest square matrix on lanes has.
 template <class T, class... Batches>
 bool fits_lq_lanes(index_t count, index_t rows, index_t cols, const Batches&... batches) {
     const index_t order = plan::lane_order<T>();
@@ -359,7 +362,7 @@ bool fits_lq_lanes(index_t count, index_t rows, index_t cols, const Batches&... 
     return count > 1 && rows * cols <= order * order && (row_major(batches) && ...);
 }
 
-// The first item for which `found(item)` holds, -1 if there is none; many items are looked at side by side.
+// Returns the first item for which found(item) is true, -1 if there is none. Items are tested in parallel.
 template <class F>
 index_t find_first_item(index_t count, index_t elements, F found) {
     std::atomic<index_t> first{count};
@@ -373,7 +376,8 @@ index_t find_first_item(index_t count, index_t elements, F found) {
     return first < count ? first.load() : -1;
 }
 
-// Q, L := factors of A; L alone when Q is without data. Returns the first item with a NaN or an infinity, and its row.
+// Q, L := factors of A; L alone if Q.data is null. Returns the first item with a NaN or an infinity, and its row from 1; {-1, 0}
+// if there is none.
 template <class T>
 std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive) {
     const index_t m = A.rows, n = A.cols, r = std::min(m, n);
@@ -384,7 +388,7 @@ std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bo
     else if (r > 0)
         for_items(A.count, plan::equivalent_order(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
             if (Q.data) return factor_lq<T>(A[b], Q[b], L[b], positive, parallel);
-            // A tall matrix is reduced in the memory of L.
+            // A tall matrix is reduced in the memory of L, which is as large as A.
             const Buffer<T> memory = allocate<T>(m > n ? 0 : m * n);
             const View<T> work = m > n ? L[b] : View<T>{memory.get(), m, n, n, 1};
             copy<T>(A[b], T(1), work, parallel);
@@ -394,7 +398,7 @@ std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bo
     return {item, item < 0 ? 0 : find_nonfinite_row<T>(L[item])};
 }
 
-// The first item that has a dependent row, and that row; {-1, -1} if there is none.
+// Returns the first item that has a dependent row, and that row; {-1, -1} if there is none.
 template <class T>
 std::pair<index_t, index_t> find_dependent_row_batch(Batch<const T> L, T tolerance, bool relative_to_largest) {
     const index_t items = L.batch_stride == 0 && L.count > 0 ? 1 : L.count;
@@ -403,7 +407,7 @@ std::pair<index_t, index_t> find_dependent_row_batch(Batch<const T> L, T toleran
     return {item, item < 0 ? -1 : row(item)};
 }
 
-// gQ or gL may be without data.
+// gA := the gradient of A; gQ.data or gL.data may be null.
 template <class T>
 void gelqf_vjp_batch(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch<const T> gL, Batch<T> gA) {
     const index_t m = gA.rows, n = gA.cols;

@@ -1,5 +1,5 @@
-// C := alpha A B (+ C) on the lower triangle of C. The triangle is cut into tiles: those below the diagonal are products,
-// those on it are halved down to a size that the own kernel takes, which computes little more than the triangle.
+// The lower triangle of C := alpha A B (+ C). The triangle is cut into tiles: those below the diagonal are products, those on it
+// are halved down to a size that the core's own kernel takes, which computes little more than the triangle.
 #pragma once
 
 #include "base/items.h"
@@ -8,9 +8,10 @@
 
 namespace lapgrad {
 
-// What becomes of the strict upper triangle. A caller that has no use for it yet lets it be scribbled on.
+// What happens to the strict upper triangle. `scribble`: it may be overwritten, because the caller does not use it yet.
 enum class Upper { scribble, clear, mirror };
 
+// Fills the block above the diagonal from its mirror image below, or with zeros, or not at all, as `upper` says.
 template <class T>
 void finish_upper(View<T> below, View<T> above, Upper upper, bool parallel) {
     if (upper == Upper::mirror) copy<T>(below.readonly().t(), T(1), above, parallel);
@@ -20,8 +21,8 @@ void finish_upper(View<T> below, View<T> above, Upper upper, bool parallel) {
         });
 }
 
-// The lower triangle on the own kernel, in pieces of the sum that its packed panels hold; scribbles on the upper one. At order
-// 256 it is a third faster than halves down to 64 with products on the diagonal (1 thread).
+// The lower triangle by the core's own kernel, in pieces of the sum that fit its packed panels; may overwrite the upper triangle.
+// At order 256 it is a third faster than halving down to 64 with full products on the diagonal (1 thread).
 template <class T>
 void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const bool by_rows = C.col_stride == 1;
@@ -35,6 +36,7 @@ void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View
     } while (p < A.cols);
 }
 
+// The lower triangle by recursion, on one thread.
 template <class T>
 void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
     const index_t n = C.rows, k = A.cols;
@@ -61,7 +63,7 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
     if (!parallel) return gemmt_diagonal<T>(alpha, A, B, accumulate, C, upper);
     const index_t tile = plan::triangle_tile(n, parallel::threads());
     const index_t tiles = (n + tile - 1) / tile;
-    // Tiles below the diagonal first: they cost twice as much, and short tasks at the end balance the threads.
+    // Tiles below the diagonal come first: they cost twice as much, and short tasks at the end balance the threads.
     const index_t below = tiles * (tiles - 1) / 2;
     parallel::for_each(below + tiles, [&](index_t task) {
         index_t ti = 1;
@@ -77,7 +79,7 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
     });
 }
 
-// C := alpha A B on the lower triangle; the upper one mirrored if symmetric, else zero.
+// The lower triangle of C := alpha A B; the upper one is mirrored if symmetric, else zero.
 template <class T>
 void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric) {
     const index_t n = C.rows, k = A.cols;
@@ -93,7 +95,7 @@ void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool s
     });
 }
 
-// C := alpha (A B + D E) on the lower triangle; the upper one mirrored if symmetric, else zero.
+// The lower triangle of C := alpha (A B + D E); the upper one is mirrored if symmetric, else zero.
 template <class T>
 void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T> D, Batch<const T> E, Batch<T> C,
                      bool symmetric) {

@@ -1,8 +1,8 @@
 // Triangles packed into vectors, and back.
 //
-// A triangle of order k has k runs: run r holds the first r + 1 entries of row r + skip of the matrix and lies in the vector
-// from r (r + 1) / 2 on. That is a lower triangle, row by row; an upper one, column by column, is a lower one of A'. Runs of a
-// row-major matrix are copied as they lie, those of another one go through square tiles that are read and written in order.
+// A triangle of order k has k runs. Run r holds the first r + 1 entries of row r + skip of the matrix and starts at entry
+// r (r + 1) / 2 of the vector. That is a lower triangle, row by row; an upper triangle, column by column, is a lower one of A'.
+// Runs of a row-major matrix are copied directly. Runs of a column-major one are transposed in square tiles.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace lapgrad {
 
 inline index_t start_of_run(index_t r) { return r * (r + 1) / 2; }
 
-// Where a packed triangle lies: entries are `step` apart.
+// A packed triangle: a vector whose entries are `step` apart.
 template <class T>
 struct Packed {
     T* data;
@@ -22,7 +22,7 @@ struct Packed {
     View<T> entries(index_t begin, index_t count) const { return {data + begin * step, 1, count, 0, step}; }
 };
 
-// target := source. Most runs are short: four entries at a time, the last four of them perhaps twice.
+// target := source. Most runs are short: four entries are copied at a time, and the last four may overlap the ones before.
 template <class T>
 inline void copy_run(const T* source, index_t count, T* target) {
     if (count > plan::short_run) {
@@ -55,7 +55,7 @@ inline void copy_run(Packed<const T> v, index_t begin, index_t count, T* target)
     isa::kernels<T>().copy(v.entries(begin, count), T(1), {target, 1, count, count, 1});
 }
 
-// v, without gaps, := the triangle of A (n x n) from the diagonal `skip` below the main one on.
+// v (contiguous) := the lower triangle of A (n x n), starting with the diagonal `skip` below the main one.
 template <class T>
 void pack_triangle(View<const T> A, index_t skip, T* v, bool parallel) {
     const index_t order = A.rows - skip;
@@ -76,7 +76,7 @@ void pack_triangle(View<const T> A, index_t skip, T* v, bool parallel) {
     });
 }
 
-// A := zero, with v in the triangle from the diagonal `skip` below the main one on. A is row-major.
+// A := v in the lower triangle that starts with the diagonal `skip` below the main one, zero elsewhere. A is row-major.
 template <class T>
 void unpack_rows(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
@@ -88,12 +88,12 @@ void unpack_rows(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     });
 }
 
-// The same for A': runs of v are columns of A, which is row-major, from the diagonal `skip` above the main one on.
+// The same for A': runs of v are columns of A, which is row-major, starting with the diagonal `skip` above the main one.
 template <class T>
 void unpack_columns(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     const index_t order = A.rows - skip;
     for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
-        // Left of column `first` the strip is zero.
+        // The strip is zero left of column `first`.
         const index_t first = std::min(A.cols, begin + skip);
         for (index_t i = begin; i < end; ++i) clear_run<T>(A.at(i, 0), first);
         T tile[strip_rows * strip_rows];
@@ -116,7 +116,8 @@ void extracttrian_batch(Batch<const T> A, index_t skip, T* v) {
     for_passes(A.count, length, [&](index_t b, bool parallel) { pack_triangle<T>(A[b], skip, v + b * length, parallel); });
 }
 
-// A's rows or columns have no gaps between their entries. `distance`: between the vectors of two items.
+// A := the matrices with the packed triangles v, zero elsewhere. A has one stride of 1; `distance` is the stride between the
+// vectors of two items.
 template <class T>
 void maketrian_batch(Packed<const T> v, index_t distance, index_t skip, Batch<T> A) {
     for_passes(A.count, A.rows * A.cols, [&](index_t b, bool parallel) {

@@ -11,7 +11,7 @@
 //     G11 := G11 - G21' L21            (lower triangle)
 //     S11 = reverse(L11, G11),   S12 = G21'                                                   2/3 n^3
 //
-// Started from half of gL, S ends as the symmetric gradient of A.
+// If it starts from gL / 2, S ends as the symmetric gradient of A.
 #pragma once
 
 #include <cmath>
@@ -23,8 +23,8 @@
 
 namespace lapgrad {
 
-// The library's factorisation, with the status that ours would give. LAPACK stops at the first pivot that is not
-// positive and leaves it in its place; an infinite pivot it takes for a positive one.
+// Factors A by LAPACK and returns the status that factor_lower would return. LAPACK stops at the first pivot that is not positive
+// and leaves it in place, but takes an infinite pivot for a positive one.
 template <class T>
 int factor_lower_by_vendor(View<T> A) {
     const blas::blas_int n = blas::narrow(A.rows);
@@ -38,7 +38,8 @@ int factor_lower_by_vendor(View<T> A) {
     return info;
 }
 
-// 0, or potrf's info code: +k, leading minor k is not positive; -k, NaN or infinity at pivot k.
+// Replaces the lower triangle of A by its Cholesky factor. Returns 0, +k if leading minor k is not positive, or -k if pivot k is NaN
+// or infinite.
 template <class T>
 int factor_lower(View<T> A, bool parallel) {
     const index_t n = A.rows;
@@ -56,6 +57,7 @@ int factor_lower(View<T> A, bool parallel) {
     return code > 0 ? code + int(first) : code < 0 ? code - int(first) : 0;
 }
 
+// Replaces G, whose lower triangle is read, by the symmetric S of the reverse sweep.
 template <class T>
 void reverse_lower(View<const T> L, View<T> G, bool parallel) {
     const index_t n = L.rows;
@@ -75,7 +77,7 @@ void reverse_lower(View<const T> L, View<T> G, bool parallel) {
     copy<T>(G21.readonly().t(), T(1), G.block(0, first, first, second), parallel);
 }
 
-// L := lower factor of A, info per item. Failed items become the identity.
+// L := lower Cholesky factor of A, info per item as from factor_lower. Failed items become the identity.
 template <class T>
 void potrf_batch(Batch<const T> A, Batch<T> L, std::int32_t* info) {
     const index_t n = A.rows;
@@ -101,23 +103,23 @@ void potrf_batch(Batch<const T> A, Batch<T> L, std::int32_t* info) {
     });
 }
 
-// gA := symmetric gradient of A from the factor and its cotangent, whose lower triangles are read. Items whose info is
-// not 0 get zero. info may be null.
+// gA := symmetric gradient of A from the lower triangles of the factor and of its cotangent. Items whose info is not 0 get
+// zeros; info may be null.
 template <class T>
 void potrf_vjp_batch(Batch<const T> L, Batch<const T> gL, Batch<T> gA, const std::int32_t* info) {
     const index_t n = L.rows;
     if (n == 0) return;
-    const auto failed = [&](index_t b) { return info && info[b]; };
+    const auto has_failed = [&](index_t b) { return info && info[b]; };
     if (fits_lanes<T>(L.count, n, L, gL, gA)) {
         for_lane_ranges<T>(L.count, n * n * (2 * n + 12) / 3, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_potrf_reverse(L, gL, gA, begin, end, thread_scratch());
         });
         for (index_t b = 0; b < L.count; ++b)
-            if (failed(b)) set_zero<T>(gA[b]);
+            if (has_failed(b)) set_zero<T>(gA[b]);
         return;
     }
     for_items(L.count, n, [&](index_t b, bool parallel) {
-        if (failed(b)) return set_zero<T>(gA[b]);
+        if (has_failed(b)) return set_zero<T>(gA[b]);
         copy_lower<T>(gL[b], T(0.5), gA[b], parallel);
         reverse_lower<T>(L[b], gA[b], parallel);
     });

@@ -5,8 +5,8 @@
 //
 //     B22 = (L22 L22')^-1,   B21 = -B22 K,   B11 = (L11 L11')^-1 + K' B22 K = (L11 L11')^-1 - K' B21        2/3 n^3
 //
-// The result is symmetric, so the block above the diagonal is free until the end and holds K'. Half of the work is one
-// full product, and no term is a difference of larger ones.
+// The result is symmetric, so the block above the diagonal holds K' until the end. Half of the work is one full product, and no
+// term is a difference of larger ones.
 //
 // With G = gB + gB' the gradient of L is -tril(L^-T Z), where Z = L^-1 G L^-T is symmetric:
 //
@@ -15,7 +15,7 @@
 //     G22 := G22 - L21 H' - H L21'            (lower triangle)
 //     Z21 = L22^-1 (H - P),   Z22 = L22^-1 G22 L22^-T                                                       n^3
 //
-// and the lower triangle of L^-T Z asks for no more than the lower triangle of Z:
+// and the lower triangle of L^-T Z depends only on the lower triangle of Z:
 //
 //     X21 = L22^-T Z21,   X11 = tril(L11^-T (Z11 - L21' X21)),   X22 = tril(L22^-T Z22)                     n^3/3
 #pragma once
@@ -38,7 +38,7 @@ void invert_leaf(View<T> B) {
     isa::kernels<T>().product(T(1), M.readonly().t(), M, false, B.col_stride == 1 ? B : B.t(), scratch<T>());
 }
 
-// The four blocks of a matrix.
+// The four blocks that a recursion splits a square matrix into.
 template <class T>
 struct Quarters {
     View<T> m11, m12, m21, m22;
@@ -50,7 +50,7 @@ struct Quarters {
           m22(A.block(split_order(A.rows), split_order(A.rows), A.rows - split_order(A.rows), A.rows - split_order(A.rows))) {}
 };
 
-// C := alpha A B. Products that go to BLAS are shared among the threads there; the own ones here, by rows of C.
+// C := alpha A B on all threads. BLAS splits its own products; products on the core's kernel are split here, by rows of C.
 template <class T>
 void gemm_by_rows(T alpha, View<const T> A, View<const T> B, View<T> C, bool parallel) {
     const index_t team = parallel ? parallel::threads() : 1;
@@ -62,14 +62,15 @@ void gemm_by_rows(T alpha, View<const T> A, View<const T> B, View<T> C, bool par
     });
 }
 
-// The steps before and after the blocks on the diagonal are inverted. `full`: the result is mirrored to the upper triangle;
-// else that one is scribbled on.
+// The steps before the diagonal blocks are inverted: m12 := K'.
 template <class T>
 void prepare_inversion(const Quarters<T>& B, bool parallel) {
     copy<T>(B.m21.readonly().t(), T(1), B.m12, parallel);
     trsm<T>(B.m11.readonly().t(), false, B.m12, parallel);
 }
 
+// The steps after the diagonal blocks are inverted. `full`: the result is mirrored to the upper triangle, which may otherwise hold
+// anything.
 template <class T>
 void finish_inversion(const Quarters<T>& B, bool full, bool parallel) {
     gemm_by_rows<T>(-1, B.m22, B.m12.readonly().t(), B.m21, parallel);
@@ -77,7 +78,7 @@ void finish_inversion(const Quarters<T>& B, bool full, bool parallel) {
     if (full) copy<T>(B.m21.readonly().t(), T(1), B.m12, parallel);
 }
 
-// L in the lower triangle becomes the lower triangle of (L L')^-1, on one thread.
+// Replaces L, the lower triangle of B, by the lower triangle of (L L')^-1, on one thread. `full`: see finish_inversion.
 template <class T>
 void invert_serially(View<T> B, bool full) {
     if (B.rows <= isa::leaf) return invert_leaf<T>(B);
@@ -88,8 +89,8 @@ void invert_serially(View<T> B, bool full) {
     finish_inversion<T>(quarters, full, false);
 }
 
-// The same on all threads. The blocks on the diagonal do not depend on each other: the recursion goes down to as many as
-// there are threads, and each thread inverts its own.
+// The way down of the recursion on all threads: splits B into `parts` diagonal blocks, which do not depend on each other, and
+// appends them to `blocks`.
 template <class T>
 void split_blocks(View<T> B, index_t parts, std::vector<View<T>>& blocks) {
     if (parts <= 1 || B.rows <= 2 * isa::leaf) return blocks.push_back(B);
@@ -99,6 +100,7 @@ void split_blocks(View<T> B, index_t parts, std::vector<View<T>>& blocks) {
     split_blocks<T>(quarters.m22, parts / 2, blocks);
 }
 
+// The way back up, after the blocks of split_blocks have been inverted.
 template <class T>
 void join_blocks(View<T> B, index_t parts, bool full) {
     if (parts <= 1 || B.rows <= 2 * isa::leaf) return;
@@ -108,6 +110,7 @@ void join_blocks(View<T> B, index_t parts, bool full) {
     finish_inversion<T>(quarters, full, true);
 }
 
+// Replaces L, the lower triangle of B, by that of (L L')^-1: each thread inverts a diagonal block of its own, if MKL lets it.
 template <class T>
 void invert_factored(View<T> B, bool full, bool parallel) {
     if (!parallel || !blas::serial_in_parallel_region) return invert_serially<T>(B, full);
@@ -136,7 +139,7 @@ void subtract_transposed(View<const T> B, View<T> A, bool parallel) {
     });
 }
 
-// The lower triangle of S := -(A + A'); within the tiles on the diagonal the upper one, too.
+// The lower triangle of S := that of -(A + A'). Tiles on the diagonal are written in full.
 template <class T>
 void negate_symmetric_sum(View<const T> A, View<T> S, bool parallel) {
     for_strips(S.rows, S.cols, parallel, [&](index_t begin, index_t end) {
@@ -154,7 +157,7 @@ void negate_symmetric_sum(View<const T> A, View<T> S, bool parallel) {
     });
 }
 
-// The lower triangle of the symmetric S becomes that of L^-1 S L^-T; the upper one is scribbled on.
+// Replaces the lower triangle of the symmetric S by that of L^-1 S L^-T. The upper triangle may be overwritten.
 template <class T>
 void apply_congruence(View<const T> L, View<T> S, bool parallel) {
     const index_t n = L.rows;
@@ -180,7 +183,7 @@ void apply_congruence(View<const T> L, View<T> S, bool parallel) {
     apply_congruence<T>(l.m22, s.m22, parallel);
 }
 
-// The lower triangle of Z becomes that of L^-T Z; the upper one is scribbled on.
+// Replaces the lower triangle of Z by that of L^-T Z. The upper triangle may be overwritten.
 template <class T>
 void solve_lower_part(View<const T> L, View<T> Z, bool parallel) {
     const index_t n = L.rows;
@@ -195,7 +198,7 @@ void solve_lower_part(View<const T> L, View<T> Z, bool parallel) {
     solve_lower_part<T>(l.m22, z.m22, parallel);
 }
 
-// B := factor * B, from its lower triangle to both.
+// B := factor times the symmetric matrix with the lower triangle of B.
 template <class T>
 void scale_and_mirror(T factor, View<T> B, bool parallel) {
     const bool row_major = B.col_stride == 1;
@@ -211,7 +214,7 @@ void scale_and_mirror(T factor, View<T> B, bool parallel) {
     mirror_lower<T>(B, parallel);
 }
 
-// What potri's result is turned into on the way: B := weight[item] * scale * ((L L')^-1 + ratio X X'), X n x k.
+// What potri_batch computes from the inverse: B := weight[item] * scale * ((L L')^-1 + ratio X X'), X n x k.
 template <class T>
 struct PotriUpdate {
     Batch<const T> X;
@@ -219,7 +222,7 @@ struct PotriUpdate {
     T scale, ratio;
 };
 
-// B := (L L')^-1, updated. B may be L's own memory.
+// B := (L L')^-1, or the update of it. B may be L's own memory.
 template <class T>
 void potri_batch(Batch<const T> L, PotriUpdate<T> update, Batch<T> B) {
     const index_t n = L.rows, k = update.X.cols;

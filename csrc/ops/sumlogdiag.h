@@ -1,4 +1,4 @@
-// Sums of logarithms of a diagonal, and of squares beside them: the two terms of a normal density.
+// The sum of the logarithms of a diagonal plus a sum of squares: the two terms of a normal density.
 #pragma once
 
 #include <cmath>
@@ -9,10 +9,10 @@
 
 namespace lapgrad {
 
-// sum_i log |a_ii| with one logarithm per run of entries: mantissas are multiplied, exponents added.
+// Returns sum_i log |a_ii| with one logarithm per run of entries: mantissas are multiplied, exponents are added.
 template <class T>
 double sum_log_diagonal(View<const T> A) {
-    // Mantissas between 1/sqrt(2) and sqrt(2): entries near 1 have no exponent, and a product of so many stays in range.
+    // Mantissas are between 1/sqrt(2) and sqrt(2): entries near 1 have exponent 0, and a product of `run` of them does not overflow.
     constexpr index_t run = plan::log_run;
     constexpr double root_of_half = 0.70710678118654752440;
     double sum = 0;

@@ -27,7 +27,7 @@ bool is_lower_finite(View<const T> A) {
     return sum == T(0);
 }
 
-// Of each row the first entry that is within 1e-6 of the largest becomes positive.
+// Makes the leading entry of each row positive: the first whose size is within 1e-6 of the largest.
 template <class T>
 void fix_signs(View<T> U, bool parallel) {
     for_strips(U.rows, U.cols, parallel, [&](index_t begin, index_t end) {
@@ -44,16 +44,17 @@ void fix_signs(View<T> U, bool parallel) {
     });
 }
 
+// The sizes of the workspace that LAPACK's syevd needs.
 template <class T>
-struct Workspace {
+struct WorkspaceSize {
     blas::blas_int reals, integers;
 
-    Workspace(const char* job, index_t order) {
+    WorkspaceSize(const char* job, index_t order) {
         const blas::blas_int n = blas::narrow(order), query = -1;
         T best = 0;
         blas::blas_int best_integers = 0, info = 0;
         lapack::routines<T>().syevd(job, "U", &n, nullptr, &n, nullptr, &best, &query, &best_integers, &query, &info);
-        // float32 cannot say large sizes exactly: the documented minimum is added up again.
+        // LAPACK returns the size as a T, and a float does not hold large integers exactly: so at least the documented minimum is taken.
         const bool vectors = job[0] == 'V';
         const index_t least = vectors ? 1 + 6 * order + 2 * order * order : 2 * order + 1;
         reals = blas::narrow(std::max<index_t>(static_cast<index_t>(best), least));
@@ -61,9 +62,9 @@ struct Workspace {
     }
 };
 
-// In place on Z, whose lower triangle holds the matrix: eigenvalues, and eigenvectors as rows. Returns LAPACK's info.
+// Decomposes the symmetric matrix in the lower triangle of Z: Z receives the eigenvectors as rows. Returns LAPACK's info.
 template <class T>
-int decompose(const char* job, View<T> Z, T* eigenvalues, const Workspace<T>& size) {
+int decompose(const char* job, View<T> Z, T* eigenvalues, const WorkspaceSize<T>& size) {
     const blas::blas_int n = blas::narrow(Z.rows), ld = blas::narrow(Z.row_stride);
     const Buffer<T> work = allocate<T>(size.reals);
     const Buffer<blas::blas_int> integers = allocate<blas::blas_int>(size.integers);
@@ -74,9 +75,9 @@ int decompose(const char* job, View<T> Z, T* eigenvalues, const Workspace<T>& si
     return info;
 }
 
-// The tridiagonal form has too little work for LAPACK's blocks: lanes pay up to the largest order they take. Beyond lane_limit
-// they leave the innermost cache, and a whole group then costs as much as 4 (W <= 8) to 8 (W = 16) items on LAPACK (order 64):
-// compared is what the busiest thread gets.
+// Whether a batch of order n runs faster with one matrix per lane than on LAPACK. Up to lane_limit it does: the reduction to
+// tridiagonal form has too little work for LAPACK's blocks. Beyond, the time of the busiest thread decides, with
+// plan::eigen_group_cost for a group of lanes.
 template <class T>
 bool prefers_lanes(index_t count, index_t n) {
     if (count <= 1 || plan::lane_order<T>() == 0 || n > isa::lane_eigen_limit) return false;
@@ -102,7 +103,7 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
         return;
     }
     const char* const job = U.data ? "V" : "N";
-    const Workspace<T> size(job, n);
+    const WorkspaceSize<T> size(job, n);
     for_items(A.count, n, [&](index_t b, bool parallel) {
         T* const lambda = eigenvalues + b * n;
         if (!is_lower_finite<T>(A[b])) {
@@ -119,7 +120,8 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
     });
 }
 
-// What the gradient learns on its way: the largest entry, and the largest of those that have to be zero.
+// Whether the loss has a derivative: the largest entry of gU U' (or slope), and the largest of the differences that must be zero
+// because they belong to equal eigenvalues.
 template <class T>
 struct DegeneracyCheck {
     T most = 0, uneven = 0;
@@ -128,10 +130,11 @@ struct DegeneracyCheck {
         most = std::max(most, other.most);
         uneven = std::max(uneven, other.uneven);
     }
-    bool broken() const { return uneven > std::sqrt(std::numeric_limits<T>::epsilon()) * most; }
+    bool fails() const { return uneven > std::sqrt(std::numeric_limits<T>::epsilon()) * most; }
 };
 
-// Of one item. noise and slope: per row, what is_only_rounding takes; zeros where no gaps are close, or there are no slopes.
+// The rule for small gaps of one item. noise and slope hold the arguments of is_only_rounding per row: zeros if no gap is close, or
+// there are no slopes.
 template <class T>
 struct GapRule {
     Degeneracy gaps;
@@ -144,7 +147,7 @@ struct GapRule {
         threshold = std::max(tol * scale, tiny);
         close = close_gap<T> * scale;
     }
-    void measure(View<const T> gU, const T* lambda, const T* slopes, bool parallel) {
+    void measure_noise(View<const T> gU, const T* lambda, const T* slopes, bool parallel) {
         const index_t n = gU.rows;
         noise.assign(n, T(0));
         slope.assign(n, T(0));
@@ -156,7 +159,7 @@ struct GapRule {
     }
 };
 
-// One pair of blocks of P, X = P(i, j) and Y = P(j, i)', i > j: both become half of X - Y, divided by the gaps.
+// Replaces two blocks of P, X = P(i, j) and Y = P(j, i)', i > j, by half of X - Y divided by the gaps.
 template <Degeneracy Rule, class T>
 void divide_block(View<T> X, View<T> Y, const T* lambda, index_t first_i, index_t first_j, const GapRule<T>& rule,
                   DegeneracyCheck<T>& found) {
@@ -183,7 +186,7 @@ void divide_block(View<T> X, View<T> Y, const T* lambda, index_t first_i, index_
 }
 
 // M := sym(P o F) in place, F_ij = 1 / (l_i - l_j): half of the skew part of P, divided by the gaps. A block and its mirror
-// image are worked on together, the latter transposed in a copy: walked down its columns it would miss the cache.
+// image are computed together; the latter is transposed in a copy, because reading it by columns would miss the cache.
 template <Degeneracy Rule, class T>
 DegeneracyCheck<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
     std::vector<DegeneracyCheck<T>> found((P.rows + strip_rows - 1) / strip_rows);
@@ -220,6 +223,7 @@ DegeneracyCheck<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& 
     }
 }
 
+// Whether the cotangents of equal eigenvalues differ, so that the loss has no derivative.
 template <class T>
 bool has_uneven_slopes(const T* lambda, const T* slope, index_t n, const GapRule<T>& rule) {
     DegeneracyCheck<T> found;
@@ -228,12 +232,12 @@ bool has_uneven_slopes(const T* lambda, const T* slope, index_t n, const GapRule
         if (i > 0 && !(lambda[i] - lambda[i - 1] > rule.threshold))
             found.uneven = std::max(found.uneven, std::abs(slope[i] - slope[i - 1]));
     }
-    return found.broken();
+    return found.fails();
 }
 
 // gA := U' M U, M = sym((gU U') o F) + diag(g_eigenvalues); either cotangent may be missing. M is symmetric: the last
-// product is computed on one triangle. `uneven` receives per item whether the loss tells apart what the decomposition
-// cannot: then it has no derivative.
+// product is computed on one triangle. `uneven` receives per item whether the loss depends on vectors that the matrix
+// does not determine, and so has no derivative.
 template <class T>
 void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
                      Degeneracy gaps, T tol, Batch<T> gA, std::int32_t* uneven) {
@@ -257,10 +261,10 @@ void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, 
         bool broken = slope && has_uneven_slopes<T>(lambda, slope, n, rule);
         if (gU.data) {
             gemm<T>(T(1), gU[b], U[b].t(), false, gradient);
-            rule.measure(gU[b], lambda, slope, parallel);
-            broken |= divide_by_gaps<T>(gradient, lambda, rule, parallel).broken();
+            rule.measure_noise(gU[b], lambda, slope, parallel);
+            broken |= divide_by_gaps<T>(gradient, lambda, rule, parallel).fails();
             for (index_t i = 0; i < n && slope; ++i) gradient(i, i) = slope[i];
-            // (U' M) U, not U' (M U): of one triangle, a product of two rows-first matrices is the faster one.
+            // (U' M) U, not U' (M U): one triangle of a product is computed faster if both factors are row-major.
             gemm<T>(T(1), U[b].t(), gradient.readonly(), false, W);
             gemmt<T>(T(1), W.readonly(), U[b], false, gradient, Upper::mirror, parallel);
         } else {
