@@ -1,6 +1,6 @@
 """The compiled core on a GPU: cuBLAS by function pointer, own kernels by handle, on torch's current stream.
 
-Algorithms that cut a matrix into many blocks are in the core (csrc/device*.h), where the time between two
+Algorithms that cut a matrix into many blocks are in the core (csrc/gpu), where the time between two
 launches is that of the launch. What is here says where the matrices lie, and lends torch's memory for work.
 """
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, address, readable, writable
-from lapgrad._kernels.cuda.small.gesvd import POLICIES
 from lapgrad._torch.precision import in_full_precision
 
 #: The largest order: above it every matrix fills the device by itself.
@@ -114,7 +114,7 @@ def weighing(
         address(gS),
         *operands,
         address(inverse),
-        POLICIES[degeneracy],
+        POLICY_NUMBERS[degeneracy],
         float(tol),
         address(cell),
         first,
