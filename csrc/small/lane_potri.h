@@ -94,7 +94,7 @@ void lane_cho_solve(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begi
         gather<T>(A, group, x_buffer);
         substitute<T>(l, x);
         substitute<T>(l.t().reversed(), x.reversed_rows());
-        scatter<T>(in_order_of<T>(X, A, x_buffer, reordered), X, group);
+        scatter<T>(reorder_for<T>(X, A, x_buffer, reordered), X, group);
     });
 }
 

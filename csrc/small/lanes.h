@@ -86,10 +86,10 @@ LaneView<T> lane_view(Vec<T>* buffer, const Batch<T>& like) {
     return {buffer, like.rows, like.cols, like.row_stride, like.col_stride};
 }
 
-// What `scatter` takes for `batch`: `buffer`, which is laid out like `from`, or its elements in the order of the batch, in
-// `other`, when one of the two is row-major and the other column-major.
+// Returns the elements of `buffer`, which are in the storage order of `from`, in the storage order of `batch`, as `scatter` needs
+// them: `buffer` itself, or a copy in `other` if one of the two is row-major and the other column-major.
 template <class T>
-const Vec<T>* in_order_of(const Batch<T>& batch, const Batch<const T>& from, Vec<T>* buffer, Vec<T>* other) {
+const Vec<T>* reorder_for(const Batch<T>& batch, const Batch<const T>& from, Vec<T>* buffer, Vec<T>* other) {
     if (batch.row_stride == from.row_stride && batch.col_stride == from.col_stride) return buffer;
     const LaneView<T> source = lane_view<T>(buffer, from), target = lane_view<T>(other, batch);
     for (index_t i = 0; i < batch.rows; ++i)
@@ -172,7 +172,7 @@ void lane_potrf(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin,
         gather<T>(A, group, buffer);
         typename Simd<T>::Mask status;
         factor<T>(lane_view<T>(buffer, A), status);
-        scatter<T>(in_order_of<T>(L, A, buffer, reordered), L, group);
+        scatter<T>(reorder_for<T>(L, A, buffer, reordered), L, group);
         for (index_t l = 0; l < group.filled; ++l) info[group.begin + l] = static_cast<std::int32_t>(status[l]);
     });
 }
@@ -294,7 +294,7 @@ void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, i
             x = x.reversed_rows();
         }
         Solve ? substitute<T>(l, x) : multiply<T>(l, x);
-        scatter<T>(in_order_of<T>(X, A, side_buffer, reordered), X, group);
+        scatter<T>(reorder_for<T>(X, A, side_buffer, reordered), X, group);
     });
 }
 
