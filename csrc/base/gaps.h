@@ -20,7 +20,7 @@ template <class T>
     return static_cast<T>(8.0 * (1.0 + __builtin_sqrt(length)) * eps);
 }
 
-// Gaps below this, relative to the largest value, are treated so: eps^(1/4). Division by a wider gap costs at most a quarter
+// Such entries are discarded at gaps below this times the largest value: eps^(1/4). Division by a wider gap costs at most a quarter
 // of the digits.
 template <class T>
 constexpr T close_gap = sizeof(T) == 8 ? T(0x1p-13) : T(0.018581361171917516);

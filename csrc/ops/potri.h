@@ -110,7 +110,8 @@ void join_blocks(View<T> B, index_t parts, bool full) {
     finish_inversion<T>(quarters, full, true);
 }
 
-// Replaces L, the lower triangle of B, by that of (L L')^-1: each thread inverts a diagonal block of its own, if MKL lets it.
+// Replaces L, the lower triangle of B, by that of (L L')^-1: each thread inverts a diagonal block of its own, unless BLAS would
+// start threads there.
 template <class T>
 void invert_factored(View<T> B, bool full, bool parallel) {
     if (!parallel || !blas::serial_in_parallel_region) return invert_serially<T>(B, full);

@@ -82,7 +82,7 @@ __device__ bool rotate(Pair<T, mine>& W, Pair<T, turned>& J, bool takes_part, bo
 // Returns the sign, 1 or -1, of the leading entry of a row: the first within 1e-6 of the largest. The row is spread over the lanes
 // of a pair.
 template <int per_pair, typename T, int count>
-__device__ T sign_of(const T (&row)[count], int lane) {
+__device__ T find_sign(const T (&row)[count], int lane) {
   T most = 0;
 #pragma unroll
   for (int i = 0; i < count; ++i) most = absolute(row[i]) > most ? absolute(row[i]) : most;

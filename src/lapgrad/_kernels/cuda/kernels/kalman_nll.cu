@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kThreads)
   for (Index t = 0; t < steps; ++t) {
     it.place_A(false);
     if (t + 1 < steps) it.fetch(t + 1, false);
-    it.compare();
+    it.form_innovation();
     it.wait();
-    it.vary();
+    it.form_innovation_covariance();
     it.wait();
     it.template solve<false>(nullptr);
     it.wait();
@@ -97,13 +97,13 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (t + 1 == steps) break;
-    it.gain();
+    it.form_gain();
     it.wait();
-    it.filter();
+    it.update_covariance();
     it.wait();
-    it.move();
+    it.advance_state();
     it.wait();
-    it.spread();
+    it.predict_covariance();
     it.place(false);
     it.wait();
   }
@@ -118,19 +118,19 @@ __device__ __forceinline__ void run_filter(Filter& it, Index first, Index end, T
     it.place_A(false);
     it.fetch(t + 1, false);
     if (kept) it.store_moments(kept + (t - first) * moments);
-    it.compare();
+    it.form_innovation();
     it.wait();
-    it.vary();
+    it.form_innovation_covariance();
     it.wait();
     it.template solve<false>(nullptr);
     it.wait();
-    it.gain();
+    it.form_gain();
     it.wait();
-    it.filter();
+    it.update_covariance();
     it.wait();
-    it.move();
+    it.advance_state();
     it.wait();
-    it.spread();
+    it.predict_covariance();
     it.place(false);
     it.wait();
   }
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads)
         it.fetch_moments(kept + (t - 1 - first) * moments);
       }
       // gm+ = A' gm, and gP A of gP+ = A' gP A.
-      it.compare();
+      it.form_innovation();
       it.template each<N, N>([&](int, int i, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return of_P[i * kRow + l] * it.A[l * kRow + j]; });
         if (mine) PA[i * kRow + j] = value;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads)
       it.wait();
 
       // gP+, gQ = gP, gc = gm; nothing follows the last step, whose gm and gP are zero.
-      it.vary();
+      it.form_innovation_covariance();
       it.template each<N, N>([&](int s, int i, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return it.A[l * kRow + i] * PA[l * kRow + j]; });
         if (mine && i >= j) of_Pf[i * kRow + j] = of_Pf[j * kRow + i] = later ? value : T(0);
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kThreads)
       it.wait();
 
       // w = K' gm+, gy = gv = gs u + w, K' gP+.
-      it.gain();
+      it.form_gain();
       it.template each<D, N>([&](int, int q, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return it.Kt[q * kRow + l] * of_Pf[l * kRow + j]; });
         if (mine) KtgP[q * kRow + j] = value;
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads)
       it.wait();
 
       // gS = (gs (S^-1 - u u') - w u' - u w') / 2.
-      if (gA || gB) it.filter();
+      if (gA || gB) it.update_covariance();
       it.template each<D, D>([&](int, int i, int j, bool mine) {
         const T *const u = it.u;
         const T value = weight * (Sinv[i * kRowD + j] - u[i] * u[j]) - w[i] * u[j] - u[i] * w[j];

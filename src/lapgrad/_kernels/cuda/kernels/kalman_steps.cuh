@@ -238,7 +238,7 @@ struct Steps {
   __device__ __forceinline__ T seen(int i) const { return y[i] == y[i] ? T(1) : T(0); }
 
   // Stage 1: B P and v = y - B m; B and R without missing observations.
-  __device__ __forceinline__ void compare() {
+  __device__ __forceinline__ void form_innovation() {
     each<D, N>([&](int, int i, int j, bool mine) {
       const T factor = seen(i), b = factor * B[i * kRow + j];
       const T value = factor * sum_of<T, N>([&](int k) { return B[i * kRow + k] * P[k * kRow + j]; });
@@ -257,7 +257,7 @@ struct Steps {
   }
 
   // Stage 2: S = B P B' + R.
-  __device__ __forceinline__ void vary() {
+  __device__ __forceinline__ void form_innovation_covariance() {
     each<D, D>([&](int, int i, int j, bool mine) {
       const T value = sum_of<T, N>([&](int k) { return BP[i * kRow + k] * seenB[j * kRow + k]; });
       if (mine && i >= j) L[i * kRowD + j] = L[j * kRowD + i] = seenR[i * kRowD + j] + value;
@@ -353,7 +353,7 @@ struct Steps {
   }
 
   // Stage 4: J = I - K B, X = J P = P - K B P, R K' and m+ = m + K v.
-  __device__ __forceinline__ void gain() {
+  __device__ __forceinline__ void form_gain() {
     each<N, N>([&](int, int i, int j, bool mine) {
       const T share = sum_of<T, D>([&](int q) { return Kt[q * kRow + i] * seenB[q * kRow + j]; });
       const T product = sum_of<T, D>([&](int q) { return Kt[q * kRow + i] * BP[q * kRow + j]; });
@@ -370,7 +370,7 @@ struct Steps {
   }
 
   // Stage 5: P+ = J P J' + K R K'.
-  __device__ __forceinline__ void filter() {
+  __device__ __forceinline__ void update_covariance() {
     each<N, N>([&](int, int i, int j, bool mine) {
       T value = sum_of<T, N>([&](int k) { return X[i * kRow + k] * J[j * kRow + k]; });
       value += sum_of<T, D>([&](int q) { return Kt[q * kRow + i] * RK[q * kRow + j]; });
@@ -379,7 +379,7 @@ struct Steps {
   }
 
   // Stage 6: X = A P+, m = A m+ + c.
-  __device__ __forceinline__ void move() {
+  __device__ __forceinline__ void advance_state() {
     each<N, N>([&](int, int i, int j, bool mine) {
       const T value = sum_of<T, N>([&](int k) { return A[i * kRow + k] * Pf[k * kRow + j]; });
       if (mine) X[i * kRow + j] = value;
@@ -391,7 +391,7 @@ struct Steps {
   }
 
   // Stage 7: P = A P+ A' + Q. A is read until the end of this stage, so the next A is stored in the first stage of the next step.
-  __device__ __forceinline__ void spread() {
+  __device__ __forceinline__ void predict_covariance() {
     each<N, N>([&](int s, int i, int j, bool mine) {
       const T value = Q[s] + sum_of<T, N>([&](int k) { return X[i * kRow + k] * A[j * kRow + k]; });
       if (mine && i >= j) P[i * kRow + j] = P[j * kRow + i] = value;
