@@ -1,4 +1,4 @@
-// BLAS by function pointer: the library that PyTorch already carries, or another one, bound at import.
+// BLAS by function pointer: the library that PyTorch has loaded, or another one. Python binds the pointers at import.
 #pragma once
 
 #include <limits>
@@ -28,7 +28,7 @@ struct Routines {
 template <class T>
 Routines<T>& routines();
 
-// Whether `stem` is a routine that is used here; its address is then kept.
+// Stores the address of the routine `stem`. Returns false if the core does not use such a routine.
 template <class T>
 bool bind(const std::string& stem, void* address) {
     if (stem == "gemm") routines<T>().gemm = reinterpret_cast<gemm_fn<T>>(address);
@@ -36,12 +36,13 @@ bool bind(const std::string& stem, void* address) {
     return stem == "gemm" || stem == "trsm";
 }
 
-// mkl_set_num_threads_local, where the provider has it: returns the previous setting of this thread (0: global).
+// mkl_set_num_threads_local, or null if the library has none. Returns the previous setting of this thread (0: the global one).
 using set_threads_fn = int (*)(int);
 extern set_threads_fn set_threads_local;
-// True when the provider runs on one thread by itself inside a parallel region of the pool (MKL on OpenMP).
+// Whether the library runs on one thread by itself inside a parallel region of the pool, as MKL on OpenMP does.
 extern bool serial_in_parallel_region;
 
+// Converts a size or stride for BLAS; throws std::overflow_error if it does not fit.
 inline blas_int narrow(index_t value) {
     if (value > std::numeric_limits<blas_int>::max())
         throw std::overflow_error("lapgrad: a size or stride of " + std::to_string(value) +
@@ -49,7 +50,7 @@ inline blas_int narrow(index_t value) {
     return static_cast<blas_int>(value);
 }
 
-// While alive, BLAS calls of this thread use one thread: a fork costs more than a small product.
+// While alive and `active`, BLAS calls of this thread run on one thread: to fork costs more than a small product.
 class OneThread {
   public:
     explicit OneThread(bool wanted) : active_(wanted) {
@@ -58,7 +59,7 @@ class OneThread {
     ~OneThread() {
         if (active_ && set_threads_local) set_threads_local(previous_);
     }
-    bool active() const { return active_; }
+    bool is_active() const { return active_; }
     OneThread(const OneThread&) = delete;
     OneThread& operator=(const OneThread&) = delete;
 

@@ -1,41 +1,43 @@
-// What stands for 1 / gap in the gradients of spectral decompositions, also where the gap between two values closes.
+// What replaces 1 / gap in the gradients of spectral decompositions when two values are close to each other.
 //
-// Written once for numbers and for vectors of numbers; always inlined, for the reason that view.h gives.
+// The functions take numbers or vectors of numbers, and are always inlined for the reason that view.h gives.
 #pragma once
 
 namespace lapgrad {
 
-// Where values are closer than tol times the largest (the threshold): mask: nothing. lorentz: gap / (gap^2 +
-// threshold^2). clamp: gaps are at least the threshold. nan: the formula as it stands.
-enum class Degeneracy { mask, lorentz, clamp, nan };
+// What replaces 1 / gap where a gap is below the threshold, tol times the largest value. mask: 0. lorentz: gap / (gap^2 +
+// threshold^2), at every gap. clamp: 1 / threshold. nan: the plain quotient. The numbers are part of the interface to Python
+// and to the CUDA kernels.
+enum class Degeneracy { mask = 0, lorentz = 1, clamp = 2, nan = 3 };
 
-// Entries of sk(gU U') that are only rounding are not divided by small gaps (policy mask). How far such an entry may be off:
-// for each of its two rows of gU, of `length` numbers, this many times the largest entry of the row. The norm of a row is at
-// most the root of its length times that entry, and scalar products with unit vectors are off by about one eps times the
-// norm; the rest is margin for losses whose cotangents are small differences.
+// Under the policy mask, entries of sk(gU U') that are only rounding errors are not divided by small gaps. The error of an entry is
+// at most the sum over its two rows of gU of this number times the largest entry of the row. A row has `length` numbers, so
+// its norm is at most sqrt(length) times the largest one, and a scalar product with a unit vector has an error of about eps
+// times the norm. The factor 8 is margin for losses whose cotangents are themselves small differences.
 template <class T>
 [[gnu::always_inline]] inline T rounding_units(double length) {
     constexpr double eps = sizeof(T) == 8 ? 0x1p-52 : 0x1p-23;
     return static_cast<T>(8.0 * (1.0 + __builtin_sqrt(length)) * eps);
 }
 
-// The gaps below which that is done, relative to the largest value: eps^(1/4). Wider ones cost a quarter of the digits at most.
+// Such entries are discarded at gaps below this times the largest value: eps^(1/4). Division by a wider gap costs at most a quarter
+// of the digits.
 template <class T>
 constexpr T close_gap = sizeof(T) == 8 ? T(0x1p-13) : T(0.018581361171917516);
 
-// Whether `turn` is only rounding: below `noise`, the sum over its rows, where the gap is below `close`. If the slopes of
-// both values differ, by `step`, then a quotient as large as that is expected, and the entry counts unless the difference drowns
-// in rounding as well. Nothing is discarded where there is no noise.
+// Whether an entry `turn` of sk(gU U') is only rounding: smaller than `noise`, its error bound, at a gap below `close`. If the
+// cotangents of the two values differ, by `step`, then a quotient of that size is expected; the entry is kept unless gap * step
+// is below the noise as well. With a noise of 0 nothing is discarded.
 template <class V>
-[[gnu::always_inline]] inline auto only_rounding(V turn, V noise, V gap, V close, V step) {
+[[gnu::always_inline]] inline auto is_only_rounding(V turn, V noise, V gap, V close, V step) {
     const V drift = gap * step;
     return (gap < close) & (turn < noise) & (-turn < noise) & (drift < noise) & (-drift < noise);
 }
 
-// For l_i >= l_j. `scale` is the largest |eigenvalue|, not 0; the threshold is tol * scale, not 0. Lorentz divides by the
-// scale first: squares of gaps would overflow, or vanish, long before the gaps do.
+// Returns the replacement of 1 / gap for gap >= 0. `scale` is the largest |value| and the threshold is tol * scale; neither is 0.
+// Lorentz divides by the scale first, because squares of gaps overflow or underflow long before the gaps do.
 template <class V>
-[[gnu::always_inline]] inline V inverse_gap(Degeneracy rule, V gap, V threshold, V scale) {
+[[gnu::always_inline]] inline V invert_gap(Degeneracy rule, V gap, V threshold, V scale) {
     const V one = V{} + 1;
     switch (rule) {
         case Degeneracy::mask: return gap > threshold ? one / gap : V{};

@@ -9,7 +9,7 @@ extern const Kernels<float> kernels_f32;
 extern const Kernels<double> kernels_f64;
 }  // namespace baseline
 
-// LAPGRAD_HAVE_*: what the build put into this binary.
+// The build defines LAPGRAD_HAVE_<ISA> for every variant in this binary.
 #if defined(LAPGRAD_HAVE_AVX2)
 namespace avx2 {
 extern const Kernels<float> kernels_f32;
@@ -38,7 +38,7 @@ struct Variant {
     const Kernels<double>* f64;
 };
 
-// Best first. The tests are those of the x86-64-v4 and -v3 levels that the variants are compiled for.
+// Best first. is_supported tests for the x86-64-v4 and -v3 levels that the variants are compiled for.
 const Variant variants[] = {
 #if defined(LAPGRAD_HAVE_AVX512)
     {"avx512", &avx512::kernels_f32, &avx512::kernels_f64},
@@ -51,11 +51,11 @@ const Variant variants[] = {
 
 }  // namespace
 
-bool supported(const char* name) {
+bool is_supported(const char* name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!std::strcmp(name, "avx512"))
-        return supported("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        return is_supported("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512cd");
     if (!std::strcmp(name, "avx2"))
@@ -65,7 +65,7 @@ bool supported(const char* name) {
     return !std::strcmp(name, "baseline");
 }
 
-bool made_by_intel() {
+bool is_intel_cpu() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     return __builtin_cpu_is("intel");
@@ -74,12 +74,12 @@ bool made_by_intel() {
 #endif
 }
 
-const char* selected() { return current_name; }
+const char* selected_name() { return current_name; }
 
 bool select(const char* name) {
     for (const Variant& variant : variants) {
         const bool wanted = !name[0] || !std::strcmp(name, variant.name);
-        if (!wanted || !supported(variant.name)) continue;
+        if (!wanted || !is_supported(variant.name)) continue;
         Choice<float>::current = variant.f32;
         Choice<double>::current = variant.f64;
         current_name = variant.name;

@@ -1,44 +1,30 @@
-// The kernels that exist once per instruction set, and the choice among them at run time.
+// The kernels that are compiled once per instruction set, and the choice among them at run time.
 //
-// isa_kernels.cpp is compiled several times, each time with other compiler flags and LAPGRAD_ISA set to another
-// name. What it shares with the rest of the core is this table of function pointers and nothing else: an inline
-// function compiled with AVX-512 must never be the copy the linker keeps for everybody.
+// small/isa_kernels.cpp is compiled several times, each time with other compiler flags and LAPGRAD_ISA set to another
+// name. It shares only this table of function pointers with the rest of the core: an inline function compiled with
+// AVX-512 must never be the copy that the linker keeps for code that runs on every machine.
 #pragma once
 
 #include "base/gaps.h"
 #include "base/gesvd_types.h"
 #include "base/kalman_types.h"
+#include "base/plan.h"
 #include "base/view.h"
 
 namespace lapgrad::isa {
 
-// Largest order of the single-matrix leaves. Everything above is recursion on products.
-constexpr index_t leaf = 32;
-// Sides of the own product stay within this, so that its packed operands fit a fixed scratch.
-constexpr index_t product_limit = 256;
-// Largest order of the batch kernels that hold one matrix per vector lane.
-constexpr index_t lane_limit = 32;
-// The eigenvalues take larger ones: two matrices per lane are all that they hold.
-constexpr index_t lane_eigen_limit = 64;
-// Rows of the leaf of the LQ factorisation: as many as there are sums that hide the latency of one.
-constexpr index_t lq_leaf = 8;
-
-// Scratch elements a kernel may use, given by the caller (one buffer per thread).
-constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
-constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
-static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limit * 64 + 64);
-
 template <class T>
 struct Kernels {
+    // Numbers in a vector: items that a lane kernel computes together.
     index_t lanes;
     // dst := scale * src; dst has unit column stride, src any strides.
     void (*copy)(View<const T> src, T scale, View<T> dst);
     // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
     void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
-    // The same for one triangle of a square C; the other one is scribbled on, next to the diagonal.
+    // The same for one triangle of a square C. The other triangle is overwritten near the diagonal.
     void (*product_triangle)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool lower,
                              T* scratch);
-    // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May scribble on the
+    // Lower Cholesky factor in place, order <= leaf. Returns 0, or +k / -k as potrf's info. May overwrite the
     // strict upper triangle.
     int (*potrf)(View<T> A, T* scratch);
     // Reverse sweep in place, order <= leaf: lower G in, symmetric S out (see potrf.h).
@@ -62,7 +48,7 @@ struct Kernels {
                          index_t end, void* scratch);
     // X := (L L')^-1 A.
     void (*lane_cho_solve)(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begin, index_t end, void* scratch);
-    // The inverse from the factor with its update (see batch_potri.h; X has at most lane_limit columns), and its reverse.
+    // The inverse from the factor with its update (see PotriUpdate in potri.h; X has at most lane_limit columns), and its reverse.
     void (*lane_potri)(Batch<const T> L, Batch<const T> X, const T* weight, T scale, T ratio, Batch<T> B, index_t begin,
                        index_t end, void* scratch);
     void (*lane_potri_reverse)(Batch<const T> L, Batch<const T> gB, Batch<T> gL, index_t begin, index_t end,
@@ -84,18 +70,19 @@ struct Kernels {
                          index_t begin, index_t end, void* scratch);
     void (*lane_inverse_vjp)(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end,
                              void* scratch);
-    // lane_syevd.h says what these two compute; the first takes orders up to lane_eigen_limit.
+    // See lane_syevd.h. lane_syevd takes orders up to lane_eigen_limit.
     void (*lane_syevd)(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info, index_t begin, index_t end,
                        void* scratch);
     void (*lane_syevd_vjp)(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
                            Degeneracy rule, T tol, Batch<T> gA, std::int32_t* uneven, index_t begin, index_t end,
                            void* scratch);
-    // Series [begin, end), side by side in lanes or one by one: lane_kalman.h.
+    // Series [begin, end), one per lane (`wide`) or one after the other: see lane_kalman.h.
     void (*kalman_forward)(const KalmanForward<T>& task, bool wide, index_t begin, index_t end, void* memory);
     void (*kalman_reverse)(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, bool wide, index_t begin,
                            index_t end, void* memory);
 };
 
+// The table in use.
 template <class T>
 struct Choice {
     static const Kernels<T>* current;
@@ -106,10 +93,12 @@ const Kernels<T>& kernels() {
     return *Choice<T>::current;
 }
 
-// "avx512", "avx2", "baseline": the best one this machine runs, or the one that is asked for by name.
-const char* selected();
-bool supported(const char* name);
-bool made_by_intel();
+// Variants are named "avx512", "avx2" and "baseline".
+// Returns the name of the variant in use.
+const char* selected_name();
+bool is_supported(const char* name);
+bool is_intel_cpu();
+// Takes the named variant, or for "" the best one that this CPU runs. Returns false if there is none.
 bool select(const char* name);
 
 }  // namespace lapgrad::isa

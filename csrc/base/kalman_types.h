@@ -1,11 +1,11 @@
-// What the Kalman filter (kalman.h) and its kernels per instruction set (lane_kalman.h) agree on.
+// Types that the Kalman filter (ops/kalman.h) shares with its kernels per instruction set (small/lane_kalman.h).
 #pragma once
 
 #include "base/view.h"
 
 namespace lapgrad {
 
-// What a matrix or vector of the model is at (series, time): dense row-major, a stride of 0 where it is shared.
+// A matrix or vector of the model for every series and time: dense and row-major, with a stride of 0 where it is shared.
 template <class T>
 struct Varying {
     T* data;
@@ -17,7 +17,7 @@ struct Varying {
 };
 
 // h[t+1] = A[t] h[t] + c[t] + N(0, Q[t]), y[t] = B[t] h[t] + N(0, R[t]), h[0] ~ N(m, P).
-// m and P have no time but 0. Of the model T is const, of its gradient not.
+// m and P exist only at time 0. T is const for a model, and not for its gradient.
 template <class T>
 struct KalmanOperands {
     Varying<T> y, A, B, Q, R, m, P, c;
@@ -26,23 +26,23 @@ struct KalmanOperands {
 struct KalmanSizes {
     index_t series, times, states, observations;
 
-    // Numbers of a predicted mean and the lower triangle of its covariance.
+    // How many numbers a predicted mean and the lower triangle of its covariance are.
     [[gnu::always_inline]] index_t moments() const { return states * (states + 3) / 2; }
-    // Numbers of the work space of one series besides stored moments: matrices, then vectors (see KalmanSteps).
+    // How many numbers one series needs as workspace besides stored moments: matrices, then vectors (see KalmanSteps).
     [[gnu::always_inline]] index_t work() const {
         const index_t n = states, p = observations;
         return 12 * n * n + 9 * n * p + 7 * p * p + 8 * n + 8 * p + 8;
     }
 };
 
-// code 0: all is well; +k: the innovation covariance at `step` is not positive definite, its leading minor k is not
+// The first failure of a series. code 0: none; +k: the innovation covariance at `step` is not positive definite, its leading minor k is not
 // positive; -k: pivot k is NaN or infinite (k = observations + 1: the innovation itself is).
 struct KalmanStatus {
     index_t step;
     std::int32_t code;
 };
 
-// The value of the series [begin, end), and where they fail. `work`: sizes.work() numbers per lane.
+// The operands of the filter: s receives the value of each series, and status its first failure.
 template <class T>
 struct KalmanForward {
     KalmanSizes sizes;
@@ -51,8 +51,8 @@ struct KalmanForward {
     KalmanStatus* status;
 };
 
-// Predicted moments are kept for `segment` steps at a time, and once per segment: `kept` has room for
-// segment + ceil(times / segment) of them per lane. Gradients are added to what is there; null: not wanted.
+// The operands of the adjoint. Predicted moments are stored for `segment` steps at a time, and once per segment, so the buffer
+// `kept` holds segment + ceil(times / segment) of them per lane. Gradients are added to their targets; null: not wanted.
 template <class T>
 struct KalmanReverse {
     KalmanSizes sizes;

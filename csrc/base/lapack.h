@@ -1,4 +1,4 @@
-// LAPACK by function pointer, from the library that gives BLAS. Matrices are column-major.
+// LAPACK by function pointer, from the library that provides BLAS. Matrices are column-major.
 #pragma once
 
 #include <string>
@@ -62,7 +62,7 @@ Routines<T>& routines() {
     return bound;
 }
 
-// Whether `stem` is a routine that is used here; its address is then kept.
+// Stores the address of the routine `stem`. Returns false if the core does not use such a routine.
 template <class T>
 bool bind(const std::string& stem, void* address) {
     bool known = false;

@@ -1,7 +1,7 @@
 // Parallel loops on the OpenMP pool that PyTorch has already started.
 //
-// A second pool would spin against the first one; so libgomp's entry points are looked up in the copy that torch
-// loaded and called through pointers. Without one (another OpenMP runtime, no torch) every loop runs serially.
+// A second pool would compete with the first for the same cores, so the entry points of libgomp are looked up in the copy that
+// torch loaded and called through pointers. Without such a copy (another OpenMP runtime, no torch) every loop is serial.
 #pragma once
 
 #include <atomic>
@@ -18,12 +18,12 @@ struct Pool {
     int (*in_parallel)() = nullptr;                                                               // omp_in_parallel
 };
 
-// Binds the OpenMP that the library at `path`, which must be loaded already, uses itself. Returns the file it was found
-// in, or an empty string when there is none.
+// Binds the OpenMP runtime that the library at `path` uses; the library must be loaded already. Returns the file of the
+// runtime, or an empty string if there is none.
 std::string bind_pool(const char* path);
 const Pool& pool();
 
-// Threads a loop started here would get: 1 inside a parallel region.
+// Returns the number of threads that a loop started now would get: 1 inside a parallel region.
 int threads();
 
 namespace detail {
@@ -49,8 +49,8 @@ struct Loop {
 };
 }  // namespace detail
 
-// body(i) for i in [0, count), handed out one by one. The team is always the whole pool: libgomp ends surplus
-// threads when a team shrinks, and would have to start them again for the next full one.
+// Calls body(i) for i in [0, count); threads take one index at a time. The team is always the whole pool: libgomp ends surplus
+// threads when a team shrinks, and would have to start them again for the next full team.
 template <class F>
 void for_each(index_t count, F body) {
     if (count <= 1 || threads() <= 1) {
@@ -62,7 +62,7 @@ void for_each(index_t count, F body) {
     if (loop.error) std::rethrow_exception(loop.error);
 }
 
-// body(begin, end) over [0, count) in ranges of at least `grain` items, several per thread for balance.
+// Calls body(begin, end) for ranges of [0, count) with at least `grain` items each; several ranges per thread balance the load.
 template <class F>
 void for_ranges(index_t count, index_t grain, F body) {
     const index_t team = threads();

@@ -1,45 +1,111 @@
-// The choices that measurement made, in one table: which algorithm runs a routine at which size.
+// Every size and threshold of the CPU core, in one table: which algorithm runs at which size, on how many threads.
 //
-// The defaults were chosen on a 2-core and a 16-core machine against `lapgrad bench ops`; `lapgrad info` prints the table,
-// and tests set entries to reach every path with small matrices.
+// There are three kinds: sizes that kernels are compiled for, thresholds that are fixed, and thresholds that can be set at
+// run time (Plan). The values were measured on a 2-core and a 16-core machine with `lapgrad bench ops`.
+//
+// Functions are always inlined for the reason that view.h gives: isa_kernels.cpp includes this file as well.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 
-#include "base/isa.h"
+#include "base/view.h"
+
+// Sizes that the kernels per instruction set (small/) are compiled for.
+namespace lapgrad::isa {
+
+// Largest order of the kernels that end a recursion, for one matrix on one thread.
+constexpr index_t leaf = 32;
+// Largest side of an operand of the product kernel, so that packed operands fit the scratch buffer of a thread.
+constexpr index_t product_limit = 256;
+// Largest order of the batch kernels that hold one matrix per vector lane.
+constexpr index_t lane_limit = 32;
+// Largest order of the eigenvalue kernel, which holds only two matrices per lane.
+constexpr index_t lane_eigen_limit = 64;
+// Rows that the leaf of the LQ factorisation reduces: enough independent sums to hide the latency of an addition.
+constexpr index_t lq_leaf = 8;
+
+// Size of the scratch buffer that a kernel receives (one per thread): numbers for leaves and products, bytes for lanes.
+constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
+constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
+static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limit * 64 + 64);
+
+// Independent sums that a lane kernel computes at a time, to hide the latency of an addition.
+constexpr index_t chains = 4;
+// Rows that the kernels for triangles compute at a time.
+constexpr index_t rows_at_once = 4;
+// The next items of a batch are prefetched up to this many bytes per item: the hardware does not predict so many short streams.
+constexpr std::size_t prefetched_item_bytes = 512;
+// A leaf reads a matrix in place if its rows are at most this many bytes apart; rows farther apart share cache sets.
+constexpr std::size_t in_place_row_bytes = 1024;
+// With at most this many rows below the pivot, all are exchanged by blending: to find the ones needed would take longer.
+constexpr index_t blended_rows = 4;
+
+}  // namespace lapgrad::isa
 
 namespace lapgrad::plan {
 
+// Rows of a memory pass (copy, mirror, fill) that one task takes. A strip of a transposed source stays within the cache.
+constexpr index_t strip_rows = 32;
+// A memory pass over fewer elements runs on the calling thread.
+constexpr index_t parallel_elements = 1 << 15;
+// Arithmetic operations that are worth handing to another thread.
+constexpr index_t parallel_operations = 20000;
+// Multiplications from which on a product with one long side is shared among the threads.
+constexpr index_t parallel_multiplications = 1 << 18;
+// Up to this many threads the algorithms for "few" threads run.
+constexpr int few_threads = 4;
+// LU kernels with one matrix per lane are faster than LAPACK up to this order even for one matrix.
+constexpr index_t lone_lane_order = 8;
+// Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
+constexpr index_t short_run = 64;
+// Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.
+constexpr index_t log_run = 512;
+// Columns of a triangular product in the LQ factorisation that are computed at a time, because they need a copy.
+constexpr index_t copied_columns = 64;
+// Widths of products that are split among threads are multiples of this.
+constexpr index_t width_multiple = 64;
+// Bounds of the number of columns of Q, or of an inverse, that one task computes.
+constexpr index_t smallest_inverse_slice = 64, largest_slice = 256;
+// Series of a Kalman filter are split into at most this many parts, whatever the number of threads. Gradients that series share
+// are summed part by part, so that the result does not depend on the order in which threads finish.
+constexpr index_t most_kalman_parts = 16;
+// The adjoint of the Kalman filter keeps predicted moments for so many bytes, and for at least so many steps, at a time.
+constexpr index_t kept_moment_bytes = 1 << 19, fewest_kept_steps = 8;
+
+// Thresholds that can be set at run time: `lapgrad info` prints them, and tests set them to reach every path with small
+// matrices.
 struct Plan {
-    // Batches up to this order go one matrix per lane, float32 and float64.
+    // Batches up to this order are computed with one matrix per vector lane.
     index_t lane_order_f32 = 32, lane_order_f64 = 24;
-    // Products with at most one side larger than this run on the own kernel, the others go to BLAS.
+    // Products with at most one side larger than this run on the core's own kernel, the others on BLAS.
     index_t own_product_f32 = 128, own_product_f64 = 128;
-    // One matrix up to this order runs on one thread, with few (<= 4) and with many threads.
+    // One matrix up to this order runs on one thread, with few and with many threads.
     index_t serial_order_few = 128, serial_order_many = 256;
     // Columns of a right-hand side that one thread takes at a time, at least.
     index_t slice_columns = 32;
     // Bounds of the side of the tiles that a triangular product is cut into.
     index_t smallest_tile = 64, largest_tile = 512;
-    // From this order on, triangular solves go to the library that gives BLAS; 0: never.
+    // From this order on, the BLAS library's own triangular solve is called; 0: never.
     index_t vendor_trsm_f32 = 0, vendor_trsm_f64 = 0;
     // The same for Cholesky factorisations on few and on many threads (on one thread: never).
     index_t vendor_potrf_few_f32 = 0, vendor_potrf_few_f64 = 0;
     index_t vendor_potrf_many_f32 = 0, vendor_potrf_many_f64 = 0;
-    // A solve by that library up to this order runs on one thread.
+    // A solve by the BLAS library up to this order runs on one thread.
     index_t vendor_trsm_serial = 96;
-    // Rows of gelqf that are reduced together when Q is not wanted. Between 64 and 192 little changes; the recursion takes
-    // 0.44 / 0.19 (512 x 4096) and 0.67 / 0.49 (1024 x 1024) of the time of MKL's geqrf, float64 / float32 on 2 threads. So
+    // Rows of gelqf that are reduced together when Q is not wanted. Between 64 and 192 little changes. The recursion takes
+    // 0.44 / 0.19 (512 x 4096) and 0.67 / 0.49 (1024 x 1024) of the time of MKL's geqrf, float64 / float32 on 2 threads, so
     // LAPACK is not called for it at any size.
     index_t lq_panel = 128;
 };
 
-// MKL on Intel CPUs, time of its routine over that of the recursion (16-core machine, float64 / float32):
+// Sets the thresholds for MKL on Intel CPUs. Time of MKL's routine divided by that of the recursion (16-core machine,
+// float64 / float32):
 //     trsm   n = 64: 1.0 to 1.5, n >= 128 on 1 and 2 threads 0.66 to 0.96 / 0.84 to 1.16, n = 256 on 16 threads 0.3 / 0.35 to 0.56
 //     potrf  2 threads: n <= 512 0.95 to 1.9 / 1.3 to 4.2, n >= 1024 0.83 to 0.88 / 1.09 down to 0.85;
 //            16 threads: n >= 256 0.61 to 0.85 / n >= 1024 0.67 to 0.88
-// On other CPUs MKL's trsm reaches a third of the speed of its products: there the recursions stay.
-inline void use_vendor_routines(Plan& plan) {
+// On other CPUs MKL's trsm reaches a third of the speed of its products, so the recursions are used there.
+[[gnu::always_inline]] inline void use_vendor_routines(Plan& plan) {
     plan.vendor_trsm_f32 = plan.vendor_trsm_f64 = 128;
     plan.vendor_potrf_few_f32 = 2048;
     plan.vendor_potrf_few_f64 = 1024;
@@ -47,6 +113,7 @@ inline void use_vendor_routines(Plan& plan) {
     plan.vendor_potrf_many_f64 = 256;
 }
 
+// The entries of Plan by name, for Python.
 struct Entry {
     const char* name;
     index_t Plan::*field;
@@ -64,51 +131,63 @@ constexpr Entry entries[] = {
     {"vendor_potrf_many_f64", &Plan::vendor_potrf_many_f64},
     {"lq_panel", &Plan::lq_panel},
 };
+static_assert(sizeof entries / sizeof(Entry) == sizeof(Plan) / sizeof(index_t), "every entry of Plan has a name");
 
+// The plan in use: one for the process, because it depends on the CPU and on the BLAS library that was bound.
 inline Plan current;
 
-// Slim products of at least so many multiplications are worth the threads.
-constexpr index_t shared_work = 1 << 18;
-
 template <class T>
-index_t lane_order() {
+[[gnu::always_inline]] inline index_t lane_order() {
     return std::min(sizeof(T) == 4 ? current.lane_order_f32 : current.lane_order_f64, isa::lane_limit);
 }
 
 template <class T>
-index_t own_product() {
+[[gnu::always_inline]] inline index_t own_product() {
     return std::min(sizeof(T) == 4 ? current.own_product_f32 : current.own_product_f64, isa::product_limit);
 }
 
-inline bool few(int threads) { return threads <= 4; }
+[[gnu::always_inline]] inline bool is_few(index_t threads) { return threads <= few_threads; }
 
-inline index_t serial_order(int threads) {
-    return few(threads) ? current.serial_order_few : current.serial_order_many;
+[[gnu::always_inline]] inline index_t serial_order(int threads) {
+    return is_few(threads) ? current.serial_order_few : current.serial_order_many;
 }
 
 template <class T>
-bool vendor_trsm(index_t n) {
+[[gnu::always_inline]] inline bool uses_vendor_trsm(index_t n) {
     const index_t least = sizeof(T) == 4 ? current.vendor_trsm_f32 : current.vendor_trsm_f64;
     return least > 0 && n >= least;
 }
 
 template <class T>
-bool vendor_potrf(index_t n, int threads) {
-    const index_t least = few(threads)
+[[gnu::always_inline]] inline bool uses_vendor_potrf(index_t n, int threads) {
+    const index_t least = is_few(threads)
                               ? (sizeof(T) == 4 ? current.vendor_potrf_few_f32 : current.vendor_potrf_few_f64)
                               : (sizeof(T) == 4 ? current.vendor_potrf_many_f32 : current.vendor_potrf_many_f64);
     return least > 0 && n >= least;
 }
 
-// Small enough for every thread to get some tiles, large enough for a product to run at speed.
-inline index_t triangle_tile(index_t n, int threads) {
+// Side of the tiles of a triangular product: every thread gets some tiles, and each is large enough for a fast product.
+[[gnu::always_inline]] inline index_t triangle_tile(index_t n, int threads) {
     const index_t tile = n / (threads > 1 ? 2 * threads : 4);
     return std::max(current.smallest_tile, std::min((tile + 31) / 32 * 32, current.largest_tile));
 }
 
-// Columns of an inverse that one thread solves for at a time: the first slices cost most, and short ones balance them.
-inline index_t inverse_slice(index_t n, int threads) {
-    return std::max<index_t>(64, std::min<index_t>(256, n / (2 * threads)));
+// Columns of an inverse that one thread solves for at a time. The first slices cost most; short slices balance the threads.
+[[gnu::always_inline]] inline index_t inverse_slice(index_t n, int threads) {
+    return std::max(smallest_inverse_slice, std::min(largest_slice, n / (2 * threads)));
 }
+
+// Columns of Q that one task of gelqf computes.
+[[gnu::always_inline]] inline index_t orthogonal_slice(index_t n) {
+    return std::max(current.slice_columns, std::min(largest_slice, (n / 8 + 31) / 32 * 32));
+}
+
+// The order of a cube with about as much work as a problem with an n x n matrix and m columns. It is compared with
+// serial_order to decide whether one item is worth several threads.
+[[gnu::always_inline]] inline index_t equivalent_order(index_t n, index_t m) { return std::max(n, std::min(m, 2 * n)); }
+
+// Items on LAPACK that take as long as one group of `lanes` items of order 64 on lanes: beyond lane_limit a group leaves the
+// innermost cache.
+[[gnu::always_inline]] inline index_t eigen_group_cost(index_t lanes) { return std::max<index_t>(4, lanes / 2); }
 
 }  // namespace lapgrad::plan

@@ -1,16 +1,16 @@
-// A power of two that moves matrices away from the ends of the range of their numbers.
+// A power of two that scales matrices away from overflow.
 //
-// Sums of products with entries near the largest number overflow although the result of the whole computation does not. So
-// do those with entries near the smallest number where the result has their reciprocals.
+// Sums of products of entries near the largest number can overflow although the final result does not. So can the reciprocals of
+// entries near the smallest number.
 #pragma once
 
 #include <limits>
 
 namespace lapgrad {
 
-// 2^-32 if `largest`, the largest entry of a matrix, is within that factor of overflow; 2^32 if its reciprocal is; else 1, also
-// for NaN. The factor is above what sums of n products and the growth of pivots amount to, and small enough to keep the
-// other entries from underflow.
+// Returns 2^-32 if `largest`, the largest entry of a matrix, is within a factor of 2^32 of overflow, 2^32 if its reciprocal is,
+// and else 1, also for NaN. 2^32 is more than sums of n products and the growth of pivots amount to, and small enough that the
+// other entries do not underflow.
 template <class T>
 [[gnu::always_inline]] inline T range_scale(T largest) {
     constexpr T factor = T(4294967296.0);

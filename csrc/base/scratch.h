@@ -1,4 +1,5 @@
-// One buffer per thread for the kernels that pack panels, allocated at the thread's first use and kept.
+// The scratch buffer of a thread for kernels that pack operands. It is allocated at first use and kept, because kernels run for
+// microseconds and the pool's threads live as long as the process.
 #pragma once
 
 #include <cstdlib>
@@ -9,6 +10,7 @@
 
 namespace lapgrad {
 
+// Returns the buffer of this thread, aligned to 64 bytes.
 inline void* thread_scratch() {
     constexpr std::size_t needed = isa::scratch_elements * sizeof(double);
     constexpr std::size_t lanes = isa::lane_scratch_bytes;

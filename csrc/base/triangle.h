@@ -6,25 +6,24 @@
 
 #include "base/isa.h"
 #include "base/parallel.h"
+#include "base/plan.h"
 
 namespace lapgrad {
 
-// Rows are handed out in strips of this many; a strip of a transposed source stays within the cache.
-constexpr index_t strip = 32;
-// Below this many elements a pass runs on the calling thread.
-constexpr index_t parallel_elements = 1 << 15;
+using plan::strip_rows;
 
+// Calls body(begin, end) for strips of rows; in parallel if `parallel` and the matrix is large enough.
 template <class F>
 void for_strips(index_t rows, index_t cols, bool parallel, F body) {
-    const index_t strips = (rows + strip - 1) / strip;
-    const auto run = [&](index_t s) { body(s * strip, std::min(rows, (s + 1) * strip)); };
-    if (parallel && rows * cols >= parallel_elements)
+    const index_t strips = (rows + strip_rows - 1) / strip_rows;
+    const auto run = [&](index_t s) { body(s * strip_rows, std::min(rows, (s + 1) * strip_rows)); };
+    if (parallel && rows * cols >= plan::parallel_elements)
         parallel::for_each(strips, run);
     else
         for (index_t s = 0; s < strips; ++s) run(s);
 }
 
-// target[i] := the largest entry of row i, times `factor`.
+// target[i] := the largest absolute value in row i, times `factor`.
 template <class T>
 void measure_rows(View<const T> X, T factor, T* target, bool parallel) {
     for_strips(X.rows, X.cols, parallel, [&](index_t begin, index_t end) {
@@ -47,12 +46,12 @@ template <class T>
 void copy_block(View<const T> src, T scale, View<T> dst) {
     if (dst.col_stride != 1) return copy_block<T>(src.t(), scale, dst.t());
     if (src.col_stride == 1) return isa::kernels<T>().copy(src, scale, dst);
-    for (index_t j = 0; j < dst.cols; j += strip)
-        isa::kernels<T>().copy(src.columns(j, std::min(strip, dst.cols - j)), scale,
-                               dst.columns(j, std::min(strip, dst.cols - j)));
+    for (index_t j = 0; j < dst.cols; j += strip_rows)
+        isa::kernels<T>().copy(src.columns(j, std::min(strip_rows, dst.cols - j)), scale,
+                               dst.columns(j, std::min(strip_rows, dst.cols - j)));
 }
 
-// dst := scale * src. Nothing is done when they are the same memory.
+// dst := scale * src. Does nothing if they are the same memory and scale is 1.
 template <class T>
 void copy(View<const T> src, T scale, View<T> dst, bool parallel) {
     if (src.data == dst.data && scale == T(1)) return;
@@ -62,8 +61,8 @@ void copy(View<const T> src, T scale, View<T> dst, bool parallel) {
     });
 }
 
-// The lower triangle of dst := scale * the lower triangle of src; the strict upper one is left as it is, except
-// within the strips on the diagonal, where src may show through.
+// The lower triangle of dst := scale * the lower triangle of src. The strict upper triangle is not written, except in blocks on
+// the diagonal, where entries of src may be copied as well.
 template <class T>
 void copy_lower(View<const T> src, T scale, View<T> dst, bool parallel) {
     if (src.data == dst.data && scale == T(1)) return;
@@ -97,14 +96,14 @@ void mirror_lower(View<T> A, bool parallel) {
     });
 }
 
-// B := rows [begin, begin + B.rows) of A + A', block by block, so that neither A nor A' is walked across its rows.
+// B := rows [begin, begin + B.rows) of A + A', in blocks, so that A and A' are both read along their rows.
 template <class T>
 void add_transpose(View<const T> A, index_t begin, View<T> B, bool parallel) {
     for_strips(B.rows, B.cols, parallel, [&](index_t first, index_t last) {
         const index_t rows = last - first;
-        T mirrored[strip * strip];
-        for (index_t j = 0; j < B.cols; j += strip) {
-            const index_t cols = std::min(strip, B.cols - j);
+        T mirrored[strip_rows * strip_rows];
+        for (index_t j = 0; j < B.cols; j += strip_rows) {
+            const index_t cols = std::min(strip_rows, B.cols - j);
             const View<T> target = B.block(first, j, rows, cols), image{mirrored, rows, cols, cols, 1};
             copy_block<T>(A.block(begin + first, j, rows, cols), T(1), target);
             copy_block<T>(A.block(j, begin + first, cols, rows).t(), T(1), image);
@@ -112,6 +111,16 @@ void add_transpose(View<const T> A, index_t begin, View<T> B, bool parallel) {
                 for (index_t c = 0; c < cols; ++c) target(i, c) += image(i, c);
         }
     });
+}
+
+// Returns the largest absolute value of an entry. A NaN does not count.
+template <class T>
+T find_largest_entry(View<const T> A) {
+    if (A.col_stride != 1) A = A.t();
+    T largest = 0;
+    for (index_t i = 0; i < A.rows; ++i)
+        for (index_t j = 0; j < A.cols; ++j) largest = std::max(largest, std::abs(A(i, j)));
+    return largest;
 }
 
 template <class T>
@@ -124,6 +133,19 @@ template <class T>
 void set_zero(View<T> A) {
     for (index_t i = 0; i < A.rows; ++i)
         for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(0);
+}
+
+// Calls body(item, parallel) for a memory pass over a batch: large items one after the other with all threads on each
+// (`parallel`), small ones in parallel.
+template <class F>
+void for_passes(index_t count, index_t elements, F body) {
+    if (elements >= plan::parallel_elements) {
+        for (index_t b = 0; b < count; ++b) body(b, true);
+        return;
+    }
+    parallel::for_ranges(count, plan::parallel_elements / std::max<index_t>(1, elements), [&](index_t begin, index_t end) {
+        for (index_t b = begin; b < end; ++b) body(b, false);
+    });
 }
 
 }  // namespace lapgrad

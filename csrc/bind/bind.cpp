@@ -1,20 +1,21 @@
-// The Python module: what it is bound to, its table of choices, and the operators (bind_*.cpp).
+// The Python module: binding of BLAS and OpenMP, the plan, the constants, and the operators (bind_*.cpp).
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
 #include <string>
 
-#include "bind/binding.h"
 #include "base/blas.h"
 #include "base/isa.h"
 #include "base/lapack.h"
 #include "base/parallel.h"
 #include "base/plan.h"
+#include "bind/binding.h"
+#include "gpu/device.h"
 
 namespace lapgrad::binding {
 namespace {
 
-// `name` is that of the Fortran routine: dgemm, ssyevd.
+// Stores the address of a BLAS or LAPACK routine by its Fortran name, such as dgemm.
 void bind_routine(const std::string& name, std::uintptr_t address) {
     const std::string stem = name.substr(1);
     void* const routine = reinterpret_cast<void*>(address);
@@ -28,7 +29,41 @@ void bind_threads(std::uintptr_t set_threads_local, bool serial_in_parallel_regi
     blas::serial_in_parallel_region = serial_in_parallel_region;
     plan::current = plan::Plan{};
     const bool is_mkl = set_threads_local != 0;
-    if (is_mkl && isa::made_by_intel()) plan::use_vendor_routines(plan::current);
+    if (is_mkl && isa::is_intel_cpu()) plan::use_vendor_routines(plan::current);
+}
+
+// Returns the numbers that Python and CUDA code have to agree on with the core.
+nb::dict list_constants() {
+    nb::dict constants;
+    const auto add = [&](const char* name, auto value) { constants[name] = static_cast<index_t>(value); };
+    add("leaf", isa::leaf);
+    add("lane_limit", isa::lane_limit);
+    add("policy_mask", Degeneracy::mask);
+    add("policy_lorentz", Degeneracy::lorentz);
+    add("policy_clamp", Degeneracy::clamp);
+    add("policy_nan", Degeneracy::nan);
+    add("svd_not_finite", svd_not_finite);
+    add("svd_not_converged", svd_not_converged);
+    constants["svd_same_size"] = svd_same_size;
+    constants["close_gap_f32"] = close_gap<float>;
+    constants["close_gap_f64"] = close_gap<double>;
+    constants["rounding_units_f64"] = rounding_units<double>(16.0);
+    add("device_leaf", device::kLeaf);
+    add("device_tile", device::kTile);
+    add("device_largest_merge", device::kLargestMerge);
+    add("device_strip", device::kStrip);
+    add("device_depth", device::kDepth);
+    add("device_threads", device::kThreads);
+    add("device_mirror_up", device::kMirrorUp);
+    add("device_mirror_down", device::kMirrorDown);
+    add("device_move_down", device::kMoveDown);
+    add("device_clear_upper", device::kClearUpper);
+    add("device_clear_lower", device::kClearLower);
+    add("device_copy_rows", device::kCopyRows);
+    add("device_copy_transposed", device::kCopyTransposed);
+    add("device_invert_leaves", device::kInvertLeaves);
+    add("device_merge_inverses", device::kMergeInverses);
+    return constants;
 }
 
 }  // namespace
@@ -60,8 +95,9 @@ NB_MODULE(_core, m) {
             if (name == entry.name) return void(plan::current.*entry.field = value);
         throw nb::key_error(name.c_str());
     });
+    m.def("constants", &binding::list_constants);
     m.def("threads", &parallel::threads);
     m.def("select_isa", [](const std::string& name) { return isa::select(name.c_str()); });
-    m.def("isa", [] { return std::string(isa::selected()); });
-    m.def("isa_supported", [](const std::string& name) { return isa::supported(name.c_str()); });
+    m.def("isa", [] { return std::string(isa::selected_name()); });
+    m.def("isa_supported", [](const std::string& name) { return isa::is_supported(name.c_str()); });
 }

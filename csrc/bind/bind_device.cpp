@@ -1,4 +1,4 @@
-// Matrices on a GPU: what Python asks of cuBLAS and of the kernels, without Python between two launches.
+// Matrices on a GPU: algorithms that call cuBLAS and launch kernels without returning to Python in between.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -17,7 +17,7 @@ namespace {
 using device::Arena;
 using device::InvertedBlocks;
 
-// A batch of matrices: address, items, stride between items, rows, columns, strides of rows and columns.
+// A batch of matrices as Python passes it: address, items, stride between items, rows, columns, strides of rows and columns.
 using Blocks = std::tuple<std::uintptr_t, index_t, index_t, index_t, index_t, index_t, index_t>;
 
 template <class T>
@@ -42,23 +42,23 @@ class Device {
         });
     }
 
-    // Elements of work space that `body(queue, arena, type)` takes; it is called without a queue.
+    // Returns how many elements of workspace body(queue, arena, type) needs, by calling it without a queue.
     template <class F>
-    index_t count(F body) const {
+    index_t measure_workspace(F body) const {
         index_t most = 0;
         with_type(item_size_, [&](auto type) {
             using T = decltype(type);
             Arena<T> arena(nullptr);
             body(static_cast<const device::Queue<T>*>(nullptr), arena, type);
-            most = arena.most();
+            most = arena.peak();
         });
         return most;
     }
 
-    // With work == 0 nothing is done; in either case the elements of work space that are needed are returned.
+    // With work == 0 only returns how many elements of workspace are needed; else runs body in that memory and returns 0.
     template <class F>
     index_t with_work(std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, F body) const {
-        if (work == 0) return count(body);
+        if (work == 0) return measure_workspace(body);
         run(handle, stream, [&](const auto& queue, auto type) {
             Arena<decltype(type)> arena(reinterpret_cast<decltype(type)*>(work));
             body(&queue, arena, type);
@@ -127,9 +127,9 @@ index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
     });
 }
 
-// X := alpha M^-1 B, or alpha B M^-1, for several sides one after another with the same inverses: each letter of `steps`
-// is a solve with M ("l", "r") or M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X.
-// `refine` is for solves from the left.
+// X := alpha times B after one or more solves with the same inverted blocks. Each letter of `steps` is a solve with M ("l", "r") or
+// M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X. `refine` applies to solves from the
+// left.
 index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
               const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
@@ -169,8 +169,7 @@ index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream
     });
 }
 
-// One kernel on its own, with what Python calls ints and floats for its arguments: pointers, 64-bit integers, doubles.
-// Returns the driver's status.
+// Launches one kernel and returns the driver's status. Python ints become pointers and 64-bit integers, floats become doubles.
 int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned shared, std::uintptr_t stream,
            nb::tuple arguments) {
     constexpr std::size_t kMost = 128;
@@ -196,32 +195,36 @@ int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned sha
                                  reinterpret_cast<void*>(stream), addresses, nullptr);
 }
 
-// An integer on its way from a device to the host, to a place that is pinned, in memory that `owner` keeps.
+// Copies one integer from a device to the host without blocking the stream. `place` is an address in pinned memory that `owner`
+// keeps alive.
 class Mailbox {
   public:
     Mailbox(nb::object owner, std::uintptr_t place)
         : owner_(owner), place_(reinterpret_cast<volatile long long*>(place)) {
-        constexpr unsigned kWithoutTime = 2;
-        device::check(device::create_event(&event_, kWithoutTime));
+        constexpr unsigned kWithoutTime = 2;  // CU_EVENT_DISABLE_TIMING
+        device::check_status(device::create_event(&event_, kWithoutTime));
     }
     Mailbox(const Mailbox&) = delete;
 
-    // The memory may not be used for anything else before the number has come. Nobody minds if the driver is gone.
+    // Waits until the number has arrived, because the memory must not be reused before. Errors of a driver that has shut down are
+    // ignored.
     ~Mailbox() {
         if (sent_) device::wait_for_event(event_);
         device::destroy_event(event_);
     }
 
+    // Starts the copy from the device address `cell`, after what is queued on `stream`.
     void send(std::uintptr_t cell, std::uintptr_t stream) {
         void* const queue = reinterpret_cast<void*>(stream);
-        device::check(device::copy_to_host(const_cast<long long*>(place_), cell, sizeof(long long), queue));
-        device::check(device::record_event(event_, queue));
+        device::check_status(device::copy_to_host(const_cast<long long*>(place_), cell, sizeof(long long), queue));
+        device::check_status(device::record_event(event_, queue));
         sent_ = true;
     }
 
+    // Waits for the number and returns it.
     long long receive() {
         nb::gil_scoped_release unlocked;
-        device::check(device::wait_for_event(event_));
+        device::check_status(device::wait_for_event(event_));
         sent_ = false;
         return *place_;
     }

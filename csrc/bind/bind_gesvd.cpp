@@ -1,4 +1,4 @@
-// The singular value decomposition and its gradient: addresses, sizes and strides in, status out.
+// Binds the singular value decomposition and its gradient: addresses, sizes and strides in, status out.
 #include <vector>
 
 #include "bind/binding.h"
@@ -7,9 +7,9 @@
 namespace lapgrad::binding {
 namespace {
 
-// Dense row-major items of rows x cols; null stays null.
+// Returns a batch of dense row-major matrices of rows x cols; an address of 0 stands for a missing batch.
 template <class T>
-Batch<T> rows_of(std::uintptr_t address, index_t count, index_t rows, index_t cols) {
+Batch<T> make_dense(std::uintptr_t address, index_t count, index_t rows, index_t cols) {
     return {reinterpret_cast<T*>(address), count, address ? rows * cols : 0, rows, cols, cols, 1};
 }
 
@@ -23,8 +23,8 @@ nb::object gesvd(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
-            gesvd_batch<T>(A.as<const T>(count, m, n), rows_of<T>(u, count, k, m), rows_of<T>(s, count, 1, k),
-                           rows_of<T>(v, count, k, n), status.data());
+            gesvd_batch<T>(A.as<const T>(count, m, n), make_dense<T>(u, count, k, m), make_dense<T>(s, count, 1, k),
+                           make_dense<T>(v, count, k, n), status.data());
         });
     }
     for (index_t b = 0; b < count; ++b)
@@ -43,9 +43,9 @@ bool gesvd_vjp(int item_size, std::uintptr_t u, std::uintptr_t s, std::uintptr_t
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
-            const SvdGradient<T> gradient{rows_of<const T>(u, count, m, m), rows_of<const T>(s, count, 1, m),
-                                          rows_of<const T>(v, count, m, n), gU.as<const T>(count, m, m),
-                                          rows_of<const T>(gs, count, 1, m), gV.as<const T>(count, m, n),
+            const SvdGradient<T> gradient{make_dense<const T>(u, count, m, m), make_dense<const T>(s, count, 1, m),
+                                          make_dense<const T>(v, count, m, n), gU.as<const T>(count, m, m),
+                                          make_dense<const T>(gs, count, 1, m), gV.as<const T>(count, m, n),
                                           gA.as<T>(count, m, n), static_cast<Degeneracy>(policy), static_cast<T>(tol),
                                           marks};
             gesvd_vjp_batch<T>(gradient);

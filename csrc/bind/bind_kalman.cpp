@@ -1,4 +1,4 @@
-// The Kalman filter and its adjoint: addresses, strides and sizes in, status out.
+// Binds the Kalman filter and its adjoint: addresses, strides and sizes in, status out.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -15,7 +15,7 @@ namespace {
 using Addresses = std::vector<std::tuple<std::uintptr_t, index_t, index_t>>;
 
 template <class T>
-KalmanOperands<T> operands(const Addresses& addresses) {
+KalmanOperands<T> make_operands(const Addresses& addresses) {
     const auto at = [&](std::size_t position) {
         const auto [address, series_stride, time_stride] = addresses.at(position);
         return Varying<T>{reinterpret_cast<T*>(address), series_stride, time_stride};
@@ -31,8 +31,8 @@ nb::object kalman_nll(int item_size, const Addresses& model, std::uintptr_t s, i
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
-            kalman::forward<T>({{series, times, states, observations},
-                                operands<const T>(model),
+            kalman::run_filter<T>({{series, times, states, observations},
+                                make_operands<const T>(model),
                                 reinterpret_cast<T*>(s),
                                 status.data()});
         });
@@ -49,11 +49,11 @@ void kalman_nll_vjp(int item_size, const Addresses& model, std::uintptr_t gs, co
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        kalman::reverse<T>({{series, times, states, observations},
-                            operands<const T>(model),
+        kalman::run_adjoint<T>({{series, times, states, observations},
+                            make_operands<const T>(model),
                             reinterpret_cast<const T*>(gs),
                             0},
-                           operands<T>(gradient));
+                           make_operands<T>(gradient));
     });
 }
 

@@ -1,4 +1,4 @@
-// Inverses, determinants and their gradients: addresses, sizes and strides in, status out.
+// Binds inverses, determinants and their gradients: addresses, sizes and strides in, status out.
 #include <algorithm>
 #include <vector>
 
@@ -8,15 +8,15 @@
 namespace lapgrad::binding {
 namespace {
 
-// A status per item, on the stack for one.
-class Status {
+// A status per item; without an allocation for one item.
+class StatusArray {
   public:
-    explicit Status(index_t count) : several_(count > 1 ? count : 0) {}
+    explicit StatusArray(index_t count) : several_(count > 1 ? count : 0) {}
     std::int32_t* data() { return several_.empty() ? &single_ : several_.data(); }
 
-    // The first item that `fails`, as (item, status); None if there is none.
+    // Returns (item, status) of the first item for which fails(item, status) is true; None if there is none.
     template <class F>
-    nb::object first(index_t count, F fails) {
+    nb::object find_first(index_t count, F fails) {
         for (index_t b = 0; b < count; ++b)
             if (fails(b, data()[b])) return nb::make_tuple(b, data()[b]);
         return nb::none();
@@ -27,11 +27,11 @@ class Status {
     std::vector<std::int32_t> several_;
 };
 
-// B := A^-1. Returns the first item that has none.
+// B := A^-1. Returns (item, status) of the first item that has no inverse, or None.
 nb::object inverse(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
                    index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
     const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
-    Status status(count);
+    StatusArray status(count);
     {
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
@@ -39,7 +39,7 @@ nb::object inverse(int item_size, std::uintptr_t a, index_t a_batch, index_t a_r
             inverse_batch<T>(A.as<const T>(count, n, n), B.as<T>(count, n, n), status.data());
         });
     }
-    return status.first(count, [](index_t, std::int32_t code) { return code != 0; });
+    return status.find_first(count, [](index_t, std::int32_t code) { return code != 0; });
 }
 
 // gA := -B' gB B'.
@@ -54,54 +54,55 @@ void inverse_vjp(int item_size, std::uintptr_t b, index_t b_batch, index_t b_row
     });
 }
 
-// The factors are column-major, one after the other; address 0: they are not kept.
+// Returns the batch of factors: column-major and contiguous; address 0: they are not stored.
 template <class T>
-Batch<T> factors(std::uintptr_t address, index_t count, index_t n) {
+Batch<T> make_factors(std::uintptr_t address, index_t count, index_t n) {
     return {reinterpret_cast<T*>(address), count, n * n, n, n, 1, n};
 }
 
-// first := det A, or with second: its sign, and the logarithm of its size. Returns the first item that is not finite.
+// first := det A, or with `second` first := its sign and second := log |det A|. Returns (item, status) of the first item that is
+// not finite, or None.
 nb::object determinant(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
                        std::uintptr_t first, std::uintptr_t second, std::uintptr_t lu, std::uintptr_t pivots,
                        index_t count, index_t n) {
     const Operand A{a, a_batch, a_row, a_col};
-    Status status(count);
+    StatusArray status(count);
     {
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
             determinant_batch<T>(A.as<const T>(count, n, n), reinterpret_cast<T*>(first), reinterpret_cast<T*>(second),
-                                 factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
+                                 make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
         });
     }
-    return status.first(count, [](index_t, std::int32_t code) { return code < 0; });
+    return status.find_first(count, [](index_t, std::int32_t code) { return code < 0; });
 }
 
-// gA := weight A^-T, or weight det(A) A^-T; zero for items that are singular. Returns the first of those with a weight,
-// or with the determinant: the items that are still to be computed in another way.
+// gA := weight A^-T, or with `by_determinant` weight det(A) A^-T; zero for singular items. Returns (item, status) of the first singular
+// item with a nonzero weight, or None; with `by_determinant` a list of the items that the caller has to compute in another way.
 nb::object determinant_vjp(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
                            std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t weight, bool by_determinant,
                            std::uintptr_t g, index_t count, index_t n) {
     const Operand A{a, a_batch, a_row, a_col}, G{g, n * n, n, 1};
-    Status status(count);
+    StatusArray status(count);
     {
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
-            determinant_vjp_batch<T>(A.as<const T>(count, n, n), factors<const T>(lu, count, n),
+            determinant_vjp_batch<T>(A.as<const T>(count, n, n), make_factors<const T>(lu, count, n),
                                      reinterpret_cast<const pivot_t*>(pivots), reinterpret_cast<const T*>(weight),
                                      by_determinant, G.as<T>(count, n, n), status.data());
         });
     }
     if (by_determinant) {
-        nb::list unsure;
+        nb::list unfinished;
         for (index_t b = 0; b < count; ++b)
-            if (status.data()[b]) unsure.append(b);
-        return unsure;
+            if (status.data()[b]) unfinished.append(b);
+        return unfinished;
     }
     return with_type(item_size, [&](auto type) {
         const auto* weights = reinterpret_cast<const decltype(type)*>(weight);
-        return status.first(count, [&](index_t b, std::int32_t code) { return code != 0 && weights[b] != 0; });
+        return status.find_first(count, [&](index_t b, std::int32_t code) { return code != 0 && weights[b] != 0; });
     });
 }
 

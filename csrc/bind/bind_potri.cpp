@@ -1,7 +1,7 @@
-// The inverse from the Cholesky factor, what is made of it, solves with it, and sums of two triangular products.
-#include "ops/batch.h"
-#include "ops/batch_potri.h"
+// Binds the inverse from the Cholesky factor and its update, solves with the factor, and sums of two triangular products.
 #include "bind/binding.h"
+#include "ops/cho_solve.h"
+#include "ops/potri.h"
 #include "ops/sumlogdiag.h"
 
 namespace lapgrad::binding {
@@ -17,7 +17,7 @@ index_t potri(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row, i
         const Batch<const T> factors = L.as<const T>(count, n, n);
         const index_t zero = find_zero_diagonal<T>(factors);
         if (zero >= 0) return zero;
-        const Update<T> none{L.as<const T>(count, n, 0), nullptr, T(1), T(0)};
+        const PotriUpdate<T> none{L.as<const T>(count, n, 0), nullptr, T(1), T(0)};
         potri_batch<T>(factors, none, B.as<T>(count, n, n));
         return -1;
     });
@@ -32,7 +32,7 @@ void potri_update(int item_size, std::uintptr_t l, index_t l_batch, index_t l_ro
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        const Update<T> update{X.as<const T>(count, n, k), reinterpret_cast<const T*>(weight), static_cast<T>(scale),
+        const PotriUpdate<T> update{X.as<const T>(count, n, k), reinterpret_cast<const T*>(weight), static_cast<T>(scale),
                                static_cast<T>(ratio)};
         potri_batch<T>(L.as<const T>(count, n, n), update, B.as<T>(count, n, n));
     });
@@ -78,7 +78,7 @@ void sumlogdiag(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row,
     });
 }
 
-// C := alpha (A B + D E) on the lower triangle, A and D n x k; the other one zero, or mirrored if symmetric.
+// The lower triangle of C := alpha (A B + D E), A and D n x k; the upper one is zero, or mirrored if symmetric.
 void gemmt_sum(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
                index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t d, index_t d_batch, index_t d_row,
                index_t d_col, std::uintptr_t e, index_t e_batch, index_t e_row, index_t e_col, std::uintptr_t c,

@@ -1,4 +1,4 @@
-// Eigenvalues and eigenvectors of symmetric matrices: addresses, sizes and strides in, status out.
+// Binds eigenvalues and eigenvectors of symmetric matrices: addresses, sizes and strides in, status out.
 #include <vector>
 
 #include "bind/binding.h"
@@ -7,20 +7,21 @@
 namespace lapgrad::binding {
 namespace {
 
-// A contiguous batch of matrices, or none.
-Operand contiguous(std::uintptr_t address, index_t n) { return {address, n * n, n, 1}; }
+// Returns a contiguous batch of n x n matrices; an address of 0 stands for a missing batch.
+Operand make_contiguous(std::uintptr_t address, index_t n) { return {address, n * n, n, 1}; }
 
-// (item, code) of the first item that is not 0, or None.
-nb::object first_of(const std::vector<std::int32_t>& status) {
+// Returns (item, code) of the first code that is not 0, or None.
+nb::object find_first(const std::vector<std::int32_t>& status) {
     for (std::size_t b = 0; b < status.size(); ++b)
         if (status[b]) return nb::make_tuple(b, status[b]);
     return nb::none();
 }
 
-// Eigenvalues and, if u, eigenvectors of the lower triangles; u and eigenvalues are contiguous.
+// Eigenvalues and, unless u is 0, eigenvectors of the lower triangles; u and eigenvalues are contiguous. Returns (item, code) of the
+// first failure, or None.
 nb::object syevd(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t u,
                  std::uintptr_t eigenvalues, index_t count, index_t n) {
-    const Operand A{a, a_batch, a_row, a_col}, U = contiguous(u, n);
+    const Operand A{a, a_batch, a_row, a_col}, U = make_contiguous(u, n);
     std::vector<std::int32_t> info(count);
     {
         nb::gil_scoped_release unlocked;
@@ -30,14 +31,15 @@ nb::object syevd(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row
                            info.data());
         });
     }
-    return first_of(info);
+    return find_first(info);
 }
 
-// The gradient; gu or g_eigenvalues may be 0. All but gu are contiguous.
+// ga := the gradient; gu or g_eigenvalues may be 0. All but gu are contiguous. Returns (item, 1) of the first item on which the loss
+// has no derivative, or None.
 nb::object syevd_vjp(int item_size, std::uintptr_t u, std::uintptr_t eigenvalues, std::uintptr_t g, index_t g_batch,
                      index_t g_row, index_t g_col, std::uintptr_t g_eigenvalues, int gaps, double tol, std::uintptr_t ga,
                      index_t count, index_t n) {
-    const Operand U = contiguous(u, n), gU{g, g_batch, g_row, g_col}, gA = contiguous(ga, n);
+    const Operand U = make_contiguous(u, n), gU{g, g_batch, g_row, g_col}, gA = make_contiguous(ga, n);
     std::vector<std::int32_t> uneven(count);
     {
         nb::gil_scoped_release unlocked;
@@ -48,7 +50,7 @@ nb::object syevd_vjp(int item_size, std::uintptr_t u, std::uintptr_t eigenvalues
                                static_cast<Degeneracy>(gaps), static_cast<T>(tol), gA.as<T>(count, n, n), uneven.data());
         });
     }
-    return first_of(uneven);
+    return find_first(uneven);
 }
 
 }  // namespace

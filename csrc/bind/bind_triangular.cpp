@@ -1,13 +1,17 @@
-// Cholesky, triangular solves and products, symmetric products, packed triangles: addresses, sizes and strides in, status out.
+// Binds Cholesky, triangular solves and products, symmetric products and packed triangles. All functions take addresses, sizes and
+// strides, and return a status.
 #include <vector>
 
-#include "ops/batch.h"
 #include "bind/binding.h"
+#include "ops/copyltu.h"
 #include "ops/packing.h"
+#include "ops/potrf.h"
+#include "ops/trmm.h"
 
 namespace lapgrad::binding {
 namespace {
 
+// L := Cholesky factor of A. Returns (item, code) of the first failure, or None. info: address of a code per item, or 0.
 nb::object potrf(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t l,
                  index_t l_batch, index_t l_row, index_t l_col, index_t count, index_t n, std::uintptr_t info) {
     const Operand A{a, a_batch, a_row, a_col}, L{l, l_batch, l_row, l_col};
@@ -57,12 +61,12 @@ index_t triangle(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row
             const index_t zero = find_zero_diagonal<T>(triangles);
             if (zero >= 0) return zero;
         }
-        triangle_batch<T, Solve>(triangles, lower, A.as<const T>(count, n, m), X.as<T>(count, n, m));
+        (Solve ? trsm_batch<T> : trmm_batch<T>)(triangles, lower, A.as<const T>(count, n, m), X.as<T>(count, n, m));
         return -1;
     });
 }
 
-// C := alpha A B on the lower triangle, A n x k; the other one zero, or mirrored if symmetric.
+// The lower triangle of C := alpha A B, A n x k; the upper one is zero, or mirrored if symmetric.
 void gemmt(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
            index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t c, index_t c_batch, index_t c_row,
            index_t c_col, index_t count, index_t n, index_t k, double alpha, bool symmetric) {
@@ -75,7 +79,7 @@ void gemmt(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, inde
     });
 }
 
-// B := A's lower triangle, mirrored.
+// B := the symmetric matrix with the lower triangle of A.
 void copyltu(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
              index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
     const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
@@ -98,7 +102,7 @@ void add_transpose(int item_size, std::uintptr_t a, index_t a_batch, index_t a_r
     });
 }
 
-// v, without gaps, := A's lower triangle from the diagonal `skip` below the main one on, row by row.
+// v (contiguous) := A's lower triangle, row by row, starting with the diagonal `skip` below the main one.
 void extracttrian(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t v,
                   index_t count, index_t n, index_t skip) {
     const Operand A{a, a_batch, a_row, a_col};
@@ -109,7 +113,7 @@ void extracttrian(int item_size, std::uintptr_t a, index_t a_batch, index_t a_ro
     });
 }
 
-// The way back, with zeros elsewhere. v_step: between the entries of a vector; a_row or a_col is 1.
+// The reverse of extracttrian, with zeros elsewhere. v_step: stride between the entries of a vector; a_row or a_col is 1.
 void maketrian(int item_size, std::uintptr_t v, index_t v_batch, index_t v_step, std::uintptr_t a, index_t a_batch,
                index_t a_row, index_t a_col, index_t count, index_t n, index_t skip) {
     const Operand A{a, a_batch, a_row, a_col};

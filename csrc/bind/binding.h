@@ -1,4 +1,4 @@
-// What the files that bind operators to Python (bind_*.cpp) share.
+// Types and declarations that the files which bind operators to Python (bind_*.cpp) share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@ namespace lapgrad::binding {
 
 namespace nb = nanobind;
 
-// A batch of matrices as Python hands it over: address, batch stride, row stride, column stride (in elements).
+// A batch of matrices as Python passes it: address, batch stride, row stride, column stride (in elements).
 struct Operand {
     std::uintptr_t address;
     index_t batch_stride, row_stride, col_stride;
@@ -22,13 +22,13 @@ struct Operand {
     }
 };
 
-// Calls body(T{}) with the type whose size is `item_size`.
+// Calls body(T{}) with T = double or float, whichever has `item_size` bytes.
 template <class F>
 auto with_type(int item_size, F body) {
     return item_size == 8 ? body(double{}) : body(float{});
 }
 
-// One per file; bind.cpp calls them all.
+// Each adds the functions of one file to the module; bind.cpp calls them all.
 void bind_lu(nb::module_& m);
 void bind_syevd(nb::module_& m);
 void bind_triangular(nb::module_& m);

@@ -1,11 +1,11 @@
-// Matrices in the memory of a GPU. The core never touches that memory: it calls cuBLAS and launches kernels, by
-// function pointers that Python binds (src/lapgrad/_kernels/cuda/runtime/device.py), on a stream that Python names.
+// Matrices in the memory of a GPU. The core never reads or writes that memory: it calls cuBLAS and launches kernels, by
+// function pointers that Python binds (src/lapgrad/_kernels/cuda/runtime/device.py), on a stream that Python passes.
 //
-// Algorithms that cut a matrix into many blocks live here and not in Python for one reason: a launch costs a few
-// microseconds, and so must what stands between two launches.
+// Algorithms that cut a matrix into many blocks are here and not in Python because a launch takes a few microseconds,
+// and a Python call between two launches would take as long again.
 //
-// cuBLAS counts columns first: a row-major matrix is to it the transpose of the same memory, and C = A B becomes
-// C' = B' A' with the same memory and swapped operands.
+// cuBLAS is column-major: it reads a row-major matrix as the transpose of the same memory, so C = A B becomes
+// C' = B' A' with the operands swapped.
 #pragma once
 
 #include <climits>
@@ -18,7 +18,7 @@
 
 namespace lapgrad::device {
 
-// As cublas_api.h declares them, with enumerations as ints.
+// The functions of cublas_api.h that the core calls, with enumerations as ints. One library serves the process, so they are static.
 template <class T>
 struct Cublas {
     using gemm_fn = int (*)(void*, int, int, int, int, int, const T*, const T*, int, const T*, int, const T*, T*, int);
@@ -35,7 +35,7 @@ struct Cublas {
     inline static syrk_fn syrk = nullptr;
 };
 
-// Of the driver.
+// The functions of the CUDA driver that the core calls.
 using launch_fn = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                           void**);
 using fill_fn = int (*)(unsigned long long, unsigned char, std::size_t, void*);
@@ -50,6 +50,7 @@ inline create_event_fn create_event = nullptr;
 inline record_event_fn record_event = nullptr;
 inline of_event_fn wait_for_event = nullptr, destroy_event = nullptr;
 
+// Stores the address of a function of cuBLAS or of the driver. Returns false if the core does not use it.
 inline bool bind(const std::string& name, void* address) {
     const auto into = [&](auto& place) {
         place = reinterpret_cast<std::decay_t<decltype(place)>>(address);
@@ -74,25 +75,27 @@ inline bool bind(const std::string& name, void* address) {
     return name[0] == 'D' ? of(double{}, name.substr(1)) : of(float{}, name.substr(1));
 }
 
-// In the order in which Python passes their handles. What each does, and with how many threads, is said in
-// src/lapgrad/_kernels/cuda/kernels/triangle.cu.
+// The kernels of src/lapgrad/_kernels/cuda/kernels/triangle.cu, which documents them, in the order in which Python passes their
+// handles. tests/test_constants.py compares the order, and the sizes below, with Python and CUDA.
 enum Kernel {
     kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kMergeInverses
 };
 
-constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 128;
+// Order of the blocks that invert_leaves inverts; side of a tile; the largest blocks that merge_inverses takes, its strip of columns
+// and the depth of its sums; threads of a block.
+constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 128, kStrip = 8, kDepth = 16;
 constexpr unsigned kThreads = 256;
 
-inline void check(int status) {
+inline void check_status(int status) {
     if (status != 0) throw std::runtime_error("a CUDA library returned status " + std::to_string(status));
 }
 
-inline int checked(index_t size) {
+inline int narrow(index_t size) {
     if (size < 0 || size > INT_MAX) throw std::length_error("a matrix is too large for cuBLAS");
     return static_cast<int>(size);
 }
 
-// One type, one stream, and the kernels of one device.
+// Calls cuBLAS and launches kernels for one number type on one stream of one device.
 template <class T>
 class Queue {
   public:
@@ -103,52 +106,52 @@ class Queue {
     void gemm(const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, T alpha = 1, T beta = 0) const {
         if (C.rows == 0 || C.cols == 0) return;
         if (C.col_stride != 1) return gemm(C.t(), B.t(), A.t(), alpha, beta);
-        const Read a = read(A), b = read(B);
-        const int m = checked(C.cols), n = checked(C.rows), k = checked(A.cols), ldc = checked(leading(C));
+        const Operand a = describe(A), b = describe(B);
+        const int m = narrow(C.cols), n = narrow(C.rows), k = narrow(A.cols), ldc = narrow(leading_dimension(C));
         if (C.count == 1)
-            return check(Cublas<T>::gemm(handle_, b.op, a.op, m, n, k, &alpha, B.data, b.ld, A.data, a.ld, &beta,
+            return check_status(Cublas<T>::gemm(handle_, b.op, a.op, m, n, k, &alpha, B.data, b.ld, A.data, a.ld, &beta,
                                          C.data, ldc));
-        check(Cublas<T>::gemm_batched(handle_, b.op, a.op, m, n, k, &alpha, B.data, b.ld, B.batch_stride, A.data, a.ld,
-                                      A.batch_stride, &beta, C.data, ldc, C.batch_stride, checked(C.count)));
+        check_status(Cublas<T>::gemm_batched(handle_, b.op, a.op, m, n, k, &alpha, B.data, b.ld, B.batch_stride, A.data, a.ld,
+                                      A.batch_stride, &beta, C.data, ldc, C.batch_stride, narrow(C.count)));
     }
 
     // C := alpha L B, or alpha B L; only the named triangle of L is read. C may be B.
     void trmm(const Batch<T>& C, const Batch<T>& L, const Batch<T>& B, bool lower, bool right, T alpha = 1) const {
         if (C.rows == 0 || C.cols == 0) return;
-        const Read l = read(L);
+        const Operand l = describe(L);
         for (index_t i = 0; i < C.count; ++i)
-            check(Cublas<T>::trmm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(C.cols), checked(C.rows),
-                                  &alpha, L.item(i).data, l.ld, B.item(i).data, checked(leading(B)), C.item(i).data,
-                                  checked(leading(C))));
+            check_status(Cublas<T>::trmm(handle_, !right, lower != (l.op == 1), l.op, 0, narrow(C.cols), narrow(C.rows),
+                                  &alpha, L.item(i).data, l.ld, B.item(i).data, narrow(leading_dimension(B)), C.item(i).data,
+                                  narrow(leading_dimension(C))));
     }
 
     // B := L^-1 B, or B L^-1, by cuBLAS's own substitution.
     void trsm(const Batch<T>& B, const Batch<T>& L, bool lower, bool right) const {
         if (B.rows == 0 || B.cols == 0) return;
-        const Read l = read(L);
+        const Operand l = describe(L);
         const T one = 1;
         for (index_t i = 0; i < B.count; ++i)
-            check(Cublas<T>::trsm(handle_, !right, lower != (l.op == 1), l.op, 0, checked(B.cols), checked(B.rows),
-                                  &one, L.item(i).data, l.ld, B.item(i).data, checked(leading(B))));
+            check_status(Cublas<T>::trsm(handle_, !right, lower != (l.op == 1), l.op, 0, narrow(B.cols), narrow(B.rows),
+                                  &one, L.item(i).data, l.ld, B.item(i).data, narrow(leading_dimension(B))));
     }
 
     // The named triangle of C := alpha A A' + beta C; the other one is left alone.
     void syrk(const Batch<T>& C, const Batch<T>& A, bool lower, T alpha = 1, T beta = 0) const {
         if (C.rows == 0) return;
-        const Read a = read(A);
+        const Operand a = describe(A);
         for (index_t i = 0; i < C.count; ++i)
-            check(Cublas<T>::syrk(handle_, lower, 1 - a.op, checked(A.rows), checked(A.cols), &alpha, A.item(i).data,
-                                  a.ld, &beta, C.item(i).data, checked(leading(C))));
+            check_status(Cublas<T>::syrk(handle_, lower, 1 - a.op, narrow(A.rows), narrow(A.cols), &alpha, A.item(i).data,
+                                  a.ld, &beta, C.item(i).data, narrow(leading_dimension(C))));
     }
 
-    // Mirrors, moves or clears a triangle, row-major.
+    // Mirrors, moves or clears a triangle of a row-major A, as `kind` says.
     void reshape(Kernel kind, const Batch<T>& A) const {
         const index_t tiles = (A.rows + kTile - 1) / kTile;
         launch(kind, tiles * (tiles + 1) / 2, A.count, 1, kThreads, 2 * tile_bytes(), A.data, A.batch_stride,
                A.row_stride, A.rows);
     }
 
-    // Both row-major, or both not.
+    // target := source; both are row-major, or both column-major.
     void copy(const Batch<T>& target, const Batch<T>& source) const {
         if (target.col_stride != 1) return copy(target.t(), source.t());
         if (target.cols == 0) return;
@@ -162,38 +165,36 @@ class Queue {
                source.batch_stride, source.row_stride, target.rows, target.cols);
     }
 
-    // The lower triangles of W's diagonal blocks of order 64 := the inverses of those of L.
+    // The lower triangles of W's diagonal blocks of order kLeaf := the inverses of those of L.
     void invert_leaves(const Batch<T>& W, const Batch<T>& L) const {
         launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, kLeaf * (kLeaf + 1) * sizeof(T),
                L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
     }
 
-    // Of every pair of neighbouring diagonal blocks of order `half`, up to kLargestMerge, whose inverses are in W: that of
-    // both together.
+    // Completes W from the inverses of diagonal blocks of order `half`, at most kLargestMerge, to those of order 2 half.
     void merge_inverses(const Batch<T>& W, const Batch<T>& L, index_t half) const {
-        constexpr index_t strip = 8, depth = 16;
-        launch(kMergeInverses, half / strip, (L.rows + 2 * half - 1) / (2 * half), L.count, static_cast<unsigned>(half),
-               half * (strip + depth + 1) * sizeof(T), L.data, L.batch_stride, L.row_stride, L.col_stride, W.data,
+        launch(kMergeInverses, half / kStrip, (L.rows + 2 * half - 1) / (2 * half), L.count, static_cast<unsigned>(half),
+               half * (kStrip + kDepth + 1) * sizeof(T), L.data, L.batch_stride, L.row_stride, L.col_stride, W.data,
                W.batch_stride, W.row_stride, L.rows, half);
     }
 
     void clear(T* data, index_t count) const {
-        check(fill_bytes(reinterpret_cast<unsigned long long>(data), 0, count * sizeof(T), stream_));
+        check_status(fill_bytes(reinterpret_cast<unsigned long long>(data), 0, count * sizeof(T), stream_));
     }
 
   private:
-    struct Read {
+    // cuBLAS's flag (0: as stored, 1: transposed) and leading dimension with which it reads A' from A's memory.
+    struct Operand {
         int op, ld;
     };
 
-    // How cuBLAS makes A' of A's memory.
-    static Read read(const Batch<T>& A) {
-        if (A.col_stride == 1 && (A.row_stride >= A.cols || A.rows == 1)) return {0, checked(leading(A))};
-        if (A.row_stride == 1 && (A.col_stride >= A.rows || A.cols == 1)) return {1, checked(leading(A.t()))};
+    static Operand describe(const Batch<T>& A) {
+        if (A.col_stride == 1 && (A.row_stride >= A.cols || A.rows == 1)) return {0, narrow(leading_dimension(A))};
+        if (A.row_stride == 1 && (A.col_stride >= A.rows || A.cols == 1)) return {1, narrow(leading_dimension(A.t()))};
         throw std::invalid_argument("cuBLAS cannot read a matrix with these strides");
     }
 
-    static index_t leading(const Batch<T>& A) {
+    static index_t leading_dimension(const Batch<T>& A) {
         return A.row_stride > A.cols ? A.row_stride : A.cols > 0 ? A.cols : 1;
     }
 
@@ -204,7 +205,7 @@ class Queue {
                 Arguments... arguments) const {
         if (x == 0 || y == 0 || z == 0) return;
         void* addresses[] = {&arguments...};
-        check(launch_kernel(kernels_[kernel], checked(x), checked(y), checked(z), threads, 1, 1,
+        check_status(launch_kernel(kernels_[kernel], narrow(x), narrow(y), narrow(z), threads, 1, 1,
                             static_cast<unsigned>(shared), stream_, addresses, nullptr));
     }
 
@@ -213,7 +214,7 @@ class Queue {
     const std::vector<void*>& kernels_;
 };
 
-// Memory of a call, handed out piece by piece. Counted first with no memory behind it.
+// The workspace of a call, handed out piece by piece. A first run with a null pointer measures how much is needed.
 template <class T>
 class Arena {
   public:
@@ -221,16 +222,16 @@ class Arena {
     T* take(index_t count) {
         T* const piece = start_ + used_;
         used_ += count;
-        if (used_ > most_) most_ = used_;
+        if (used_ > peak_) peak_ = used_;
         return piece;
     }
     index_t mark() const { return used_; }
     void release(index_t mark) { used_ = mark; }
-    index_t most() const { return most_; }
+    index_t peak() const { return peak_; }
 
   private:
     T* start_;
-    index_t used_ = 0, most_ = 0;
+    index_t used_ = 0, peak_ = 0;
 };
 
 }  // namespace lapgrad::device

@@ -5,18 +5,19 @@
 
 namespace lapgrad::device {
 
-// A := B, of which the rows or the columns lie in one piece each.
+// A := B for a row-major A and a B in either storage order.
 template <class T>
-void take(const Queue<T>& queue, const Batch<T>& A, const Batch<T>& B) {
+void copy_any_order(const Queue<T>& queue, const Batch<T>& A, const Batch<T>& B) {
     if (B.col_stride == 1)
         queue.copy(A, B);
     else
         queue.copy_transposed(A, B.t());
 }
 
-// The lower triangle of Z := L' G + beta Z, L and G lower triangular; beyond it anything. Rows I ask for rows from I on.
+// The lower triangle of Z := L' G + beta Z for lower triangular L and G; entries above it are undefined. A block of rows of Z
+// depends only on the rows of L and G from there on.
 template <class T>
-void product_of_triangles(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& G, T beta,
+void multiply_triangles(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& G, T beta,
                           index_t size) {
     const index_t n = L.rows;
     for (index_t start = 0; start < n; start += size) {
@@ -26,8 +27,8 @@ void product_of_triangles(const Queue<T>& queue, const Batch<T>& Z, const Batch<
     }
 }
 
-// gA := L^-T (gQ + Z Q), block row after block row from the last. The right hand side of a block is put together where
-// it is multiplied by the inverse from, so that nothing as large as gA is copied more than once.
+// gA := L^-T (gQ + Z Q), one block row after the other from the last. The right-hand side of a block is computed in a buffer, so
+// that nothing as large as gA is copied more than once.
 template <class T>
 void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const Batch<T>& L,
                const InvertedBlocks<T>& inverted, const Batch<T>& gQ, const Batch<T>& Z, const Batch<T>& Q) {
@@ -37,7 +38,7 @@ void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     for (index_t start = (r - 1) / size * size; start >= 0; start -= size) {
         const index_t order = std::min(size, r - start), first = start + order, done = r - first;
         const Batch<T> rest = held.block(0, 0, order, n);
-        take(*queue, rest, gQ.block(start, 0, order, n));
+        copy_any_order(*queue, rest, gQ.block(start, 0, order, n));
         queue->gemm(rest, Z.block(start, 0, order, r), Q, T(1), T(1));
         if (done > 0)
             queue->gemm(rest, L.block(first, start, done, order).t(), gA.block(first, 0, done, n), T(-1), T(1));
@@ -45,20 +46,21 @@ void solve_sum(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     }
 }
 
-// Z := copyltu(Z + L' tril(gL)), with `square` for a copy of gL; without a gL copyltu(Z).
+// Z := copyltu(Z + L' tril(gL)); copyltu(Z) if gL.data is null. `square` is a workspace for a copy of gL.
 template <class T>
-void complete_middle(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& gL, bool of_q,
+void finish_middle(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, const Batch<T>& gL, bool of_q,
                      const Batch<T>& square, index_t size) {
     if (gL.data != nullptr) {
-        take(queue, square, gL);
+        copy_any_order(queue, square, gL);
         queue.reshape(kClearUpper, square);
-        product_of_triangles(queue, Z, L, square, T(of_q), size);
+        multiply_triangles(queue, Z, L, square, T(of_q), size);
     }
     queue.reshape(kMirrorUp, Z);
 }
 
-// gQ and gL have no data where there is no such gradient. `size` is the order of inverted blocks; triangles of products
-// are cut down to `cut`. The largest product comes first: a device works on it while the host is at the small ones.
+// gA := the gradient. gQ.data or gL.data is null where there is no such cotangent. `size` is the order of the inverted blocks, and
+// `cut` as in triangular_product. The largest product comes first, so that the device is busy while the host launches the small
+// ones.
 template <class T>
 void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const Batch<T>& Q, const Batch<T>& L,
                const Batch<T>& gQ, const Batch<T>& gL, index_t size, index_t cut) {
@@ -70,22 +72,22 @@ void gelqf_vjp(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& gA, const
     const Batch<T> Z = matrix(true);
     if (of_q && queue != nullptr) triangular_product(*queue, Z, gQ, Q.t(), true, T(-1), T(0), cut);
     if (r <= size) {
-        // With the whole inverse W at hand it is W' gQ + (W' Z) Q.
+        // One block is the whole inverse W, and gA = W' gQ + (W' Z) Q.
         const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
         const Batch<T> square = matrix(true);
         if (queue == nullptr) return;
         if (of_q) queue->gemm(gA, inverted.W.t(), gQ);
-        complete_middle(*queue, Z, L, gL, of_q, square, size);
+        finish_middle(*queue, Z, L, gL, of_q, square, size);
         queue->gemm(square, inverted.W.t(), Z);
         return queue->gemm(gA, square, Q, T(1), T(of_q));
     }
     const index_t mark = arena.mark();
     const Batch<T> square = matrix(of_l);
     arena.release(mark);
-    if (queue != nullptr) complete_middle(*queue, Z, L, gL, of_q, square, size);
+    if (queue != nullptr) finish_middle(*queue, Z, L, gL, of_q, square, size);
     const InvertedBlocks<T> inverted = invert_blocks(queue, arena, L, size);
     if (of_q) return solve_sum(queue, arena, gA, L, inverted, gQ, Z, Q);
-    // A solve with r right hand sides, in place of as many as gA has.
+    // Without gQ, L^-T Z has r columns, fewer than L^-T (Z Q).
     solve_left(queue, arena, Z, Z, L.t(), inverted.t(), false);
     if (queue != nullptr) queue->gemm(gA, Z, Q);
 }

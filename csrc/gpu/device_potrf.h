@@ -1,18 +1,19 @@
 // The gradient of a Cholesky factorisation on a GPU: the recursive reverse sweep (docs/derivations.md), with
-// H = (G + G') / 2 in the place of G so that the last block written is the gradient itself. For L and G split in four,
+// H = (G + G') / 2 stored in place of G, so that the last block written is the gradient itself. For L and G split in four,
 //
 //     H22 := sweep(L22, G22)
 //     H21 := (G21 - 2 H22 L21) L11^-1 / 2
 //     G11 := G11 - 2 tril(H21' L21),  H11 := sweep(L11, G11)
 //
-// A block on the diagonal, of which the inverse W is known: H = W' copyltu(L' G) W / 2.
+// For a diagonal block whose inverse W is known, H = W' copyltu(L' G) W / 2.
 #pragma once
 
 #include "gpu/device_triangle.h"
 
 namespace lapgrad::device {
 
-// The lower triangle of L' G asks for none of G's upper one, as L has none.
+// G := H for a diagonal block with the inverse W. The lower triangle of L' G does not depend on the upper triangle of G, because L
+// is lower triangular.
 template <class T>
 void sweep_block(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, const Batch<T>& G, const Batch<T>& W) {
     const index_t n = L.rows, mark = arena.mark();
@@ -27,7 +28,7 @@ void sweep_block(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, cons
     queue->reshape(kMirrorUp, G);
 }
 
-// H, symmetric, in the place of G, of which only the lower triangle is read.
+// Replaces G, whose lower triangle is read, by the symmetric H.
 template <class T>
 void sweep(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, const Batch<T>& G,
            const InvertedBlocks<T>& inverted, index_t cut) {

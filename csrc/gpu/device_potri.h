@@ -3,18 +3,18 @@
 //     V := L21 L11^-1,  S := (L22 L22')^-1
 //     B22 = S,  B21 = -S V,  B11 = (L11 L11')^-1 + V' S V
 //
-// all of which are products of large blocks. (L^-1 and then its square, the textbook's way, has as many flops, but half of
-// them in products of few rows with long sums, which leave processors idle.)
+// all of which are products of large blocks. (The textbook computes L^-1 and then L^-T L^-1. It has as many flops, but half of
+// them in products of few rows with long sums, which leave multiprocessors idle.)
 //
-// A block on the diagonal, of which the inverse W is known: W' W.
+// For a diagonal block whose inverse W is known, B = W' W.
 #pragma once
 
 #include "gpu/device_triangle.h"
 
 namespace lapgrad::device {
 
-// B11 := B11 + V' S V, its lower triangle, and V := -S V, for B21 that holds V: column by column, from the left, because
-// those to the right are asked for as they were.
+// The lower triangle of B11 := B11 + V' S V, and V := -S V, where B21 holds V. Block columns are computed from the left, because
+// each needs the columns of V to its right unchanged.
 template <class T>
 void apply_complement(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& B11, const Batch<T>& B21, const Batch<T>& S,
                       index_t size) {
@@ -33,7 +33,7 @@ void apply_complement(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& B1
     }
 }
 
-// The lower triangle of B in the place of L; beyond it anything.
+// Replaces L, the lower triangle of B, by that of the inverse; entries above it are undefined.
 template <class T>
 void invert_from_factor(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& B, const InvertedBlocks<T>& inverted) {
     const index_t n = B.rows, size = inverted.size;

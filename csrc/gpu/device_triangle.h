@@ -1,9 +1,9 @@
 // Triangles on a GPU: inverses of diagonal blocks, solves and products made of them.
 //
-// The inverse of a triangle is all gemm but for its smallest blocks: with L = [[A, 0], [C, B]],
+// The inverse of a triangle consists of products except for its smallest blocks: with L = [[A, 0], [C, B]],
 //     L^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
-// so blocks of 64 come from a kernel, and each doubling is another one, or from 256 to 512 on two products, for all blocks
-// at once.
+// A kernel inverts blocks of order kLeaf. Another kernel doubles their order, up to 2 kLargestMerge; above, two batched products do.
+// Each step works on all blocks at once.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 namespace lapgrad::device {
 
-// The inverses of the diagonal blocks of order `size` of a lower triangle, 64 times a power of two.
+// The inverses of the diagonal blocks of order `size` of a lower triangle; `size` is kLeaf times a power of two.
 //
-// W.block(r, r, s, s) is the inverse of L's block there, for r a multiple of `size`. Nothing else of W may be touched:
-// its rows are min(n, size) apart, so that it takes n (size + 1) elements, not n^2.
+// W.block(r, r, s, s) is the inverse of L's block there, for r a multiple of `size`. Other blocks of W must not be used: its rows
+// are min(n, size) elements apart and overlap, so that it takes n (size + 1) elements, not n^2.
 template <class T>
 struct InvertedBlocks {
     Batch<T> W;
@@ -25,20 +25,21 @@ struct InvertedBlocks {
     InvertedBlocks t() const { return {W.t(), size}; }
 };
 
-// Every diagonal block of order 2 half: one of its quarters.
+// Returns the quarter at (top, left) of each of the first `pairs` diagonal blocks of order 2 half, as a batch.
 template <class T>
-Batch<T> quarters(const Batch<T>& A, index_t top, index_t left, index_t half, index_t pairs) {
+Batch<T> view_quarters(const Batch<T>& A, index_t top, index_t left, index_t half, index_t pairs) {
     return {A.data + top * A.row_stride + left * A.col_stride, pairs, 2 * half * (A.row_stride + A.col_stride), half, half,
             A.row_stride, A.col_stride};
 }
 
+// Completes W from the inverses of diagonal blocks of order `half` to those of order 2 half, by products. `held` is a workspace.
 template <class T>
-void merge(const Queue<T>& queue, const Batch<T>& L, const Batch<T>& W, T* held, index_t half) {
+void merge_by_products(const Queue<T>& queue, const Batch<T>& L, const Batch<T>& W, T* held, index_t half) {
     const index_t n = L.rows, pairs = n / (2 * half), rest = n % (2 * half);
     if (pairs > 0) {
         const Batch<T> product{held, pairs, half * half, half, half, half, 1};
-        queue.gemm(product, quarters(L, half, 0, half, pairs), quarters(W, 0, 0, half, pairs));
-        queue.gemm(quarters(W, half, 0, half, pairs), quarters(W, half, half, half, pairs), product, T(-1));
+        queue.gemm(product, view_quarters(L, half, 0, half, pairs), view_quarters(W, 0, 0, half, pairs));
+        queue.gemm(view_quarters(W, half, 0, half, pairs), view_quarters(W, half, half, half, pairs), product, T(-1));
     }
     if (rest > half) {
         const index_t start = n - rest, middle = start + half, below = n - middle;
@@ -48,7 +49,8 @@ void merge(const Queue<T>& queue, const Batch<T>& L, const Batch<T>& W, T* held,
     }
 }
 
-// Reads the lower triangle of L, whichever way it lies. With no queue, only the memory is counted.
+// Returns the inverted diagonal blocks of L, whose lower triangle is read, in either storage order. Without a queue nothing is
+// launched and only the workspace is measured; that holds for all functions below that take a pointer to a queue.
 template <class T>
 InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size) {
     const index_t n = L.rows, row = std::min(n, size), space = n * (row + 1);
@@ -62,13 +64,14 @@ InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Ba
     index_t half = kLeaf;
     for (; half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
     for (; half < size && half < n; half *= 2)
-        for (index_t item = 0; item < L.count; ++item) merge(*queue, L.item(item), W.item(item), held, half);
+        for (index_t item = 0; item < L.count; ++item) merge_by_products(*queue, L.item(item), W.item(item), held, half);
     return {W, size};
 }
 
-// X := alpha M^-1 B, with `inverted` of M, block after block: X_J = W_JJ (alpha B_J - sum M_JK X_K) over the K that are
-// done. B may be X; else it lies as X does, row by row or column by column. `refine`: one step of refinement per block,
-// with which the residual is that of a substitution whatever the condition of the blocks is, up to 1 / sqrt(eps).
+// X := alpha M^-1 B, where `inverted` has the inverted blocks of M. Block row after block row,
+//     X_J = W_JJ (alpha B_J - sum_K M_JK X_K)  over the K that are done.
+// B may be X; else it has the storage order of X. `refine`: one step of iterative refinement per block, after which the residual is
+// as small as that of a substitution for blocks with a condition number up to 1 / sqrt(eps).
 template <class T>
 void solve_left(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, const Batch<T>& B, const Batch<T>& M,
                 const InvertedBlocks<T>& inverted, bool lower, T alpha = 1, bool refine = false) {
@@ -85,7 +88,7 @@ void solve_left(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, const
         const Batch<T> block = X.block(start, 0, order, X.cols), rest = held.block(0, 0, order, X.cols);
         const Batch<T> inverse = inverted.W.block(start, start, order, order);
         Batch<T> right = B.block(start, 0, order, X.cols);
-        // What is changed here, or overwritten by the product with it, is copied first.
+        // The right-hand side is copied if it is modified, or is the memory that the product writes to.
         if (done > 0 || refine || right.data == block.data) {
             queue->copy(rest, right);
             right = rest;
@@ -107,7 +110,8 @@ void solve_right(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& X, cons
     solve_left(queue, arena, X.t(), B.t(), M.t(), inverted.t(), !lower, alpha);
 }
 
-// The named triangle of C := alpha A B + beta C, cut in halves down to `cut`; beyond it anything.
+// The named triangle of C := alpha A B + beta C. Diagonal blocks are halved down to order `cut` and then computed in full, so entries
+// of the other triangle near the diagonal are undefined.
 template <class T>
 void triangular_product(const Queue<T>& queue, const Batch<T>& C, const Batch<T>& A, const Batch<T>& B, bool lower,
                         T alpha, T beta, index_t cut) {

@@ -9,10 +9,10 @@
 
 namespace lapgrad {
 
-// Where a recursion splits: near the middle, and the first part whole leaves.
-inline index_t split(index_t n) { return (n / 2 + isa::leaf - 1) / isa::leaf * isa::leaf; }
+// Returns the order of the first of the two blocks that a recursion splits order n into: about half, in whole leaves.
+inline index_t split_order(index_t n) { return (n / 2 + isa::leaf - 1) / isa::leaf * isa::leaf; }
 
-// At most one side is long: such products are where BLAS spends its time on set-up and on strides that share cache sets.
+// Whether at most one side is long. For such products BLAS spends its time on set-up and on strides that share cache sets.
 template <class T>
 bool is_slim(index_t m, index_t n, index_t k) {
     const index_t middle = std::max(std::min(m, n), std::min(std::max(m, n), k));
@@ -25,7 +25,7 @@ void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C)
     if (m == 0 || n == 0 || (k == 0 && accumulate)) return;
     if (!is_slim<T>(m, n, k) && k > 0) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
     if (C.col_stride != 1) return gemm<T>(alpha, B.t(), A.t(), accumulate, C.t());
-    // The long side in pieces that the packed panels hold.
+    // The long side is cut into pieces that fit the packed panels.
     constexpr index_t piece = isa::product_limit;
     for (index_t i = 0; i < m; i += piece)
         for (index_t j = 0; j < n; j += piece) {

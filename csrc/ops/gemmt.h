@@ -1,15 +1,17 @@
-// C := alpha A B (+ C) on the lower triangle of C. The triangle is cut into tiles: those below the diagonal are products,
-// those on it are halved down to a size that the own kernel takes, which computes little more than the triangle.
+// The lower triangle of C := alpha A B (+ C). The triangle is cut into tiles: those below the diagonal are products, those on it
+// are halved down to a size that the core's own kernel takes, which computes little more than the triangle.
 #pragma once
 
-#include "ops/gemm.h"
+#include "base/items.h"
 #include "base/triangle.h"
+#include "ops/gemm.h"
 
 namespace lapgrad {
 
-// What becomes of the strict upper triangle. A caller that has no use for it yet lets it be scribbled on.
+// What happens to the strict upper triangle. `scribble`: it may be overwritten, because the caller does not use it yet.
 enum class Upper { scribble, clear, mirror };
 
+// Fills the block above the diagonal from its mirror image below, or with zeros, or not at all, as `upper` says.
 template <class T>
 void finish_upper(View<T> below, View<T> above, Upper upper, bool parallel) {
     if (upper == Upper::mirror) copy<T>(below.readonly().t(), T(1), above, parallel);
@@ -19,8 +21,8 @@ void finish_upper(View<T> below, View<T> above, Upper upper, bool parallel) {
         });
 }
 
-// The lower triangle on the own kernel, in pieces of the sum that its packed panels hold; scribbles on the upper one. At order
-// 256 it is a third faster than halves down to 64 with products on the diagonal (1 thread).
+// The lower triangle by the core's own kernel, in pieces of the sum that fit its packed panels; may overwrite the upper triangle.
+// At order 256 it is a third faster than halving down to 64 with full products on the diagonal (1 thread).
 template <class T>
 void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const bool by_rows = C.col_stride == 1;
@@ -34,6 +36,7 @@ void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View
     } while (p < A.cols);
 }
 
+// The lower triangle by recursion, on one thread.
 template <class T>
 void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
     const index_t n = C.rows, k = A.cols;
@@ -43,7 +46,7 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
         if (upper == Upper::clear) clear_strict_upper<T>(C, false);
         return;
     }
-    const index_t first = split(n), second = n - first;
+    const index_t first = split_order(n), second = n - first;
     const View<T> C21 = C.block(first, 0, second, first);
     const View<const T> A2 = A.block(first, 0, second, k), B1 = B.block(0, 0, k, first);
     gemmt_diagonal<T>(alpha, A.block(0, 0, first, k), B1, accumulate, C.block(0, 0, first, first), upper);
@@ -60,7 +63,7 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
     if (!parallel) return gemmt_diagonal<T>(alpha, A, B, accumulate, C, upper);
     const index_t tile = plan::triangle_tile(n, parallel::threads());
     const index_t tiles = (n + tile - 1) / tile;
-    // Tiles below the diagonal first: they cost twice as much, and short tasks at the end balance the threads.
+    // Tiles below the diagonal come first: they cost twice as much, and short tasks at the end balance the threads.
     const index_t below = tiles * (tiles - 1) / 2;
     parallel::for_each(below + tiles, [&](index_t task) {
         index_t ti = 1;
@@ -73,6 +76,34 @@ void gemmt(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C
         if (ti == tj) return gemmt_diagonal<T>(alpha, strip, panel, accumulate, target, upper);
         gemm<T>(alpha, strip, panel, accumulate, target);
         finish_upper<T>(target, C.block(j, i, cols, rows), upper, false);
+    });
+}
+
+// The lower triangle of C := alpha A B; the upper one is mirrored if symmetric, else zero.
+template <class T>
+void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric) {
+    const index_t n = C.rows, k = A.cols;
+    if (n == 0) return;
+    if (k > 0 && fits_lanes<T>(C.count, std::max(n, k), A, B, C)) {
+        for_lane_ranges<T>(C.count, n * n * k, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_product(alpha, A, B, C, symmetric, begin, end, thread_scratch());
+        });
+        return;
+    }
+    for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+        gemmt<T>(alpha, A[b], B[b], false, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
+    });
+}
+
+// The lower triangle of C := alpha (A B + D E); the upper one is mirrored if symmetric, else zero.
+template <class T>
+void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T> D, Batch<const T> E, Batch<T> C,
+                     bool symmetric) {
+    const index_t n = C.rows, k = A.cols;
+    if (n == 0) return;
+    for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+        gemmt<T>(alpha, A[b], B[b], false, C[b], Upper::scribble, parallel);
+        gemmt<T>(alpha, D[b], E[b], k > 0, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });
 }
 

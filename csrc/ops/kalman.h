@@ -1,5 +1,6 @@
 // The negative log likelihood of a linear Gaussian state space model, and its gradient: the Kalman filter and its adjoint
-// over all steps of many series. lane_kalman.h has the mathematics of a step; here is who runs where, in which memory.
+// over all steps of many series. small/lane_kalman.h has the mathematics of a step; this file distributes the series over lanes and
+// threads and allocates the workspace.
 #pragma once
 
 #include <algorithm>
@@ -15,31 +16,24 @@
 
 namespace lapgrad::kalman {
 
-// Series side by side in the lanes, when enough of them are filled and their matrices stay in the cache.
+// Whether series are computed one per lane: if at least half of the lanes are filled and the matrices stay in the cache.
 template <class T>
-bool wide(const KalmanSizes& sizes) {
+bool uses_lanes(const KalmanSizes& sizes) {
     return 2 * sizes.series >= isa::kernels<T>().lanes && sizes.series > 1 && sizes.states <= plan::lane_order<T>();
 }
 
-// The series are cut into so many parts at most, whatever the number of threads: gradients that several series share are
-// summed up part by part, and so do not depend on who was first.
-constexpr index_t most_parts = 16;
-// Multiplications that are worth another thread.
-constexpr double least_work = 20000.0;
-// Bytes of the predicted moments that the adjoint keeps at a time.
-constexpr index_t kept_bytes = 1 << 19;
-
+// How the series are split among threads: `count` parts of `groups_each` groups of `group` series.
 struct Parts {
     index_t group, count, groups_each;
 
     template <class T>
-    static Parts of(const KalmanSizes& sizes) {
-        const index_t group = wide<T>(sizes) ? isa::kernels<T>().lanes : 1;
+    static Parts choose(const KalmanSizes& sizes) {
+        const index_t group = uses_lanes<T>(sizes) ? isa::kernels<T>().lanes : 1;
         const index_t groups = (sizes.series + group - 1) / group;
         const double n = static_cast<double>(sizes.states), p = static_cast<double>(sizes.observations);
         const double work = static_cast<double>(groups * sizes.times) * (n + p) * (n + p) * (n + p);
-        const index_t useful = static_cast<index_t>(std::min(work / least_work, 1e6)) + 1;
-        const index_t count = std::max<index_t>(1, std::min({groups, useful, most_parts}));
+        const index_t useful = static_cast<index_t>(std::min(work / static_cast<double>(plan::parallel_operations), 1e6)) + 1;
+        const index_t count = std::max<index_t>(1, std::min({groups, useful, plan::most_kalman_parts}));
         return {group, count, (groups + count - 1) / count};
     }
     index_t begin(index_t part) const { return part * groups_each * group; }
@@ -50,47 +44,49 @@ struct Free {
 };
 using Memory = std::unique_ptr<void, Free>;
 
-inline Memory aligned(index_t bytes) {
+// Returns memory of that many bytes, aligned for vectors.
+inline Memory allocate_aligned(index_t bytes) {
     Memory memory(std::aligned_alloc(64, static_cast<std::size_t>((bytes + 63) / 64 * 64 + 64)));
     if (!memory) throw std::bad_alloc();
     return memory;
 }
 
-// body(part, begin, end) for the parts of the series, each on one thread.
+// Calls body(part, begin, end) for the parts of the series, each on one thread.
 template <class T, class Body>
 void for_parts(const KalmanSizes& sizes, Body body) {
-    const Parts parts = Parts::of<T>(sizes);
+    const Parts parts = Parts::choose<T>(sizes);
     parallel::for_each(parts.count, [&](index_t part) {
         const index_t begin = parts.begin(part), end = std::min(sizes.series, parts.begin(part + 1));
         if (begin < end) body(part, begin, end);
     });
 }
 
+// Computes the value of every series.
 template <class T>
-void forward(const KalmanForward<T>& task) {
-    const bool side_by_side = wide<T>(task.sizes);
+void run_filter(const KalmanForward<T>& task) {
+    const bool wide = uses_lanes<T>(task.sizes);
     for_parts<T>(task.sizes, [&](index_t, index_t begin, index_t end) {
-        const index_t lanes = side_by_side ? isa::kernels<T>().lanes : 1;
-        const Memory memory = aligned(task.sizes.work() * lanes * static_cast<index_t>(sizeof(T)));
-        isa::kernels<T>().kalman_forward(task, side_by_side, begin, end, memory.get());
+        const index_t lanes = wide ? isa::kernels<T>().lanes : 1;
+        const Memory memory = allocate_aligned(task.sizes.work() * lanes * static_cast<index_t>(sizeof(T)));
+        isa::kernels<T>().kalman_forward(task, wide, begin, end, memory.get());
     });
 }
 
-// Whether a gradient is one for all series, so that every part needs its own sum; and its numbers.
+// A gradient that all series share, so that every part needs a sum of its own: which operand, and how many numbers.
 template <class T>
-struct Shared {
+struct SharedGradient {
     Varying<T> KalmanOperands<T>::*operand;
     index_t size;
 };
 
 template <class T>
-std::vector<Shared<T>> shared_gradients(const KalmanSizes& sizes, const KalmanOperands<T>& gradient) {
+std::vector<SharedGradient<T>> find_shared_gradients(const KalmanSizes& sizes, const KalmanOperands<T>& gradient) {
     const index_t n = sizes.states, p = sizes.observations;
     using Operands = KalmanOperands<T>;
-    const Shared<T> all[] = {{&Operands::A, n * n}, {&Operands::B, n * p}, {&Operands::Q, n * n}, {&Operands::R, p * p},
+    const SharedGradient<T> all[] = {{&Operands::A, n * n}, {&Operands::B, n * p}, {&Operands::Q, n * n}, {&Operands::R, p * p},
                              {&Operands::m, n},     {&Operands::P, n * n}, {&Operands::c, n}};
-    std::vector<Shared<T>> found;
-    for (Shared<T> one : all) {
+    std::vector<SharedGradient<T>> found;
+    for (SharedGradient<T> one : all) {
         const Varying<T>& target = gradient.*one.operand;
         if (!target.data || target.series_stride || sizes.series <= 1) continue;
         if (target.time_stride) one.size *= sizes.times;
@@ -99,40 +95,40 @@ std::vector<Shared<T>> shared_gradients(const KalmanSizes& sizes, const KalmanOp
     return found;
 }
 
-// The gradients are added to zeros that the caller provides.
+// Adds the gradients of all series to `gradient`, which the caller has filled with zeros.
 template <class T>
-void reverse(KalmanReverse<T> task, const KalmanOperands<T>& gradient) {
+void run_adjoint(KalmanReverse<T> task, const KalmanOperands<T>& gradient) {
     const KalmanSizes& sizes = task.sizes;
-    const bool side_by_side = wide<T>(sizes);
-    const index_t lanes = side_by_side ? isa::kernels<T>().lanes : 1, number = static_cast<index_t>(sizeof(T));
+    const bool wide = uses_lanes<T>(sizes);
+    const index_t lanes = wide ? isa::kernels<T>().lanes : 1, number = static_cast<index_t>(sizeof(T));
     const index_t moments = std::max<index_t>(1, sizes.moments());
-    task.segment = std::max<index_t>(1, std::min(sizes.times, std::max<index_t>(8, kept_bytes / (moments * lanes * number))));
+    task.segment = std::max<index_t>(1, std::min(sizes.times, std::max(plan::fewest_kept_steps, plan::kept_moment_bytes / (moments * lanes * number))));
     const index_t kept = moments * (task.segment + (sizes.times + task.segment - 1) / task.segment);
 
-    const std::vector<Shared<T>> shared = shared_gradients(sizes, gradient);
-    const index_t parts = Parts::of<T>(sizes).count;
+    const std::vector<SharedGradient<T>> shared = find_shared_gradients(sizes, gradient);
+    const index_t parts = Parts::choose<T>(sizes).count;
     std::vector<std::vector<T>> sums(static_cast<std::size_t>(parts));
     for_parts<T>(sizes, [&](index_t part, index_t begin, index_t end) {
         KalmanOperands<T> own = gradient;
         std::vector<T>& sum = sums[static_cast<std::size_t>(part)];
         if (parts > 1) {
             index_t total = 0;
-            for (const Shared<T>& one : shared) total += one.size;
+            for (const SharedGradient<T>& one : shared) total += one.size;
             sum.assign(static_cast<std::size_t>(total), T(0));
             T* next = sum.data();
-            for (const Shared<T>& one : shared) {
+            for (const SharedGradient<T>& one : shared) {
                 (own.*one.operand).data = next;
                 next += one.size;
             }
         }
-        const Memory memory = aligned((sizes.work() + kept) * lanes * number);
-        isa::kernels<T>().kalman_reverse(task, own, side_by_side, begin, end, memory.get());
+        const Memory memory = allocate_aligned((sizes.work() + kept) * lanes * number);
+        isa::kernels<T>().kalman_reverse(task, own, wide, begin, end, memory.get());
     });
     if (parts == 1) return;
     for (const std::vector<T>& sum : sums) {
         if (sum.empty()) continue;
         const T* next = sum.data();
-        for (const Shared<T>& one : shared) {
+        for (const SharedGradient<T>& one : shared) {
             T* const target = (gradient.*one.operand).data;
             for (index_t e = 0; e < one.size; ++e) target[e] += next[e];
             next += one.size;

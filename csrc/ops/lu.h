@@ -1,7 +1,7 @@
 // Determinants and inverses from P F = L U (LAPACK's getrf), in place.
 //
-// The inverse F^-1 = U^-1 L^-1 P takes the place of the factors, without other memory: both triangles are inverted where
-// they lie (n^3/3 each), multiplied where they lie (2/3 n^3), and the columns are put in order:
+// The inverse F^-1 = U^-1 L^-1 P replaces the factors, without a workspace: both triangles are inverted in place (n^3/3 each) and
+// multiplied in place (2/3 n^3), then the columns are permuted:
 //
 //     [U11 U12]-1  =  [U11^-1  -U11^-1 U12 U22^-1]        [U11 U12] [L11    ]  =  [U11 L11 + U12 L21   U12 L22]
 //     [    U22]       [             U22^-1       ]        [    U22] [L21 L22]     [     U22 L21        U22 L22]
@@ -15,22 +15,23 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/items.h"
 #include "base/lapack.h"
 #include "base/range.h"
-#include "ops/trmm.h"
 #include "base/triangle.h"
+#include "ops/trmm.h"
 
 namespace lapgrad {
 
 using pivot_t = blas::blas_int;
 
-// Status of a factorisation: 0; +k: pivot k (from 1) is zero; -k: it is NaN or infinite, which counts more.
+// Returns the status of a factorisation: -k if pivot k (from 1) is the first that is NaN or infinite, else +k if pivot k is the
+// first that is zero, else 0.
 template <class T>
-std::int32_t status_of_pivots(View<const T> F) {
+std::int32_t check_pivots(View<const T> F) {
     std::int32_t zero = 0;
     for (index_t k = 0; k < F.rows; ++k) {
         if (!std::isfinite(F(k, k))) return -std::int32_t(k + 1);
@@ -39,16 +40,17 @@ std::int32_t status_of_pivots(View<const T> F) {
     return zero;
 }
 
-// F := L \ U; row k was exchanged with row pivots[k] (from 1).
+// F := L \ U; row k was exchanged with row pivots[k] (from 1). Returns the status of check_pivots.
 template <class T>
 std::int32_t factor_lu(View<T> F, pivot_t* pivots) {
     const blas::blas_int n = blas::narrow(F.rows), ld = blas::narrow(F.col_stride);
     blas::blas_int info = 0;
     lapack::routines<T>().getrf(&n, &n, F.data, &ld, pivots, &info);
-    return status_of_pivots<T>(F);
+    return check_pivots<T>(F);
 }
 
-// mantissa * 2^exponent, 1/2 <= |mantissa| < 1 or 0: products of pivots overflow long before determinants of interest do.
+// A determinant as mantissa * 2^exponent, 1/2 <= |mantissa| < 1 or 0, because partial products of pivots may overflow when the
+// determinant does not.
 template <class T>
 struct Determinant {
     T mantissa = 1;
@@ -58,14 +60,15 @@ struct Determinant {
     T sign() const { return T((mantissa > 0) - (mantissa < 0)); }
     T logarithm() const {
         const T size = std::abs(mantissa);
-        // From the middle of [1/sqrt 2, sqrt 2), so that a determinant close to 1 keeps its digits.
+        // The mantissa is moved to [1/sqrt 2, sqrt 2), so that the logarithm of a determinant close to 1 keeps its digits.
         const bool low = size < T(0.70710678118654752440);
         return std::log(low ? 2 * size : size) + T(exponent - low) * T(0.69314718055994530942);
     }
 };
 
+// Returns the determinant from the factors F.
 template <class T>
-Determinant<T> determinant(View<const T> F, const pivot_t* pivots) {
+Determinant<T> multiply_pivots(View<const T> F, const pivot_t* pivots) {
     Determinant<T> found;
     for (index_t k = 0; k < F.rows; ++k) {
         int of_pivot = 0, of_product = 0;
@@ -76,7 +79,7 @@ Determinant<T> determinant(View<const T> F, const pivot_t* pivots) {
     return found;
 }
 
-// While alive, the diagonal of F holds ones.
+// While alive, the diagonal of F holds ones; then it is restored.
 template <class T>
 class UnitDiagonal {
   public:
@@ -97,7 +100,7 @@ class UnitDiagonal {
     std::vector<T> kept_;
 };
 
-// The upper triangle of F, or the unit lower one, := its inverse; the other one is left alone.
+// Replaces the upper triangle of F, or with `lower` the unit lower one, by its inverse; the other one is not changed.
 template <class T>
 void invert_triangle(View<T> F, bool lower, bool parallel) {
     const index_t n = F.rows;
@@ -112,8 +115,8 @@ void invert_triangle(View<T> F, bool lower, bool parallel) {
         return;
     }
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    const index_t first = split_order(n), second = n - first;
     const View<T> F11 = F.block(0, 0, first, first), F22 = F.block(first, first, second, second);
     if (lower) {
         const View<T> F21 = F.block(first, 0, second, first);
@@ -141,8 +144,8 @@ void multiply_triangles(View<T> F, bool parallel) {
         return;
     }
     const blas::OneThread small(parallel && n <= plan::serial_order(parallel::threads()));
-    parallel = parallel && !small.active();
-    const index_t first = split(n), second = n - first;
+    parallel = parallel && !small.is_active();
+    const index_t first = split_order(n), second = n - first;
     const View<T> F11 = F.block(0, 0, first, first), F22 = F.block(first, first, second, second);
     const View<T> F12 = F.block(0, first, first, second), F21 = F.block(first, 0, second, first);
     multiply_triangles<T>(F11, parallel);
@@ -155,7 +158,8 @@ void multiply_triangles(View<T> F, bool parallel) {
     multiply_triangles<T>(F22, parallel);
 }
 
-// F := scale F P, for the P of the row exchanges: a strip of rows at a time, that stays within the cache.
+// F := F P for the P of the row exchanges, in strips of rows that stay within the cache; then calls scale(numbers, count) on the
+// contiguous runs of each strip.
 template <class T, class Scale>
 void exchange_columns(View<T> F, const pivot_t* pivots, bool parallel, Scale scale) {
     for_strips(F.rows, F.cols, parallel, [&](index_t begin, index_t end) {
@@ -177,12 +181,12 @@ void exchange_columns(View<T> F, const pivot_t* pivots, bool parallel, Scale sca
     });
 }
 
-// F, the factors, := scale F^-1.
+// Replaces the factors F by the inverse; `scale` as in exchange_columns.
 template <class T, class Scale>
 void invert_factors(View<T> F, const pivot_t* pivots, bool parallel, Scale scale) {
-    // The triangles are independent of each other: with few threads, one for each.
-    const bool beside = parallel && parallel::threads() <= 4 && blas::serial_in_parallel_region;
-    if (beside)
+    // The triangles are independent of each other: with few threads, one thread inverts each.
+    const bool in_parallel = parallel && plan::is_few(parallel::threads()) && blas::serial_in_parallel_region;
+    if (in_parallel)
         parallel::for_each(2, [&](index_t which) { invert_triangle<T>(F, which == 0, false); });
     else
         for (const bool lower : {true, false}) invert_triangle<T>(F, lower, parallel);
@@ -190,11 +194,11 @@ void invert_factors(View<T> F, const pivot_t* pivots, bool parallel, Scale scale
     exchange_columns<T>(F, pivots, parallel, scale);
 }
 
-// X := scale F^-1 from the factors F, which stay: the columns of the identity are solved with L and U, slice by slice. The
-// part of L^-1 above its diagonal is not computed.
+// X := the inverse from the factors F, which are not changed: the columns of the identity are solved with L and U, slice by slice.
+// The zeros of L^-1 above its diagonal are not computed. `scale` as in exchange_columns.
 template <class T, class Scale>
 void invert_from_factors(View<const T> F, const pivot_t* pivots, View<T> X, bool parallel, Scale scale) {
-    const index_t n = F.rows, width = parallel ? plan::inverse_slice(n, parallel::threads()) : std::min<index_t>(n, 256);
+    const index_t n = F.rows, width = parallel ? plan::inverse_slice(n, parallel::threads()) : std::min(n, plan::largest_slice);
     const auto slice = [&](index_t s) {
         const index_t begin = s * width, cols = std::min(width, n - begin);
         const View<T> part = X.columns(begin, cols);
@@ -211,26 +215,15 @@ void invert_from_factors(View<const T> F, const pivot_t* pivots, View<T> X, bool
     exchange_columns<T>(X, pivots, parallel, scale);
 }
 
-// A batch item as LAPACK reads it: itself or its transpose.
+// Returns A, or its transpose, whichever is column-major as LAPACK needs it.
 template <class T>
-View<T> column_major(View<T> A) {
+View<T> view_column_major(View<T> A) {
     return A.row_major() ? A.t() : A;
 }
 
-// Small matrices gain from lanes even when there is one alone.
-constexpr index_t lone_lane_order = 8;
-
 template <class T, class... Batches>
 bool fits_lu_lanes(index_t count, index_t order, const Batches&... batches) {
-    return (count > 1 || order <= lone_lane_order) && order <= plan::lane_order<T>() && (batches.dense() && ...);
-}
-
-template <class T>
-T largest_entry(View<const T> F) {
-    T largest = 0;
-    for (index_t j = 0; j < F.cols; ++j)
-        for (index_t i = 0; i < F.rows; ++i) largest = std::max(largest, std::abs(F(i, j)));
-    return largest;
+    return (count > 1 || order <= plan::lone_lane_order) && order <= plan::lane_order<T>() && (batches.dense() && ...);
 }
 
 // F := scale F^-1. Returns the status of its factorisation, or n + 1 if the inverse is not finite.
@@ -252,8 +245,8 @@ std::int32_t invert_in_place(View<T> F, T scale, bool parallel) {
 }
 
 // B := A^-1, status per item: that of its factorisation, or n + 1 if the inverse is not finite. Failed items become the
-// identity. Entries near the ends of the range can overflow on the way to an inverse that does not: such a matrix is scaled
-// and tried once more. B may be A's own memory.
+// identity. Intermediate results of a matrix with very large or small entries can overflow although its inverse does not: such
+// an item is scaled and retried once. B may be A's own memory.
 template <class T>
 void inverse_batch(Batch<const T> A, Batch<T> B, std::int32_t* status) {
     const index_t n = A.rows;
@@ -268,8 +261,8 @@ void inverse_batch(Batch<const T> A, Batch<T> B, std::int32_t* status) {
     }
     for_items(A.count, n, [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), B[b], parallel);
-        const View<T> F = column_major<T>(B[b]);
-        const T scale = range_scale<T>(largest_entry<T>(F));
+        const View<T> F = view_column_major<T>(B[b]);
+        const T scale = range_scale<T>(find_largest_entry<T>(F));
         std::vector<T> kept;  // B may be A's own memory
         if (scale != T(1)) {
             kept.resize(n * n);
@@ -296,15 +289,16 @@ void inverse_vjp_batch(Batch<const T> B, Batch<const T> gB, Batch<T> gA) {
         return;
     }
     for_items(B.count, n, [&](index_t b, bool) {
-        const std::unique_ptr<T[]> entries(new T[n * n]);
+        const Buffer<T> entries = allocate<T>(n * n);
         const View<T> middle{entries.get(), n, n, n, 1};
         gemm<T>(1, B[b].t(), gB[b], false, middle);
         gemm<T>(-1, middle, B[b].t(), false, gA[b]);
     });
 }
 
-// first := det A; or, with `second`, first := its sign and second := log |det A|. The factors of A' go to F (column-major:
-// a row-major A is copied as it lies) and pivots; when both are null, the order is at most isa::leaf, and they are forgotten.
+// first := det A; or, with `second`, first := its sign and second := log |det A|. F (column-major, so that a row-major A is copied
+// without transposition) and pivots receive the factors of A'. If F.data is null, which is allowed up to order isa::leaf, the
+// factors are discarded.
 template <class T>
 void determinant_batch(Batch<const T> A, T* first, T* second, Batch<T> F, pivot_t* pivots, std::int32_t* status) {
     const index_t n = A.rows;
@@ -315,20 +309,20 @@ void determinant_batch(Batch<const T> A, T* first, T* second, Batch<T> F, pivot_
         return;
     }
     for_items(A.count, n, [&](index_t b, bool parallel) {
-        alignas(64) T own_factors[isa::leaf * isa::leaf];
-        pivot_t own_pivots[isa::leaf];
-        const View<T> factors = F.data ? F[b] : View<T>{own_factors, n, n, 1, std::max<index_t>(n, 1)};
-        pivot_t* const exchanges = F.data ? pivots + b * n : own_pivots;
+        alignas(64) T local_factors[isa::leaf * isa::leaf];
+        pivot_t local_pivots[isa::leaf];
+        const View<T> factors = F.data ? F[b] : View<T>{local_factors, n, n, 1, std::max<index_t>(n, 1)};
+        pivot_t* const exchanges = F.data ? pivots + b * n : local_pivots;
         copy<T>(A[b].t(), T(1), factors, parallel);
         status[b] = n == 0 ? 0 : factor_lu<T>(factors, exchanges);
-        const Determinant<T> found = status[b] > 0 ? Determinant<T>{0, 0} : determinant<T>(factors, exchanges);
+        const Determinant<T> found = status[b] > 0 ? Determinant<T>{0, 0} : multiply_pivots<T>(factors, exchanges);
         first[b] = second ? found.sign() : found.value();
         if (second) second[b] = status[b] > 0 ? -std::numeric_limits<T>::infinity() : found.logarithm();
     });
 }
 
-// gA := weight A^-T, or weight det(A) A^-T, status per item. The factors of A' are F and pivots if they were kept. An item that is
-// singular becomes zero. With the determinant, an item whose inverse is not finite has status n + 1.
+// gA := weight A^-T, or with `by_determinant` weight det(A) A^-T, status per item. F and pivots hold the factors of A' if F.data is
+// not null. A singular item becomes zero. With `by_determinant`, an item whose inverse is not finite has status n + 1.
 template <class T>
 void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pivots, const T* weight,
                            bool by_determinant, Batch<T> gA, std::int32_t* status) {
@@ -345,16 +339,16 @@ void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pi
     }
     for_items(A.count, n, [&](index_t b, bool parallel) {
         const View<T> G = transposed[b];
-        pivot_t own_pivots[isa::leaf];
-        const pivot_t* exchanges = F.data ? pivots + b * n : own_pivots;
+        pivot_t local_pivots[isa::leaf];
+        const pivot_t* exchanges = F.data ? pivots + b * n : local_pivots;
         if (!F.data) copy<T>(A[b], T(1), G, parallel);
-        status[b] = F.data ? status_of_pivots<T>(F[b]) : factor_lu<T>(G, own_pivots);
+        status[b] = F.data ? check_pivots<T>(F[b]) : factor_lu<T>(G, local_pivots);
         if (status[b]) return set_zero<T>(gA[b]);
         Determinant<T> found;
-        if (by_determinant) found = determinant<T>(F.data ? F[b] : G.readonly(), exchanges);
+        if (by_determinant) found = multiply_pivots<T>(F.data ? F[b] : G.readonly(), exchanges);
         const T factor = weight[b] * found.mantissa;
         const int exponent = found.exponent;
-        // The determinant may be out of range where its product with an entry of the inverse is not.
+        // The determinant may overflow although its product with an entry of the inverse does not.
         const bool in_range = std::abs(exponent) < std::numeric_limits<T>::max_exponent - 2;
         const T whole = in_range ? std::scalbn(factor, exponent) : factor;
         std::atomic<bool> finite{true};

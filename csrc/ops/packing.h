@@ -1,19 +1,19 @@
 // Triangles packed into vectors, and back.
 //
-// A triangle of order k has k runs: run r holds the first r + 1 entries of row r + skip of the matrix and lies in the vector
-// from r (r + 1) / 2 on. That is a lower triangle, row by row; an upper one, column by column, is a lower one of A'. Runs of a
-// row-major matrix are copied as they lie, those of another one go through square tiles that are read and written in order.
+// A triangle of order k has k runs. Run r holds the first r + 1 entries of row r + skip of the matrix and starts at entry
+// r (r + 1) / 2 of the vector. That is a lower triangle, row by row; an upper triangle, column by column, is a lower one of A'.
+// Runs of a row-major matrix are copied directly. Runs of a column-major one are transposed in square tiles.
 #pragma once
 
 #include <cstring>
 
-#include "ops/batch.h"
+#include "base/triangle.h"
 
 namespace lapgrad {
 
 inline index_t start_of_run(index_t r) { return r * (r + 1) / 2; }
 
-// Where a packed triangle lies: entries are `step` apart.
+// A packed triangle: a vector whose entries are `step` apart.
 template <class T>
 struct Packed {
     T* data;
@@ -22,13 +22,10 @@ struct Packed {
     View<T> entries(index_t begin, index_t count) const { return {data + begin * step, 1, count, 0, step}; }
 };
 
-// Longer runs are worth a call of memcpy.
-constexpr index_t short_run = 64;
-
-// target := source. Most runs are short: four entries at a time, the last four of them perhaps twice.
+// target := source. Most runs are short: four entries are copied at a time, and the last four may overlap the ones before.
 template <class T>
 inline void copy_run(const T* source, index_t count, T* target) {
-    if (count > short_run) {
+    if (count > plan::short_run) {
         std::memcpy(target, source, count * sizeof(T));
     } else if (count >= 4) {
         for (index_t j = 0; j + 4 <= count; j += 4) std::memcpy(target + j, source + j, 4 * sizeof(T));
@@ -41,7 +38,7 @@ inline void copy_run(const T* source, index_t count, T* target) {
 
 template <class T>
 inline void clear_run(T* target, index_t count) {
-    if (count > short_run) {
+    if (count > plan::short_run) {
         std::memset(target, 0, count * sizeof(T));
     } else if (count >= 4) {
         for (index_t j = 0; j + 4 <= count; j += 4) std::memset(target + j, 0, 4 * sizeof(T));
@@ -58,7 +55,7 @@ inline void copy_run(Packed<const T> v, index_t begin, index_t count, T* target)
     isa::kernels<T>().copy(v.entries(begin, count), T(1), {target, 1, count, count, 1});
 }
 
-// v, without gaps, := the triangle of A (n x n) from the diagonal `skip` below the main one on.
+// v (contiguous) := the lower triangle of A (n x n), starting with the diagonal `skip` below the main one.
 template <class T>
 void pack_triangle(View<const T> A, index_t skip, T* v, bool parallel) {
     const index_t order = A.rows - skip;
@@ -68,18 +65,18 @@ void pack_triangle(View<const T> A, index_t skip, T* v, bool parallel) {
             for (index_t r = begin; r < end; ++r) copy_run<T>(triangle.at(r, 0), r + 1, v + start_of_run(r));
             return;
         }
-        T tile[strip * strip];
-        for (index_t j = 0; j < end; j += strip) {
-            const index_t cols = std::min(strip, end - j);
+        T tile[strip_rows * strip_rows];
+        for (index_t j = 0; j < end; j += strip_rows) {
+            const index_t cols = std::min(strip_rows, end - j);
             isa::kernels<T>().copy(triangle.block(begin, j, end - begin, cols), T(1),
-                                   {tile, end - begin, cols, strip, 1});
+                                   {tile, end - begin, cols, strip_rows, 1});
             for (index_t r = begin; r < end; ++r)
-                copy_run<T>(tile + (r - begin) * strip, std::min(cols, r + 1 - j), v + start_of_run(r) + j);
+                copy_run<T>(tile + (r - begin) * strip_rows, std::min(cols, r + 1 - j), v + start_of_run(r) + j);
         }
     });
 }
 
-// A := zero, with v in the triangle from the diagonal `skip` below the main one on. A is row-major.
+// A := v in the lower triangle that starts with the diagonal `skip` below the main one, zero elsewhere. A is row-major.
 template <class T>
 void unpack_rows(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
@@ -91,23 +88,23 @@ void unpack_rows(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     });
 }
 
-// The same for A': runs of v are columns of A, which is row-major, from the diagonal `skip` above the main one on.
+// The same for A': runs of v are columns of A, which is row-major, starting with the diagonal `skip` above the main one.
 template <class T>
 void unpack_columns(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     const index_t order = A.rows - skip;
     for_strips(A.rows, A.cols, parallel, [&](index_t begin, index_t end) {
-        // Left of column `first` the strip is zero.
+        // The strip is zero left of column `first`.
         const index_t first = std::min(A.cols, begin + skip);
         for (index_t i = begin; i < end; ++i) clear_run<T>(A.at(i, 0), first);
-        T tile[strip * strip];
-        for (index_t r = begin; r < order; r += strip) {
-            const index_t runs = std::min(strip, order - r);
+        T tile[strip_rows * strip_rows];
+        for (index_t r = begin; r < order; r += strip_rows) {
+            const index_t runs = std::min(strip_rows, order - r);
             for (index_t s = 0; s < runs; ++s) {
                 const index_t count = std::min(end, r + s + 1) - begin;  // of run r + s, in rows [begin, end)
-                copy_run<T>(v, start_of_run(r + s) + begin, count, tile + s * strip);
-                clear_run<T>(tile + s * strip + count, end - begin - count);
+                copy_run<T>(v, start_of_run(r + s) + begin, count, tile + s * strip_rows);
+                clear_run<T>(tile + s * strip_rows + count, end - begin - count);
             }
-            isa::kernels<T>().copy(View<const T>{tile, end - begin, runs, 1, strip}, T(1),
+            isa::kernels<T>().copy(View<const T>{tile, end - begin, runs, 1, strip_rows}, T(1),
                                    A.block(begin, r + skip, end - begin, runs));
         }
     });
@@ -119,7 +116,8 @@ void extracttrian_batch(Batch<const T> A, index_t skip, T* v) {
     for_passes(A.count, length, [&](index_t b, bool parallel) { pack_triangle<T>(A[b], skip, v + b * length, parallel); });
 }
 
-// A's rows or columns have no gaps between their entries. `distance`: between the vectors of two items.
+// A := the matrices with the packed triangles v, zero elsewhere. A has one stride of 1; `distance` is the stride between the
+// vectors of two items.
 template <class T>
 void maketrian_batch(Packed<const T> v, index_t distance, index_t skip, Batch<T> A) {
     for_passes(A.count, A.rows * A.cols, [&](index_t b, bool parallel) {

@@ -1,18 +1,19 @@
-// Sums of logarithms of a diagonal, and of squares beside them: the two terms of a normal density.
+// The sum of the logarithms of a diagonal plus a sum of squares: the two terms of a normal density.
 #pragma once
 
 #include <cmath>
 
 #include "base/parallel.h"
+#include "base/plan.h"
 #include "base/view.h"
 
 namespace lapgrad {
 
-// sum_i log |a_ii| with one logarithm per run of entries: mantissas are multiplied, exponents added.
+// Returns sum_i log |a_ii| with one logarithm per run of entries: mantissas are multiplied, exponents are added.
 template <class T>
 double sum_log_diagonal(View<const T> A) {
-    // Mantissas between 1/sqrt(2) and sqrt(2): entries near 1 have no exponent, and a product of so many stays in range.
-    constexpr index_t run = 512;
+    // Mantissas are between 1/sqrt(2) and sqrt(2): entries near 1 have exponent 0, and a product of `run` of them does not overflow.
+    constexpr index_t run = plan::log_run;
     constexpr double root_of_half = 0.70710678118654752440;
     double sum = 0;
     for (index_t begin = 0; begin < A.rows; begin += run) {
@@ -31,8 +32,8 @@ double sum_log_diagonal(View<const T> A) {
 }
 
 template <class T>
-double sum_of_squares(View<const T> A) {
-    if (A.col_stride != 1 && A.row_stride == 1) return sum_of_squares<T>(A.t());
+double sum_squares(View<const T> A) {
+    if (A.col_stride != 1 && A.row_stride == 1) return sum_squares<T>(A.t());
     double sum = 0;
     for (index_t i = 0; i < A.rows; ++i) {
         constexpr int chains = 4;
@@ -47,10 +48,10 @@ double sum_of_squares(View<const T> A) {
 template <class T>
 void sumlogdiag_batch(Batch<const T> L, Batch<const T> W, double constant, double logs, double squares, T* out) {
     const index_t work = 16 * L.rows + L.rows * W.cols + 1;
-    parallel::for_ranges(L.count, 20000 / work + 1, [&](index_t begin, index_t end) {
+    parallel::for_ranges(L.count, plan::parallel_operations / work + 1, [&](index_t begin, index_t end) {
         for (index_t b = begin; b < end; ++b) {
             double value = constant + logs * sum_log_diagonal<T>(L[b]);
-            if (W.cols > 0) value += squares * sum_of_squares<T>(W[b]);
+            if (W.cols > 0) value += squares * sum_squares<T>(W[b]);
             out[b] = static_cast<T>(value);
         }
     });

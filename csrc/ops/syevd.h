@@ -5,23 +5,17 @@
 #pragma once
 
 #include <cmath>
-#include <memory>
 #include <vector>
 
-#include "ops/gemmt.h"
+#include "base/buffer.h"
 #include "base/items.h"
 #include "base/lapack.h"
+#include "ops/gemmt.h"
 
 namespace lapgrad {
 
-// Memory that nobody has touched yet.
 template <class T>
-std::unique_ptr<T[]> uninitialised(index_t count) {
-    return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(count)]);
-}
-
-template <class T>
-bool finite_lower(View<const T> A) {
+bool is_lower_finite(View<const T> A) {
     // A sum of zeros is NaN as soon as one of them came from a NaN or an infinity.
     T sum = 0;
     if (A.col_stride == 1)
@@ -33,7 +27,7 @@ bool finite_lower(View<const T> A) {
     return sum == T(0);
 }
 
-// Of each row the first entry that is within 1e-6 of the largest becomes positive.
+// Makes the leading entry of each row positive: the first whose size is within 1e-6 of the largest.
 template <class T>
 void fix_signs(View<T> U, bool parallel) {
     for_strips(U.rows, U.cols, parallel, [&](index_t begin, index_t end) {
@@ -50,16 +44,17 @@ void fix_signs(View<T> U, bool parallel) {
     });
 }
 
+// The sizes of the workspace that LAPACK's syevd needs.
 template <class T>
-struct Workspace {
+struct WorkspaceSize {
     blas::blas_int reals, integers;
 
-    Workspace(const char* job, index_t order) {
+    WorkspaceSize(const char* job, index_t order) {
         const blas::blas_int n = blas::narrow(order), query = -1;
         T best = 0;
         blas::blas_int best_integers = 0, info = 0;
         lapack::routines<T>().syevd(job, "U", &n, nullptr, &n, nullptr, &best, &query, &best_integers, &query, &info);
-        // float32 cannot say large sizes exactly: the documented minimum is added up again.
+        // LAPACK returns the size as a T, and a float does not hold large integers exactly: so at least the documented minimum is taken.
         const bool vectors = job[0] == 'V';
         const index_t least = vectors ? 1 + 6 * order + 2 * order * order : 2 * order + 1;
         reals = blas::narrow(std::max<index_t>(static_cast<index_t>(best), least));
@@ -67,12 +62,12 @@ struct Workspace {
     }
 };
 
-// In place on Z, whose lower triangle holds the matrix: eigenvalues, and eigenvectors as rows. Returns LAPACK's info.
+// Decomposes the symmetric matrix in the lower triangle of Z: Z receives the eigenvectors as rows. Returns LAPACK's info.
 template <class T>
-int decompose(const char* job, View<T> Z, T* eigenvalues, const Workspace<T>& size) {
+int decompose(const char* job, View<T> Z, T* eigenvalues, const WorkspaceSize<T>& size) {
     const blas::blas_int n = blas::narrow(Z.rows), ld = blas::narrow(Z.row_stride);
-    const std::unique_ptr<T[]> work = uninitialised<T>(size.reals);
-    const std::unique_ptr<blas::blas_int[]> integers = uninitialised<blas::blas_int>(size.integers);
+    const Buffer<T> work = allocate<T>(size.reals);
+    const Buffer<blas::blas_int> integers = allocate<blas::blas_int>(size.integers);
     blas::blas_int info = 0;
     // A row-major lower triangle is a column-major upper one.
     lapack::routines<T>().syevd(job, "U", &n, Z.data, &ld, eigenvalues, work.get(), &size.reals, integers.get(),
@@ -80,16 +75,16 @@ int decompose(const char* job, View<T> Z, T* eigenvalues, const Workspace<T>& si
     return info;
 }
 
-// The tridiagonal form has too little work for LAPACK's blocks: lanes pay up to the largest order they take. Beyond lane_limit
-// they leave the innermost cache, and a whole group then costs as much as 4 (W <= 8) to 8 (W = 16) items on LAPACK (order 64):
-// compared is what the busiest thread gets.
+// Whether a batch of order n runs faster with one matrix per lane than on LAPACK. Up to lane_limit it does: the reduction to
+// tridiagonal form has too little work for LAPACK's blocks. Beyond, the time of the busiest thread decides, with
+// plan::eigen_group_cost for a group of lanes.
 template <class T>
-bool eigen_lanes_pay(index_t count, index_t n) {
+bool prefers_lanes(index_t count, index_t n) {
     if (count <= 1 || plan::lane_order<T>() == 0 || n > isa::lane_eigen_limit) return false;
     if (n <= isa::lane_limit) return true;
     const index_t lanes = isa::kernels<T>().lanes, team = parallel::threads();
     const auto share = [team](index_t tasks) { return (tasks + team - 1) / team; };
-    return share((count + lanes - 1) / lanes) * std::max<index_t>(4, lanes / 2) <= share(count);
+    return share((count + lanes - 1) / lanes) * plan::eigen_group_cost(lanes) <= share(count);
 }
 
 // Eigenvalues, ascending, and rows of eigenvectors (if U.data) of the lower triangles of A. info per item: 0; -1: NaN or
@@ -101,22 +96,22 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
         std::fill(info, info + A.count, 0);
         return;
     }
-    if (eigen_lanes_pay<T>(A.count, n) && A.dense()) {
+    if (prefers_lanes<T>(A.count, n) && A.dense()) {
         for_lane_ranges<T>(A.count, (U.data ? 12 : 4) * n * n * (n + 8), [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_syevd(A, U, eigenvalues, info, begin, end, thread_scratch());
         });
         return;
     }
     const char* const job = U.data ? "V" : "N";
-    const Workspace<T> size(job, n);
+    const WorkspaceSize<T> size(job, n);
     for_items(A.count, n, [&](index_t b, bool parallel) {
         T* const lambda = eigenvalues + b * n;
-        if (!finite_lower<T>(A[b])) {
+        if (!is_lower_finite<T>(A[b])) {
             info[b] = -1;
             return;
         }
-        std::unique_ptr<T[]> own;
-        View<T> Z = U.data ? U[b] : View<T>{(own = uninitialised<T>(n * n)).get(), n, n, n, 1};
+        Buffer<T> own;
+        View<T> Z = U.data ? U[b] : View<T>{(own = allocate<T>(n * n)).get(), n, n, n, 1};
         copy_lower<T>(A[b], T(1), Z, parallel);
         info[b] = decompose<T>(job, Z, lambda, size) ? 1 : 0;
         for (index_t i = 0; i < n && !info[b]; ++i)
@@ -125,19 +120,21 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
     });
 }
 
-// What the gradient learns on its way: the largest entry, and the largest of those that have to be zero.
+// Whether the loss has a derivative: the largest entry of gU U' (or slope), and the largest of the differences that must be zero
+// because they belong to equal eigenvalues.
 template <class T>
-struct Evenness {
+struct DegeneracyCheck {
     T most = 0, uneven = 0;
 
-    void join(const Evenness& other) {
+    void join(const DegeneracyCheck& other) {
         most = std::max(most, other.most);
         uneven = std::max(uneven, other.uneven);
     }
-    bool broken() const { return uneven > std::sqrt(std::numeric_limits<T>::epsilon()) * most; }
+    bool fails() const { return uneven > std::sqrt(std::numeric_limits<T>::epsilon()) * most; }
 };
 
-// Of one item. noise and slope: per row, what only_rounding takes; zeros where no gaps are close, or there are no slopes.
+// The rule for small gaps of one item. noise and slope hold the arguments of is_only_rounding per row: zeros if no gap is close, or
+// there are no slopes.
 template <class T>
 struct GapRule {
     Degeneracy gaps;
@@ -150,7 +147,7 @@ struct GapRule {
         threshold = std::max(tol * scale, tiny);
         close = close_gap<T> * scale;
     }
-    void measure(View<const T> gU, const T* lambda, const T* slopes, bool parallel) {
+    void measure_noise(View<const T> gU, const T* lambda, const T* slopes, bool parallel) {
         const index_t n = gU.rows;
         noise.assign(n, T(0));
         slope.assign(n, T(0));
@@ -162,10 +159,10 @@ struct GapRule {
     }
 };
 
-// One pair of blocks of P, X = P(i, j) and Y = P(j, i)', i > j: both become half of X - Y, divided by the gaps.
+// Replaces two blocks of P, X = P(i, j) and Y = P(j, i)', i > j, by half of X - Y divided by the gaps.
 template <Degeneracy Rule, class T>
 void divide_block(View<T> X, View<T> Y, const T* lambda, index_t first_i, index_t first_j, const GapRule<T>& rule,
-                  Evenness<T>& found) {
+                  DegeneracyCheck<T>& found) {
     const T *const lambda_i = lambda + first_i, *const lambda_j = lambda + first_j;
     const T *const noise_i = rule.noise.data() + first_i, *const noise_j = rule.noise.data() + first_j;
     const T *const slope_i = rule.slope.data() + first_i, *const slope_j = rule.slope.data() + first_j;
@@ -176,9 +173,9 @@ void divide_block(View<T> X, View<T> Y, const T* lambda, index_t first_i, index_
             const T difference = x[j] - y[j], gap = lambda_i[i] - lambda_j[j];
             most = std::max(most, std::max(std::abs(x[j]), std::abs(y[j])));
             uneven = std::max(uneven, gap > rule.threshold ? T(0) : std::abs(difference));
-            T quotient = T(0.5) * difference * inverse_gap<T>(Rule, gap, rule.threshold, rule.scale);
+            T quotient = T(0.5) * difference * invert_gap<T>(Rule, gap, rule.threshold, rule.scale);
             if constexpr (Rule == Degeneracy::mask)
-                quotient = only_rounding<T>(difference, noise_i[i] + noise_j[j], gap, rule.close, slope_i[i] - slope_j[j])
+                quotient = is_only_rounding<T>(difference, noise_i[i] + noise_j[j], gap, rule.close, slope_i[i] - slope_j[j])
                                ? T(0)
                                : quotient;
             x[j] = y[j] = quotient;
@@ -189,17 +186,17 @@ void divide_block(View<T> X, View<T> Y, const T* lambda, index_t first_i, index_
 }
 
 // M := sym(P o F) in place, F_ij = 1 / (l_i - l_j): half of the skew part of P, divided by the gaps. A block and its mirror
-// image are worked on together, the latter transposed in a copy: walked down its columns it would miss the cache.
+// image are computed together; the latter is transposed in a copy, because reading it by columns would miss the cache.
 template <Degeneracy Rule, class T>
-Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
-    std::vector<Evenness<T>> found((P.rows + strip - 1) / strip);
+DegeneracyCheck<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
+    std::vector<DegeneracyCheck<T>> found((P.rows + strip_rows - 1) / strip_rows);
     for_strips(P.rows, P.cols, parallel, [&](index_t begin, index_t end) {
-        Evenness<T>& here = found[begin / strip];
-        T mirrored[strip * strip];
-        for (index_t first = 0; first < begin; first += strip) {
-            const View<T> block = P.block(begin, first, end - begin, strip);
-            const View<T> mirror = P.block(first, begin, strip, end - begin);
-            const View<T> image{mirrored, end - begin, strip, strip, 1};
+        DegeneracyCheck<T>& here = found[begin / strip_rows];
+        T mirrored[strip_rows * strip_rows];
+        for (index_t first = 0; first < begin; first += strip_rows) {
+            const View<T> block = P.block(begin, first, end - begin, strip_rows);
+            const View<T> mirror = P.block(first, begin, strip_rows, end - begin);
+            const View<T> image{mirrored, end - begin, strip_rows, strip_rows, 1};
             copy_block<T>(mirror.readonly().t(), T(1), image);
             divide_block<Rule, T>(block, image, lambda, begin, first, rule, here);
             copy_block<T>(image.readonly().t(), T(1), mirror);
@@ -211,13 +208,13 @@ Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, b
             P(i, i) = T(0);
         }
     });
-    Evenness<T> all;
-    for (const Evenness<T>& one : found) all.join(one);
+    DegeneracyCheck<T> all;
+    for (const DegeneracyCheck<T>& one : found) all.join(one);
     return all;
 }
 
 template <class T>
-Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
+DegeneracyCheck<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, bool parallel) {
     switch (rule.gaps) {
         case Degeneracy::mask: return divide_by_gaps<Degeneracy::mask, T>(P, lambda, rule, parallel);
         case Degeneracy::lorentz: return divide_by_gaps<Degeneracy::lorentz, T>(P, lambda, rule, parallel);
@@ -226,20 +223,21 @@ Evenness<T> divide_by_gaps(View<T> P, const T* lambda, const GapRule<T>& rule, b
     }
 }
 
+// Whether the cotangents of equal eigenvalues differ, so that the loss has no derivative.
 template <class T>
-bool uneven_slope(const T* lambda, const T* slope, index_t n, const GapRule<T>& rule) {
-    Evenness<T> found;
+bool has_uneven_slopes(const T* lambda, const T* slope, index_t n, const GapRule<T>& rule) {
+    DegeneracyCheck<T> found;
     for (index_t i = 0; i < n; ++i) {
         found.most = std::max(found.most, std::abs(slope[i]));
         if (i > 0 && !(lambda[i] - lambda[i - 1] > rule.threshold))
             found.uneven = std::max(found.uneven, std::abs(slope[i] - slope[i - 1]));
     }
-    return found.broken();
+    return found.fails();
 }
 
 // gA := U' M U, M = sym((gU U') o F) + diag(g_eigenvalues); either cotangent may be missing. M is symmetric: the last
-// product is computed on one triangle. `uneven` receives per item whether the loss tells apart what the decomposition
-// cannot: then it has no derivative.
+// product is computed on one triangle. `uneven` receives per item whether the loss depends on vectors that the matrix
+// does not determine, and so has no derivative.
 template <class T>
 void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
                      Degeneracy gaps, T tol, Batch<T> gA, std::int32_t* uneven) {
@@ -258,15 +256,15 @@ void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, 
     for_items(U.count, n, [&](index_t b, bool parallel) {
         const T *const lambda = eigenvalues + b * n, *const slope = g_eigenvalues ? g_eigenvalues + b * n : nullptr;
         GapRule<T> rule(gaps, tol, lambda, n);
-        const std::unique_ptr<T[]> buffer = uninitialised<T>(n * n);
+        const Buffer<T> buffer = allocate<T>(n * n);
         const View<T> gradient = gA[b], W{buffer.get(), n, n, n, 1};
-        bool broken = slope && uneven_slope<T>(lambda, slope, n, rule);
+        bool broken = slope && has_uneven_slopes<T>(lambda, slope, n, rule);
         if (gU.data) {
             gemm<T>(T(1), gU[b], U[b].t(), false, gradient);
-            rule.measure(gU[b], lambda, slope, parallel);
-            broken |= divide_by_gaps<T>(gradient, lambda, rule, parallel).broken();
+            rule.measure_noise(gU[b], lambda, slope, parallel);
+            broken |= divide_by_gaps<T>(gradient, lambda, rule, parallel).fails();
             for (index_t i = 0; i < n && slope; ++i) gradient(i, i) = slope[i];
-            // (U' M) U, not U' (M U): of one triangle, a product of two rows-first matrices is the faster one.
+            // (U' M) U, not U' (M U): one triangle of a product is computed faster if both factors are row-major.
             gemm<T>(T(1), U[b].t(), gradient.readonly(), false, W);
             gemmt<T>(T(1), W.readonly(), U[b], false, gradient, Upper::mirror, parallel);
         } else {

@@ -8,6 +8,7 @@
 
 namespace lapgrad {
 
+// X := L X on one thread.
 template <class T>
 void multiply_triangle(View<const T> L, bool lower, View<T> X) {
     const index_t n = L.rows;
@@ -18,7 +19,7 @@ void multiply_triangle(View<const T> L, bool lower, View<T> X) {
             isa::kernels<T>().multiply(L.reversed(), X.reversed_rows(), scratch<T>());
         return;
     }
-    const index_t first = split(n), second = n - first, m = X.cols;
+    const index_t first = split_order(n), second = n - first, m = X.cols;
     const View<T> X1 = X.block(0, 0, first, m), X2 = X.block(first, 0, second, m);
     const View<const T> L11 = L.block(0, 0, first, first), L22 = L.block(first, first, second, second);
     if (lower) {
@@ -36,6 +37,15 @@ template <class T>
 void trmm(View<const T> L, bool lower, View<T> X, bool parallel) {
     if (L.rows == 0 || X.cols == 0) return;
     for_column_slices<T>(X, parallel, [&](View<T> slice) { multiply_triangle<T>(L, lower, slice); });
+}
+
+// X := L A. X may be A's own memory.
+template <class T>
+void trmm_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) {
+    // Some orders have product kernels (fixed.h) that need A and X in the same storage order.
+    apply_triangles<T>(L, lower, A, X, A.row_stride == X.row_stride, plan::serial_order(parallel::threads()),
+                       isa::kernels<T>().lane_multiply,
+                       [&](View<const T> l, View<T> x, bool parallel) { trmm<T>(l, lower, x, parallel); });
 }
 
 }  // namespace lapgrad

@@ -6,11 +6,13 @@
 // Columns of X are independent: with several threads each takes a slice and runs the whole recursion on it.
 #pragma once
 
+#include "base/items.h"
+#include "base/triangle.h"
 #include "ops/gemm.h"
 
 namespace lapgrad {
 
-// One triangle of a block of order <= leaf, zeros in the other, row-major. With `unit`, ones on the diagonal.
+// A row-major copy of one triangle of a block of order <= leaf, with zeros in the other one. `unit`: ones on the diagonal.
 template <class T>
 struct LeafTriangle {
     alignas(64) T entries[isa::leaf * isa::leaf];
@@ -24,7 +26,7 @@ struct LeafTriangle {
     }
 };
 
-// With `unit` the diagonal of L counts as ones, whatever is stored there.
+// X := L^-1 X on one thread. With `unit` the diagonal of L is taken as ones, whatever is stored there.
 template <class T>
 void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     const index_t n = L.rows;
@@ -36,7 +38,7 @@ void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
             isa::kernels<T>().solve(L.reversed(), X.reversed_rows(), scratch<T>());
         return;
     }
-    const index_t first = split(n), second = n - first, m = X.cols;
+    const index_t first = split_order(n), second = n - first, m = X.cols;
     const View<T> X1 = X.block(0, 0, first, m), X2 = X.block(first, 0, second, m);
     const View<const T> L11 = L.block(0, 0, first, first), L22 = L.block(first, first, second, second);
     if (lower) {
@@ -50,7 +52,7 @@ void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     }
 }
 
-// body(slice of X's columns), on all threads if that pays.
+// Calls body(slice) for slices of X's columns: one per thread, if they are wide enough, else X as a whole.
 template <class T, class F>
 void for_column_slices(View<T> X, bool parallel, F body) {
     const int team = parallel ? parallel::threads() : 1;
@@ -65,8 +67,46 @@ void for_column_slices(View<T> X, bool parallel, F body) {
 template <class T>
 void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
     if (L.rows == 0 || X.cols == 0) return;
-    if (plan::vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
+    if (plan::uses_vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
     for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
+}
+
+// Returns the first zero on a diagonal as item * order + index; -1 if there is none.
+template <class T>
+index_t find_zero_diagonal(Batch<const T> L) {
+    const index_t items = L.batch_stride == 0 && L.count > 0 ? 1 : L.count;
+    for (index_t b = 0; b < items; ++b)
+        for (index_t i = 0; i < L.rows; ++i)
+            if (L[b](i, i) == T(0)) return b * L.rows + i;
+    return -1;
+}
+
+// X := L^-1 A or L A for a batch: `lane_kernel` where one matrix per lane pays and `takes_layouts`, else a copy of A and
+// apply(L, X, parallel) on it.
+template <class T, class LaneKernel, class Apply>
+void apply_triangles(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, bool takes_layouts,
+                     index_t serial_order, LaneKernel lane_kernel, Apply apply) {
+    const index_t n = L.rows, m = A.cols;
+    if (n == 0 || m == 0) return;
+    if (takes_layouts && fits_lanes<T>(A.count, std::max(n, m), L, A, X)) {
+        for_lane_ranges<T>(A.count, n * n * m + 8 * n, [&](index_t begin, index_t end) {
+            lane_kernel(L, lower, A, X, begin, end, thread_scratch());
+        });
+        return;
+    }
+    for_items(A.count, plan::equivalent_order(n, m), serial_order, [&](index_t b, bool parallel) {
+        copy<T>(A[b], T(1), X[b], parallel);
+        apply(L[b], X[b], parallel);
+    });
+}
+
+// X := L^-1 A. X may be A's own memory.
+template <class T>
+void trsm_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) {
+    const index_t serial_order = plan::uses_vendor_trsm<T>(L.rows) ? plan::current.vendor_trsm_serial
+                                                                   : plan::serial_order(parallel::threads());
+    apply_triangles<T>(L, lower, A, X, true, serial_order, isa::kernels<T>().lane_solve,
+                       [&](View<const T> l, View<T> x, bool parallel) { trsm<T>(l, lower, x, parallel); });
 }
 
 }  // namespace lapgrad

@@ -1,21 +1,21 @@
-// Batches of products of square matrices whose order is known when this is compiled: 4, 8 and 16. Included by
-// isa_kernels.cpp alone.
+// Batches of products of square matrices whose order is known when this is compiled: 4, 8 and 16. Included only
+// by isa_kernels.cpp.
 //
-// A row of such a matrix is one or two vectors, and c_i* = sum_k a_ik b_k* runs on them as they lie: one item after the
-// other, without the transpositions that bring one item into each lane (lanes.h).
+// A row of such a matrix is one or two vectors, and c_i* = sum_k a_ik b_k* is computed on rows in place, one item after the
+// other, without the transpositions that lanes.h needs to put one item into each lane.
 
 template <class T, int N>
 struct Fixed {
     static constexpr int widest = vector_bytes / sizeof(T);
     static constexpr int width = N < widest ? N : widest;
     static constexpr int vectors = N / width;
-    // Rows of a result that the registers hold.
+    // Rows of a result that fit into the registers.
     static constexpr int strip = N * vectors <= 16 ? N : 16 / vectors;
     using S = Simd<T, width * sizeof(T)>;
     using Row = typename S::Vec;
     using Rows = Row[N][vectors];
 
-    // Blocks of width x width; those of a matrix stored by columns are transposed in registers.
+    // x := the rows of A, in blocks of width x width; blocks of a column-major matrix are transposed in registers.
     [[gnu::always_inline]] static void load(View<const T> A, Rows& x) {
         const bool by_rows = A.col_stride == 1;
         const index_t stride = by_rows ? A.row_stride : A.col_stride;
@@ -70,9 +70,9 @@ struct Fixed {
         }
     }
 
-    // x := scale x; its strict upper (or, not lower: strict lower) triangle := 0.
+    // x := scale x. Unless `whole`, the other triangle (the strict upper one if `lower`) := 0.
     [[gnu::always_inline]] static void scale_triangle(Rows& x, T scale, bool whole, bool lower) {
-        const auto numbers = numbers_of<S>();
+        const auto numbers = number_lanes<S>();
         const Row factor = S::fill(scale);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i)
@@ -98,7 +98,7 @@ void fixed_triangle(Batch<const T> L, Batch<const T> A, Batch<T> B, index_t begi
     }
 }
 
-// C := alpha A B on the lower triangle; the rest zero, or (B = A') mirrored: both halves are then the same sums.
+// The lower triangle of C := alpha A B. The upper one is zero, or computed as well if symmetric (B = A'): it has the same sums.
 template <class T, int N>
 void fixed_product(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin,
                    index_t end) {
@@ -119,7 +119,7 @@ void fixed_product(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool
     }
 }
 
-// Calls body(std::integral_constant<int, N>) if all of the sizes are an N that is compiled; says whether it did.
+// Calls body(std::integral_constant<int, N>) if all sizes are the same N and N is 4, 8 or 16. Returns whether it did.
 template <class Body>
 bool with_fixed_order(std::initializer_list<index_t> sizes, Body body) {
     const index_t n = *sizes.begin();

@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with LAPGRAD_ISA naming it (see isa.h and CMakeLists.txt).
 #include "base/isa.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -40,41 +41,64 @@ namespace {
 
 #include "small/lane_kalman.h"
 
+// Fills a table of kernels member by member. The compiler rejects a member that is set twice or with another signature, and
+// make_table one that is missing.
+template <class T>
+struct TableFiller {
+    using Table = Kernels<T>;
+    Table table{};
+    std::size_t bytes = 0;
+
+    template <class Member>
+    constexpr void set(Member Table::*member, std::remove_reference_t<Member> value) {
+        if (table.*member != Member{}) throw "this member is set twice";
+        table.*member = value;
+        bytes += sizeof(Member);
+    }
+};
+
 template <class T>
 constexpr Kernels<T> make_table() {
-    return {lanes_of<T>,
-            &copy<T>,
-            &product<T>,
-            &product_triangle<T>,
-            &potrf_leaf<T>,
-            &potrf_reverse_leaf<T>,
-            &triangle_leaf<T, true>,
-            &triangle_leaf<T, false>,
-            &lq_leaf_rows<T>,
-            &lane_potrf<T>,
-            &lane_potrf_reverse<T>,
-            &lane_triangle<T, true>,
-            &lane_triangle<T, false>,
-            &lane_product<T>,
-            &lane_cho_solve<T>,
-            &lane_potri<T>,
-            &lane_potri_reverse<T>,
-            &lane_gesvd<T>,
-            &lane_gesvd_vjp<T>,
-            &lane_gelqf<T>,
-            &lane_gelqf_vjp<T>,
-            &lane_gelqf_l_vjp<T>,
-            &lane_determinant<T>,
-            &lane_inverse<T>,
-            &lane_inverse_vjp<T>,
-            &lane_syevd<T>,
-            &lane_syevd_vjp<T>,
-            &kalman_forward<T>,
-            &kalman_reverse<T>};
+    using Table = Kernels<T>;
+    TableFiller<T> fill;
+    fill.set(&Table::lanes, lanes_of<T>);
+    fill.set(&Table::copy, &copy<T>);
+    fill.set(&Table::product, &product<T>);
+    fill.set(&Table::product_triangle, &product_triangle<T>);
+    fill.set(&Table::potrf, &potrf_leaf<T>);
+    fill.set(&Table::potrf_reverse, &potrf_reverse_leaf<T>);
+    fill.set(&Table::solve, &triangle_leaf<T, true>);
+    fill.set(&Table::multiply, &triangle_leaf<T, false>);
+    fill.set(&Table::lq_leaf, &lq_leaf_rows<T>);
+    fill.set(&Table::lane_potrf, &lane_potrf<T>);
+    fill.set(&Table::lane_potrf_reverse, &lane_potrf_reverse<T>);
+    fill.set(&Table::lane_solve, &lane_triangle<T, true>);
+    fill.set(&Table::lane_multiply, &lane_triangle<T, false>);
+    fill.set(&Table::lane_product, &lane_product<T>);
+    fill.set(&Table::lane_cho_solve, &lane_cho_solve<T>);
+    fill.set(&Table::lane_potri, &lane_potri<T>);
+    fill.set(&Table::lane_potri_reverse, &lane_potri_reverse<T>);
+    fill.set(&Table::lane_gesvd, &lane_gesvd<T>);
+    fill.set(&Table::lane_gesvd_vjp, &lane_gesvd_vjp<T>);
+    fill.set(&Table::lane_gelqf, &lane_gelqf<T>);
+    fill.set(&Table::lane_gelqf_vjp, &lane_gelqf_vjp<T>);
+    fill.set(&Table::lane_gelqf_l_vjp, &lane_gelqf_l_vjp<T>);
+    fill.set(&Table::lane_determinant, &lane_determinant<T>);
+    fill.set(&Table::lane_inverse, &lane_inverse<T>);
+    fill.set(&Table::lane_inverse_vjp, &lane_inverse_vjp<T>);
+    fill.set(&Table::lane_syevd, &lane_syevd<T>);
+    fill.set(&Table::lane_syevd_vjp, &lane_syevd_vjp<T>);
+    fill.set(&Table::kalman_forward, &kalman_forward<T>);
+    fill.set(&Table::kalman_reverse, &kalman_reverse<T>);
+    if (fill.bytes != sizeof(Table)) throw "a member is missing";
+    return fill.table;
 }
 }  // namespace
 
-extern const Kernels<float> kernels_f32 = make_table<float>();
-extern const Kernels<double> kernels_f64 = make_table<double>();
+// Constant expressions, so that an incomplete table does not compile.
+constexpr Kernels<float> table_f32 = make_table<float>();
+constexpr Kernels<double> table_f64 = make_table<double>();
+extern const Kernels<float> kernels_f32 = table_f32;
+extern const Kernels<double> kernels_f64 = table_f64;
 
 }  // namespace lapgrad::isa::LAPGRAD_ISA

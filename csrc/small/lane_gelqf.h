@@ -1,5 +1,5 @@
-// LQ factorisation and its reverse on batches of small matrices, one matrix per lane (see lanes.h). Included by
-// isa_kernels.cpp alone.
+// LQ factorisation and its reverse on batches of small matrices, one matrix per lane (see lanes.h). Included only
+// by isa_kernels.cpp.
 
 template <class T>
 [[gnu::always_inline]] inline Vec<T> with_sign_of(Vec<T> x, Vec<T> y) {
@@ -8,16 +8,9 @@ template <class T>
     return reinterpret_cast<Vec<T>>((reinterpret_cast<Mask>(x) & ~sign) | (reinterpret_cast<Mask>(y) & sign));
 }
 
+// Returns the reflectors of row k of A, (alpha, x). Lanes whose squares could over- or underflow are computed one by one.
 template <class T>
-[[gnu::always_inline]] inline bool any(typename Simd<T>::Mask mask) {
-    typename Simd<T>::Lane found = 0;
-    for (int l = 0; l < Simd<T>::W; ++l) found |= mask[l];
-    return found != 0;
-}
-
-// Row k of A as (alpha, x): its reflectors. Lanes out of the safe range are worked out one by one.
-template <class T>
-Reflector<Vec<T>> lane_reflector(const LaneView<T>& A, index_t k) {
+Reflector<Vec<T>> make_lane_reflector(const LaneView<T>& A, index_t k) {
     using S = Simd<T>;
     const index_t n = A.cols;
     Vec<T> sums[chains] = {};
@@ -27,14 +20,14 @@ Reflector<Vec<T>> lane_reflector(const LaneView<T>& A, index_t k) {
         for (int c = 0; c < chains; ++c) sums[c] += A(k, j + c) * A(k, j + c);
     for (; j < n; ++j) sums[0] += A(k, j) * A(k, j);
     const Vec<T> sum = (sums[0] + sums[1]) + (sums[2] + sums[3]), alpha = A(k, k), all = alpha * alpha + sum;
-    const Vec<T> beta = -with_sign_of<T>(square_root_of<T>(all), alpha);
+    const Vec<T> beta = -with_sign_of<T>(take_square_roots<T>(all), alpha);
     Reflector<Vec<T>> h{beta, (beta - alpha) / beta, S::fill(T(1)) / (alpha - beta)};
     const auto safe = (sum >= S::fill(SafeSquares<T>::smallest)) & (all <= S::fill(SafeSquares<T>::largest));
-    if (any<T>(~safe))
+    if (any_lane<T>(~safe))
         for (index_t l = 0; l < S::W; ++l) {
             if (safe[l]) continue;
             T* const row = reinterpret_cast<T*>(A.at(k, k)) + l;
-            const Reflector<T> one = careful_reflector<T>(row, n - k, A.col_stride * S::W);
+            const Reflector<T> one = make_careful_reflector<T>(row, n - k, A.col_stride * S::W);
             h.beta[l] = one.beta;
             h.tau[l] = one.tau;
             h.scale[l] = one.scale;
@@ -42,7 +35,7 @@ Reflector<Vec<T>> lane_reflector(const LaneView<T>& A, index_t k) {
     return h;
 }
 
-// Rows [first, last) of A := A - (A v) tau v', columns from k on, v = (1, row k right of the diagonal).
+// Rows [first, last) of A := A - (A v) tau v' in the columns from k on, with v = (1, row k right of the diagonal).
 template <class T>
 void reflect_rows(const LaneView<T>& A, index_t k, Vec<T> tau, index_t first, index_t last) {
     const index_t n = A.cols;
@@ -76,7 +69,7 @@ void reflect_rows(const LaneView<T>& A, index_t k, Vec<T> tau, index_t first, in
     }
 }
 
-// A := its reflectors right of the diagonal, L on and below it.
+// Replaces A by its reflectors right of the diagonal, and L on and below it.
 template <class T>
 void reduce_rows(const LaneView<T>& A, Vec<T>* tau) {
     const index_t rank = A.rows < A.cols ? A.rows : A.cols;
@@ -85,7 +78,7 @@ void reduce_rows(const LaneView<T>& A, Vec<T>* tau) {
             tau[k] = Vec<T>{};
             continue;
         }
-        const Reflector<Vec<T>> h = lane_reflector<T>(A, k);
+        const Reflector<Vec<T>> h = make_lane_reflector<T>(A, k);
         tau[k] = h.tau;
         for (index_t j = k + 1; j < A.cols; ++j) A(k, j) *= h.scale;
         reflect_rows<T>(A, k, h.tau, k + 1, A.rows);
@@ -93,9 +86,9 @@ void reduce_rows(const LaneView<T>& A, Vec<T>* tau) {
     }
 }
 
-// The first rows of A := those of Q, from the reflectors that lie there.
+// Replaces the reflectors in the first `rank` rows of A by the rows of Q.
 template <class T>
-void orthogonal_rows(const LaneView<T>& A, index_t rank, const Vec<T>* tau) {
+void form_orthogonal_rows(const LaneView<T>& A, index_t rank, const Vec<T>* tau) {
     const Vec<T> one = Simd<T>::fill(T(1));
     for (index_t k = rank - 1; k >= 0; --k) {
         reflect_rows<T>(A, k, tau[k], k + 1, rank);
@@ -105,7 +98,7 @@ void orthogonal_rows(const LaneView<T>& A, index_t rank, const Vec<T>* tau) {
     }
 }
 
-// Q may be without data: then only L is wanted.
+// L and Q of items [begin, end); L alone if Q.data is null.
 template <class T>
 void lane_gelqf(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive, index_t begin, index_t end, void* scratch) {
     const index_t m = A.rows, n = A.cols, rank = m < n ? m : n;
@@ -124,9 +117,9 @@ void lane_gelqf(Batch<const T> A, Batch<T> Q, Batch<T> L, bool positive, index_t
         }
         scatter<T>(l_buffer, L, group);
         if (!Q.data) return;
-        if (positive)  // the diagonal of a becomes that of Q
+        if (positive)  // the signs are kept in l, because the diagonal of a is overwritten by that of Q
             for (index_t j = 0; j < rank; ++j) l(j, j) = a(j, j) < zero ? -one : one;
-        orthogonal_rows<T>(a, rank, tau);
+        form_orthogonal_rows<T>(a, rank, tau);
         if (positive)
             for (index_t i = 0; i < rank; ++i)
                 for (index_t j = 0; j < n; ++j) a(i, j) *= l(i, i);
@@ -163,10 +156,10 @@ void lane_multiply(const LaneView<T>& A, const LaneView<T>& B, bool accumulate, 
     }
 }
 
-// M (rank x rank) := Z of gelqf.h: lower triangle tril(L1' gL1 - gQ Q'), mirrored, plus K - K' above it, K = gL2' L2, for
-// which there is room in `spare`. gQ or gL may be without data.
+// M (rank x rank) := Z of gelqf.h: the lower triangle of L1' gL1 - gQ Q', mirrored, plus K - K' above the diagonal. K = gL2' L2 is
+// computed in `spare`. gQ.data or gL.data may be null.
 template <class T>
-void lane_middle(const LaneView<T>& Q, const LaneView<T>& L, const LaneView<T>& gQ, const LaneView<T>& gL,
+void form_middle(const LaneView<T>& Q, const LaneView<T>& L, const LaneView<T>& gQ, const LaneView<T>& gL,
                  const LaneView<T>& M, const LaneView<T>& spare) {
     const index_t rank = M.rows, below = L.rows - rank;
     const auto from_start = [](index_t) { return index_t(0); };
@@ -187,11 +180,11 @@ void lane_middle(const LaneView<T>& Q, const LaneView<T>& L, const LaneView<T>& 
 }
 
 template <class T>
-LaneView<T> upper_solver(const LaneView<T>& L, index_t rank) {
+LaneView<T> view_upper(const LaneView<T>& L, index_t rank) {
     return L.block(0, 0, rank, rank).t().reversed();
 }
 
-// gQ or gL may be without data. See gelqf.h for the formulas.
+// The gradient of items [begin, end); gelqf.h has the formulas. gQ.data or gL.data may be null.
 template <class T>
 void lane_gelqf_vjp(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch<const T> gL, Batch<T> gA, index_t begin,
                     index_t end, void* scratch) {
@@ -213,9 +206,9 @@ void lane_gelqf_vjp(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch
         gather<T>(L, group, l_buffer);
         if (gQ.data) gather<T>(gQ, group, ga_buffer);
         if (gL.data) gather<T>(gL, group, gl_buffer);
-        lane_middle<T>(q, l, gq, gl, M, spare);
+        form_middle<T>(q, l, gq, gl, M, spare);
         lane_multiply<T, false>(M, q, gQ.data != nullptr, top, from_start, whole);
-        substitute<T>(upper_solver<T>(l, rank), top.reversed_rows());
+        substitute<T>(view_upper<T>(l, rank), top.reversed_rows());
         if (gL.data)
             lane_multiply<T, false>(gl.block(rank, 0, m - rank, rank), q, false, bottom, from_start, whole);
         else
@@ -224,7 +217,7 @@ void lane_gelqf_vjp(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batch
     });
 }
 
-// Q is not there, but L1^-1 A1 is: gA = P A1 with P = [L1^-T Z; gL2] L1^-1.
+// The gradient when only L was computed. Q = L1^-1 A1, so gA = P A1 with P = [L1^-T Z; gL2] L1^-1.
 template <class T>
 void lane_gelqf_l_vjp(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Batch<T> gA, index_t begin, index_t end,
                       void* scratch) {
@@ -245,12 +238,12 @@ void lane_gelqf_l_vjp(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Bat
         gather<T>(A, group, a_buffer);
         gather<T>(L, group, l_buffer);
         gather<T>(gL, group, gl_buffer);
-        lane_middle<T>(nothing, l, nothing, gl, M, spare);
+        form_middle<T>(nothing, l, nothing, gl, M, spare);
         for (index_t i = 0; i < rank; ++i)
             for (index_t j = 0; j < rank; ++j) top(i, j) = M(i, j);
-        substitute<T>(upper_solver<T>(l, rank), top.reversed_rows());
+        substitute<T>(view_upper<T>(l, rank), top.reversed_rows());
         // P := P L1^-1 is P' := L1^-T P'.
-        substitute<T>(upper_solver<T>(l, rank), gl.t().reversed_rows());
+        substitute<T>(view_upper<T>(l, rank), gl.t().reversed_rows());
         lane_multiply<T, false>(gl, a, false, ga, from_start, whole);
         scatter<T>(ga_buffer, gA, group);
     });

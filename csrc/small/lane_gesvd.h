@@ -1,30 +1,22 @@
-// Singular value decompositions of small matrices, one per lane, and their gradient. Included by isa_kernels.cpp alone.
+// Singular value decompositions of small matrices, one per lane, and their gradient. Included only by isa_kernels.cpp.
 //
 // One-sided Jacobi: rotations of pairs of rows of W = J A make all rows orthogonal. Then their lengths are the singular
 // values, W with rows of length 1 holds the right vectors and J the left ones. Small singular values come out with small
 // relative errors, as far as A determines them.
 
-template <class T>
-bool any_lane(const typename Simd<T>::Mask& mask) {
-    typename Simd<T>::Lane found = 0;
-#pragma GCC unroll 16
-    for (int l = 0; l < Simd<T>::W; ++l) found |= mask[l];
-    return found != 0;
-}
-
-// Entries are scaled so that the largest is just below 2^top: squares do not overflow, and those of entries down to
-// 2^(-2 top) of the largest keep their digits. A row whose square is below 2^-bottom counts as zero.
+// Exponents of the scaling: the largest entry is scaled to just below 2^top, so that squares do not overflow, and squares of
+// entries down to 2^(-2 top) of the largest keep their digits. A row whose square is below 2^-bottom counts as zero.
 template <class T>
 constexpr int top = sizeof(T) == 8 ? 500 : 58;
 template <class T>
 constexpr int bottom = sizeof(T) == 8 ? 960 : 100;
 
 template <class T>
-T power_of_two(int exponent) {
+T make_power_of_two(int exponent) {
     return static_cast<T>(__builtin_ldexp(1.0, exponent));
 }
 
-// Scales W lane by lane; status says which lanes hold a NaN or an infinity, and are set to zero.
+// Scales W lane by lane and returns the factors that undo it. A lane with a NaN or an infinity is set to zero, with its status.
 template <class T>
 Vec<T> scale_lanes(const LaneView<T>& W, std::int32_t* status) {
     Vec<T> largest{}, nothing{};
@@ -42,8 +34,8 @@ Vec<T> scale_lanes(const LaneView<T>& W, std::int32_t* status) {
         int shift = top<T> - exponent;
         constexpr int limit = sizeof(T) == 8 ? 1000 : 120;  // for subnormal numbers
         shift = shift > limit ? limit : shift;
-        factor[l] = finite ? power_of_two<T>(shift) : T(0);
-        back[l] = power_of_two<T>(-shift);
+        factor[l] = finite ? make_power_of_two<T>(shift) : T(0);
+        back[l] = make_power_of_two<T>(-shift);
         status[l] = finite ? svd_done : svd_not_finite;
     }
     const auto keep = nothing == Vec<T>{};
@@ -52,7 +44,7 @@ Vec<T> scale_lanes(const LaneView<T>& W, std::int32_t* status) {
     return back;
 }
 
-// x, y := a x + b y, c x + d y for rows p and q.
+// Rows p and q of W, called x and y, become a x + b y and c x + d y.
 template <class T>
 [[gnu::always_inline]] inline void combine_rows(const LaneView<T>& W, index_t p, index_t q, Vec<T> a, Vec<T> b, Vec<T> c,
                                                 Vec<T> d) {
@@ -64,7 +56,7 @@ template <class T>
 }
 
 // Rotates rows p < q of W (and of J, if there is one) so that they are orthogonal and the longer one is row p. Returns
-// whether some lane still had work to do.
+// whether the rows of some lane were not orthogonal, or not in order, before.
 template <class T>
 [[gnu::always_inline]] inline bool rotate_rows(const LaneView<T>& W, const LaneView<T>* J, index_t p, index_t q,
                                                T tolerance) {
@@ -77,19 +69,19 @@ template <class T>
         yy += y * y;
         xy += x * y;
     }
-    const Vec<T> allowed = S::fill(tolerance) * square_root_of<T>(xx) * square_root_of<T>(yy);
+    const Vec<T> allowed = S::fill(tolerance) * take_square_roots<T>(xx) * take_square_roots<T>(yy);
     const auto oblique = absolute<T>(xy) > allowed;
     if (!any_lane<T>(oblique | (yy > xx))) return false;
     // The smaller root t of t^2 + 2 z t - 1 = 0, z = (yy - xx) / (2 xy), is the tangent of the angle.
     const Vec<T> z = (yy - xx) / (oblique ? xy + xy : one);
     const Vec<T> size = absolute<T>(z);
-    const Vec<T> huge = S::fill(power_of_two<T>(top<T>));
+    const Vec<T> huge = S::fill(make_power_of_two<T>(top<T>));
     const Vec<T> bounded = size < huge ? size : huge;
-    const Vec<T> root = size < huge ? square_root_of<T>(one + bounded * bounded) : size;
+    const Vec<T> root = size < huge ? take_square_roots<T>(one + bounded * bounded) : size;
     Vec<T> t = one / (size + root);
     t = z < Vec<T>{} ? -t : t;
     t = oblique ? t : Vec<T>{};
-    const Vec<T> cosine = one / square_root_of<T>(one + t * t), sine = t * cosine;
+    const Vec<T> cosine = one / take_square_roots<T>(one + t * t), sine = t * cosine;
     const Vec<T> moved = oblique ? t * xy : Vec<T>{};
     const auto swap = yy + moved > xx - moved;
     const Vec<T> a = swap ? sine : cosine, b = swap ? cosine : -sine;
@@ -98,9 +90,9 @@ template <class T>
     return true;
 }
 
-// A row of U starts with a positive leading entry: the first whose size is within 1e-6 of the largest.
+// Returns the sign of row i's leading entry: the first whose size is within 1e-6 of the largest.
 template <class T>
-Vec<T> leading_sign(const LaneView<T>& U, index_t i) {
+Vec<T> find_leading_sign(const LaneView<T>& U, index_t i) {
     Vec<T> largest{};
     for (index_t r = 0; r < U.cols; ++r) {
         const Vec<T> x = absolute<T>(U(i, r));
@@ -115,8 +107,8 @@ Vec<T> leading_sign(const LaneView<T>& U, index_t i) {
     return lead < Vec<T>{} ? Simd<T>::fill(T(-1)) : Simd<T>::fill(T(1));
 }
 
-// S, and U and V unless their data is null, of items [begin, end); status per item as in gesvd.h. Rows that belong to
-// zeros are left as zeros in the longer of U and V, with the status svd_incomplete.
+// S, and U and V unless their data is null, of items [begin, end); status per item as in gesvd_types.h. In the longer of U
+// and V, rows that belong to zero singular values are left as zeros; the status is then svd_incomplete.
 template <class T>
 void lane_gesvd(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32_t* status, index_t begin, index_t end,
                 void* scratch) {
@@ -142,12 +134,12 @@ void lane_gesvd(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32
             for (index_t p = 0; p < k; ++p)
                 for (index_t q = p + 1; q < k; ++q) working |= rotate_rows<T>(W, vectors ? &J : nullptr, p, q, tolerance);
         }
-        const Vec<T> least = Simd<T>::fill(power_of_two<T>(-bottom<T>));
+        const Vec<T> least = Simd<T>::fill(make_power_of_two<T>(-bottom<T>));
         for (index_t i = 0; i < k; ++i) {
             Vec<T> square{};
             for (index_t r = 0; r < n; ++r) square += W(i, r) * W(i, r);
             const auto zero = square < least;
-            const Vec<T> length = zero ? Vec<T>{} : square_root_of<T>(square);
+            const Vec<T> length = zero ? Vec<T>{} : take_square_roots<T>(square);
             values[i] = length * back;
             if (!vectors) continue;
             if (any_lane<T>(zero))
@@ -155,7 +147,7 @@ void lane_gesvd(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int32
                     if (zero[l] && found[l] == svd_done) found[l] = svd_incomplete;
             const Vec<T> inverse = zero ? Vec<T>{} : Simd<T>::fill(T(1)) / length;
             for (index_t r = 0; r < n; ++r) unit(i, r) = W(i, r) * inverse;
-            const Vec<T> sign = leading_sign<T>(tall ? unit : J, i);
+            const Vec<T> sign = find_leading_sign<T>(tall ? unit : J, i);
             for (index_t r = 0; r < n; ++r) unit(i, r) *= sign;
             for (index_t j = 0; j < k; ++j) J(i, j) *= sign;
         }
@@ -207,8 +199,9 @@ void multiply_plain(const LaneView<T>& A, const LaneView<T>& B, bool accumulate,
         }
 }
 
+// largest := the larger of itself and the absolute values of the entries of X, lane by lane.
 template <class T>
-void largest_entry(const LaneView<T>& X, Vec<T>& largest) {
+void update_largest_entry(const LaneView<T>& X, Vec<T>& largest) {
     for (index_t i = 0; i < X.rows; ++i)
         for (index_t j = 0; j < X.cols; ++j) {
             const Vec<T> x = absolute<T>(X(i, j));
@@ -216,8 +209,8 @@ void largest_entry(const LaneView<T>& X, Vec<T>& largest) {
         }
 }
 
-// The gradient of gesvd.h for items [begin, end) with U.cols <= V.cols. Cotangents may be null. ambiguous is set, never
-// cleared.
+// The gradient of gesvd.h for items [begin, end) with U.cols <= V.cols. Cotangents may be null. g.ambiguous is set to 1 where
+// gesvd_types.h says so, and never cleared.
 template <class T>
 void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* scratch) {
     using M = typename Simd<T>::Mask;
@@ -250,15 +243,15 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
         const Vec<T> largest = S(0, 0), tiny = Simd<T>::fill(std::numeric_limits<T>::min());
         Vec<T> small = (largest == zero ? one : largest) * g.tol;
         small = small > tiny ? small : tiny;
-        Vec<T> size{}, size_of_values{}, slope{};  // of the cotangents (see Notable in gesvd.h): found when there is a tie
+        Vec<T> size{}, size_of_values{}, slope{};  // see CotangentThresholds in gesvd.h; computed when the first tie is met
         bool sized = false;
         M ambiguous{};
         const auto measure = [&] {
             if (sized) return;
             sized = true;
-            if (g.gU.data) largest_entry<T>(gU, size);
-            if (g.gV.data) largest_entry<T>(gV, size);
-            if (g.gS.data) largest_entry<T>(gS, size_of_values);
+            if (g.gU.data) update_largest_entry<T>(gU, size);
+            if (g.gV.data) update_largest_entry<T>(gV, size);
+            if (g.gS.data) update_largest_entry<T>(gS, size_of_values);
             size *= root_eps;
             size_of_values *= root_eps;
             slope = largest > zero ? size / (largest > zero ? largest : one) : zero;
@@ -266,7 +259,7 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
         };
         const auto least_of_zeros = [&](const LaneView<T>& cotangent, index_t i, index_t j, Vec<T> value) {
             Vec<T> most{};
-            for (const index_t row : {i, j}) largest_entry<T>(cotangent.block(row, 0, 1, cotangent.cols), most);
+            for (const index_t row : {i, j}) update_largest_entry<T>(cotangent.block(row, 0, 1, cotangent.cols), most);
             most *= root_eps;
             const Vec<T> least = most > value * slope ? most : value * slope;
             return least < size ? least : size;
@@ -292,12 +285,12 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
             noise[i] = zero;
             if (!discards) continue;
             Vec<T> noise_v{};
-            if (g.gU.data) largest_entry<T>(gU.block(i, 0, 1, m), noise[i]);
-            if (g.gV.data) largest_entry<T>(gV.block(i, 0, 1, n), noise_v);
+            if (g.gU.data) update_largest_entry<T>(gU.block(i, 0, 1, m), noise[i]);
+            if (g.gV.data) update_largest_entry<T>(gV.block(i, 0, 1, n), noise_v);
             noise_v *= rounding_units<T>(double(n));
             noise[i] = noise[i] * rounding_units<T>(double(m)) + noise_v;
             if (!wide) continue;
-            M inside = only_rounding<Vec<T>>(zero, noise_v, S(0, i), close, g.gS.data ? gS(0, i) : zero);
+            M inside = is_only_rounding<Vec<T>>(zero, noise_v, S(0, i), close, g.gS.data ? gS(0, i) : zero);
             for (index_t c = 0; c < n && any_lane<T>(inside); ++c) {
                 Vec<T> rest = gV(i, c);
                 for (index_t j = 0; j < k; ++j) rest -= Y(i, j) * V(j, c);
@@ -328,11 +321,11 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
                 const Vec<T> above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
                 Vec<T> upper = left * above - right * below, lower = right * above - left * below;
                 if (discards) {
-                    // As combine_pair of gesvd.h.
+                    // The same rule as in combine_pair of gesvd.h.
                     const Vec<T> both = noise[i] + noise[j], step = g.gS.data ? gS(0, i) - gS(0, j) : zero;
                     const Vec<T> opposite = g.gS.data ? gS(0, i) + gS(0, j) : zero;
-                    const M unturned = tie | only_rounding<Vec<T>>(left + right, both, gap, close, step);
-                    const M unparted = only_rounding<Vec<T>>(left - right, both, total, close, opposite);
+                    const M unturned = tie | is_only_rounding<Vec<T>>(left + right, both, gap, close, step);
+                    const M unparted = is_only_rounding<Vec<T>>(left - right, both, total, close, opposite);
                     const Vec<T> turning = unturned ? zero : half * (left + right) * F;
                     const Vec<T> parting = unparted ? zero : half * (left - right) * scale;
                     const M split = (unturned | unparted) & ~null;

@@ -1,4 +1,4 @@
-// The Kalman filter and its adjoint, one series per lane. Included by isa_kernels.cpp alone.
+// The Kalman filter and its adjoint, one series per lane. Included only by isa_kernels.cpp.
 //
 // One step of the filter, with predicted moments m, P of the state:
 //
@@ -7,13 +7,13 @@
 //               m+ = m + K v, P+ = (I - K B) P (I - K B)' + K R K'
 //     predict   m  = A m+ + c, P = A P+ A' + Q
 //
-// A missing observation i counts as: row i of B zero, row and column i of R those of the identity, v_i = 0. Then u_i and
-// column i of K vanish, log l_ii = 0, and nothing is left of it.
+// A missing observation i is replaced by: row i of B zero, row and column i of R those of the identity, v_i = 0. Then u_i and
+// column i of K are zero and log l_ii = 0, so it does not change the result.
 //
-// The adjoint walks back over predicted moments that are kept, and recomputes `observe` from them. K minimises P+, so that
-// the derivative of P+ with respect to K is zero: K counts as constant there.
+// The adjoint runs backwards over stored predicted moments and recomputes `observe` from them. K minimises P+, so the derivative
+// of P+ with respect to K is zero and K can be treated as constant there.
 
-// The steps of a group of series.
+// The filter and its adjoint for one group of series: their model at the current time, their moments and gradients.
 template <class T, bool Wide>
 class KalmanSteps {
     using S = Numbers<T, Wide>;
@@ -26,28 +26,28 @@ class KalmanSteps {
         : n(sizes.states), p(sizes.observations), sizes_(sizes), model_(model), begin_(begin),
           filled_(end - begin) {
         V* next = reinterpret_cast<V*>(memory);
-        const auto room = [&next](index_t count) {
-            V* const here = next;
+        const auto take = [&next](index_t count) {
+            V* const start = next;
             next += count;
-            return here;
+            return start;
         };
-        for (V** matrix : {&A, &At, &Q, &P, &Pf, &J, &Jt, &X, &gP, &gPf, &gA, &gQ}) *matrix = room(n * n);
-        for (V** matrix : {&B, &seenB, &seenBt, &K, &Kt, &BP, &KR, &gB, &Z}) *matrix = room(n * p);
-        for (V** matrix : {&R, &seenR, &L, &Sinv, &gS, &gR, &Y}) *matrix = room(p * p);
-        for (V** vector : {&m, &mf, &c, &gm, &gmf, &gc, &Btu, &Pg}) *vector = room(n);
-        for (V** vector : {&y, &v, &u, &w, &gv, &seen, &pivots, &inverse}) *vector = room(p);
+        for (V** matrix : {&A, &At, &Q, &P, &Pf, &J, &Jt, &X, &gP, &gPf, &gA, &gQ}) *matrix = take(n * n);
+        for (V** matrix : {&B, &seenB, &seenBt, &K, &Kt, &BP, &KR, &gB, &Z}) *matrix = take(n * p);
+        for (V** matrix : {&R, &seenR, &L, &Sinv, &gS, &gR, &Y}) *matrix = take(p * p);
+        for (V** vector : {&m, &mf, &c, &gm, &gmf, &gc, &Btu, &Pg}) *vector = take(n);
+        for (V** vector : {&y, &v, &u, &w, &gv, &seen, &pivots, &inverse}) *vector = take(p);
         one = S::fill(T(1));
         load(model_.m, m, n, 0);
         load(model_.P, P, n * n, 0);
         mirror_lower(P, n);
-        find_last();
+        find_last_steps();
         load_model(0, true);
     }
 
-    // Steps that have to be walked: up to the last observation of any series.
+    // Steps up to the last observation of any series; later ones do not change the result.
     index_t steps() const { return steps_; }
 
-    // The value, for all steps.
+    // s := the negative log likelihood of each series; status := its first failure.
     void forward(T* s, KalmanStatus* status) {
         for (index_t l = 0; l < filled_; ++l) status[begin_ + l] = {0, 0};
         V quadratic{}, lost{}, mantissa = one;
@@ -59,13 +59,13 @@ class KalmanSteps {
             for (index_t i = 0; i < p; ++i) q += v[i] * u[i];
             if (!(good & S::all((q <= S::fill(std::numeric_limits<T>::max())) & (q >= V{}))))
                 note_failure(t, q, status);
-            // Kahan's sum: thousands of steps in single precision.
+            // Kahan summation, because thousands of steps are added in single precision.
             const V term = q - lost, sum = quadratic + term;
             lost = (sum - quadratic) - term;
             quadratic = sum;
             for (index_t i = 0; i < p; ++i) {
                 mantissa *= pivots[i];
-                if (i % 4 == 3 || i == p - 1) split(mantissa, exponent);
+                if (i % 4 == 3 || i == p - 1) normalise(mantissa, exponent);
             }
             for (index_t i = 0; i < p; ++i)
                 for (index_t l = 0; l < filled_; ++l) observed[l] += S::get(seen[i], l) != T(0);
@@ -77,7 +77,7 @@ class KalmanSteps {
         }
     }
 
-    // Adds to the gradients. `kept`: see KalmanReverse.
+    // Adds the gradients of each series to `gradient`. `kept`: see KalmanReverse.
     void reverse(const KalmanOperands<T>& gradient, const T* gs, index_t segment, V* kept) {
         gs_ = V{};
         for (index_t l = 0; l < filled_; ++l) S::set(gs_, l, gs[begin_ + l]);
@@ -90,15 +90,15 @@ class KalmanSteps {
         V* const marks = kept + segment * sizes_.moments();
         const index_t segments = (steps_ + segment - 1) / segment;
         for (index_t k = 0; k < segments; ++k) {
-            keep(marks + k * sizes_.moments());
-            if (k + 1 < segments) walk(k * segment, (k + 1) * segment, true, nullptr);
+            store_moments(marks + k * sizes_.moments());
+            if (k + 1 < segments) run_filter(k * segment, (k + 1) * segment, true, nullptr);
         }
         for (index_t k = segments - 1; k >= 0; --k) {
             const index_t first = k * segment, end = first + segment < steps_ ? first + segment : steps_;
-            recall(marks + k * sizes_.moments());
-            walk(first, end, false, kept);
+            load_moments(marks + k * sizes_.moments());
+            run_filter(first, end, false, kept);
             for (index_t t = end - 1; t >= first; --t) {
-                recall(kept + (t - first) * sizes_.moments());
+                load_moments(kept + (t - first) * sizes_.moments());
                 load_model(t, false);
                 observe(t);
                 step_back(t, gradient);
@@ -114,7 +114,7 @@ class KalmanSteps {
     }
 
   private:
-    // Values of the series that are walked, at time t. Lanes past the last series repeat it.
+    // target := the operand of each series at time t. Lanes without a series repeat the last one.
     void load(const Varying<const T>& source, V* target, index_t size, index_t t) const {
         if (W > 1 && source.series_stride == 0) {
             const T* const x = source.at(0, t);
@@ -135,14 +135,15 @@ class KalmanSteps {
         }
     }
 
-    // What varies with time is given away after each step, the rest is summed up until the end.
+    // Adds a gradient to its target and clears it: after each step (`step`) if the operand varies with time, else at the end.
     void flush(const Varying<T>& target, V* source, index_t size, index_t t, bool step) const {
         if (!target.data || (target.time_stride != 0) != step) return;
         add_to(target, source, size, t);
         clear(source, size);
     }
 
-    // `all`: also what does not vary with time. A is transposed as well: see step_back.
+    // Loads the operands at time t that vary with time, or with `all` every operand. A is also stored transposed, for products
+    // with A'.
     void load_model(index_t t, bool all) {
         if (all || model_.A.time_stride) {
             load(model_.A, A, n * n, t);
@@ -157,7 +158,7 @@ class KalmanSteps {
         if (all || model_.c.time_stride) load(model_.c, c, n, t);
     }
 
-    void find_last() {
+    void find_last_steps() {
         steps_ = 0;
         for (index_t l = 0; l < W; ++l) {
             const index_t series = begin_ + (l < filled_ ? l : filled_ - 1);
@@ -171,7 +172,7 @@ class KalmanSteps {
         }
     }
 
-    // From predicted to filtered moments, with all that the adjoint reads. Says whether S is positive definite.
+    // Computes filtered from predicted moments, and everything that the adjoint reads. Returns whether S is positive definite.
     bool observe(index_t t) {
         load(model_.y, y, p, t);
         bool complete = true;
@@ -221,7 +222,7 @@ class KalmanSteps {
         return good;
     }
 
-    // L := its lower Cholesky factor. A pivot that is not positive and finite counts as 1.
+    // L := its lower Cholesky factor, with 1 for a pivot that is not positive and finite. Returns whether there was none.
     bool factor_innovation() {
         const V largest = S::fill(std::numeric_limits<T>::max());
         bool good = true;
@@ -243,7 +244,7 @@ class KalmanSteps {
         return good;
     }
 
-    // Z := (L L')^-1 Z, Z of p rows.
+    // Z := (L L')^-1 Z, for p rows and `cols` columns.
     void solve(V* Z, index_t cols) const {
         for (index_t i = 0; i < p; ++i)
             for (index_t j = 0; j < cols; ++j) {
@@ -259,7 +260,7 @@ class KalmanSteps {
             }
     }
 
-    // A series that has ended keeps its moments: they are of no use, but must not grow over all bounds.
+    // Predicts the moments at t + 1. A series that has ended keeps its moments: nobody reads them, but they must not overflow.
     void predict(index_t t) {
         V running{};
         bool all = true;
@@ -281,10 +282,11 @@ class KalmanSteps {
         for (index_t i = 0; i < n; ++i) m[i] = all ? Pg[i] : runs ? Pg[i] : m[i];
     }
 
-    // The filter from predicted moments at `first` on; `kept`: keeps those of each step. `past`: predicts those at `end`.
-    void walk(index_t first, index_t end, bool past, V* kept) {
+    // Runs the filter from the predicted moments at `first` to those at `end` (`past`) or at the step before. Stores those of each
+    // step in `kept` unless that is null.
+    void run_filter(index_t first, index_t end, bool past, V* kept) {
         for (index_t t = first; t < end; ++t) {
-            if (kept) keep(kept + (t - first) * sizes_.moments());
+            if (kept) store_moments(kept + (t - first) * sizes_.moments());
             if (t + 1 == end && !past) return;
             load_model(t, false);
             observe(t);
@@ -292,18 +294,18 @@ class KalmanSteps {
         }
     }
 
-    void keep(V* memory) const {
+    void store_moments(V* memory) const {
         for (index_t i = 0; i < n; ++i) *memory++ = m[i];
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j) *memory++ = P[i * n + j];
     }
-    void recall(const V* memory) {
+    void load_moments(const V* memory) {
         for (index_t i = 0; i < n; ++i) m[i] = *memory++;
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j) P[i * n + j] = P[j * n + i] = *memory++;
     }
 
-    // From gm, gP of the moments predicted for t + 1 to those for t, after observe(t):
+    // Computes the cotangents gm, gP of the moments predicted for t from those for t + 1, after observe(t):
     //
     //     gA = gm m+' + 2 gP A P+, gQ = gP, gc = gm, gm+ = A' gm, gP+ = A' gP A
     //     w = K' gm+, gv = gs u + w = gy, gS = (gs (S^-1 - u u') - w u' - u w') / 2
@@ -378,8 +380,8 @@ class KalmanSteps {
         apply<Into::subtract>(seenBt, p, 1, gv, gm, n, p);
     }
 
-    // A product of pivots as mantissa * 2^exponent, so that one logarithm at the end does for all of them.
-    static void split(V& mantissa, index_t (&exponent)[W]) {
+    // Keeps a product of pivots in range as mantissa * 2^exponent, so that one logarithm at the end is enough.
+    static void normalise(V& mantissa, index_t (&exponent)[W]) {
         for (index_t l = 0; l < W; ++l) {
             const T x = S::get(mantissa, l);
             if (x > T(1e-3) && x < T(1e3)) continue;
@@ -417,25 +419,25 @@ class KalmanSteps {
     V *y, *v, *u, *w, *gv, *seen, *pivots, *inverse;
 };
 
-// body(first, last) for groups of series that go side by side.
+// Calls body(first, last) for groups of series that are computed together.
 template <class T, bool Wide, class Body>
-void kalman_groups(index_t begin, index_t end, Body body) {
+void for_series_groups(index_t begin, index_t end, Body body) {
     constexpr index_t W = Numbers<T, Wide>::width;
     for (index_t b = begin; b < end; b += W) body(b, end - b < W ? end : b + W);
 }
 
 template <class T, bool Wide>
-void kalman_forward_of(const KalmanForward<T>& task, index_t begin, index_t end, void* memory) {
-    kalman_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
+void filter_groups(const KalmanForward<T>& task, index_t begin, index_t end, void* memory) {
+    for_series_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
         KalmanSteps<T, Wide>(task.sizes, task.model, memory, first, last).forward(task.s, task.status);
     });
 }
 
 template <class T, bool Wide>
-void kalman_reverse_of(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, index_t begin, index_t end,
+void reverse_groups(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, index_t begin, index_t end,
                        void* memory) {
     using V = typename Numbers<T, Wide>::V;
-    kalman_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
+    for_series_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
         KalmanSteps<T, Wide>(task.sizes, task.model, memory, first, last)
             .reverse(gradient, task.gs, task.segment, reinterpret_cast<V*>(memory) + task.sizes.work());
     });
@@ -443,13 +445,13 @@ void kalman_reverse_of(const KalmanReverse<T>& task, const KalmanOperands<T>& gr
 
 template <class T>
 void kalman_forward(const KalmanForward<T>& task, bool wide, index_t begin, index_t end, void* memory) {
-    if (wide) return kalman_forward_of<T, true>(task, begin, end, memory);
-    kalman_forward_of<T, false>(task, begin, end, memory);
+    if (wide) return filter_groups<T, true>(task, begin, end, memory);
+    filter_groups<T, false>(task, begin, end, memory);
 }
 
 template <class T>
 void kalman_reverse(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, bool wide, index_t begin,
                     index_t end, void* memory) {
-    if (wide) return kalman_reverse_of<T, true>(task, gradient, begin, end, memory);
-    kalman_reverse_of<T, false>(task, gradient, begin, end, memory);
+    if (wide) return reverse_groups<T, true>(task, gradient, begin, end, memory);
+    reverse_groups<T, false>(task, gradient, begin, end, memory);
 }

@@ -1,28 +1,19 @@
 // LU factorisation with partial pivoting of W matrices at a time, one per lane: determinants, inverses and the products of
-// the inverse's gradient. Included by isa_kernels.cpp alone.
+// the inverse's gradient. Included only by isa_kernels.cpp.
 //
-// Each lane chooses its own pivot row, so rows are exchanged by blending; of the rows below the diagonal at most W take
-// part in that.
+// Each lane has its own pivot row, so rows are exchanged by blending: at most W rows below the diagonal take part.
 
-template <class T>
-using LaneMask = typename Simd<T>::Mask;
-
-template <class T>
-[[gnu::always_inline]] inline Vec<T> magnitude(Vec<T> x) {
-    return x < Vec<T>{} ? -x : x;
-}
-
-// What the elimination tells about each lane besides the factors.
+// What the elimination returns for each lane besides the factors.
 template <class T>
 struct Elimination {
-    LaneMask<T> origin[lane_limit];  // the row of A that has come to stand in row k
+    LaneMask<T> origin[lane_limit];  // which row of A is now row k
     LaneMask<T> status;              // 0; +k: pivot k (from 1) is zero; -k: it is NaN or infinite
     LaneMask<T> odd;                 // all bits set where the number of exchanges is odd
-    Vec<T> mantissa;                 // determinant without its sign of exchanges: mantissa * 2^exponent,
+    Vec<T> mantissa;                 // determinant, without the sign of the exchanges, is mantissa * 2^exponent,
     LaneMask<T> exponent;            // 1 <= |mantissa| < 2
 };
 
-// x, which is not 0, as mantissa * 2^exponent with 1 <= |mantissa| < 2; the exponent is added.
+// Returns the mantissa of x = mantissa * 2^e, x != 0, with 1 <= |mantissa| < 2, and adds e to `exponent`.
 template <class T>
 [[gnu::always_inline]] inline Vec<T> split_exponent(Vec<T> x, LaneMask<T>& exponent) {
     using M = LaneMask<T>;
@@ -30,29 +21,27 @@ template <class T>
     constexpr int digits = std::numeric_limits<T>::digits - 1;
     constexpr Lane bias = std::numeric_limits<T>::max_exponent - 1;
     constexpr Lane field = (Lane(bias) * 2 + 1) << digits, one = Lane(bias) << digits;
-    const auto subnormal = magnitude<T>(x) < Simd<T>::fill(std::numeric_limits<T>::min());
+    const auto subnormal = absolute<T>(x) < Simd<T>::fill(std::numeric_limits<T>::min());
     x = subnormal ? x * Simd<T>::fill(T(1ull << 60)) : x;
     const M bits = reinterpret_cast<M>(x);
     exponent += ((bits & field) >> digits) - bias + (subnormal & Lane(-60));
     return reinterpret_cast<Vec<T>>((bits & ~field) | one);
 }
 
-// 2^e for exponents of normal numbers.
+// Returns 2^e for exponents of normal numbers.
 template <class T>
-[[gnu::always_inline]] inline Vec<T> power_of_two(LaneMask<T> e) {
+[[gnu::always_inline]] inline Vec<T> make_power_of_two(LaneMask<T> e) {
     constexpr int digits = std::numeric_limits<T>::digits - 1;
     constexpr typename Simd<T>::Lane bias = std::numeric_limits<T>::max_exponent - 1;
     return reinterpret_cast<Vec<T>>((e + bias) << digits);
 }
 
-// The rows other than k that some lane takes its pivot from, or may; returns how many. To find out takes longer than to
-// blend a few rows in vain.
-constexpr index_t few_rows = 4;
-
+// Lists in `rows` the rows other than k that some lane may take its pivot from, and returns how many there are. With few rows
+// left all are listed: blending them in vain takes less time than finding out.
 template <class T>
-index_t rows_of(LaneMask<T> row, index_t k, index_t n, index_t (&rows)[Simd<T>::W > few_rows ? Simd<T>::W : few_rows]) {
+index_t list_pivot_rows(LaneMask<T> row, index_t k, index_t n, index_t (&rows)[Simd<T>::W > blended_rows ? Simd<T>::W : blended_rows]) {
     index_t found = 0;
-    if (n - 1 - k <= few_rows) {
+    if (n - 1 - k <= blended_rows) {
         for (; found < n - 1 - k; ++found) rows[found] = k + 1 + found;
         return found;
     }
@@ -65,8 +54,8 @@ index_t rows_of(LaneMask<T> row, index_t k, index_t n, index_t (&rows)[Simd<T>::
     return found;
 }
 
-// A := L \ U with P A = L U. A lane whose pivot is zero or not finite goes on with pivot 1. Without `with_lower` rows are
-// exchanged from the diagonal on only, and L is of no use.
+// A := L \ U with P A = L U. A lane whose pivot is zero or not finite continues with pivot 1. Without `with_lower` rows are
+// exchanged only from the diagonal on, so that U is right and L is not.
 template <class T, bool with_lower>
 void eliminate(const LaneView<T>& A, Elimination<T>& found) {
     using S = Simd<T>;
@@ -79,16 +68,16 @@ void eliminate(const LaneView<T>& A, Elimination<T>& found) {
     if (with_lower)
         for (index_t i = 0; i < n; ++i) found.origin[i] = M{} + static_cast<Lane>(i);
     for (index_t k = 0; k < n; ++k) {
-        Vec<T> best = magnitude<T>(A(k, k));
+        Vec<T> best = absolute<T>(A(k, k));
         M row = M{} + static_cast<Lane>(k);
         for (index_t i = k + 1; i < n; ++i) {
-            const Vec<T> x = magnitude<T>(A(i, k));
+            const Vec<T> x = absolute<T>(A(i, k));
             const auto larger = x > best;
             best = larger ? x : best;
             row = larger ? M{} + static_cast<Lane>(i) : row;
         }
-        index_t rows[S::W > few_rows ? S::W : few_rows];
-        const index_t exchanged = rows_of<T>(row, k, n, rows);
+        index_t rows[S::W > blended_rows ? S::W : blended_rows];
+        const index_t exchanged = list_pivot_rows<T>(row, k, n, rows);
         for (index_t f = 0; f < exchanged; ++f) {
             const index_t i = rows[f];
             const M chosen = row == static_cast<Lane>(i);
@@ -105,17 +94,17 @@ void eliminate(const LaneView<T>& A, Elimination<T>& found) {
             found.odd ^= chosen;
         }
         Vec<T> pivot = A(k, k);
-        const auto finite = magnitude<T>(pivot) <= largest;
+        const auto finite = absolute<T>(pivot) <= largest;
         const auto good = finite & (pivot != Vec<T>{});
         const M order = M{} + static_cast<Lane>(k + 1);
-        // A NaN counts more than a zero pivot that was met before it.
+        // A NaN is reported even if a zero pivot came before it.
         const auto news = (good == 0) & ((found.status == 0) | ((found.status > 0) & (finite == 0)));
         found.status = news ? (finite ? order : -order) : found.status;
         pivot = good ? pivot : one;
         found.mantissa = split_exponent<T>(found.mantissa * split_exponent<T>(pivot, found.exponent), found.exponent);
         const Vec<T> inverse = one / pivot;
         // The reciprocal of a subnormal pivot overflows.
-        const auto safe = magnitude<T>(inverse) <= largest;
+        const auto safe = absolute<T>(inverse) <= largest;
         bool all_safe = true;
         for (int l = 0; l < S::W; ++l) all_safe &= safe[l] != 0;
         for (index_t i = k + 1; i < n; ++i) {
@@ -131,22 +120,22 @@ void eliminate(const LaneView<T>& A, Elimination<T>& found) {
     }
 }
 
-// The determinant's factor 2^exponent as two factors, each a normal number; far out both are 0 or infinite together with it.
+// Splits 2^exponent into two factors that are normal numbers. Exponents are clamped where the product over- or underflows anyway.
 template <class T>
-[[gnu::always_inline]] inline void exponent_factors(LaneMask<T> exponent, Vec<T>& first, Vec<T>& second) {
+[[gnu::always_inline]] inline void split_power(LaneMask<T> exponent, Vec<T>& first, Vec<T>& second) {
     using Lane = typename Simd<T>::Lane;
     constexpr Lane limit = 2 * (std::numeric_limits<T>::max_exponent - 3);
     exponent = exponent > limit ? LaneMask<T>{} + limit : exponent;
     exponent = exponent < -limit ? LaneMask<T>{} - limit : exponent;
     const LaneMask<T> half = exponent >> 1;
-    first = power_of_two<T>(half);
-    second = power_of_two<T>(exponent - half);
+    first = make_power_of_two<T>(half);
+    second = make_power_of_two<T>(exponent - half);
 }
 
 [[gnu::always_inline]] inline double logarithm(double x) { return __builtin_log(x); }
 [[gnu::always_inline]] inline float logarithm(float x) { return __builtin_logf(x); }
 
-// first := det A; or with `second`: first := sign, second := log |det A|. Singular: 0, and minus infinity.
+// first := det A; or, with `second`, first := its sign and second := log |det A|. A singular A gives 0 and minus infinity.
 template <class T>
 void lane_determinant(Batch<const T> A, T* first, T* second, std::int32_t* status, index_t begin, index_t end,
                       void* scratch) {
@@ -162,8 +151,8 @@ void lane_determinant(Batch<const T> A, T* first, T* second, std::int32_t* statu
         Vec<T> value, logs{};
         if (second) {
             value = singular ? zero : (mantissa < zero ? -one : one);
-            // From the middle of [1/sqrt 2, sqrt 2), so that a determinant close to 1 keeps its digits.
-            const Vec<T> size = magnitude<T>(mantissa);
+            // The mantissa is moved to [1/sqrt 2, sqrt 2), so that the logarithm of a determinant close to 1 keeps its digits.
+            const Vec<T> size = absolute<T>(mantissa);
             const auto large = size > S::fill(T(1.4142135623730951));
             const Vec<T> centred = large ? T(0.5) * size : size;
             const LaneMask<T> exponent = large ? found.exponent + 1 : found.exponent;
@@ -172,7 +161,7 @@ void lane_determinant(Batch<const T> A, T* first, T* second, std::int32_t* statu
             logs = singular ? S::fill(-std::numeric_limits<T>::infinity()) : logs;
         } else {
             Vec<T> low, high;
-            exponent_factors<T>(found.exponent, low, high);
+            split_power<T>(found.exponent, low, high);
             value = singular ? zero : mantissa * low * high;
         }
         for (index_t l = 0; l < group.filled; ++l) {
@@ -183,7 +172,7 @@ void lane_determinant(Batch<const T> A, T* first, T* second, std::int32_t* statu
     });
 }
 
-// X := the unit lower triangle of F solved with X, then its upper triangle.
+// X := U^-1 L^-1 X for the factors L (unit lower) and U that F holds.
 template <class T>
 void substitute_both(const LaneView<T>& F, const LaneView<T>& X) {
     const index_t n = F.rows;
@@ -212,19 +201,19 @@ void substitute_both(const LaneView<T>& F, const LaneView<T>& X) {
     for (index_t i = n - 1; i >= 0; --i) row(i, i + 1, n, one / F(i, i));
 }
 
-// For each lane a power of two that brings entries from the ends of the range of T towards 1; 1 for all other matrices.
+// Returns range_scale of each lane's largest entry: a power of two that avoids overflow, 1 for ordinary matrices.
 template <class T>
-Vec<T> lane_range_scales(const Vec<T>* entries, index_t size) {
+Vec<T> find_range_scales(const Vec<T>* entries, index_t size) {
     using S = Simd<T>;
     Vec<T> largest{};
-    for (index_t e = 0; e < size; ++e) largest = magnitude<T>(entries[e]) > largest ? magnitude<T>(entries[e]) : largest;
+    for (index_t e = 0; e < size; ++e) largest = absolute<T>(entries[e]) > largest ? absolute<T>(entries[e]) : largest;
     Vec<T> scale{};
     for (int l = 0; l < S::W; ++l) scale[l] = range_scale(T(largest[l]));
     return scale;
 }
 
-// B := A^-1; with `weight` (one per item) B := weight A^-1, and with `by_determinant` also times det A. The status of an item
-// whose inverse is not finite is n + 1. Plain inverses are then tried once more, scaled.
+// B := A^-1; with `weight` (one per item) B := weight A^-1, and with `by_determinant` also times det A. An item whose inverse
+// is not finite has status n + 1. A plain inverse that fails is retried once with a scaled A.
 template <class T>
 void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determinant, std::int32_t* status,
                   index_t begin, index_t end, void* scratch) {
@@ -240,7 +229,7 @@ void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determi
             eliminate<T, true>(F, found);
             for (index_t i = 0; i < n; ++i) {
                 const auto good =
-                    (F(i, i) != Vec<T>{}) & (magnitude<T>(F(i, i)) <= S::fill(std::numeric_limits<T>::max()));
+                    (F(i, i) != Vec<T>{}) & (absolute<T>(F(i, i)) <= S::fill(std::numeric_limits<T>::max()));
                 F(i, i) = good ? F(i, i) : one;
                 for (index_t j = 0; j < n; ++j)
                     X(i, j) = found.origin[i] == static_cast<typename S::Lane>(j) ? one : Vec<T>{};
@@ -261,7 +250,7 @@ void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determi
             for (index_t l = 0; l < group.filled; ++l) failed |= found.status[l] != 0;
             if (failed) {
                 gather<T>(A, group, factor_buffer);
-                const Vec<T> scale = lane_range_scales<T>(factor_buffer, size);
+                const Vec<T> scale = find_range_scales<T>(factor_buffer, size);
                 for (index_t e = 0; e < size; ++e) factor_buffer[e] *= scale;
                 found = Elimination<T>();
                 invert();
@@ -277,7 +266,7 @@ void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determi
             for (index_t l = 0; l < group.filled; ++l) scale[l] = weight[group.begin + l];
             if (by_determinant) {
                 scale *= found.odd ? -found.mantissa : found.mantissa;
-                exponent_factors<T>(found.exponent, low, high);
+                split_power<T>(found.exponent, low, high);
             }
             Vec<T> nothing{};
             for (index_t e = 0; e < size; ++e) {
@@ -293,7 +282,7 @@ void lane_inverse(Batch<const T> A, Batch<T> B, const T* weight, bool by_determi
 
 // C := A B, or C := -A B.
 template <class T, bool negative>
-void lane_multiply_full(const LaneView<T>& A, const LaneView<T>& B, const LaneView<T>& C) {
+void multiply_matrices(const LaneView<T>& A, const LaneView<T>& B, const LaneView<T>& C) {
     for (index_t i = 0; i < C.rows; ++i) {
         index_t j = 0;
         for (; j + chains <= C.cols; j += chains) {
@@ -325,8 +314,8 @@ void lane_inverse_vjp(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t 
     for_groups<T>(begin, end, [&](Group<T> group) {
         gather<T>(B, group, inverse_buffer);
         gather<T>(gB, group, cotangent_buffer);
-        lane_multiply_full<T, false>(inverse, cotangent, middle);
-        lane_multiply_full<T, true>(middle, inverse, result);
+        multiply_matrices<T, false>(inverse, cotangent, middle);
+        multiply_matrices<T, true>(middle, inverse, result);
         scatter<T>(cotangent_buffer, gA, group);
     });
 }

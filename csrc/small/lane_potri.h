@@ -1,6 +1,6 @@
-// potri and its reverse, one matrix per lane. Included by isa_kernels.cpp alone, after lanes.h.
+// potri and its reverse, one matrix per lane. Included only by isa_kernels.cpp, after lanes.h.
 
-// The lower triangle of A := its inverse, four columns at a time; the strict upper one := 0:
+// The lower triangle of A := its inverse, `chains` columns at a time; the strict upper one := 0:
 //     m_jj = 1 / l_jj,   m_ij = -(sum_{j <= p < i} l_ip m_pj) / l_ii.
 template <class T>
 void invert_triangle(const LaneView<T>& A) {
@@ -30,7 +30,8 @@ void invert_triangle(const LaneView<T>& A) {
     }
 }
 
-// A := M' M for the lower triangle M in A, row by row from the first: b_ij = sum_{p >= i} m_pi m_pj reads no earlier row.
+// The lower triangle of A := that of M' M, where M is the lower triangle in A. b_ij = sum_{p >= i} m_pi m_pj reads no row before
+// i, so rows can be overwritten from the first on.
 template <class T>
 void multiply_by_transpose(const LaneView<T>& A) {
     const index_t n = A.rows;
@@ -56,7 +57,7 @@ void lane_potri(Batch<const T> L, Batch<const T> X, const T* weight, T scale, T 
                 index_t end, void* scratch) {
     Vec<T>* buffer = lane_buffer<T>(scratch);
     Vec<T>* x_buffer = buffer + lane_limit * lane_limit;
-    // The result is symmetric: the storage order of L serves B.
+    // The result is symmetric, so the storage order of L is right for B as well.
     const LaneView<T> b = lane_view<T>(buffer, L), x = lane_view<T>(x_buffer, X);
     const index_t n = L.rows, k = X.cols;
     const Vec<T> share = Simd<T>::fill(ratio);
@@ -88,12 +89,12 @@ void lane_cho_solve(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begi
     Vec<T>* reordered = x_buffer + lane_limit * lane_limit;
     const LaneView<T> l = lane_view<T>(l_buffer, L), x = lane_view<T>(x_buffer, A);
     for_groups<T>(begin, end, [&](Group<T> group) {
-        // One factor for all items is gathered once.
+        // A factor that all items share is gathered once.
         if (L.batch_stride != 0 || group.begin == begin) gather<T>(L, group, l_buffer);
         gather<T>(A, group, x_buffer);
         substitute<T>(l, x);
         substitute<T>(l.t().reversed(), x.reversed_rows());
-        scatter<T>(in_order_of<T>(X, A, x_buffer, reordered), X, group);
+        scatter<T>(reorder_for<T>(X, A, x_buffer, reordered), X, group);
     });
 }
 

@@ -1,11 +1,8 @@
 // Eigenvalues and eigenvectors of batches of small symmetric matrices, one matrix per lane. Included by isa_kernels.cpp
 // alone, after lanes.h.
 //
-// Householder reflections to tridiagonal form, then implicit QL steps (the shifts of EISPACK's imtql2). The lanes go through
-// the same steps together; one whose eigenvalue has converged, or whose block ends earlier, rotates by the identity.
-
-template <class T>
-using LaneMask = typename Simd<T>::Mask;
+// Householder reflections to tridiagonal form, then implicit QL steps (the shifts of EISPACK's imtql2). All lanes run the same
+// steps; a lane whose eigenvalue has converged, or whose block ends earlier, rotates by the identity.
 
 template <class T>
 Vec<T> larger(Vec<T> a, Vec<T> b) {
@@ -13,15 +10,15 @@ Vec<T> larger(Vec<T> a, Vec<T> b) {
 }
 
 template <class T>
-typename Simd<T>::Lane largest_lane(LaneMask<T> values) {
+typename Simd<T>::Lane find_largest_lane(LaneMask<T> values) {
     typename Simd<T>::Lane most = values[0];
     for (int l = 1; l < Simd<T>::W; ++l) most = values[l] > most ? values[l] : most;
     return most;
 }
 
-// The power of two below x: scaling by it is exact. Numbers too small for an exponent give the smallest normal one.
+// Returns the largest power of two <= x, by which scaling is exact; the smallest normal number for a subnormal x.
 template <class T>
-Vec<T> power_below(Vec<T> x) {
+Vec<T> find_power_below(Vec<T> x) {
     using Lane = typename Simd<T>::Lane;
     constexpr Lane exponent = sizeof(T) == 8 ? static_cast<Lane>(0x7ff0000000000000) : static_cast<Lane>(0x7f800000);
     LaneMask<T> bits;
@@ -32,7 +29,7 @@ Vec<T> power_below(Vec<T> x) {
     return larger<T>(power, Simd<T>::fill(std::numeric_limits<T>::min()));
 }
 
-// Squares below this have lost digits to underflow. Matrices are scaled to 1, so what such squares belong to is nothing.
+// Squares below this have lost digits to underflow. Matrices are scaled to size 1, so a number with such a square counts as 0.
 template <class T>
 constexpr T negligible_square = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
 
@@ -53,7 +50,7 @@ void tridiagonalise(const LaneView<T>& A, const Tridiagonal<T>& t) {
         Vec<T> tail{};
         for (index_t i = j + 2; i < n; ++i) tail += A(i, j) * A(i, j);
         const auto reflects = tail > negligible;
-        const Vec<T> head = A(first, j), square = head * head + tail, norm = square_root_of<T>(square);
+        const Vec<T> head = A(first, j), square = head * head + tail, norm = take_square_roots<T>(square);
         const Vec<T> image = head > Vec<T>{} ? -norm : norm;
         const Vec<T> beta = reflects ? one / (square - head * image) : Vec<T>{};
         A(first, j) = head - image;
@@ -89,9 +86,9 @@ void tridiagonalise(const LaneView<T>& A, const Tridiagonal<T>& t) {
     }
 }
 
-// U := Q' = H_{n-3} ... H_0, from the last reflector on, which touches the smallest block.
+// U := Q' = H_{n-3} ... H_0, starting with the last reflector, which touches the smallest block.
 template <class T>
-void accumulate(const LaneView<T>& A, const Tridiagonal<T>& t, const LaneView<T>& U) {
+void form_vectors(const LaneView<T>& A, const Tridiagonal<T>& t, const LaneView<T>& U) {
     const index_t n = A.rows;
     const Vec<T> one = Simd<T>::fill(T(1));
     for (index_t i = 0; i < n; ++i)
@@ -105,7 +102,8 @@ void accumulate(const LaneView<T>& A, const Tridiagonal<T>& t, const LaneView<T>
         }
 }
 
-// d := eigenvalues of the tridiagonal matrix, the rows of U rotated along. Returns the lanes that did not converge.
+// d := eigenvalues of the tridiagonal matrix; the rows of U are rotated into its eigenvectors. Returns a mask of the lanes that
+// did not converge.
 template <class T, bool Vectors>
 LaneMask<T> iterate(const Tridiagonal<T>& t, index_t n, const LaneView<T>& U) {
     using S = Simd<T>;
@@ -127,7 +125,7 @@ LaneMask<T> iterate(const Tridiagonal<T>& t, index_t n, const LaneView<T>& U) {
                 last = small ? Mask{} + static_cast<Lane>(i) : last;
             }
             last = failed ? at : last;
-            const index_t end = static_cast<index_t>(largest_lane<T>(last));
+            const index_t end = static_cast<index_t>(find_largest_lane<T>(last));
             if (end == l) break;
             if (step == most_steps) {
                 failed |= last > at;
@@ -136,7 +134,7 @@ LaneMask<T> iterate(const Tridiagonal<T>& t, index_t n, const LaneView<T>& U) {
             Vec<T> d_last = d[l];
             for (index_t i = l + 1; i <= end; ++i) d_last = last == static_cast<Lane>(i) ? d[i] : d_last;
             const Vec<T> ratio = (d[l + 1] - d[l]) / (two * e[l]);
-            const Vec<T> root = square_root_of<T>(ratio * ratio + one);
+            const Vec<T> root = take_square_roots<T>(ratio * ratio + one);
             Vec<T> g = d_last - d[l] + e[l] / (ratio + (ratio < Vec<T>{} ? -root : root));
             Vec<T> s = one, c = one, p{};
             Mask going = last > at;
@@ -144,7 +142,7 @@ LaneMask<T> iterate(const Tridiagonal<T>& t, index_t n, const LaneView<T>& U) {
                 const Mask active = going & (last > static_cast<Lane>(i));
                 const Vec<T> f = s * e[i], b = c * e[i], square = f * f + g * g;
                 const Mask rotates = active & (square > negligible), stops = active & ~rotates;
-                const Vec<T> inverse = one / square_root_of<T>(square);
+                const Vec<T> inverse = one / take_square_roots<T>(square);
                 const Vec<T> e_new = last == static_cast<Lane>(i + 1) ? Vec<T>{} : square * inverse;
                 const Vec<T> s_new = f * inverse, c_new = g * inverse, below = d[i + 1] - p;
                 const Vec<T> r = (d[i] - below) * s_new + two * c_new * b, p_new = s_new * r;
@@ -172,7 +170,7 @@ LaneMask<T> iterate(const Tridiagonal<T>& t, index_t n, const LaneView<T>& U) {
     return failed;
 }
 
-// Of each row the first entry that is within 1e-6 of the largest becomes positive.
+// Makes the leading entry of each row positive: the first whose size is within 1e-6 of the largest.
 template <class T>
 void fix_signs(const LaneView<T>& U) {
     using S = Simd<T>;
@@ -189,7 +187,7 @@ void fix_signs(const LaneView<T>& U) {
     }
 }
 
-// Row i of each item goes to the place of its eigenvalue in ascending order.
+// Stores row i of each item in row places[i], the rank of its eigenvalue in ascending order.
 template <class T>
 void scatter_sorted(const LaneView<T>& U, const LaneMask<T>* places, const Batch<T>& target, Group<T> group) {
     using S = Simd<T>;
@@ -236,13 +234,13 @@ void lane_syevd(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info
                 most = larger<T>(most, size);
                 finite &= size <= largest;
             }
-        const Vec<T> scale = power_below<T>(most), inverse = finite ? one / scale : Vec<T>{};
+        const Vec<T> scale = find_power_below<T>(most), inverse = finite ? one / scale : Vec<T>{};
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j) lower(i, j) = finite ? lower(i, j) * inverse : Vec<T>{};
         tridiagonalise<T>(lower, t);
         Mask failed;
         if (U.data) {
-            accumulate<T>(lower, t, rows);
+            form_vectors<T>(lower, t, rows);
             failed = iterate<T, true>(t, n, rows);
             fix_signs<T>(rows);
         } else {
@@ -267,7 +265,7 @@ void lane_syevd(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info
 }
 
 // gA := U' M U from the eigenvectors and the cotangents (either may be missing); see syevd.h. `uneven` receives per item
-// whether the loss tells apart what the decomposition cannot.
+// whether the loss depends on vectors that the matrix does not determine, and so has no derivative.
 template <class T>
 void lane_syevd_vjp(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, const T* g_eigenvalues,
                     Degeneracy rule, T tol, Batch<T> gA, std::int32_t* uneven, index_t begin, index_t end, void* scratch) {
@@ -319,10 +317,10 @@ void lane_syevd_vjp(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, c
                 for (index_t j = 0; j < i; ++j) {
                     const Vec<T> gap = lambda[i] - lambda[j], difference = M(i, j) - M(j, i);
                     skew = larger<T>(skew, gap > threshold ? Vec<T>{} : absolute<T>(difference));
-                    Vec<T> quotient = half * difference * inverse_gap<Vec<T>>(rule, gap, threshold, scale);
+                    Vec<T> quotient = half * difference * invert_gap<Vec<T>>(rule, gap, threshold, scale);
                     if (discards) {
                         const Vec<T> step = g_eigenvalues ? slope[i] - slope[j] : Vec<T>{};
-                        const Mask rounding = only_rounding<Vec<T>>(difference, noise[i] + noise[j], gap, close, step);
+                        const Mask rounding = is_only_rounding<Vec<T>>(difference, noise[i] + noise[j], gap, close, step);
                         quotient = rounding ? Vec<T>{} : quotient;
                     }
                     M(i, j) = M(j, i) = quotient;

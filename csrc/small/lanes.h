@@ -1,22 +1,24 @@
-// Batches of small matrices: W matrices at a time, one per vector lane. Included by isa_kernels.cpp alone.
+// Batches of small matrices: W matrices at a time, one per vector lane. Included only by isa_kernels.cpp.
 //
 // Items are dense, so a batch is a table of items x elements. `gather` transposes W rows of it into a buffer whose
-// k-th vector holds element k of all W items; then the textbook loops run on vectors as if on numbers.
+// k-th vector holds element k of all W items. The textbook loops then run on vectors instead of numbers.
 
 template <class T>
 using Vec = typename Simd<T>::Vec;
+
+// A mask with one entry per lane: all bits set, or 0.
+template <class T>
+using LaneMask = typename Simd<T>::Mask;
 
 // A matrix of vectors: strides count vectors.
 template <class T>
 using LaneView = View<Vec<T>>;
 
-// Items past the end of the batch read the last one again and are not written back.
+// The W items from `begin` on, of which the first `filled` exist. The others repeat the last item and are not written back.
 template <class T>
 struct Group {
     index_t begin, filled;
 };
-
-constexpr std::size_t short_stream = 512;  // bytes of an item up to which the next group is fetched ahead
 
 template <class T>
 void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
@@ -26,8 +28,7 @@ void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
     const T* item[W];
     for (index_t l = 0; l < W; ++l)
         item[l] = batch.data + (group.begin + (l < group.filled ? l : group.filled - 1)) * batch.batch_stride;
-    // The hardware does not foresee W streams of a few lines each.
-    const index_t ahead = size * sizeof(T) <= short_stream ? W * batch.batch_stride : 0;
+    const index_t ahead = size * sizeof(T) <= prefetched_item_bytes ? W * batch.batch_stride : 0;
     index_t e = 0;
     for (; e + W <= size; e += W) {
         Vec<T> x[W];
@@ -50,7 +51,7 @@ void scatter(const Vec<T>* buffer, const Batch<T>& batch, Group<T> group) {
     constexpr index_t W = S::W;
     const index_t size = batch.rows * batch.cols;
     T* item = batch.data + group.begin * batch.batch_stride;
-    const index_t ahead = size * sizeof(T) <= short_stream ? W * batch.batch_stride : 0;
+    const index_t ahead = size * sizeof(T) <= prefetched_item_bytes ? W * batch.batch_stride : 0;
     index_t e = 0;
     for (; e + W <= size; e += W) {
         Vec<T> x[W];
@@ -85,10 +86,10 @@ LaneView<T> lane_view(Vec<T>* buffer, const Batch<T>& like) {
     return {buffer, like.rows, like.cols, like.row_stride, like.col_stride};
 }
 
-// What `scatter` takes for `batch`: `buffer`, which is laid out like `from`, or its elements in the order of the batch, in
-// `other`, when one of the two is row-major and the other column-major.
+// Returns the elements of `buffer`, which are in the storage order of `from`, in the storage order of `batch`, as `scatter` needs
+// them: `buffer` itself, or a copy in `other` if one of the two is row-major and the other column-major.
 template <class T>
-const Vec<T>* in_order_of(const Batch<T>& batch, const Batch<const T>& from, Vec<T>* buffer, Vec<T>* other) {
+const Vec<T>* reorder_for(const Batch<T>& batch, const Batch<const T>& from, Vec<T>* buffer, Vec<T>* other) {
     if (batch.row_stride == from.row_stride && batch.col_stride == from.col_stride) return buffer;
     const LaneView<T> source = lane_view<T>(buffer, from), target = lane_view<T>(other, batch);
     for (index_t i = 0; i < batch.rows; ++i)
@@ -102,21 +103,26 @@ Vec<T>* lane_buffer(void* scratch) {
 }
 
 template <class T>
-Vec<T> square_root_of(Vec<T> x) {
+Vec<T> take_square_roots(Vec<T> x) {
     for (int l = 0; l < Simd<T>::W; ++l) x[l] = square_root(x[l]);
     return x;
 }
 
 template <class T>
-Vec<T> absolute(Vec<T> x) {
+[[gnu::always_inline]] inline Vec<T> absolute(Vec<T> x) {
     return x < Vec<T>{} ? -x : x;
 }
 
-// Four sums at once: four independent chains hide the latency.
-constexpr index_t chains = 4;
+template <class T>
+[[gnu::always_inline]] inline bool any_lane(const LaneMask<T>& mask) {
+    typename Simd<T>::Lane found = 0;
+#pragma GCC unroll 16
+    for (int l = 0; l < Simd<T>::W; ++l) found |= mask[l];
+    return found != 0;
+}
 
-// Left-looking Cholesky: l_ij = (a_ij - sum_{k<j} l_ik l_jk) / l_jj. A lane whose pivot is not positive and finite goes on
-// with pivot 1; its first bad pivot is its status.
+// Left-looking Cholesky: l_ij = (a_ij - sum_{k<j} l_ik l_jk) / l_jj. A lane whose pivot is not positive and finite
+// continues with pivot 1; its first bad pivot is its status.
 template <class T>
 void factor(const LaneView<T>& A, typename Simd<T>::Mask& status) {
     using S = Simd<T>;
@@ -132,7 +138,7 @@ void factor(const LaneView<T>& A, typename Simd<T>::Mask& status) {
         const auto code = finite ? order : -order;
         status = (good | (status != 0)) ? status : code;
         pivot = good ? pivot : one;
-        const Vec<T> root = square_root_of<T>(pivot);
+        const Vec<T> root = take_square_roots<T>(pivot);
         const Vec<T> inverse = one / root;
         A(j, j) = root;
         index_t i = j + 1;
@@ -166,12 +172,12 @@ void lane_potrf(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin,
         gather<T>(A, group, buffer);
         typename Simd<T>::Mask status;
         factor<T>(lane_view<T>(buffer, A), status);
-        scatter<T>(in_order_of<T>(L, A, buffer, reordered), L, group);
+        scatter<T>(reorder_for<T>(L, A, buffer, reordered), L, group);
         for (index_t l = 0; l < group.filled; ++l) info[group.begin + l] = static_cast<std::int32_t>(status[l]);
     });
 }
 
-// The reverse sweep of leaves.h, with the halving of G taken into the load (see potrf.h).
+// The reverse sweep of leaves.h. G is halved as it is loaded (see potrf.h).
 template <class T>
 void reverse(const LaneView<T>& L, const LaneView<T>& S) {
     const index_t n = L.rows;
@@ -279,7 +285,7 @@ void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, i
     Vec<T>* side_buffer = triangle_buffer + lane_limit * lane_limit;
     Vec<T>* reordered = side_buffer + lane_limit * lane_limit;
     for_groups<T>(begin, end, [&](Group<T> group) {
-        // One triangle for all items is gathered once.
+        // A triangle that all items share is gathered once.
         if (L.batch_stride != 0 || group.begin == begin) gather<T>(L, group, triangle_buffer);
         gather<T>(A, group, side_buffer);
         LaneView<T> l = lane_view<T>(triangle_buffer, L), x = lane_view<T>(side_buffer, A);
@@ -288,11 +294,11 @@ void lane_triangle(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, i
             x = x.reversed_rows();
         }
         Solve ? substitute<T>(l, x) : multiply<T>(l, x);
-        scatter<T>(in_order_of<T>(X, A, side_buffer, reordered), X, group);
+        scatter<T>(reorder_for<T>(X, A, side_buffer, reordered), X, group);
     });
 }
 
-// C := alpha A B, lower triangle only; the rest mirrored if symmetric, else zero.
+// The lower triangle of C := alpha A B; the upper one is mirrored if symmetric, else zero.
 template <class T>
 void lane_product(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin, index_t end,
                   void* scratch) {

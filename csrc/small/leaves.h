@@ -1,9 +1,9 @@
 // Leaves of the recursions: one matrix of order <= leaf on one thread, in a row-major buffer with leading dimension
-// `leaf`. Included by isa_kernels.cpp alone.
+// `leaf`. Included only by isa_kernels.cpp.
 
 // Cholesky, right-looking on the transpose. With U = L' row-major, step k is
 //     u_kk = sqrt(a_kk);  u_k* = a_k* / u_kk;  a_i* -= u_ki u_k*  for i > k,
-// whole rows at a time; entries left of the diagonal are scribbled on and never read.
+// whole rows at a time. Entries left of the diagonal are overwritten and never read.
 template <class T>
 int potrf_leaf(View<T> A, T* scratch) {
     using S = Simd<T>;
@@ -21,7 +21,7 @@ int potrf_leaf(View<T> A, T* scratch) {
         const T largest = std::numeric_limits<T>::max();
         if (!(pivot > T(0) && pivot <= largest))  // finite but not positive, or else NaN or infinite
             return pivot <= T(0) && pivot >= -largest ? int(k + 1) : -int(k + 1);
-        // Kept aside until the end: a single number stored into a row that is read as vectors would stall those reads.
+        // Roots are written at the end: a single number stored into a row that is read as vectors would stall those reads.
         const T root = roots[k] = square_root(pivot);
         const Vec scale = S::fill(T(1) / root);
         for (index_t j = k / W * W; j < end; j += W) S::store(&U[k][j], S::load(&U[k][j]) * scale);
@@ -79,7 +79,7 @@ void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
         for (index_t j = n; j < leaf; ++j) U[k][j] = S[k][j] = T(0);
         for (index_t j = 0; j < k; ++j) U[k][j] = T(0);
     }
-    const auto numbers = lane_numbers<T>();
+    const auto numbers = number_lanes_of<T>();
     T x[leaf];
     for (index_t k = n - 1; k >= 0; --k) {
         const index_t first = (k + 1) / W;  // vectors before it hold nothing right of the diagonal
@@ -89,7 +89,7 @@ void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
             for (; v + 4 <= vectors; v += 4) reverse_row<T, 4>(U, S, k, n, v, inverse, x);
         for (; v + 2 <= vectors; v += 2) reverse_row<T, 2>(U, S, k, n, v, inverse, x);
         for (; v < vectors; ++v) reverse_row<T, 1>(U, S, k, n, v, inverse, x);
-        // Up to the diagonal, S still holds whatever G held there; whole vectors are masked, not single numbers.
+        // Up to the diagonal S still holds what G held there, so vectors are masked before they are used.
         Vec sum{};
         for (v = first; v < vectors; ++v) {
             const auto right = numbers > static_cast<typename Vc::Lane>(k - v * W);
@@ -102,14 +102,12 @@ void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
         S[k][k] = (S[k][k] - dot) * inverse;
         for (index_t i = k + 1; i < n; ++i) S[i][k] = x[i];
     }
-    // S is symmetric: either storage order of G takes its rows.
+    // S is symmetric, so its rows can be stored as rows or as columns of G.
     unpack<T>(&S[0][0], leaf, G.col_stride == 1 ? G : G.t());
 }
 
-// L with zeros above the diagonal, row-major and padded to a multiple of four rows; for a solve the strict lower part
-// is kept and the diagonal replaced by its reciprocal.
-constexpr index_t rows_at_once = 4;
-
+// packed := L with zeros above the diagonal, row-major, padded to a multiple of rows_at_once; Inverted: with the reciprocals of
+// the diagonal in its place, for a solve. Returns the padded order.
 template <class T, bool Inverted>
 index_t pack_triangle(View<const T> L, T* packed) {
     const index_t n = L.rows, padded = (n + rows_at_once - 1) / rows_at_once * rows_at_once;
@@ -128,7 +126,7 @@ index_t pack_triangle(View<const T> L, T* packed) {
     return padded;
 }
 
-// Forward substitution on NV vectors of columns, four rows at a time: the part left of the diagonal block is a product,
+// Forward substitution on NV vectors of columns, rows_at_once rows at a time: the part left of the diagonal block is a product,
 // the block itself is solved in registers.
 template <class T, int NV>
 void solve_panel(const T* L, index_t padded, T* x, index_t ldx) {
@@ -170,7 +168,7 @@ void solve_panel(const T* L, index_t padded, T* x, index_t ldx) {
     }
 }
 
-// Product with the triangle, from the last rows up, so that the rows still needed are the old ones.
+// Product with the triangle, from the last rows up, so that rows that are still needed have not been overwritten.
 template <class T, int NV>
 void multiply_panel(const T* L, index_t padded, T* x, index_t ldx) {
     using S = Simd<T>;

@@ -1,5 +1,5 @@
-// C := alpha A B (+ C) on one thread: for operands of a few hundred, where a BLAS call costs more than it computes.
-// Included by isa_kernels.cpp alone.
+// C := alpha A B (+ C) on one thread, for sides up to a few hundred, where the set-up of a BLAS call takes longer than the product.
+// Included only by isa_kernels.cpp.
 //
 // The register tile is tile_rows x (NV vectors) of C. A is read by broadcast, B in whole vectors; B goes through a packed
 // panel when it is stored the other way, when the panel is not full, or when enough rows of A read it.
@@ -24,9 +24,9 @@ inline void product_tile(index_t k, const T* const (&a)[tile_rows], index_t a_st
     }
 }
 
-// Rows i ... of A; a row stride of 0 marks strips that were packed column by column.
+// Returns tile_rows rows of A from row i on. A row stride of 0 marks strips that pack_strips stored column by column.
 template <class T>
-[[gnu::always_inline]] inline View<const T> strip_of(View<const T> A, index_t i) {
+[[gnu::always_inline]] inline View<const T> view_strip(View<const T> A, index_t i) {
     if (A.row_stride == 0) return {A.data + i * A.cols, tile_rows, A.cols, 1, A.col_stride};
     return {A.at(i, 0), tile_rows, A.cols, A.row_stride, A.col_stride};
 }
@@ -40,7 +40,7 @@ void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accum
         const index_t height = C.rows - i < tile_rows ? C.rows - i : tile_rows;
         const T* a[tile_rows];
         // Rows past the end read the last row again; their results are not stored.
-        const View<const T> strip = strip_of<T>(A, i);
+        const View<const T> strip = view_strip<T>(A, i);
         for (int r = 0; r < tile_rows; ++r) a[r] = strip.at(r < height ? r : height - 1, 0);
         Vec acc[tile_rows][NV];
         product_tile<T, NV>(A.cols, a, strip.col_stride, b, ldb, acc);
@@ -67,8 +67,8 @@ void product_panel(T alpha, View<const T> A, const T* b, index_t ldb, bool accum
     }
 }
 
-// A in strips of tile_rows: each strip contiguous, in the order A is stored in. Rows of a large matrix that lie a
-// power of two apart would share a few cache sets.
+// Copies A in strips of tile_rows, each contiguous and in the storage order of A, and returns a view of the copy. Without it,
+// rows of a large matrix that lie a power of two apart would share a few cache sets.
 template <class T>
 View<const T> pack_strips(View<const T> A, T* packed) {
     for (index_t i = 0; i < A.rows; i += tile_rows) {
@@ -84,17 +84,16 @@ View<const T> pack_strips(View<const T> A, T* packed) {
     return {packed, A.rows, A.cols, 0, tile_rows};
 }
 
-// What of C is wanted. Of the tiles that the diagonal crosses all is computed.
+// The part of C that is computed. Tiles that the diagonal crosses are computed in full.
 enum class Part { all, lower, upper };
 
 template <class T, Part Wanted>
-void product_of(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
+void compute_product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
     constexpr index_t W = Simd<T>::W;
     constexpr index_t full = tile_vectors * W;
     const index_t k = A.cols;
     T* panel_buffer = scratch + product_limit * (product_limit + 8);
-    // Packing A pays when several panels of B read it.
-    // ... and when it would not stay in the innermost cache as it lies.
+    // Packing A pays if several panels of B read it and it would not stay in the innermost cache without.
     const bool small = C.rows <= leaf && C.cols <= leaf && k <= leaf;
     const bool packed = C.cols > full && k > 0 && !small;
     const View<const T> left = packed ? pack_strips<T>(A, scratch) : A;
@@ -126,14 +125,14 @@ void product_of(T alpha, View<const T> A, View<const T> B, bool accumulate, View
 
 template <class T>
 void product(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch) {
-    product_of<T, Part::all>(alpha, A, B, accumulate, C, scratch);
+    compute_product<T, Part::all>(alpha, A, B, accumulate, C, scratch);
 }
 
-// One triangle of a square C.
+// The same for one triangle of a square C.
 template <class T>
 void product_triangle(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool lower, T* scratch) {
     if (lower)
-        product_of<T, Part::lower>(alpha, A, B, accumulate, C, scratch);
+        compute_product<T, Part::lower>(alpha, A, B, accumulate, C, scratch);
     else
-        product_of<T, Part::upper>(alpha, A, B, accumulate, C, scratch);
+        compute_product<T, Part::upper>(alpha, A, B, accumulate, C, scratch);
 }

@@ -1,4 +1,4 @@
-// Householder reflectors of rows, and the leaf of the LQ recursion. Included by isa_kernels.cpp alone.
+// Householder reflectors of rows, and the leaf of the LQ recursion. Included only by isa_kernels.cpp.
 //
 // H = I - tau v v' with v = (1, x / (alpha - beta)) takes the row (alpha, x) to (beta, 0), beta = -sign(alpha) |(alpha, x)|:
 // LAPACK's sign. A row whose x is zero, or empty, is left alone (tau = 0), as LAPACK does.
@@ -9,7 +9,7 @@ struct Reflector {
     T scale;  // v = x * scale
 };
 
-// The sum of squares of x that needs no scaling: nothing that counts underflows, nothing overflows.
+// Bounds of a sum of squares that needs no scaling: terms that underflow are negligible, and nothing overflows.
 template <class T>
 struct SafeSquares {
     static constexpr T smallest = std::numeric_limits<T>::min() /
@@ -22,35 +22,36 @@ struct SafeSquares {
 [[gnu::always_inline]] inline double magnitude(double x) { return __builtin_fabs(x); }
 [[gnu::always_inline]] inline float magnitude(float x) { return __builtin_fabsf(x); }
 
-// For rows of any size. `row` is (alpha, x), `count` numbers `step` apart; a row of numbers whose reciprocals are not normal
-// is scaled in place. A NaN or an infinity comes out in beta.
+// Returns the reflector of a row whose entries may be of any size. `row` is (alpha, x), `count` numbers `step` apart. A row of
+// numbers whose reciprocals are not normal is scaled in place. A NaN or an infinity in the row is returned in beta.
 template <class T>
-Reflector<T> careful_reflector(T* row, index_t count, index_t step) {
+Reflector<T> make_careful_reflector(T* row, index_t count, index_t step) {
     constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon(), huge = T(1) / tiny;
-    T largest = 0, spoilt = 0;
+    T largest = 0, nonfinite = 0;
     for (index_t j = 1; j < count; ++j) {
         const T x = magnitude(row[j * step]);
-        if (!(x <= std::numeric_limits<T>::max())) spoilt = x;
+        if (!(x <= std::numeric_limits<T>::max())) nonfinite = x;
         largest = x > largest ? x : largest;
     }
-    if (spoilt != T(0)) return {spoilt, T(0), T(0)};
+    if (nonfinite != T(0)) return {nonfinite, T(0), T(0)};
     const T pivot = magnitude(row[0]) > largest ? magnitude(row[0]) : largest;
     if (largest == T(0) || !(pivot <= std::numeric_limits<T>::max())) return {row[0], T(0), T(0)};
-    const T there = pivot < tiny ? huge : pivot > huge ? tiny : T(1);
-    if (there != T(1))
-        for (index_t j = 0; j < count; ++j) row[j * step] *= there;
-    const T size = pivot * there, alpha = row[0] / size;
+    const T factor = pivot < tiny ? huge : pivot > huge ? tiny : T(1);
+    if (factor != T(1))
+        for (index_t j = 0; j < count; ++j) row[j * step] *= factor;
+    const T size = pivot * factor, alpha = row[0] / size;
     T sum = alpha * alpha;
     for (index_t j = 1; j < count; ++j) {
         const T x = row[j * step] / size;
         sum += x * x;
     }
     const T beta = -with_sign_of(square_root(sum), alpha);
-    return {beta * size / there, (beta - alpha) / beta, T(1) / (alpha - beta) / size};
+    return {beta * size / factor, (beta - alpha) / beta, T(1) / (alpha - beta) / size};
 }
 
+// Returns the reflector of a contiguous row (alpha, x).
 template <class T>
-Reflector<T> reflector(T* row, index_t count) {
+Reflector<T> make_reflector(T* row, index_t count) {
     using S = Simd<T>;
     using Vec = typename S::Vec;
     constexpr index_t W = S::W;
@@ -67,12 +68,12 @@ Reflector<T> reflector(T* row, index_t count) {
     for (; j < count; ++j) sum += row[j] * row[j];
     for (index_t l = 0; l < W; ++l) sum += total[l];
     const T alpha = row[0], all = alpha * alpha + sum;
-    if (!(sum >= SafeSquares<T>::smallest && all <= SafeSquares<T>::largest)) return careful_reflector<T>(row, count, 1);
+    if (!(sum >= SafeSquares<T>::smallest && all <= SafeSquares<T>::largest)) return make_careful_reflector<T>(row, count, 1);
     const T beta = -with_sign_of(square_root(all), alpha);
     return {beta, (beta - alpha) / beta, T(1) / (alpha - beta)};
 }
 
-// v := x * scale, and the products of R other rows with it.
+// x := v = x * scale, and products[r] := rows[r] v for R other rows.
 template <class T, int R>
 void scale_and_multiply(T* x, T scale, T* const* rows, index_t count, T* products) {
     using S = Simd<T>;
@@ -141,15 +142,15 @@ struct RowKernels {
     constexpr RowKernels() { fill_tables<T>(scale, subtract, std::make_integer_sequence<int, lq_leaf>{}); }
 };
 
-// A = L Q of at most lq_leaf rows that are contiguous. A becomes Y, the rows v with explicit zeros and ones; `mixed` takes L
-// below the diagonal and T on and above it, with H1 H2 ... = I - Y' T Y; `diagonal` takes that of L.
+// Factors A = L Q with at most lq_leaf contiguous rows. A becomes Y, the rows v with explicit zeros and ones. `mixed` receives L
+// below the diagonal, and T on and above it, with H1 H2 ... = I - Y' T Y; `diagonal` receives the diagonal of L.
 template <class T>
 void lq_leaf_rows(View<T> A, View<T> mixed, T* diagonal) {
     static constexpr RowKernels<T> kernels{};
     const index_t m = A.rows, n = A.cols;
     for (index_t k = 0; k < m; ++k) {
         T* const row = A.at(k, k);
-        const Reflector<T> h = reflector<T>(row, n - k);
+        const Reflector<T> h = make_reflector<T>(row, n - k);
         diagonal[k] = h.beta;
         mixed(k, k) = h.tau;
         if (h.tau == T(0)) {

@@ -1,8 +1,8 @@
-// The reverse sweep of the Cholesky leaf in blocks of 8, for instruction sets whose vectors hold 8 numbers. Included by
-// isa_kernels.cpp alone.
+// The reverse sweep of the Cholesky leaf in blocks of 8, for instruction sets whose vectors hold 8 numbers. Included only
+// by isa_kernels.cpp.
 //
-// One column at a time, a sweep waits for a sum and a store in every step. Here a step is a block column J, with T the
-// rows below it and everything in rows of 8 numbers (see potrf.h for the formulas):
+// A sweep over single columns waits for a sum and a store in every step. Here a step is a block column J of 8 columns, T are the
+// rows below it, and vectors hold rows of 8 numbers (potrf.h has the formulas):
 //
 //     X := (G_TJ - S_TT L_TJ) L_JJ^-1,   G_JJ := G_JJ - X' L_TJ,   S_JJ := reverse(L_JJ, G_JJ),   S_TJ := X,   S_JT := X'.
 
@@ -20,7 +20,7 @@ struct ReverseBlocks {
 
     // The sum of all lanes, in every lane.
     [[gnu::always_inline]] static Vec sum(Vec x) {
-        const Mask numbers = numbers_of<S8>();
+        const Mask numbers = number_lanes<S8>();
         x += S8::shuffle(x, x, numbers ^ 4);
         x += S8::shuffle(x, x, numbers ^ 2);
         return x + S8::shuffle(x, x, numbers ^ 1);
@@ -45,9 +45,9 @@ struct ReverseBlocks {
         }
     }
 
-    // g: columns of G_JJ, of which the lower triangle counts; s: rows of S_JJ.
+    // g: columns of G_JJ, whose lower triangle is used; s: rows of S_JJ.
     [[gnu::always_inline]] static void reverse(View<const T> L, const T* inverse, const Vec (&g)[B], Vec (&s)[B]) {
-        const Mask numbers = numbers_of<S8>();
+        const Mask numbers = number_lanes<S8>();
 #pragma GCC unroll 8
         for (int k = B - 1; k >= 0; --k) {
             Vec x = g[k], column{};
@@ -66,7 +66,7 @@ struct ReverseBlocks {
         }
     }
 
-    // Both row-major, n a multiple of 8. Of S the lower triangle counts; afterwards all of it.
+    // L and S are row-major, n is a multiple of 8. Reads the lower triangle of S and writes all of S.
     static void sweep(View<const T> L, View<T> S) {
         const index_t n = L.rows;
         T inverse[leaf];
@@ -102,9 +102,9 @@ struct ReverseBlocks {
         for (int r = 0; r < B; ++r) S8::store(block.at(r, 0), rows[r]);
     }
 
-    // Whether a block can be used as it lies: rows of a large matrix share cache sets.
-    static bool direct(View<const T> A) {
-        constexpr index_t farthest = 1024 / sizeof(T);
+    // Whether the matrix can be used in place: rows of a large matrix are so far apart that they share cache sets.
+    static bool is_direct(View<const T> A) {
+        constexpr index_t farthest = in_place_row_bytes / sizeof(T);
         return A.col_stride == 1 && A.row_stride > 0 && A.row_stride <= farthest && A.rows % B == 0;
     }
 };
@@ -114,16 +114,16 @@ template <class T>
 void potrf_reverse_blocks(View<const T> L, View<T> G, T* scratch) {
     using R = ReverseBlocks<T>;
     const index_t n = L.rows, padded = (n + R::B - 1) / R::B * R::B;
-    const bool in_place = R::direct(G), as_it_lies = R::direct(L);
+    const bool in_place = R::is_direct(G), uses_L_in_place = R::is_direct(L);
     View<T> triangle{scratch, padded, padded, leaf, 1}, S{scratch + leaf * leaf, padded, padded, leaf, 1};
-    if (!as_it_lies) pack<T>(L, T(1), triangle.data, leaf);
+    if (!uses_L_in_place) pack<T>(L, T(1), triangle.data, leaf);
     if (!in_place) pack<T>(G.readonly(), T(1), S.data, leaf);
-    for (index_t i = n; i < padded; ++i)  // an identity that takes no part
+    for (index_t i = n; i < padded; ++i)  // padded by an identity, which does not change the result
         for (index_t j = 0; j < padded; ++j) {
             triangle(i, j) = T(i == j);
             S(i, j) = T(0);
         }
-    R::sweep(as_it_lies ? L : triangle.readonly(), in_place ? G : S);
-    // S is symmetric: either storage order of G takes its rows.
+    R::sweep(uses_L_in_place ? L : triangle.readonly(), in_place ? G : S);
+    // S is symmetric, so its rows can be stored as rows or as columns of G.
     if (!in_place) unpack<T>(S.data, leaf, G.col_stride == 1 ? G : G.t());
 }

@@ -1,7 +1,7 @@
-// Numbers of several series side by side in the lanes of a vector, or of one series; and small products of matrices of
-// them. Included by isa_kernels.cpp alone.
+// The number type of the Kalman filter, a vector with one series per lane or a plain number, and products of small matrices of
+// such numbers. Included only by isa_kernels.cpp.
 
-// Numbers of several series side by side, or of one.
+// Operations on V: a vector with one series per lane (Wide), or the number of one series.
 template <class T, bool Wide>
 struct Numbers {
     using V = Vec<T>;
@@ -14,7 +14,7 @@ struct Numbers {
         for (index_t l = 0; l < width; ++l) common &= mask[l];
         return common != 0;
     }
-    [[gnu::always_inline]] static V root(V x) { return square_root_of<T>(x); }
+    [[gnu::always_inline]] static V root(V x) { return take_square_roots<T>(x); }
 };
 template <class T>
 struct Numbers<T, false> {
@@ -29,12 +29,12 @@ struct Numbers<T, false> {
 
 enum class Into { set, add, subtract };
 
-// C (= += -=) A B, row-major with dense columns; `triangle`: columns up to the diagonal only. Row i of A starts at A + i
-// row, its entries are `col` apart.
+// C (=, += or -=) A B, with B and C dense and row-major; `triangle`: only columns up to the diagonal. Row i of A starts at
+// A + i * row, and its entries are `col` apart.
 template <Into mode, bool triangle, class V>
 [[gnu::always_inline]] inline void multiply(const V* A, index_t row, index_t col, const V* B, V* C, index_t rows,
                                             index_t inner, index_t cols) {
-    // As many sums at once as hide the latency of one; plain numbers are made vectors of by the compiler.
+    // Enough sums at a time to hide the latency of an addition. The compiler vectorises the loop over plain numbers.
     constexpr int J = sizeof(V) > 8 ? 4 : 16;
     for (index_t i = 0; i < rows; ++i) {
         const index_t end = triangle ? i + 1 : cols;
@@ -62,7 +62,7 @@ template <Into mode, bool triangle, class V>
     }
 }
 
-// y (= += -=) A x.
+// y (=, += or -=) A x.
 template <Into mode, class V>
 [[gnu::always_inline]] inline void apply(const V* A, index_t row, index_t col, const V* x, V* y, index_t rows,
                                          index_t inner) {

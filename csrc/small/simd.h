@@ -1,5 +1,5 @@
 // Vectors of the instruction set that this translation unit is compiled for (compiler vector extensions).
-// Included by isa_kernels.cpp alone, inside its own namespace; see isa.h for why.
+// Included only by isa_kernels.cpp, inside its own namespace; isa.h says why.
 
 #if defined(__AVX512F__)
 constexpr int vector_bytes = 64;
@@ -69,20 +69,20 @@ struct Simd {
 [[gnu::always_inline]] inline double square_root(double x) { return __builtin_sqrt(x); }
 [[gnu::always_inline]] inline float square_root(float x) { return __builtin_sqrtf(x); }
 
-// Lane numbers, for masks.
+// Returns (0, 1, 2, ...), one number per lane, to build masks with.
 template <class S>
-[[gnu::always_inline]] inline typename S::Mask numbers_of() {
+[[gnu::always_inline]] inline typename S::Mask number_lanes() {
     typename S::Mask numbers;
 #pragma GCC unroll 16
     for (int l = 0; l < S::W; ++l) numbers[l] = l;
     return numbers;
 }
 template <class T>
-[[gnu::always_inline]] inline typename Simd<T>::Mask lane_numbers() {
-    return numbers_of<Simd<T>>();
+[[gnu::always_inline]] inline typename Simd<T>::Mask number_lanes_of() {
+    return number_lanes<Simd<T>>();
 }
 
-// dst (row-major, leading dimension ldd) := scale * src; whichever way src is stored.
+// dst (row-major, leading dimension ldd) := scale * src, for any strides of src.
 template <class T>
 inline void pack(View<const T> src, T scale, T* dst, index_t ldd) {
     using S = Simd<T>;
@@ -120,7 +120,7 @@ void copy(View<const T> src, T scale, View<T> dst) {
     pack<T>(src, scale, dst.data, dst.row_stride);
 }
 
-// The way back: dst := src (row-major, leading dimension lds).
+// The reverse of pack: dst := src (row-major, leading dimension lds).
 template <class T>
 inline void unpack(const T* src, index_t lds, View<T> dst) {
     if (dst.row_stride == -1) return unpack<T>(src + (dst.rows - 1) * lds, -lds, dst.reversed_rows());

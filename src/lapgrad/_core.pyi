@@ -1,4 +1,5 @@
-# The compiled core (csrc/). `_kernels/cpu/` and `_blas.py` alone call it; csrc/bind*.cpp say what it offers.
+# The compiled core (csrc/). Its functions take addresses, sizes and strides; csrc/bind/*.cpp document them.
+# Only `_blas.py` and `_kernels/` call it.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...

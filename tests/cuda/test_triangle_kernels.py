@@ -10,9 +10,10 @@ from tolerances import INVERTED_BLOCKS, assert_close
 from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.native import core
 from lapgrad._torch import lu as torch_lu
 
-_STRIP, _DEPTH = 8, 16  # as in csrc/gpu/device.h
+_STRIP, _DEPTH = (core.constants()[f"device_{name}"] for name in ("strip", "depth"))
 
 
 def well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:

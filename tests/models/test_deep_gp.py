@@ -13,7 +13,7 @@ from lapgrad import DTypeError, FileFormatError, FitError, NonFiniteError, Optio
 from lapgrad.models import DeepGP, GPRegression
 from lapgrad.models._deep.latent_layer import fit_functions
 from lapgrad.models.kernels import RBF
-from lapgrad_bench.bench.torch_layers import replace_operators_by_torch
+from lapgrad_bench.bench.models.torch_layers import replace_operators_by_torch
 
 WIDTHS = [1, 2]
 

@@ -11,7 +11,7 @@ from lapgrad import NonFiniteError, NotPositiveDefiniteError, OptionError, Shape
 from lapgrad._torch import lu as torch_lu
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models.kernels import RBF, Linear
-from lapgrad_bench.bench.torch_layers import replace_operators_by_torch
+from lapgrad_bench.bench.models.torch_layers import replace_operators_by_torch
 
 U, D, K, N = 6, 2, 3, 5
 

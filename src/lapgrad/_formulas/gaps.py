@@ -10,6 +10,10 @@ from torch import Tensor
 
 _SAME_SIZE = 1.0 - 1e-6
 
+#: The number of each policy for the compiled core and for the CUDA kernels. "raise" and "quiet" compute what
+#: "mask" does; they differ in the check that follows.
+POLICY_NUMBERS = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
+
 
 def choose_tolerance(n: int, dtype: torch.dtype, tol: float | None) -> float:
     """``tol``, or the gap relative to the largest value up to which computed values may stem from equal ones.

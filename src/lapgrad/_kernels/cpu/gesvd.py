@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cpu._operands import (
     Operand,
     count_items,
@@ -14,7 +15,6 @@ from lapgrad._kernels.cpu._operands import (
 )
 from lapgrad._kernels.native import core
 
-_POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 _ABSENT: Operand = (0, 0, 0, 0)
 
 
@@ -57,7 +57,7 @@ def gesvd_vjp(
         count_items(U),
         U.shape[-1],
         V.shape[-1],
-        _POLICIES[degeneracy],
+        POLICY_NUMBERS[degeneracy],
         tol,
         ambiguous.data_ptr(),
     )

@@ -6,11 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, transpose_operand
 from lapgrad._kernels.native import core
-
-#: Policies for small gaps, as csrc/base/gaps.h counts them. "raise" is a check more, not a rule.
-_RULES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
@@ -49,7 +47,7 @@ def syevd_vjp(
         eigenvalues.data_ptr(),
         *((0, 0, 0, 0) if gU is None else describe_operand(gU)),
         0 if slope is None else slope.data_ptr(),
-        _RULES[degeneracy],
+        POLICY_NUMBERS[degeneracy],
         tol,
         gA.data_ptr(),
         count_items(U),

@@ -123,7 +123,10 @@ class TrainingStep:
 
     def __call__(self) -> tuple[Tensor, ...]:
         """Make a step; return the sum of all losses so far, and the parameters."""
-        with replace_operators_by_torch() if self._uses_torch else contextlib.nullcontext(), without_waiting():
+        with (
+            replace_operators_by_torch() if self._uses_torch else contextlib.nullcontext(),
+            without_waiting(),
+        ):
             self._training.take_step()
         return self._training.total, *self._training.moved
 

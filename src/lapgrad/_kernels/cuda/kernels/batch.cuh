@@ -1,27 +1,28 @@
-// What kernels for batches of small matrices share: tiles in the memory of a block, how they are filled and emptied,
-// and how an item that failed is reported.
+// Functions that kernels for batches of small matrices share: tiles in shared memory, how they are loaded and stored, and how a
+// failed item is reported.
 //
-// Up to order 32 a matrix has N = 4, 8, 16 or 32 neighbouring lanes, a *group*; lane i works on row or column i, which
-// it keeps in N registers. Larger matrices have a block, and work in blocks of 16 rows and columns.
+// Up to order 32 a matrix is computed by N = 4, 8, 16 or 32 neighbouring lanes, a *group*; lane i works on row or column i, which
+// it keeps in N registers. A larger matrix is computed by a thread block, in blocks of 16 rows and columns.
 #pragma once
 
 #include "block.cuh"
 
-// 16 bytes, the most that one load moves.
+// 16 bytes of numbers: the most that one load instruction moves.
 template <typename T>
 struct __align__(16) Pack {
   static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
   T at[kSize];
 };
 
-// Rows of a tile are a pack longer than they need be: eight lanes that read packs of eight rows meet all the banks.
+// Returns the row length of a tile with `columns` columns. Rows are one pack longer than necessary, so that eight lanes that read
+// packs of eight rows access different banks of shared memory.
 template <typename T>
 __host__ __device__ constexpr int padded(int columns) {
   return columns + Pack<T>::kSize;
 }
 
-// The elements between the tiles of two groups. A multiple of 128 bytes and one pack: groups of a warp that read the
-// same element of their tiles meet different banks.
+// Elements between the tiles of two groups: a multiple of 128 bytes plus one pack, so that groups of a warp that read the
+// same element of their tiles access different banks.
 template <typename T, int R, int C>
 constexpr int kRectangleStride = ((R * padded<T>(C) * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 16) /
                                  static_cast<int>(sizeof(T));
@@ -54,14 +55,14 @@ __device__ void write_row(T* place, const T (&row)[N]) {
   }
 }
 
-// Whether neighbours in memory are neighbours in a row: then lanes go along rows, else along columns.
+// Whether neighbours in memory are neighbours in a row. Lanes then read along rows, otherwise along columns.
 template <typename T>
 __device__ bool lies_by_rows(const Matrix<T>& A) {
   const Index row = A.row < 0 ? -A.row : A.row, col = A.col < 0 ? -A.col : A.col;
   return col <= row;
 }
 
-// tile := the lower triangle of A (n x n, n <= N), zeros above; rows and columns from n on have `fill` on the diagonal.
+// tile := the lower triangle of A (n x n, n <= N), zeros above; padded by `fill` on the diagonal and zeros elsewhere.
 template <typename T, int N>
 __device__ void load_lower(T* tile, const Matrix<const T>& A, int n, int lane, T fill) {
   constexpr int ld = padded<T>(N);
@@ -92,7 +93,7 @@ __device__ void store_square(const Matrix<T>& A, const T* tile, int n, int lane)
   }
 }
 
-// tile := A (m x n, m <= R, n <= C), zeros around it, by a group of R lanes. Both powers of two.
+// tile := A (m x n, m <= R, n <= C), padded with zeros, by a group of R lanes. R and C are powers of two.
 template <typename T, int R, int C>
 __device__ void load_rectangle(T* tile, const Matrix<const T>& A, int m, int n, int lane) {
   const bool by_rows = lies_by_rows(A);
@@ -114,8 +115,8 @@ __device__ void store_rectangle(const Matrix<T>& A, const T* tile, int m, int n,
   }
 }
 
-// x := L^-T x for the x of every lane: with y the solution, y_k = x_k / l_kk, and row k of L takes its share from the
-// x before k. The same as x := x L^-1 for a row x. L is a tile, read as broadcasts; `inverse` has 1 / l_kk.
+// x := L^-T x for the x of every lane, from the last k: x_k := x_k / l_kk, then x_i -= l_ki x_k for i < k. This is also
+// x := x L^-1 for a row x. All lanes read the same entries of the tile L; `inverse` holds 1 / l_kk.
 template <typename T, int N>
 __device__ void solve_transposed(T (&x)[N], const T* L, const T* inverse, int ld = padded<T>(N)) {
 #pragma unroll
@@ -131,11 +132,11 @@ __device__ void solve_transposed(T (&x)[N], const T* L, const T* inverse, int ld
   }
 }
 
-// Matrices of order over 32 are worked on in blocks of this order.
+// Matrices of order above 32 are computed in blocks of this order.
 constexpr int kPanel = 16;
 
-// C -= A B^T for blocks of 16 x 16 in memory, by a team of 16 threads: thread (u, v) has rows u + 4 s and columns
-// v + 4 t.
+// C -= A B^T for 16 x 16 blocks in shared memory, by a team of 16 threads: thread (u, v) computes rows u + 4 s and
+// columns v + 4 t.
 template <typename T>
 __device__ void subtract_product(T* C, int ldc, const T* A, int lda, const T* B, int ldb, int u, int v) {
   T sum[4][4] = {};
@@ -160,17 +161,17 @@ __device__ void subtract_product(T* C, int ldc, const T* A, int lda, const T* B,
     for (int t = 0; t < 4; ++t) C[(u + 4 * s) * ldc + v + 4 * t] -= sum[s][t];
 }
 
-// Blocks on and below the diagonal, numbered row by row.
-__device__ inline void block_of(int number, int& row, int& column) {
+// Finds row and column of a block from its number; blocks on and below the diagonal are numbered row by row.
+__device__ inline void find_block(int number, int& row, int& column) {
   row = 0;
   column = number;
   while (column > row) column -= ++row;
 }
 
-// Two rows of H (rows x columns in memory) times four columns of B, which has 16: rows `first` and `second`, whichever
-// are there, columns j to j + 3.
+// sum += rows `first` and `second` of H (rows x columns) times columns j to j + 3 of B, which has 16 columns. For a row that does
+// not exist the result is meaningless.
 template <typename T>
-__device__ void two_rows_times_four(T (&sum)[2][4], const T* H, int ld, const T* B, int first, int second, int rows,
+__device__ void multiply_two_rows(T (&sum)[2][4], const T* H, int ld, const T* B, int first, int second, int rows,
                                     int columns, int j) {
   const T* const row_1 = H + (first < rows ? first : 0) * ld;
   const T* const row_2 = H + (second < rows ? second : 0) * ld;
@@ -189,8 +190,8 @@ __device__ void two_rows_times_four(T (&sum)[2][4], const T* H, int ld, const T*
   }
 }
 
-// The first failure of a batch, the smallest of these numbers: first by item, then by code. The cell holds the largest
-// Index as long as nothing failed; the address 0 stands for nobody who wants to know.
+// Reports a failure: lowers *cell to a number that encodes item and code. The smallest such number, the first failed item, stays.
+// The cell holds the largest Index as long as nothing failed. A null cell: nobody reads it.
 __device__ inline void report_failure(Index* cell, Index item, int code) {
   if (cell) atomicMin(cell, item * (Index(1) << 32) + (static_cast<Index>(code) + (Index(1) << 31)));
 }

@@ -1,9 +1,9 @@
-// What all kernels share: the memory of a block, sums over a warp, and the matrices they are given.
+// Functions that all kernels share: shared memory, reductions over a warp, and the type of a matrix.
 //
 // A kernel's arguments are pointers, 64-bit integers and doubles, nothing else: the launcher in Python passes
 // addresses, ints and floats, and needs no table of types.
 //
-// Tested without a GPU by running them on the CPU: shared memory is therefore asked for here and nowhere else.
+// Tests run the kernels on the CPU and watch every access to shared memory, so only shared_memory() may return it.
 #pragma once
 
 using Index = long long;
@@ -26,16 +26,17 @@ struct Matrix {
   __device__ T& operator()(Index i, Index j) const { return data[i * row + j * col]; }
 };
 
-// The sum over each group of `width` neighbouring lanes (a power of two), in every lane of the group.
+// Returns the sum over each group of `width` neighbouring lanes (a power of two) to every lane of the group.
 template <typename T>
-__device__ T sum_of_lanes(T value, int width = 32) {
+__device__ T sum_lanes(T value, int width = 32) {
   for (int distance = width / 2; distance > 0; distance /= 2)
     value += __shfl_xor_sync(kAllLanes, value, distance);
   return value;
 }
 
+// The same for the largest value.
 template <typename T>
-__device__ T max_of_lanes(T value, int width = 32) {
+__device__ T max_lanes(T value, int width = 32) {
   for (int distance = width / 2; distance > 0; distance /= 2) {
     const T other = __shfl_xor_sync(kAllLanes, value, distance);
     value = other > value ? other : value;

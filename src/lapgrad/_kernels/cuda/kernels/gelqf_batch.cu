@@ -1,10 +1,10 @@
-// gelqf for batches of matrices with up to 128 rows and columns: A = L Q by Householder reflections of the rows, step k as
-// in reflection.cuh. Q is the first rows of H_r ... H_1, built up from the last reflection back.
+// gelqf for batches of matrices with up to 128 rows and columns: A = L Q by Householder reflections of the rows, as in
+// reflection.cuh. Q is the first rows of H_r ... H_1, computed from the last reflection back.
 #include "reflection.cuh"
 
-// One group of R lanes per matrix, lane i has row i in C registers: R >= m, C >= n, both 4, 8 or 16. The row that is
-// reflected goes round by shuffles; its product with the other rows is all that a lane needs, no sums over lanes.
-// Q may be 0. Memory of a block: a tile of R x C per group.
+// One group of R lanes per matrix; lane i has row i in C registers. R >= m and C >= n are 4, 8 or 16. The row that is reflected is
+// broadcast by shuffles; each lane then needs only the product with its own row, and no sum over lanes. Q may be null.
+// Shared memory: a tile of R x C per group.
 template <typename T, int R, int C>
 __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q, Index q_item, Index q_row, Index q_col,
                              const T* A, Index a_item, Index a_row, Index a_col, Index rows, Index columns, Index items,
@@ -40,13 +40,13 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q,
         largest = 0;
 #pragma unroll
         for (int i = k + 1; i < C; ++i) largest = larger(fabs(x[i]), largest);
-        unit = unit_for(larger(fabs(alpha), largest));
+        unit = find_unit(larger(fabs(alpha), largest));
       }
     }
-    Reflection<T> h = reflection(alpha * unit, square, largest == T(0) && square == square);
+    Reflection<T> h = make_reflection(alpha * unit, square, largest == T(0) && square == square);
     if (unit != T(1)) h.beta /= unit;
     const T weight = lane > k ? h.tau * (a[k] + h.scale * product) : T(0);
-    const T scaled = lane == k ? -h.scale : weight * h.scale;  // row k becomes v
+    const T scaled = lane == k ? -h.scale : weight * h.scale;  // so that row k becomes v
     a[k] = lane == k ? h.beta : a[k] - weight;
 #pragma unroll
     for (int i = k + 1; i < C; ++i) a[i] = (lane == k ? T(0) : a[i]) - scaled * x[i];
@@ -82,7 +82,7 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q,
         x[i] = __shfl_sync(kAllLanes, a[i], k, R);
         product += a[i] * x[i];
       }
-      // Row j > k has a zero in column k so far, row k is a unit vector; rows before k are still reflections.
+      // So far, rows below k of Q have a zero in column k and row k is a unit vector; rows before k still hold reflections.
       const T weight = lane > k ? tau * product : lane == k ? tau : T(0);
       a[k] = lane > k ? -weight : lane == k ? T(1) - tau : a[k];
 #pragma unroll
@@ -97,10 +97,10 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q,
   store_rectangle<T, R, C>(Matrix<T>{Q + item * q_item, q_row, q_col}, tile, m ? rank : 0, n, lane);
 }
 
-// One block per matrix: P lanes have S rows, each lane C columns of them, P apart, in registers. The row that is
-// reflected goes round through memory; every lane adds up its square for itself, so that one barrier per step is enough
-// (two buffers take turns). n <= P C, m <= S blockDim / P.
-// Memory of a block: two rows and a number each, tau and the sign for each row, one number.
+// One block per matrix: P lanes share S rows; each lane has C columns of them, P apart, in registers. The row that is reflected is
+// passed through shared memory. Every group of P lanes computes its norm for itself, so that one barrier per step is enough (two
+// buffers are used in turn). n <= P C, m <= S blockDim / P.
+// Shared memory: two rows with a number each, tau and the sign for each row, one number.
 template <typename T, int P, int C, int S>
 __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item, Index l_row, Index l_col, T* Q, Index q_item, Index q_row, Index q_col,
                               const T* A, Index a_item, Index a_row, Index a_col, Index rows, Index columns,
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
   if (threadIdx.x == 0) *spoilt_row = m + 1;
 
 #pragma unroll
-  for (int b = 0; b < C; ++b)  // column k is in register b of the lanes with part k - b P
+  for (int b = 0; b < C; ++b)  // column k is in register b of the lanes with part == k - b P
 #pragma unroll 1
     for (int k = b * P; k < (b + 1) * P && k < rank; ++k) {
       T* const buffer = buffers + k % 2 * (kColumns + 1);
@@ -154,22 +154,22 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
 #pragma unroll
           for (int s = 0; s < S; ++s) product[s] += a[s][i] * x[i];
         }
-        square = sum_of_lanes(square, P);
-        if (again || is_ordinary(alpha, square)) break;  // all threads have the same numbers
+        square = sum_lanes(square, P);
+        if (again || is_ordinary(alpha, square)) break;  // the same in all threads
         largest = 0;
 #pragma unroll
         for (int i = b; i < C; ++i) largest = larger(fabs(x[i]), largest);
-        largest = max_of_lanes(largest, P);
-        unit = unit_for(larger(fabs(alpha), largest));
+        largest = max_lanes(largest, P);
+        unit = find_unit(larger(fabs(alpha), largest));
       }
-      Reflection<T> h = reflection(alpha * unit, square, largest == T(0) && square == square);
+      Reflection<T> h = make_reflection(alpha * unit, square, largest == T(0) && square == square);
       if (unit != T(1)) h.beta /= unit;
       const bool flip = positive && h.beta < T(0);
 #pragma unroll
       for (int s = 0; s < S; ++s) {
         const int row = group + s * groups;
         const T in_k = __shfl_sync(kAllLanes, a[s][b], k - b * P, P);
-        const T weight = h.tau * (in_k + h.scale * sum_of_lanes(product[s], P)), scaled = weight * h.scale;
+        const T weight = h.tau * (in_k + h.scale * sum_lanes(product[s], P)), scaled = weight * h.scale;
         if (row > k) {
 #pragma unroll
           for (int i = b; i < C; ++i) a[s][i] -= scaled * x[i];
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
       T x[C], product[S] = {};
 #pragma unroll
       for (int s = 0; s < S; ++s)
-        if (has_k && group + s * groups > k) a[s][b] = 0;  // L was here, Q has a zero so far
+        if (has_k && group + s * groups > k) a[s][b] = 0;  // the entry of L there has been stored; Q has a zero so far
 #pragma unroll
       for (int i = b; i < C; ++i) {
         x[i] = buffer[i * P + part];
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item,
 #pragma unroll
       for (int s = 0; s < S; ++s) {
         const int row = group + s * groups;
-        const T weight = tau * sum_of_lanes(product[s], P);
+        const T weight = tau * sum_lanes(product[s], P);
         if (row > k) {
 #pragma unroll
           for (int i = b; i < C; ++i) a[s][i] -= weight * x[i];

@@ -1,8 +1,8 @@
-// The gradient of gelqf for batches of wide or square matrices, and the question whether it exists.
+// The gradient of gelqf for batches of wide or square matrices, and the check that it exists.
 #include "batch.cuh"
 
-// Reports (item, row from 0) of rows that depend on those before them: |l_ii| is not larger than the tolerance times
-// the largest entry of the row, or times the largest |l_jj|. `kLanes` lanes per row.
+// Reports (item, row from 0) of rows that depend linearly on the rows before: |l_ii| is at most the tolerance times the largest
+// entry of the row, or with relative_to_largest times the largest |l_jj|. `kLanes` lanes per row.
 template <typename T, int kLanes>
 __global__ void find_dependent_rows(const T* L, Index l_item, Index l_row, Index l_col, Index rank, Index items,
                                     double tolerance, Index relative_to_largest, Index* first_failure) {
@@ -11,24 +11,24 @@ __global__ void find_dependent_rows(const T* L, Index l_item, Index l_row, Index
   const bool any = item < items;
   const Matrix<const T> factor{L + item * l_item, l_row, l_col};
   T scale = 0;
-  int unknown = 0;  // a NaN is no larger than anything, yet nothing is larger than it
+  int unknown = 0;  // whether there is a NaN, which the comparison for the largest does not find
   if (any)
     for (Index j = threadIdx.x % kLanes; j < (relative_to_largest ? rank : i + 1); j += kLanes) {
       const T size = fabs(factor(relative_to_largest ? j : i, j));
       scale = size > scale ? size : scale;
       unknown = unknown || size != size;
     }
-  scale = max_of_lanes(scale, kLanes);
-  unknown = max_of_lanes(unknown, kLanes);
+  scale = max_lanes(scale, kLanes);
+  unknown = max_lanes(unknown, kLanes);
   if (any && threadIdx.x % kLanes == 0 && (unknown || !(fabs(factor(i, i)) > T(tolerance) * scale)))
     report_failure(first_failure, item, static_cast<int>(i));
 }
 
 // gA := L^-T (gQ + Z Q), Z = copyltu(L^T tril(gL) - gQ Q^T), for m <= n; gQ or gL may be 0.
 //
-// One block per matrix. Z is summed up from 16 columns at a time of (L^T, gL^T) and of (gQ, Q), and gQ + Z Q is written
-// to gA in chunks of 16 columns; then each thread solves for columns of its own, in place. Threads: two per row of the
-// matrix, completed to a multiple of 16. Memory of a block: L, Z, two chunks, the inverse of the diagonal.
+// One block per matrix. Z is accumulated from 16 columns at a time of (L^T, gL^T) and of (gQ, Q). gQ + Z Q is written to gA in
+// chunks of 16 columns; then each thread solves for its own columns, in place. Threads: two per row of the matrix, rounded up to a
+// multiple of 16. Shared memory: L, Z, two chunks, the inverse of the diagonal.
 template <typename T>
 __global__ void pull_back(T* gA, Index ga_item, Index ga_row, Index ga_col, const T* Q, Index q_item, Index q_row,
                           Index q_col, const T* L, Index l_item, Index l_row, Index l_col, const T* gQ, Index gq_item,
@@ -59,7 +59,7 @@ __global__ void pull_back(T* gA, Index ga_item, Index ga_row, Index ga_col, cons
     __syncthreads();
     for (int number = thread / 16; number < panels * (panels + 1) / 2; number += threads / 16) {
       int row, column;
-      block_of(number, row, column);
+      find_block(number, row, column);
       subtract_product(Z + row * kPanel * ld + column * kPanel, ld, left + row * kPanel * ld_chunk, ld_chunk,
                        right + column * kPanel * ld_chunk, ld_chunk, thread % 16 / 4, thread % 4);
     }
@@ -97,7 +97,7 @@ __global__ void pull_back(T* gA, Index ga_item, Index ga_row, Index ga_col, cons
     __syncthreads();
     const int j = thread % 4 * 4, first = thread / 4, second = first + threads / 4;
     T sum[2][4] = {};
-    if (first < size) two_rows_times_four(sum, Z, ld, right, first, second, size, size, j);
+    if (first < size) multiply_two_rows(sum, Z, ld, right, first, second, size, size, j);
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll

@@ -1,17 +1,17 @@
 // gelqf for batches of wide matrices with up to 128 rows and any number of columns, a block for each matrix.
 //
-// Columns are taken in chunks of P C. The first one is factored as a matrix of its own: L Q. With each of the others
-// reflections take [L, chunk] to [L', 0]; the row of one has a number in L, on the diagonal, and a row x of the chunk. The
-// chunk is in registers, S rows of C columns in each lane, P lanes to a row; L is in shared memory.
-//     step k:  v = (1 in column k of L, x_k scale),   L_ik and row i of the chunk reflected, for i >= k
-// The orthogonal factor is built up from the last chunk back, from [Z, 0] with Z = I: after the reflections of a chunk its
-// columns have their part, and Z, which stays lower triangular, goes on to the chunk before. The first chunk has Z Q.
+// Columns are processed in chunks of P C. The first chunk is factored as a matrix of its own: L Q. For each later chunk,
+// reflections take [L, chunk] to [L', 0]. The reflection of step k combines the diagonal entry l_kk with row k of the chunk:
+//     v = (1 in column k of L, x_k scale);  it is applied to L_ik and row i of the chunk for i >= k.
+// The chunk is in registers, S rows of C columns in each lane, P lanes per row; L is in shared memory.
+// The orthogonal factor is computed from the last chunk back, starting from [Z, 0] with Z = I: the reflections of a chunk give its
+// columns of Q and a new lower triangular Z for the chunk before. The first chunk gets Z Q.
 #include "reflection.cuh"
 
-// L: k x k, any strides, of the first chunk before and of all after. `rows`: k x n, contiguous, A before; after, the x of
-// all reflections, scaled, row k of a chunk that of step k. The first chunk is not looked at. taus: chunks - 1 times k for
-// each item. No failures: what is not finite stays so in L.
-// Memory of a block: k (k | 1) numbers, and two rows and a number each.
+// Updates L (k x k, any strides) from the factor of the first chunk to that of all chunks. `rows` (k x n, contiguous) holds A, and
+// receives the scaled vectors x of all reflections: row k of a chunk is that of step k. The first chunk is not read. taus:
+// (chunks - 1) k numbers per item. Numbers that are not finite are not reported here; they remain in L.
+// Shared memory: k (k | 1) numbers, and two rows with a number each.
 template <typename T, int P, int C, int S>
 __global__ void __launch_bounds__(128 / S * P)
     factor_wide(T* L, Index l_item, Index l_row, Index l_col, T* rows, T* taus, Index height, Index width) {
@@ -63,21 +63,21 @@ __global__ void __launch_bounds__(128 / S * P)
 #pragma unroll
           for (int s = 0; s < S; ++s) product[s] += a[s][i] * x[i];
         }
-        square = sum_of_lanes(square, P);
-        if (again || is_ordinary(alpha, square)) break;  // all threads have the same numbers
+        square = sum_lanes(square, P);
+        if (again || is_ordinary(alpha, square)) break;  // the same in all threads
         largest = 0;
 #pragma unroll
         for (int i = 0; i < C; ++i) largest = larger(fabs(x[i]), largest);
-        largest = max_of_lanes(largest, P);
-        unit = unit_for(larger(fabs(alpha), largest));
+        largest = max_lanes(largest, P);
+        unit = find_unit(larger(fabs(alpha), largest));
       }
-      Reflection<T> h = reflection(alpha * unit, square, largest == T(0) && square == square);
+      Reflection<T> h = make_reflection(alpha * unit, square, largest == T(0) && square == square);
       if (unit != T(1)) h.beta /= unit;
 #pragma unroll
       for (int s = 0; s < S; ++s) {
         const int row = group + s * groups;
         const T in_k = __shfl_sync(kAllLanes, part == 0 && row < m ? lower[row * ld + k] : T(0), 0, P);
-        const T weight = h.tau * (in_k + h.scale * sum_of_lanes(product[s], P)), scaled = weight * h.scale;
+        const T weight = h.tau * (in_k + h.scale * sum_lanes(product[s], P)), scaled = weight * h.scale;
         if (row > k && row < m) {
 #pragma unroll
           for (int i = 0; i < C; ++i) a[s][i] -= scaled * x[i];
@@ -104,10 +104,10 @@ __global__ void __launch_bounds__(128 / S * P)
     target(place / m, place % m) = lower[place / m * ld + place % m];
 }
 
-// `rows`: Q of the first chunk, and what factor_wide left, with its taus; after, the orthogonal factor. With `positive` its
-// rows and the columns of L change their sign where the diagonal of L is negative. Failures: (item, row from 1) of what is
-// not finite in L.
-// Memory of a block: k (k | 1) numbers, and kPanel rows.
+// Replaces `rows`, which holds Q of the first chunk and the vectors that factor_wide stored, by the orthogonal factor. With
+// `positive`, rows of Q and columns of L change their sign where the diagonal of L is negative. Failures: (item, row from 1) of
+// entries of L that are not finite.
+// Shared memory: k (k | 1) numbers, and kPanel rows.
 template <typename T, int P, int C, int S>
 __global__ void __launch_bounds__(128 / S * P)
     form_wide(T* L, Index l_item, Index l_row, Index l_col, T* rows, const T* taus, Index height, Index width,
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(128 / S * P)
   constexpr int kColumns = P * C;
   const int m = static_cast<int>(height), ld = m | 1;
   const int part = threadIdx.x % P, group = threadIdx.x / P, groups = blockDim.x / P;
-  const Index item = blockIdx.x, chunks = (width - 1) / kColumns;  // beside the first
+  const Index item = blockIdx.x, chunks = (width - 1) / kColumns;  // without the first
   T* const Z = shared_memory<T>();
   T* const panel = Z + m * ld;
   T* const own = rows + item * m * width;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(128 / S * P)
         for (int s = 0; s < S; ++s) {
           const int row = group + s * groups;
           const T in_k = __shfl_sync(kAllLanes, part == 0 && row < m ? Z[row * ld + k] : T(0), 0, P);
-          const T weight = chunk ? tau * (in_k + sum_of_lanes(product[s], P)) : -in_k;
+          const T weight = chunk ? tau * (in_k + sum_lanes(product[s], P)) : -in_k;
           if (row < k || row >= m) continue;
           if (chunk && part == 0) Z[row * ld + k] = in_k - weight;
 #pragma unroll

@@ -4,15 +4,14 @@
 // values, W with rows of length 1 holds the right vectors and J the left ones. Small singular values come out with small
 // relative errors, as far as A determines them. A tall matrix is read as its transpose.
 //
-// Rows live in registers, spread over the `per_pair` neighbouring lanes that have a pair of them: (0, 1), (2, 3), ... in one
-// round, (1, 2), (3, 4), ... in the next. Between rounds each pair passes one of its two rows on to a neighbour. The two rows
-// of a pair change places after every rotation (the rotation with its rows exchanged costs nothing), so that in as many
-// rounds as there are rows each row meets every other one once, and their order is reversed. Which of the two results takes
-// which place is free: rows are sorted by length on the way, to one side in one sweep and back in the next, which speeds
-// convergence up.
+// Rows are kept in registers. `per_pair` neighbouring lanes hold a pair of rows: (0, 1), (2, 3), ... in one round, (1, 2),
+// (3, 4), ... in the next. Between rounds each pair passes one of its two rows on to a neighbour. The two rows of a pair change
+// places after every rotation, at no cost, so that in as many rounds as there are rows each row meets every other one once, and
+// their order is reversed. The longer row may take either place: rows are sorted by length, in one direction in one sweep and in
+// the other in the next, which speeds up convergence.
 #include "jacobi.cuh"
 
-// What a thread has of a pair of rows: columns rank % per_pair + c per_pair.
+// The part of a pair of rows that one thread holds: columns rank % per_pair + c per_pair.
 template <typename T, int count>
 struct Pair {
   T left[count], right[count];
@@ -27,7 +26,7 @@ struct Pair {
   }
 };
 
-// left := right, right := what the team's thread `source` has as left; or, with `up`, the way back.
+// Passes rows on: left := right, right := the left row of thread `source` of the team; with `up` the other way round.
 template <int threads, bool up, typename T, int count>
 __device__ void pass_on(Pair<T, count>& pair, int source, T* buffer, int rank) {
   if constexpr (threads > 32) {
@@ -43,7 +42,7 @@ __device__ void pass_on(Pair<T, count>& pair, int source, T* buffer, int rank) {
   }
 }
 
-// The second half where the rows went through shared memory, after a barrier.
+// The second half of pass_on where rows are passed through shared memory; called after a barrier.
 template <int threads, bool up, typename T, int count>
 __device__ void receive(Pair<T, count>& pair, int source, const T* buffer) {
   if constexpr (threads > 32) {
@@ -67,12 +66,12 @@ __device__ bool rotate(Pair<T, mine>& W, Pair<T, turned>& J, bool takes_part, bo
     yy += y * y;
     xy += x * y;
   }
-  xx = sum_of_lanes(xx, per_pair);
-  yy = sum_of_lanes(yy, per_pair);
-  xy = sum_of_lanes(xy, per_pair);
-  const Rotation<T> turn = rotation(xx, yy, xy, takes_part, allowed);
+  xx = sum_lanes(xx, per_pair);
+  yy = sum_lanes(yy, per_pair);
+  xy = sum_lanes(xy, per_pair);
+  const Rotation<T> turn = find_rotation(xx, yy, xy, takes_part, allowed);
   const T cosine = turn.cosine, sine = turn.sine;
-  // The left place takes cosine x + sine y, or -sine x + cosine y; without a part in it, x.
+  // The left row becomes cosine x + sine y, or -sine x + cosine y; x if this pair does not take part.
   const bool keeps = !takes_part || turn.first_is_longer == longer_left;
   const T a = keeps ? cosine : -sine, b = keeps ? sine : cosine;
   W.combine(a, b, keeps ? -sine : cosine, keeps ? cosine : sine);
@@ -80,24 +79,25 @@ __device__ bool rotate(Pair<T, mine>& W, Pair<T, turned>& J, bool takes_part, bo
   return turn.oblique;
 }
 
-// +1 or -1, so that the first entry within 1e-6 of the largest becomes positive. The row is spread over the lanes of a pair.
+// Returns the sign, 1 or -1, of the leading entry of a row: the first within 1e-6 of the largest. The row is spread over the lanes
+// of a pair.
 template <int per_pair, typename T, int count>
-__device__ T sign_of(const T (&row)[count], int lane) {
+__device__ T find_sign(const T (&row)[count], int lane) {
   T most = 0;
 #pragma unroll
   for (int i = 0; i < count; ++i) most = absolute(row[i]) > most ? absolute(row[i]) : most;
-  most = max_of_lanes(most, per_pair) * T(kSameSize);
+  most = max_lanes(most, per_pair) * T(kSameSize);
   int decisive = 2 * per_pair * count;
 #pragma unroll
   for (int i = count - 1; i >= 0; --i)
     if (absolute(row[i]) >= most) decisive = 2 * (lane + i * per_pair) + (row[i] < T(0));
-  return least_of_lanes<per_pair>(decisive) % 2 ? T(-1) : T(1);
+  return min_lanes<per_pair>(decisive) % 2 ? T(-1) : T(1);
 }
 
 // The decomposition of items with k rows and n >= k columns (tall ones with exchanged strides), k <= rows, n <= columns:
 // S (k), `turned_rows` (k x k) and `unit_rows` (k x n), contiguous, with A = turned_rows' diag(S) unit_rows. `tall`: U is
 // unit_rows, which then decides signs, else turned_rows. Failures: code 1 for NaN or infinity, 2 for no convergence.
-// Memory of a block: for each team rows + max(rows, columns) numbers, and for a team of several warps two buffers of
+// Shared memory: for each team rows + max(rows, columns) numbers, and for a team of several warps two buffers of
 // threads (columns + rows) / per_pair.
 template <typename T, int rows, int columns, int per_pair, bool vectors>
 __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pair : 128)
@@ -112,10 +112,10 @@ __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pai
   const int lane = team.rank % per_pair, pair = team.rank / per_pair;
   const Index wanted = static_cast<Index>(blockIdx.x) * teams + number;
   const bool present = wanted < items;
-  const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
+  const Index item = present ? wanted : items - 1;  // threads without an item repeat the last one, because they share barriers and shuffles with others
   T* const squares = shared_memory<T>() + number * vector_memory;
   T* const along = squares + rows;
-  T* const buffers = shared_memory<T>() + vector_memory;  // only where the block is the team
+  T* const buffers = shared_memory<T>() + vector_memory;  // only used if the team is the whole block
 
   // W := A, scaled by a power of two.
   const Matrix<const T> source{A + item * a_item, a_row, a_col};
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pai
     most = larger > most ? larger : most;
   }
   spoilt = team.any(spoilt);
-  most = max_of_lanes(most, threads < 32 ? threads : 32);
+  most = max_lanes(most, threads < 32 ? threads : 32);
   if constexpr (threads > 32) {
     if (threadIdx.x % 32 == 0) along[threadIdx.x / 32] = most;
     team.wait();
@@ -183,15 +183,15 @@ __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pai
     working = team.any(found);
   }
 
-  // Lengths, and places in descending order. A row that only fills up the last pair comes last.
+  // Lengths, and their ranks in descending order. A row of padding that completes the last pair comes last.
   T xx = 0, yy = 0, filler_left = 0, filler_right = 0;
 #pragma unroll
   for (int i = 0; i < mine; ++i) {
     xx += W.left[i] * W.left[i];
     yy += W.right[i] * W.right[i];
   }
-  xx = sum_of_lanes(xx, per_pair);
-  yy = sum_of_lanes(yy, per_pair);
+  xx = sum_lanes(xx, per_pair);
+  yy = sum_lanes(yy, per_pair);
   if constexpr (vectors) {
 #pragma unroll
     for (int i = 0; i < turned; ++i)
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pai
         filler_left += J.left[i];
         filler_right += J.right[i];
       }
-    filler_left = sum_of_lanes(filler_left, per_pair);
-    filler_right = sum_of_lanes(filler_right, per_pair);
+    filler_left = sum_lanes(filler_left, per_pair);
+    filler_right = sum_lanes(filler_right, per_pair);
   }
   if (lane == 0 && pair < pairs) {
     squares[2 * pair] = filler_left != T(0) ? T(-1) : xx;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(rows / 2 * per_pair > 128 ? rows / 2 * per_pai
 #pragma unroll
     for (int i = 0; i < mine; ++i) row[i] *= inverse;
     T sign = 1;
-    if constexpr (vectors) sign = tall ? sign_of<per_pair>(row, lane) : sign_of<per_pair>(turned_row, lane);
+    if constexpr (vectors) sign = tall ? find_sign<per_pair>(row, lane) : find_sign<per_pair>(turned_row, lane);
     if (!present || pair >= pairs || place >= k) return;
     const Index at = item * k + place;
     const T value = spoilt ? T(nan("")) : length * back;

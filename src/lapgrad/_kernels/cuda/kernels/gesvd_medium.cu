@@ -1,28 +1,29 @@
-// Singular value decompositions of batches of matrices of which an LQ factorisation is known, a block for each.
+// Singular value decompositions of batches of matrices from their LQ factorisations, one thread block per matrix.
 //
-// A = P' L Q with k <= 128 rows, sorted by P, L lower triangular. One-sided Jacobi works on the rows of W = J L'. With the
-// triangle transposed, and the long rows first, it takes 8 to 10 sweeps, where the rows of A may take 30. Then
+// A = P' L Q with k <= 128 rows, where P sorts the rows by length and L is lower triangular. One-sided Jacobi rotates the rows of
+// W = J L'. Because the triangle is transposed and long rows come first, it takes 8 to 10 sweeps; on the rows of A it may take 30.
+// Then
 //
 //     W = S X with orthonormal rows X,   A = (X P)' S (J Q)
 //
-// A warp has eight rows of W in registers, two *blocks* of four; a lane has `columns` numbers of each, 32 apart. Two blocks
-// that meet make each row of one orthogonal to each row of the other, in four steps of four pairs. Then one of the blocks
-// goes on to the next warp. In as many rounds as there are blocks every block meets every other one: blocks 0 and 1, 2 and
-// 3, ... in one round, 1 and 2, 3 and 4, ... in the next, and two that have met change places. Rows within a block meet in
-// the first round. J stays in shared memory, where a row has the place of its number, and takes all rotations of a round at
-// a time: its rows are read and written once for 16 rotations.
+// A warp holds eight rows of W in registers, two *blocks* of four; a lane holds `columns` numbers of each row, 32 apart. When two
+// blocks meet in a warp, each row of one is made orthogonal to each row of the other, in four steps of four pairs. Then one of the
+// blocks is passed to the next warp. In as many rounds as there are blocks, every block meets every other one: blocks 0 and 1, 2
+// and 3, ... in one round, 1 and 2, 3 and 4, ... in the next; two blocks that have met change places. Rows within a block meet in
+// the first round. J is in shared memory, its rows in their original order, and is updated once per round: a row is read and
+// written once for 16 rotations.
 #include "jacobi.cuh"
 
 constexpr int kBlock = 4, kRows = 2 * kBlock;  // rows of a block, and of a warp
-constexpr int kCross = 4, kSteps = 7;          // steps between two blocks, and with those within them
+constexpr int kCross = 4, kSteps = 7;          // steps between two blocks; all steps, with those within the blocks
 
-// a x + b y and a y - b x: a rotation, or one with its rows exchanged, up to signs.
+// Replaces rows x, y by a x + b y, a y - b x: a rotation, or one with its rows exchanged, up to signs.
 template <typename T>
 struct alignas(2 * sizeof(T)) Turn {
   T a, b;
 };
 
-// The rows of a warp that are pair number `pair` of a step.
+// The two rows of a warp that are pair number `pair` of a step.
 __device__ constexpr int first_of_pair(int step, int pair) {
   return step < kCross ? pair : pair / 2 * kBlock + (step == kCross ? 2 * (pair % 2) : pair % 2);
 }
@@ -31,9 +32,9 @@ __device__ constexpr int second_of_pair(int step, int pair) {
   return first_of_pair(step, pair) ^ (step - kCross + 1);
 }
 
-// The sums over a warp of 4 or 8 numbers that each lane has: number i in the i-th group of 8 or 4 lanes.
+// Sums each of the 4 or 8 numbers of a lane over the warp. Sum i is returned to the i-th group of 8 or 4 lanes.
 template <int count, typename T>
-__device__ T sums_of_lanes(T (&value)[count], int lane) {
+__device__ T sum_lanes_of_each(T (&value)[count], int lane) {
   int distance = 16;
 #pragma unroll
   for (int half = count / 2; half > 0; half /= 2, distance /= 2) {
@@ -44,10 +45,10 @@ __device__ T sums_of_lanes(T (&value)[count], int lane) {
       value[i] = kept + __shfl_xor_sync(kAllLanes, given, distance);
     }
   }
-  return sum_of_lanes(value[0], 32 / count);
+  return sum_lanes(value[0], 32 / count);
 }
 
-// What a warp has: rows of W, their squares and the rotations of a round, the latter two in shared memory.
+// The data of one warp: rows of W in registers; their squares and the rotations of a round in shared memory.
 template <typename T, int columns>
 struct Warp {
   T rows[kRows][columns];
@@ -63,15 +64,15 @@ struct Warp {
 #pragma unroll
       for (int c = 0; c < columns; ++c) own[r] += rows[r][c] * rows[r][c];
     }
-    const T sum = sums_of_lanes(own, lane);
+    const T sum = sum_lanes_of_each(own, lane);
     __syncwarp();
     if (lane % (32 / kRows) == 0) squares[lane / (32 / kRows)] = sum;
     __syncwarp();
   }
 
-  // Makes the rows of four pairs orthogonal, the longer one first or second. Returns whether some were not, and leaves the
-  // rotations in `turns` if so. Squares are carried along: they are exact where nothing is turned, which is what counts in
-  // the end, and measured anew in the next round.
+  // Makes the rows of four pairs orthogonal, the longer one first or second. Returns whether some were not; then `turns` holds the
+  // rotations. Squares are updated by formula and computed anew in the next round. They are exact where nothing is rotated, as in
+  // the last sweep.
   template <int step>
   __device__ bool make_orthogonal(bool longer_first, T allowed) {
     T products[kBlock];
@@ -82,10 +83,10 @@ struct Warp {
       for (int c = 0; c < columns; ++c)
         products[p] += rows[first_of_pair(step, p)][c] * rows[second_of_pair(step, p)][c];
     }
-    const T xy = sums_of_lanes(products, lane);
+    const T xy = sum_lanes_of_each(products, lane);
     const int pair = lane / 8, first = first_of_pair(step, pair), second = second_of_pair(step, pair);
     const T xx = squares[first], yy = squares[second];
-    const Rotation<T> turn = rotation(xx, yy, xy, true, allowed);
+    const Rotation<T> turn = find_rotation(xx, yy, xy, true, allowed);
     if (!__any_sync(kAllLanes, turn.oblique)) return false;
     __syncwarp();  // a vote does not order accesses to memory: the squares have been read
     if (lane % 8 == 0) {
@@ -100,7 +101,7 @@ struct Warp {
     return true;
   }
 
-  // The rotations of a step, on any columns of the rows.
+  // Applies the rotations of a step to any columns of the rows.
   template <int step, int count>
   __device__ void combine(T (&target)[kRows][count]) const {
 #pragma unroll
@@ -116,7 +117,7 @@ struct Warp {
     }
   }
 
-  // The rotations of a round, of the steps in `taken`, on `count` columns from `column` on, 32 apart, of the rows of J.
+  // Applies the rotations of a round, of the steps in `taken`, to `count` columns of the rows of J, from `column` on and 32 apart.
   template <int count>
   __device__ void turn_columns(T* J, int size, int column, int left, int right, unsigned taken) const {
     T part[kRows][count];
@@ -147,16 +148,16 @@ struct Warp {
     return (r < kBlock ? left : right) * kBlock + r % kBlock;
   }
 
-  // The four rows from `first` on, to or from memory.
+  // Stores the four rows from `first` on in shared memory, or loads them.
   template <int first>
-  __device__ void put(T* buffer) const {
+  __device__ void store_block(T* buffer) const {
 #pragma unroll
     for (int r = 0; r < kBlock; ++r)
 #pragma unroll
       for (int c = 0; c < columns; ++c) buffer[(r * columns + c) * 32 + lane] = rows[first + r][c];
   }
   template <int first>
-  __device__ void take(const T* buffer) {
+  __device__ void load_block(const T* buffer) {
 #pragma unroll
     for (int r = 0; r < kBlock; ++r)
 #pragma unroll
@@ -164,7 +165,7 @@ struct Warp {
   }
 };
 
-// All threads of the block work on one matrix.
+// A team of all threads of the block.
 struct WholeBlock {
   int rank;
 
@@ -172,16 +173,17 @@ struct WholeBlock {
   __device__ bool any_around(bool mine) const { return __syncthreads_or(mine) != 0; }
 };
 
-// The decomposition of A = P' L Q, one block of ceil(k / 8) warps per item, k <= 32 columns. L may lie where X P goes.
+// Decomposes A = P' L Q, one thread block of ceil(k / 8) warps per item, for k <= 32 `columns`. L and short_rows may be the same
+// memory.
 //     L           k x k, any strides; order[i] is the number of row i of P A
 //     S           k values
 //     short_rows  k x k, contiguous: X P. Its rows are turned so that the first of their largest entries is positive, and
 //                 those of J Q with them, unless `tall`, when the other side decides: see turn_rows.
 //     long_rows   k x n, contiguous: Q before, J Q after
-// Without `vectors` the last two are not looked at. Failures: code 1 for NaN or infinity, 2 for no convergence.
-// Memory of a block, with `size` = 8 warps: numbers for J (size^2, with vectors), a block of each warp (size / 2 x 32
+// Without `vectors` the last two are not used. Failures: code 1 for NaN or infinity, 2 for no convergence.
+// Shared memory, with `size` = 8 warps: numbers for J (size^2, with vectors), a block of each warp (size / 2 x 32
 // columns), 56 per warp for rotations, 3 size; then size + warps ints.
-// together: how many blocks of the most threads a multiprocessor is to have room for in its registers.
+// together: how many blocks with the largest number of threads must fit into the registers of a multiprocessor.
 template <typename T, int columns, bool vectors, int together>
 __global__ void __launch_bounds__(128 * columns, together)
     gesvd_of_factors(const T* L, Index l_item, Index l_row, Index l_col, const Index* order, T* S, T* short_rows,
@@ -220,11 +222,11 @@ __global__ void __launch_bounds__(128 * columns, together)
       most = absolute(value) > most ? absolute(value) : most;
     }
   spoilt = team.any_around(spoilt);
-  most = max_of_lanes(most);
+  most = max_lanes(most);
   if (lane == 0) squares[number] = most;
   team.wait();
   for (int w = 0; w < warps; ++w) most = squares[w] > most ? squares[w] : most;
-  int shift = spoilt || !(most > T(0)) ? 0 : Range<T>::top - 2 - ilogb(most);  // two less for twice the order
+  int shift = spoilt || !(most > T(0)) ? 0 : Range<T>::top - 2 - ilogb(most);  // two less than in gesvd_batch.cu, because the order is twice as large
   shift = shift > Range<T>::limit ? Range<T>::limit : shift;
   const T factor = T(ldexp(1.0, shift)), back = T(ldexp(1.0, -shift));
 #pragma unroll
@@ -237,7 +239,7 @@ __global__ void __launch_bounds__(128 * columns, together)
 
   const T allowed = Numbers<T>::eps * (T(2) + sqrt(T(k)));
   const int after = (number + 1) % warps, before = (number + warps - 1) % warps;
-  int left = 2 * number, right = 2 * number + 1;  // the blocks that this warp has
+  int left = 2 * number, right = 2 * number + 1;  // numbers of the blocks that this warp holds
   bool working = true;
   for (int sweep = 0; sweep < kMostSweeps && working; ++sweep) {
     bool found = false;
@@ -266,7 +268,7 @@ __global__ void __launch_bounds__(128 * columns, together)
           }
         }
       } else {
-        // The first and the last block do not meet. They change places all the same, in this warp alone.
+        // The first and the last block do not meet in odd rounds. The last warp exchanges them without rotations.
 #pragma unroll
         for (int r = 0; r < kBlock; ++r)
 #pragma unroll
@@ -279,25 +281,25 @@ __global__ void __launch_bounds__(128 * columns, together)
         left = right;
         right = moved;
       }
-      __syncthreads();  // what lay in the buffers has been taken
+      __syncthreads();  // the buffers have been read
       if (odd) {
-        warp.template put<0>(own_buffer);
+        warp.template store_block<0>(own_buffer);
         if (lane == 0) travelling[number] = left;
         __syncthreads();
-        warp.template take<0>(buffers + before * kBlock * columns * 32);
+        warp.template load_block<0>(buffers + before * kBlock * columns * 32);
         left = travelling[before];
       } else {
-        warp.template put<kBlock>(own_buffer);
+        warp.template store_block<kBlock>(own_buffer);
         if (lane == 0) travelling[number] = right;
         __syncthreads();
-        warp.template take<kBlock>(buffers + after * kBlock * columns * 32);
+        warp.template load_block<kBlock>(buffers + after * kBlock * columns * 32);
         right = travelling[after];
       }
     }
     working = team.any_around(found);
   }
 
-  // Lengths, and places in descending order; rows from k on, zeros that fill up the last warp, have none.
+  // Lengths, and their ranks in descending order, without the rows from k on, which are zeros that complete the last warp.
   warp.measure();
   const int rows_of_lane = Warp<T, columns>::row_number(lane % kRows, left, right);
   if (lane < kRows) squares[rows_of_lane] = warp.squares[lane];
@@ -332,13 +334,13 @@ __global__ void __launch_bounds__(128 * columns, together)
         largest = entry > largest ? entry : largest;
         target[c] = lane + 32 * c < k ? static_cast<int>(order[item * k + lane + 32 * c]) : k;
       }
-      largest = max_of_lanes(largest) * T(kSameSize);
+      largest = max_lanes(largest) * T(kSameSize);
 #pragma unroll
       for (int c = 0; c < columns; ++c) {
         const int candidate = 2 * target[c] + (warp.rows[r][c] < T(0));
         if (target[c] < k && absolute(warp.rows[r][c]) >= largest && candidate < decisive) decisive = candidate;
       }
-      decisive = least_of_lanes<32>(decisive);
+      decisive = min_lanes<32>(decisive);
       const T sign = !tall && decisive % 2 ? T(-1) : T(1);
       if (lane == 0) signs[row] = sign;
 #pragma unroll
@@ -348,7 +350,7 @@ __global__ void __launch_bounds__(128 * columns, together)
   }
   if (working && !spoilt && rank == 0) report_failure(failure, item, 2);
   if constexpr (vectors) {
-    // Q := J Q, 32 or 64 columns at a time: those of Q in the buffers, eight rows of J to a warp.
+    // Q := J Q, 32 or 64 columns at a time: the columns of Q are in the buffers, and a warp computes eight rows.
     constexpr int own = columns / 2, width_of_part = 32 * own;
     T* const rows = long_rows + item * k * n;
     for (int begin = 0; begin < n; begin += width_of_part) {
@@ -385,8 +387,8 @@ __global__ void __launch_bounds__(128 * columns, together)
   }
 }
 
-// Rows of `deciding` whose first of the largest entries is negative, and the same rows of `other`, change their sign. A warp
-// has a row; both matrices are contiguous, with `rows` rows in all.
+// Changes the sign of rows of `deciding` whose leading entry is negative, and of the same rows of `other`. One warp per row; both
+// matrices are contiguous, with `rows` rows in the whole batch.
 template <typename T>
 __global__ void turn_rows(T* deciding, T* other, Index rows, Index length, Index other_length) {
   const int lane = threadIdx.x % 32;
@@ -395,7 +397,7 @@ __global__ void turn_rows(T* deciding, T* other, Index rows, Index length, Index
   T* const entries = deciding + row * length;
   T most = 0;
   for (Index c = lane; c < length; c += 32) most = absolute(entries[c]) > most ? absolute(entries[c]) : most;
-  most = max_of_lanes(most) * T(kSameSize);
+  most = max_lanes(most) * T(kSameSize);
   Index decisive = length;
   bool negative = false;
   for (Index c = lane; c < length && decisive == length; c += 32)

@@ -5,13 +5,13 @@
 //     G = diag gS + sk(gU U') o C - sk(gV V') o C',    sk(X) = X - X'
 //     C_ij = (F_ij S_j - T_ij / 2) / (S_i + S_j),      T = 1 - F_ij (S_i - S_j)
 //
-// with F as the policy says in the place of 1 / (S_i - S_j), antisymmetric, and C = 0 for two zeros; for the bare formula T
-// is 0. A team of threads has one matrix; all products are between arrays in shared memory.
+// where the policy's F_ij, antisymmetric, replaces 1 / (S_i - S_j), and C = 0 for two zeros; T is 0 under the policy nan. A team of
+// threads computes one matrix; all products are between arrays in shared memory.
 #include "gesvd_gradient.cuh"
 
-// Any of gU, gS and gV may be null. An item on which the loss tells apart what A does not determine is reported with code 1.
+// Any of gU, gS and gV may be null. An item on which the loss depends on vectors that A does not determine is reported with code 1.
 // side: the largest n; the threads of a team are a grid of down x across.
-// Memory of a block: for each team 3 k (k | 1) + 2 k (n | 1) + 6 k + 32 numbers.
+// Shared memory: for each team 3 k (k | 1) + 2 k (n | 1) + 6 k + 32 numbers.
 template <typename T, int side, int down, int across>
 __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     gesvd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* V, Index v_item, Index v_row, Index v_col,
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const int number = static_cast<int>(threadIdx.x) / threads, small_size = k * short_row, large_size = k * long_row;
   const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
   const bool present = wanted < items;
-  const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
+  const Index item = present ? wanted : items - 1;  // threads without an item repeat the last one, because they share barriers and shuffles with others
   T* const memory = shared_memory<T>() + number * (3 * small_size + 2 * large_size + 6 * k + 32);
   const Tile<T> left{memory, short_row}, G{memory + small_size, short_row}, Y{memory + 2 * small_size, short_row};
   const Tile<T> right{memory + 3 * small_size, long_row}, given{memory + 3 * small_size + large_size, long_row};
@@ -80,21 +80,21 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     grid.each(sum, k, k, [&](int i, int j, T value) { Y(i, j) = value; });
     team.wait();
   }
-  const T most_of_vectors = largest_of_team(most, scratch, team);
+  const T most_of_vectors = max_team(most, scratch, team);
   const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, inverse, most_of_vectors,
-                           largest_of_team(most_slope, scratch, team), static_cast<int>(policy), T(tol), k, n);
+                           max_team(most_slope, scratch, team), static_cast<int>(policy), T(tol), k, n);
   const Gaps<T>& gaps = weights.gaps;
   weights.invert_values(inverse, marks, Y, given, right, k, n, team);
   bool ambiguous = false;
   for (int i = grid.y; i < k; i += down)
     for (int j = grid.x; j < k; j += across)
-      if (j >= i) ambiguous = weights.take(G, Y, i, j) || ambiguous;
+      if (j >= i) ambiguous = weights.combine(G, Y, i, j) || ambiguous;
   team.wait();
   if (weights.wide && weights.checks && team.any_around(s[k - 1] <= gaps.threshold)) {
-    // Vectors that belong to zeros are free in all directions: what gV has outside of the rows of V must vanish.
+    // A does not determine vectors that belong to zeros, so the part of gV outside the span of the rows of V must be zero.
     grid.template multiply<false, false>(Y, right, k, n, k, sum);
     grid.each(sum, k, n, [&](int i, int c, T value) {
-      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > weights.of_zeros(most_v, i, i));
+      ambiguous = ambiguous || (s[i] <= gaps.threshold && absolute(given(i, c) - value) > weights.threshold_for_zeros(most_v, i, i));
     });
   }
   if (ambiguous && present) report_failure(failure, item, 1);

@@ -1,17 +1,17 @@
-// What stands between the products of the gradient of a singular value decomposition, for batches of matrices that are too
-// large for gesvd_vjp_batch.cu, which has the formula: a block for each item.
+// The step between the products of the gradient of a singular value decomposition, for batches of matrices that are too large for
+// gesvd_vjp_batch.cu, which has the formulas. One block per item.
 #include "gesvd_gradient.cuh"
 
-// A matrix of each item: address and strides; a null address where there is none.
+// A batch of matrices: address and strides; a null address if it is missing.
 template <typename T>
 struct Operand {
   const T* data;
   Index item, row, col;
 
-  __device__ Matrix<const T> of(Index number) const { return {data + number * item, row, col}; }
+  __device__ Matrix<const T> select(Index number) const { return {data + number * item, row, col}; }
 };
 
-// target[i] := the largest entry of row i, a warp for a row; returns the largest that this thread has seen.
+// target[i] := the largest absolute value in row i, one warp per row. Returns the largest one in the rows of this thread's warp.
 template <typename T>
 __device__ T measure_rows(T* target, const Matrix<const T>& A, int rows, Index columns) {
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -19,17 +19,17 @@ __device__ T measure_rows(T* target, const Matrix<const T>& A, int rows, Index c
   for (int i = threadIdx.x / 32; i < rows; i += warps) {
     T most = 0;
     for (Index c = lane; c < columns; c += 32) most = absolute(A(i, c)) > most ? absolute(A(i, c)) : most;
-    most = max_of_lanes(most);
+    most = max_lanes(most);
     if (lane == 0) target[i] = most;
     all = most > all ? most : all;
   }
   return all;
 }
 
-// G: k x k, contiguous, gU U' before (nothing where gU is null) and the middle of the gradient after; Y: gV V', likewise, or
-// null. inverse: 1 / S as the policy says, k for each item, or null. An item on which the loss tells apart what A does not
-// determine is reported with code 1; items count from `first`.
-// Memory of a block: 6 k + 32 numbers. Threads: `threads`.
+// Replaces G (k x k, contiguous), which holds gU U' unless gU is null, by the middle matrix of the gradient. Y: gV V', contiguous, or
+// null. inverse receives the policy's replacement of 1 / S, k numbers per item, unless it is null. An item on which the loss depends
+// on vectors that A does not determine is reported with code 1; the first item of this launch has the number `first`.
+// Shared memory: 6 k + 32 numbers. Threads: `threads`.
 template <typename T, int threads>
 __global__ void __launch_bounds__(threads)
     weigh(T* G, const T* Y, const T* S, const T* gS, const T* gU, Index gu_item, Index gu_row, Index gu_col, const T* gV,
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(threads)
   T* const scratch = marks + k;
   const Matrix<T> middle{G + item * k * k, height, 1};
   const Matrix<const T> moved{Y + item * k * k, height, 1};
-  const Matrix<const T> of_v = Operand<T>{gV, gv_item, gv_row, gv_col}.of(item);
+  const Matrix<const T> of_v = Operand<T>{gV, gv_item, gv_row, gv_col}.select(item);
 
   T most = 0, most_slope = 0;
   for (int i = rank; i < k; i += threads) {
@@ -55,29 +55,29 @@ __global__ void __launch_bounds__(threads)
     slope[i] = gS ? gS[item * k + i] : T(0);
     most_slope = absolute(slope[i]) > most_slope ? absolute(slope[i]) : most_slope;
   }
-  if (gU) most = measure_rows(most_u, Operand<T>{gU, gu_item, gu_row, gu_col}.of(item), k, height);
+  if (gU) most = measure_rows(most_u, Operand<T>{gU, gu_item, gu_row, gu_col}.select(item), k, height);
   if (gV) {
     const T most_of_v = measure_rows(most_v, of_v, k, width);
     most = most_of_v > most ? most_of_v : most;
   }
-  most = largest_of_team(most, scratch, team);
-  most_slope = largest_of_team(most_slope, scratch, team);
-  const Matrix<const T> right = Operand<T>{V, v_item, v_row, v_col}.of(item);
+  most = max_team(most, scratch, team);
+  most_slope = max_team(most_slope, scratch, team);
+  const Matrix<const T> right = Operand<T>{V, v_item, v_row, v_col}.select(item);
   const Weights<T> weights(s, slope, gU ? most_u : nullptr, gV ? most_v : nullptr, own_inverse, most, most_slope,
                            static_cast<int>(policy), T(tol), k, static_cast<int>(width));
   weights.invert_values(own_inverse, marks, moved, of_v, right, k, width, team);
   bool ambiguous = false;
   for (int place = rank; place < k * k; place += threads)
-    if (place % k >= place / k) ambiguous = weights.take(middle, moved, place / k, place % k) || ambiguous;
+    if (place % k >= place / k) ambiguous = weights.combine(middle, moved, place / k, place % k) || ambiguous;
   if (inverse)
     for (int i = rank; i < k; i += threads) inverse[item * k + i] = own_inverse[i];
   if (weights.wide && weights.checks && s[k - 1] <= weights.gaps.threshold) {
-    // Vectors that belong to zeros are free in all directions: what gV has outside of the rows of V must vanish.
+    // A does not determine vectors that belong to zeros, so the part of gV outside the span of the rows of V must be zero.
     for (int i = k - 1; i >= 0 && s[i] <= weights.gaps.threshold; --i)
       for (Index c = rank; c < width; c += threads) {
         T inside = 0;
         for (int j = 0; j < k; ++j) inside += moved(i, j) * right(j, c);
-        ambiguous = ambiguous || absolute(of_v(i, c) - inside) > weights.of_zeros(most_v, i, i);
+        ambiguous = ambiguous || absolute(of_v(i, c) - inside) > weights.threshold_for_zeros(most_v, i, i);
       }
   }
   if (ambiguous) report_failure(failure, first + item, 1);

@@ -1,12 +1,12 @@
-// What the kernels of one-sided Jacobi share: the range of numbers, the rotation of a pair of rows, and rows for singular
-// values that are zero.
+// Functions that the kernels of one-sided Jacobi share: scaling, the rotation of a pair of rows, and vectors for singular values
+// that are zero.
 #pragma once
 #include "spectral.cuh"
 
 constexpr int kMostSweeps = 40;  // 6 to 10 are usual
 
-// The largest entry is scaled to 2^top: sums of squares of squares do not overflow. Rows whose square is below
-// `least` count as zero. Where the squares of a pair are small, they are lifted before they are squared again.
+// Numbers of the scaling. The largest entry is scaled to 2^top, so that sums of fourth powers do not overflow. Rows whose square is
+// below `least` count as zero. Squares below `low` (`lower`) are multiplied by `lift` (`lift_more`) before they are squared again.
 template <typename T>
 struct Range;
 
@@ -29,13 +29,13 @@ __device__ inline bool is_oblique(double xx, double yy, double xy, double allowe
   return xy * xy > allowed * allowed * (xx * lift) * (yy * lift);
 }
 __device__ inline bool is_oblique(float xx, float yy, float xy, float allowed, float) {
-  // In double the products of four entries keep their digits.
+  // Double precision, so that products of four entries do not underflow.
   return double(xy) * xy > double(allowed) * allowed * (double(xx) * yy);
 }
 
-// The smallest of the values of `per_pair` neighbouring lanes, in each of them.
+// Returns the smallest value of `per_pair` neighbouring lanes to each of them.
 template <int per_pair>
-__device__ int least_of_lanes(int value) {
+__device__ int min_lanes(int value) {
 #pragma unroll
   for (int distance = per_pair / 2; distance > 0; distance /= 2) {
     const int other = __shfl_xor_sync(kAllLanes, value, distance);
@@ -44,18 +44,18 @@ __device__ int least_of_lanes(int value) {
   return value;
 }
 
-// cosine x + sine y and -sine x + cosine y are orthogonal, at most 45 degrees from x and y: the longer row stays the longer
-// one. `tangent` = sine / cosine. Rows that are orthogonal as they are, or zero, have the identity.
+// The rotation that makes x and y orthogonal: cosine x + sine y and -sine x + cosine y, by at most 45 degrees, so that the longer row
+// stays the longer one. tangent = sine / cosine. It is the identity for rows that are orthogonal already, or zero.
 template <typename T>
 struct Rotation {
   T cosine, sine, tangent;
   bool oblique, first_is_longer;
 };
 
-// From xx = |x|^2, yy = |y|^2 and xy = x.y. With d = xx - yy, o = 2 xy, h = sqrt(d^2 + o^2) the angle has
+// Returns the rotation from xx = |x|^2, yy = |y|^2 and xy = x.y. With d = xx - yy, o = 2 xy, h = sqrt(d^2 + o^2) the angle has
 // cos^2 = (1 + |d| / h) / 2 and sin = o / (2 h cos), with the sign of d.
 template <typename T>
-__device__ Rotation<T> rotation(T xx, T yy, T xy, bool takes_part, T allowed) {
+__device__ Rotation<T> find_rotation(T xx, T yy, T xy, bool takes_part, T allowed) {
   const T size = xx + yy;
   const T lift = size < Range<T>::lower ? Range<T>::lift_more : size < Range<T>::low ? Range<T>::lift : T(1);
   const bool zero = !(xx >= Range<T>::least && yy >= Range<T>::least);
@@ -68,21 +68,22 @@ __device__ Rotation<T> rotation(T xx, T yy, T xy, bool takes_part, T allowed) {
   T sine = oblique ? T(0.5) * o * inverse_h * inverse : T(0);
   sine = d < T(0) ? -sine : sine;
   const T tangent = sine * inverse;
-  // To cosine^2 + sine^2 = 1, or a thousand rotations of a row add up what is missing.
+  // Corrects cosine^2 + sine^2 to 1: the errors of a thousand rotations of a row would add up.
   const T missing = T(0.5) * fma(-sine, sine, fma(-cosine, cosine, T(1)));
   cosine = fma(cosine, missing, cosine);
   sine = fma(sine, missing, sine);
   return {cosine, sine, tangent, oblique, d >= T(0)};
 }
 
-// Rows [filled, k) of V, in global memory, := orthonormal to all rows before: unit vectors that stick out most,
-// orthogonalised three times. `along` has room for two numbers per thread or column. With `fix_sign` by the rule.
+// Fills rows [filled, k) of V, in global memory, so that all rows are orthonormal. Each starts as the unit vector that is farthest
+// from the span of the rows before, and is orthogonalised three times. `along` is a workspace of max(k, n) numbers. With `fix_sign`
+// the leading entry is made positive.
 template <typename T, typename Crew>
 __device__ void complete_rows(T* V, int filled, int k, int n, bool fix_sign, T* along, const Crew& team, int threads) {
   for (int i = 0; i < k; ++i) {
     const bool open = i >= filled;
     if (!team.any_around(open)) continue;
-    // Teams that only keep their warp company touch nothing: their rows may be those of another team, which writes them.
+    // A team without a row to fill takes part in barriers only: its rows may belong to another team, which writes them.
     const int length = open ? n : 0, before = open ? i : 0;
     T* const row = V + static_cast<Index>(i) * n;
     for (int c = team.rank; c < length; c += threads) {

@@ -1,15 +1,15 @@
-// The negative log likelihood of linear Gaussian state space models, and its gradient: a block of threads has one series.
-// kalman_steps.cuh has the steps of the filter; here are the value, and the adjoint, whose formulas are those of
+// The negative log likelihood of linear Gaussian state space models, and its gradient; one thread block per series.
+// kalman_steps.cuh has the steps of the filter. This file has the value, and the adjoint with the formulas of
 // csrc/small/lane_kalman.h.
 #include "kalman_steps.cuh"
 
-// A product of pivots as mantissa * 2^exponent, so that one logarithm at the end does for all of them. In double
-// precision also for single: thousands of steps.
-struct Value {
+// The sums of the likelihood. The product of pivots is stored as mantissa * 2^exponent, so that one logarithm at the end is enough.
+// In double precision for float as well, because thousands of steps are added.
+struct LikelihoodSums {
   double quadratic = 0, lost = 0, mantissa = 1;
   Index exponent = 0, observed = 0;
 
-  // Kahan's sum.
+  // Kahan summation.
   __device__ __forceinline__ void add(double square) {
     const double term = square - lost, sum = quadratic + term;
     lost = (sum - quadratic) - term;
@@ -18,7 +18,7 @@ struct Value {
   __device__ __forceinline__ void multiply(double pivot) {
     mantissa *= pivot;
     if (mantissa > 1e-30 && mantissa < 1e30) return;
-    if (!(mantissa > 0) || !is_finite(mantissa)) return;  // reported by then
+    if (!(mantissa > 0) || !is_finite(mantissa)) return;  // the failure has been reported
     const int e = ilogb(mantissa);
     mantissa = ldexp(mantissa, -e);
     exponent += e;
@@ -29,9 +29,10 @@ struct Value {
   }
 };
 
-// +k: pivot k of the innovation covariance is not positive; -k: it is not finite; -(p + 1): the innovation is not.
+// Returns +k if pivot k of the innovation covariance is not positive, -k if it is not finite, -(p + 1) if the innovation is not
+// finite, else 0.
 template <typename T>
-__device__ int code_of(const T* pivots, int p, T square) {
+__device__ int find_failure_code(const T* pivots, int p, T square) {
   for (int i = 0; i < p; ++i) {
     if (!is_finite(pivots[i])) return -(i + 1);
     if (!(pivots[i] > T(0))) return i + 1;
@@ -39,13 +40,14 @@ __device__ int code_of(const T* pivots, int p, T square) {
   return is_finite(square) ? 0 : -(p + 1);
 }
 
-// The first failure of all series, the smallest of these numbers: by series, then by step. _kernels/cuda/kalman_nll.py reads it.
+// Reports a failure: lowers *cell to a number that encodes series, step and code, so that the first series and step stays.
+// _kernels/cuda/small/kalman.py decodes it.
 __device__ inline void report_step(Index* cell, Index series, Index step, int code) {
   constexpr Index kCodes = Index(1) << 6, kSteps = Index(1) << 28;
   if (cell) atomicMin(cell, (series * kSteps + step) * kCodes + code + kCodes / 2);
 }
 
-// s := the value of each series; NaN, and a report, where it fails.
+// s := the value of each series; NaN, with a report, if it fails.
 template <typename T, int N, int D, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     filter(const T* y, Index y_series, Index y_time, const T* A, Index A_series, Index A_time, const T* B,
@@ -57,22 +59,22 @@ __global__ void __launch_bounds__(kThreads)
                          {Q + b * Q_series, Q_time}, {R + b * R_series, R_time}, {c + b * c_series, c_time},
                          m + b * m_series, P + b * P_series, static_cast<int>(states), static_cast<int>(observations)};
   Steps<T, N, D, kThreads> it(series, shared_memory<T>());
-  const Index steps = it.count(times, reinterpret_cast<int*>(it.X));
+  const Index steps = it.count_steps(times, reinterpret_cast<int*>(it.X));
   if (steps == 0) {
     if (threadIdx.x == 0) s[b] = T(0);
     return;
   }
-  it.start();
+  it.load_first_moments();
   it.load(0, true);
   it.wait();
-  Value value;
+  LikelihoodSums value;
   bool failed = false;
   for (Index t = 0; t < steps; ++t) {
     it.place_A(false);
     if (t + 1 < steps) it.fetch(t + 1, false);
-    it.compare();
+    it.form_innovation();
     it.wait();
-    it.vary();
+    it.form_innovation_covariance();
     it.wait();
     it.template solve<false>(nullptr);
     it.wait();
@@ -89,45 +91,46 @@ __global__ void __launch_bounds__(kThreads)
       }
       value.add(static_cast<double>(square));
       if (!(good && square >= T(0) && is_finite(square)) && !failed) {
-        const int code = code_of(it.pivots, series.p, square);
+        const int code = find_failure_code(it.pivots, series.p, square);
         failed = code != 0;
         if (failed && threadIdx.x == 0) report_step(cell, b, t, code);
       }
     }
     if (t + 1 == steps) break;
-    it.gain();
+    it.form_gain();
     it.wait();
-    it.filter();
+    it.update_covariance();
     it.wait();
-    it.move();
+    it.advance_state();
     it.wait();
-    it.spread();
+    it.predict_covariance();
     it.place(false);
     it.wait();
   }
   if (threadIdx.x == 0) s[b] = failed ? T(nan("")) : static_cast<T>(value.result());
 }
 
-// The filter again, from the moments predicted for `first` to those for `end`. kept: those of each step on the way.
+// Runs the filter from the moments predicted for `first` to those for `end`. Stores the moments of each step in `kept` unless it is
+// null.
 template <typename Filter, typename T>
-__device__ __forceinline__ void walk(Filter& it, Index first, Index end, T* kept, Index moments) {
+__device__ __forceinline__ void run_filter(Filter& it, Index first, Index end, T* kept, Index moments) {
   for (Index t = first; t < end; ++t) {
     it.place_A(false);
     it.fetch(t + 1, false);
-    if (kept) it.keep(kept + (t - first) * moments);
-    it.compare();
+    if (kept) it.store_moments(kept + (t - first) * moments);
+    it.form_innovation();
     it.wait();
-    it.vary();
+    it.form_innovation_covariance();
     it.wait();
     it.template solve<false>(nullptr);
     it.wait();
-    it.gain();
+    it.form_gain();
     it.wait();
-    it.filter();
+    it.update_covariance();
     it.wait();
-    it.move();
+    it.advance_state();
     it.wait();
-    it.spread();
+    it.predict_covariance();
     it.place(false);
     it.wait();
   }
@@ -135,8 +138,8 @@ __device__ __forceinline__ void walk(Filter& it, Index first, Index end, T* kept
   it.wait();
 }
 
-// The gradient of an R x C matrix, of which r x c are there: summed up in registers, one step after the other, and
-// given away after each step where the matrix varies, at the end where not. Null: not wanted.
+// The gradient of an r x c matrix, padded to R x C: summed over the steps in registers, and written after each step if the matrix
+// varies with time, else at the end. Null data: not wanted.
 template <typename T, int R, int C, int kThreads>
 struct Gradient {
   Varying<T> target;
@@ -153,7 +156,7 @@ struct Gradient {
       sum[s] = 0;
     });
   }
-  __device__ __forceinline__ void step(Index t) {
+  __device__ __forceinline__ void finish_step(Index t) {
     if (target.data && target.time) write(t);
   }
   __device__ __forceinline__ void finish() {
@@ -161,9 +164,9 @@ struct Gradient {
   }
 };
 
-// The gradients of each series, in places of their own. `memory` has room for `segment` + ceil(times / segment) moments
-// per series: predicted moments are kept for `segment` steps at a time, and once per segment. Gradients of what varies
-// are left alone past the last observation.
+// Computes the gradients of each series in separate memory. `memory` holds `segment` + ceil(times / segment) moments per series:
+// predicted moments are stored for `segment` steps at a time, and once per segment. Gradients of operands that vary with time
+// are not written past the last observation.
 template <typename T, int N, int D, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     pull_back(const T* y, Index y_series, Index y_time, const T* A, Index A_series, Index A_time, const T* B,
@@ -182,19 +185,19 @@ __global__ void __launch_bounds__(kThreads)
                          {Q + b * Q_series, Q_time}, {R + b * R_series, R_time}, {c + b * c_series, c_time},
                          m + b * m_series, P + b * P_series, n, p};
   T* next = shared_memory<T>() + Filter::kNumbers;
-  const auto room = [&next](int count) {
-    T* const here = next;
+  const auto take = [&next](int count) {
+    T* const start = next;
     next += count;
-    return here;
+    return start;
   };
-  T* const of_P = room(tile_of(N, N));       // of the moments predicted for t + 1, then of those for t
-  T* const of_Pf = room(tile_of(N, N));      // of the filtered ones
-  T* const PA = room(tile_of(N, N));         // gP A
-  T* const KtgP = room(tile_of(D, N));       // K' gP+
-  T* const Sinv = room(tile_of(D, D));
-  T* const of_S = room(tile_of(D, D));
-  T *const of_m = room(N), *const of_mf = room(N), *const Btu = room(N), *const Pg = room(N);
-  T *const w = room(D), *const of_v = room(D);
+  T* const of_P = take(tile_size(N, N));       // of the moments predicted for t + 1, then of those for t
+  T* const of_Pf = take(tile_size(N, N));      // of the filtered ones
+  T* const PA = take(tile_size(N, N));         // gP A
+  T* const KtgP = take(tile_size(D, N));       // K' gP+
+  T* const Sinv = take(tile_size(D, D));
+  T* const of_S = take(tile_size(D, D));
+  T *const of_m = take(N), *const of_mf = take(N), *const Btu = take(N), *const Pg = take(N);
+  T *const w = take(D), *const of_v = take(D);
 
   const auto own = [b](T* data, Index stride, Index time) {
     return Varying<T>{data ? data + b * stride : data, time};
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(kThreads)
   Gradient<T, N, 1, kThreads> of_c(own(gc, gc_series, gc_time), n, 1);
 
   Filter it(series, shared_memory<T>());
-  const Index steps = it.count(times, reinterpret_cast<int*>(it.X));
+  const Index steps = it.count_steps(times, reinterpret_cast<int*>(it.X));
   it.template each<N, N>([&](int, int i, int j, bool mine) {
     if (mine) of_P[i * kRow + j] = 0;
   });
@@ -218,13 +221,13 @@ __global__ void __launch_bounds__(kThreads)
   T* const kept = memory + b * moments * (segment + (times + segment - 1) / segment);
   T* const marks = kept + segment * moments;
   if (steps) {
-    it.start();
+    it.load_first_moments();
     it.load(0, true);
   }
   it.wait();
   for (Index k = 0; k + 1 < segments; ++k) {
-    it.keep(marks + k * moments);
-    walk(it, k * segment, (k + 1) * segment, static_cast<T*>(nullptr), moments);
+    it.store_moments(marks + k * moments);
+    run_filter(it, k * segment, (k + 1) * segment, static_cast<T*>(nullptr), moments);
   }
   for (Index k = segments - 1; k >= 0; --k) {
     const Index first = k * segment, end = first + segment < steps ? first + segment : steps;
@@ -234,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
       it.place_moments();
       it.wait();
     }
-    walk(it, first, end - 1, kept, moments);
+    run_filter(it, first, end - 1, kept, moments);
     for (Index t = end - 1; t >= first; --t) {
       const bool later = t + 1 < steps;
       if (t > first) {
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(kThreads)
         it.fetch_moments(kept + (t - 1 - first) * moments);
       }
       // gm+ = A' gm, and gP A of gP+ = A' gP A.
-      it.compare();
+      it.form_innovation();
       it.template each<N, N>([&](int, int i, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return of_P[i * kRow + l] * it.A[l * kRow + j]; });
         if (mine) PA[i * kRow + j] = value;
@@ -254,7 +257,7 @@ __global__ void __launch_bounds__(kThreads)
       it.wait();
 
       // gP+, gQ = gP, gc = gm; nothing follows the last step, whose gm and gP are zero.
-      it.vary();
+      it.form_innovation_covariance();
       it.template each<N, N>([&](int s, int i, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return it.A[l * kRow + i] * PA[l * kRow + j]; });
         if (mine && i >= j) of_Pf[i * kRow + j] = of_Pf[j * kRow + i] = later ? value : T(0);
@@ -265,15 +268,15 @@ __global__ void __launch_bounds__(kThreads)
         if (mine) Pg[i] = value;
         of_c.sum[s] += of_m[i];
       });
-      of_Q.step(t);
-      of_c.step(t);
+      of_Q.finish_step(t);
+      of_c.finish_step(t);
       it.wait();
 
       it.template solve<true>(Sinv);
       it.wait();
 
       // w = K' gm+, gy = gv = gs u + w, K' gP+.
-      it.gain();
+      it.form_gain();
       it.template each<D, N>([&](int, int q, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return it.Kt[q * kRow + l] * of_Pf[l * kRow + j]; });
         if (mine) KtgP[q * kRow + j] = value;
@@ -283,11 +286,11 @@ __global__ void __launch_bounds__(kThreads)
         of_y.sum[s] = weight * it.u[q] + value;
         if (mine) w[q] = value, of_v[q] = of_y.sum[s];
       });
-      of_y.step(t);
+      of_y.finish_step(t);
       it.wait();
 
       // gS = (gs (S^-1 - u u') - w u' - u w') / 2.
-      if (gA || gB) it.filter();
+      if (gA || gB) it.update_covariance();
       it.template each<D, D>([&](int, int i, int j, bool mine) {
         const T *const u = it.u;
         const T value = weight * (Sinv[i * kRowD + j] - u[i] * u[j]) - w[i] * u[j] - u[i] * w[j];
@@ -296,27 +299,27 @@ __global__ void __launch_bounds__(kThreads)
       it.wait();
 
       // gA = gm m+' + 2 gP A P+, gB = 2 gS B P + u (P gm+)' - 2 K' gP+ P+ - gv m', gR = gS + K' gP+ K.
-      // For gP: gP+ J into X, gS B into R K', which have served; B' u.
+      // For gP: gP+ J goes into X, and gS B into RK, whose values are not needed any more; also B' u.
       if (gA && later)
         it.template each<N, N>([&](int s, int i, int j, bool) {
           const T value = sum_of<T, N>([&](int l) { return PA[i * kRow + l] * it.Pf[l * kRow + j]; });
           of_A.sum[s] += of_m[i] * it.mf[j] + T(2) * value;
         });
-      of_A.step(t);
+      of_A.finish_step(t);
       if (gB)
         it.template each<D, N>([&](int s, int q, int j, bool) {
           T value = sum_of<T, D>([&](int r) { return of_S[q * kRowD + r] * it.BP[r * kRow + j]; });
           value -= sum_of<T, N>([&](int l) { return KtgP[q * kRow + l] * it.Pf[l * kRow + j]; });
           of_B.sum[s] += T(2) * value + it.u[q] * Pg[j] - of_v[q] * it.m[j];
         });
-      of_B.step(t);
+      of_B.finish_step(t);
       if (gR)
         it.template each<D, D>([&](int s, int i, int j, bool) {
           const int low = i > j ? i : j, high = i > j ? j : i;
           const T value = sum_of<T, N>([&](int l) { return KtgP[low * kRow + l] * it.Kt[high * kRow + l]; });
           of_R.sum[s] += it.seen(i) * it.seen(j) * (of_S[i * kRowD + j] + value);
         });
-      of_R.step(t);
+      of_R.finish_step(t);
       it.template each<N, N>([&](int, int i, int j, bool mine) {
         const T value = sum_of<T, N>([&](int l) { return of_Pf[i * kRow + l] * it.J[l * kRow + j]; });
         if (mine) it.X[i * kRow + j] = value;

@@ -1,11 +1,10 @@
-// One step of the Kalman filter by one block of threads, which has one series. The mathematics, and what a missing
-// observation counts as, are those of csrc/small/lane_kalman.h.
+// One step of the Kalman filter by one thread block, which computes one series. csrc/small/lane_kalman.h has the mathematics and
+// says how missing observations are treated.
 //
-// All that threads exchange is in shared memory; there are seven stages to a step, with a barrier between two. What
-// only one thread reads (Q, R, sums of gradients) it keeps in registers. Steps follow from each other, so that the time
-// of a series is the sum of the latencies of its stages: stages are few and wide, nothing is read from the device's
-// memory that was not asked for a step before, and threads without an element of their own compute one that another
-// thread has, rather than to take a branch.
+// Threads exchange data through shared memory. A step has seven stages with a barrier between two. Data that only one thread reads (Q,
+// R, sums of gradients) are kept in registers. Each step depends on the one before, so the time of a series is the sum of the
+// latencies of its stages. Therefore stages are few and wide, loads from global memory start one step ahead, and a thread without
+// an element of its own computes the element of another thread instead of taking a branch.
 //
 // N states and D observations, powers of two, are the sizes of the model rounded up. States past the end are zero in
 // all matrices, observations past the end are missing.
@@ -21,8 +20,8 @@ __device__ __forceinline__ void wait() {
     __syncthreads();
 }
 
-// Elements of an R x C matrix that one thread has, and body(s, i, j, mine) for each: s counts them, i and j are row and
-// column. Elements of one thread share a column. mine: this thread stores it, not one that computes it again.
+// kOwn: how many elements of an R x C matrix one thread computes. `each` calls body(s, i, j, mine) for them: s counts them, i and j
+// are row and column. Elements of one thread share a column. mine: this thread stores the element, others compute it redundantly.
 template <int R, int C, int kThreads>
 constexpr int kOwn = R * C >= kThreads ? R * C / kThreads : 1;
 
@@ -39,7 +38,7 @@ __device__ __forceinline__ void each(Body body) {
   }
 }
 
-// term(0) + ... + term(K - 1), in two chains where they are long.
+// Returns term(0) + ... + term(K - 1), in two independent sums if K > 4.
 template <typename T, int K, typename Term>
 __device__ __forceinline__ T sum_of(Term term) {
   T even = 0, odd = 0;
@@ -61,7 +60,7 @@ __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
 }
 
-// What a matrix or vector of a series is at time t: dense, row by row; the stride is 0 where it does not vary.
+// A matrix or vector of a series for every time: dense and row-major; the stride is 0 if it does not vary.
 template <typename T>
 struct Varying {
   T* data;
@@ -77,16 +76,16 @@ struct Series {
   int n, p;
 };
 
-// Elements of a tile of `rows` rows whose length is odd: lanes along rows and along columns meet all banks.
-__host__ __device__ constexpr int tile_of(int rows, int columns) { return rows * (columns | 1); }
+// Elements of a tile whose row length is odd, so that lanes along rows and along columns access different banks.
+__host__ __device__ constexpr int tile_size(int rows, int columns) { return rows * (columns | 1); }
 
 template <typename T, int N, int D, int kThreads>
 struct Steps {
   static_assert(kThreads >= N + D + 1, "a right-hand side of the solve is the work of one thread");
   static constexpr int kRow = N | 1, kRowD = D | 1;
   static constexpr int kNN = kOwn<N, N, kThreads>, kDN = kOwn<D, N, kThreads>, kDD = kOwn<D, D, kThreads>;
-  static constexpr int kNumbers = 5 * tile_of(N, N) + 5 * tile_of(D, N) + 2 * tile_of(D, D) + 2 * N + 5 * D;
-  // Numbers of moments, the mean and a triangle of the covariance, that one thread keeps.
+  static constexpr int kNumbers = 5 * tile_size(N, N) + 5 * tile_size(D, N) + 2 * tile_size(D, D) + 2 * N + 5 * D;
+  // How many moments (entries of the mean and of a triangle of the covariance) one thread stores.
   static constexpr int kMoments = (N * (N + 3) / 2 + kThreads - 1) / kThreads;
 
   const Series<T>& series;
@@ -95,23 +94,23 @@ struct Steps {
   T *seenR, *L;                    // D x D
   T *m, *mf, *y, *v, *u, *pivots, *inverse;
   T Q[kNN], R[kDD], c;
-  // Of the next step, on its way from the device's memory.
+  // The model at the next step, loaded one step ahead.
   T next_A[kNN], next_Q[kNN], next_B[kDN], next_R[kDD], next_c, next_y;
   T next_moments[kMoments];
   int row[kMoments], column[kMoments];  // of the moments; column -1: an element of the mean, -2: none
 
   __device__ Steps(const Series<T>& given, T* memory) : series(given) {
-    const auto room = [&memory](int count) {
-      T* const here = memory;
+    const auto take = [&memory](int count) {
+      T* const start = memory;
       memory += count;
-      return here;
+      return start;
     };
-    A = room(tile_of(N, N)), P = room(tile_of(N, N)), J = room(tile_of(N, N));
-    X = room(tile_of(N, N)), Pf = room(tile_of(N, N));
-    B = room(tile_of(D, N)), seenB = room(tile_of(D, N)), Kt = room(tile_of(D, N));
-    BP = room(tile_of(D, N)), RK = room(tile_of(D, N));
-    seenR = room(tile_of(D, D)), L = room(tile_of(D, D));
-    m = room(N), mf = room(N), y = room(D), v = room(D), u = room(D), pivots = room(D), inverse = room(D);
+    A = take(tile_size(N, N)), P = take(tile_size(N, N)), J = take(tile_size(N, N));
+    X = take(tile_size(N, N)), Pf = take(tile_size(N, N));
+    B = take(tile_size(D, N)), seenB = take(tile_size(D, N)), Kt = take(tile_size(D, N));
+    BP = take(tile_size(D, N)), RK = take(tile_size(D, N));
+    seenR = take(tile_size(D, D)), L = take(tile_size(D, D));
+    m = take(N), mf = take(N), y = take(D), v = take(D), u = take(D), pivots = take(D), inverse = take(D);
 #pragma unroll
     for (int s = 0; s < kMoments; ++s) {
       int e = s * kThreads + thread() - series.n;
@@ -132,8 +131,8 @@ struct Steps {
   }
   __device__ __forceinline__ static void wait() { ::wait<kThreads>(); }
 
-  // Steps up to the last observation. `found` is a number in shared memory.
-  __device__ Index count(Index times, int* found) const {
+  // Returns the number of steps up to the last observation. `found` is an int in shared memory.
+  __device__ Index count_steps(Index times, int* found) const {
     constexpr int kEach = 4;
     if (thread() == 0) *found = 0;
     wait();
@@ -154,8 +153,8 @@ struct Steps {
     return *found;
   }
 
-  // The first moments.
-  __device__ void start() {
+  // Loads the moments at time 0.
+  __device__ void load_first_moments() {
     each<N, N>([&](int, int i, int j, bool mine) {
       const int low = i > j ? i : j, high = i > j ? j : i;
       if (mine) P[i * kRow + j] = low < series.n ? series.P[low * series.n + high] : T(0);
@@ -165,23 +164,23 @@ struct Steps {
     });
   }
 
-  // Asks for the model at time t, which `place` and `place_A` then put to use. all: also for what does not vary.
+  // Starts to load the model at time t into registers, from where `place` and `place_A` store it. all: also operands that do not vary.
   __device__ __forceinline__ void fetch(Index t, bool all) {
     const int n = series.n, p = series.p;
     next_y = thread() < p ? series.y.at(t)[thread()] : T(nan(""));
     if (all || series.A.time)
       each<N, N>([&](int s, int i, int j, bool) { next_A[s] = i < n && j < n ? series.A.at(t)[i * n + j] : T(0); });
     if (all || series.Q.time)
-      each<N, N>([&](int s, int i, int j, bool) { next_Q[s] = lower(series.Q.at(t), i, j, n); });
+      each<N, N>([&](int s, int i, int j, bool) { next_Q[s] = read_symmetric(series.Q.at(t), i, j, n); });
     if (all || series.B.time)
       each<D, N>([&](int s, int i, int k, bool) { next_B[s] = i < p && k < n ? series.B.at(t)[i * n + k] : T(0); });
     if (all || series.R.time)
-      each<D, D>([&](int s, int i, int j, bool) { next_R[s] = lower(series.R.at(t), i, j, p); });
+      each<D, D>([&](int s, int i, int j, bool) { next_R[s] = read_symmetric(series.R.at(t), i, j, p); });
     if (all || series.c.time) next_c = thread() < n ? series.c.at(t)[thread()] : T(0);
   }
 
-  // Element (i, j) of a symmetric matrix of which the lower triangle is read.
-  __device__ __forceinline__ static T lower(const T* S, int i, int j, int order) {
+  // Returns element (i, j) of the symmetric matrix with the lower triangle of S; 0 beyond its order.
+  __device__ __forceinline__ static T read_symmetric(const T* S, int i, int j, int order) {
     const int low = i > j ? i : j, high = i > j ? j : i;
     return low < order ? S[low * order + high] : T(0);
   }
@@ -209,15 +208,15 @@ struct Steps {
     if (all || series.c.time) c = next_c;
   }
 
-  // The model at time t, at once.
+  // Loads and stores the model at time t.
   __device__ void load(Index t, bool all) {
     fetch(t, all);
     place(all);
     place_A(all);
   }
 
-  // Predicted moments go to the device's memory and come back. Each thread reads what it wrote itself.
-  __device__ __forceinline__ void keep(T* memory) const {
+  // Stores predicted moments in global memory; fetch_moments and place_moments load them. Each thread reads what it wrote itself.
+  __device__ __forceinline__ void store_moments(T* memory) const {
 #pragma unroll
     for (int s = 0; s < kMoments; ++s)
       if (column[s] > -2) memory[s * kThreads + thread()] = column[s] < 0 ? m[row[s]] : P[row[s] * kRow + column[s]];
@@ -238,8 +237,8 @@ struct Steps {
 
   __device__ __forceinline__ T seen(int i) const { return y[i] == y[i] ? T(1) : T(0); }
 
-  // Stage 1: B P and v = y - B m; B and R without what is missing.
-  __device__ __forceinline__ void compare() {
+  // Stage 1: B P and v = y - B m; B and R without missing observations.
+  __device__ __forceinline__ void form_innovation() {
     each<D, N>([&](int, int i, int j, bool mine) {
       const T factor = seen(i), b = factor * B[i * kRow + j];
       const T value = factor * sum_of<T, N>([&](int k) { return B[i * kRow + k] * P[k * kRow + j]; });
@@ -258,7 +257,7 @@ struct Steps {
   }
 
   // Stage 2: S = B P B' + R.
-  __device__ __forceinline__ void vary() {
+  __device__ __forceinline__ void form_innovation_covariance() {
     each<D, D>([&](int, int i, int j, bool mine) {
       const T value = sum_of<T, N>([&](int k) { return BP[i * kRow + k] * seenB[j * kRow + k]; });
       if (mine && i >= j) L[i * kRowD + j] = L[j * kRowD + i] = seenR[i * kRowD + j] + value;
@@ -270,7 +269,7 @@ struct Steps {
   template <bool kInverse>
   __device__ __forceinline__ void solve(T* Sinv) {
     if constexpr (D <= 4) {
-      // Every thread factors for itself, in registers.
+      // Every thread computes the whole factor in registers.
       T l[D][D], reciprocal[D];
       if (kThreads > 32 && thread() / 32 * 32 > N + (kInverse ? D : 0)) return;
 #pragma unroll
@@ -296,14 +295,15 @@ struct Steps {
       factor_by_lanes();
       wait();
       if (kThreads > 32 && thread() / 32 * 32 > N + (kInverse ? D : 0)) return;
-      // From L and then from L': the same numbers from the same place would be kept, in more registers than there are.
+      // The second substitution reads L' instead of L: if both read the same addresses, the compiler would keep all of L in
+      // registers, and there are not enough.
       substitute<kInverse>(
           Sinv, [&](int i, int k) { return L[i * kRowD + k]; }, [&](int i, int k) { return L[k * kRowD + i]; },
           [&](int i) { return inverse[i]; });
     }
   }
 
-  // The first warp factors S, lane i has row i; L' goes into the upper triangle.
+  // The first warp factors S; lane i has row i. L' is stored in the upper triangle.
   __device__ __forceinline__ void factor_by_lanes() {
     if (thread() >= 32) return;
     const int lane = thread(), i = lane < D ? lane : D - 1;
@@ -323,7 +323,7 @@ struct Steps {
     }
   }
 
-  // x := (L L')^-1 x, for x a column of B P, v, or a column of the identity: one for each thread.
+  // x := (L L')^-1 x, where each thread has one x: a column of B P, v, or a column of the identity.
   template <bool kInverse, typename Down, typename Up, typename Reciprocal>
   __device__ __forceinline__ void substitute(T* Sinv, Down l, Up again, Reciprocal reciprocal) {
     const int unit = thread() - N - 1;
@@ -353,7 +353,7 @@ struct Steps {
   }
 
   // Stage 4: J = I - K B, X = J P = P - K B P, R K' and m+ = m + K v.
-  __device__ __forceinline__ void gain() {
+  __device__ __forceinline__ void form_gain() {
     each<N, N>([&](int, int i, int j, bool mine) {
       const T share = sum_of<T, D>([&](int q) { return Kt[q * kRow + i] * seenB[q * kRow + j]; });
       const T product = sum_of<T, D>([&](int q) { return Kt[q * kRow + i] * BP[q * kRow + j]; });
@@ -370,7 +370,7 @@ struct Steps {
   }
 
   // Stage 5: P+ = J P J' + K R K'.
-  __device__ __forceinline__ void filter() {
+  __device__ __forceinline__ void update_covariance() {
     each<N, N>([&](int, int i, int j, bool mine) {
       T value = sum_of<T, N>([&](int k) { return X[i * kRow + k] * J[j * kRow + k]; });
       value += sum_of<T, D>([&](int q) { return Kt[q * kRow + i] * RK[q * kRow + j]; });
@@ -379,7 +379,7 @@ struct Steps {
   }
 
   // Stage 6: X = A P+, m = A m+ + c.
-  __device__ __forceinline__ void move() {
+  __device__ __forceinline__ void advance_state() {
     each<N, N>([&](int, int i, int j, bool mine) {
       const T value = sum_of<T, N>([&](int k) { return A[i * kRow + k] * Pf[k * kRow + j]; });
       if (mine) X[i * kRow + j] = value;
@@ -390,8 +390,8 @@ struct Steps {
     });
   }
 
-  // Stage 7: P = A P+ A' + Q. A is in use until its end: the next one is placed in the first stage of the next step.
-  __device__ __forceinline__ void spread() {
+  // Stage 7: P = A P+ A' + Q. A is read until the end of this stage, so the next A is stored in the first stage of the next step.
+  __device__ __forceinline__ void predict_covariance() {
     each<N, N>([&](int s, int i, int j, bool mine) {
       const T value = Q[s] + sum_of<T, N>([&](int k) { return X[i * kRow + k] * A[j * kRow + k]; });
       if (mine && i >= j) P[i * kRow + j] = P[j * kRow + i] = value;

@@ -1,27 +1,27 @@
 // Triangles packed into vectors, and back.
 //
-// A triangle has runs: run r holds the first r + 1 entries of row r + skip of the matrix and lies in the vector from
-// r (r + 1) / 2 on. That is a lower triangle, row by row; an upper one, column by column, is a lower one of A', and comes
-// with its strides swapped. Whoever knows a row knows its run, so nothing has to be found from a place in the vector.
+// A triangle consists of runs. Run r holds the first r + 1 entries of row r + skip of the matrix and starts at entry
+// r (r + 1) / 2 of the vector. That is a lower triangle, row by row; an upper triangle, column by column, is a lower one of A',
+// passed with swapped strides. Threads are assigned to rows, which gives the run directly, without a square root.
 #include "block.cuh"
 
 __device__ inline Index start_of_run(Index r) { return r * (r + 1) / 2; }
 
 constexpr int kPackingThreads = 256;
 
-// A or v := the other. A group of `lanes` threads (a power of two) has a row; a block takes `passes` times as many rows as
-// it has groups. Rows of all items are numbered through, those without an entry of the triangle only where zeros go there.
-// Lanes go along rows: for matrices with neighbours in their rows, or so small that the cache holds what was read or
-// written with gaps. 256 threads, any grid that covers the rows.
+// Packs A into v, or with `unpacks` v into A. A group of `lanes` threads (a power of two) moves a row; a block moves `passes` times
+// as many rows as it has groups. Rows are numbered over all items; rows without an entry of the triangle are included only when
+// unpacking, which writes zeros there. Lanes go along rows, so this is for row-major matrices, or for small ones that the cache
+// holds. 256 threads, any grid that covers the rows.
 template <typename T, bool unpacks>
 __global__ void move_rows(T* __restrict__ data, Index a_item, Index row, Index col, T* __restrict__ packed, Index v_item,
                           Index v_step, Index n, Index skip, Index items, Index lanes, Index passes) {
   const unsigned groups = kPackingThreads / static_cast<unsigned>(lanes);
   const unsigned lane = threadIdx.x % static_cast<unsigned>(lanes), group = threadIdx.x / static_cast<unsigned>(lanes);
-  const Index above = unpacks ? 0 : skip;  // rows that are left out
+  const Index above = unpacks ? 0 : skip;  // rows before the first one that is moved
   const unsigned rows = static_cast<unsigned>(n - above);
   const Index first = static_cast<Index>(blockIdx.x) * passes * groups;
-  // One division in 64 bits; from there on a number in 32 is enough.
+  // One 64-bit division; 32-bit numbers are enough from here on.
   Index item = first / rows;
   unsigned i = static_cast<unsigned>(first - item * rows) + group;
   for (Index pass = 0; pass < passes; ++pass, i += groups) {
@@ -43,9 +43,9 @@ __global__ void move_rows(T* __restrict__ data, Index a_item, Index row, Index c
 
 constexpr int kPackingTile = 32;
 
-// The same for matrices with neighbours in their columns: a block has a tile of 32 x 32, and turns it in its memory, so that
-// both sides are read and written along the lanes. 256 threads, grid = (items * tiles * tiles).
-// Memory of a block: one padded tile.
+// The same for column-major matrices: a block transposes a tile of 32 x 32 in shared memory, so that lanes access consecutive
+// addresses of both A and v. 256 threads, grid = (items * tiles * tiles).
+// Shared memory: one padded tile.
 template <typename T, bool unpacks>
 __global__ void move_tiles(T* __restrict__ data, Index a_item, Index row, Index col, T* __restrict__ packed,
                            Index v_item, Index v_step, Index n, Index skip, Index tiles) {

@@ -1,16 +1,16 @@
 // potrf for batches of matrices up to order 128, A = L L^T, and its gradient.
 //
-// Only the lower case is written: the upper factor is the lower one of the transposed memory.
+// Only the lower factor is implemented: the upper one is the lower one of the transposed matrix, with swapped strides.
 #include "batch.cuh"
 
-// The code of LAPACK, or -k where row k of the triangle is the first to hold a NaN or an infinity, unless a smaller
-// minor failed already.
-__device__ inline int status_of(int minor, int spoilt_row) {
+// Returns the status of an item: the order of the failed minor as in LAPACK, or -k if row k of the triangle is the first with a NaN
+// or an infinity and no smaller minor failed.
+__device__ inline int combine_status(int minor, int spoilt_row) {
   return spoilt_row && (minor == 0 || minor >= spoilt_row) ? -spoilt_row : minor;
 }
 
 // Lane i has row i of A's lower triangle, zeros above, and gets row i of L. Returns the order of the first minor that
-// is not positive, else 0; what follows it is of no use. Groups of N lanes:
+// is not positive, else 0; later entries are then meaningless. Groups of N lanes:
 //     l_kk = sqrt(a_kk), l_ik = a_ik / l_kk, a_ij -= l_ik l_jk
 template <typename T, int N>
 __device__ int factor_rows(T (&a)[N], int lane) {
@@ -31,14 +31,14 @@ __device__ int factor_rows(T (&a)[N], int lane) {
 }
 
 // One group of N lanes per matrix of order n <= N; block = 32 k threads, grid = all groups.
-// Memory of a block: one tile per group.
+// Shared memory: one tile per group.
 template <typename T, int N>
 __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, const T* A, Index a_item, Index a_row,
                              Index a_col, Index order, Index items, int* info, Index* first_failure) {
   constexpr int ld = padded<T>(N);
   const int lane = threadIdx.x % N, group = threadIdx.x / N;
   const Index item = static_cast<Index>(blockIdx.x) * (blockDim.x / N) + group;
-  const int n = item < items ? static_cast<int>(order) : 0;  // a group without a matrix factors the identity
+  const int n = item < items ? static_cast<int>(order) : 0;  // a group without an item factors the identity
   T* const tile = shared_memory<T>() + group * kTileStride<T, N>;
   load_lower<T, N>(tile, Matrix<const T>{A + item * a_item, a_row, a_col}, n, lane, T(1));
   __syncwarp();
@@ -48,7 +48,7 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, const
 #pragma unroll
   for (int j = 0; j < N; ++j) finite = finite && isfinite(row[j]);
   const unsigned spoilt = __ballot_sync(kAllLanes, !finite) >> (threadIdx.x % 32 / N * N);
-  const int code = status_of(factor_rows(row, lane), __ffs(N == 32 ? spoilt : spoilt & ((1u << N % 32) - 1)));
+  const int code = combine_status(factor_rows(row, lane), __ffs(N == 32 ? spoilt : spoilt & ((1u << N % 32) - 1)));
   if (code) {
 #pragma unroll
     for (int j = 0; j < N; ++j) row[j] = j == lane;
@@ -62,7 +62,7 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, const
   }
 }
 
-// Calls visit(i, j) for all elements of an n x n matrix, lanes along what lies together in memory.
+// Calls visit(i, j) for all elements of an n x n matrix; neighbouring lanes get neighbours in memory.
 template <typename T, typename Visit>
 __device__ void for_elements(const Matrix<T>& A, int n, Visit visit) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -72,8 +72,8 @@ __device__ void for_elements(const Matrix<T>& A, int n, Visit visit) {
 }
 
 // One block per matrix, in panels of 16 columns: the diagonal block by one warp, the rows below it by one thread each,
-// then the rest of the lower triangle in blocks of 16 x 16, each by 16 threads. `order` <= 128 is completed to a
-// multiple of 16 by the identity. Memory of a block: the matrix, a transposed diagonal block, its inverse diagonal, and
+// then the rest of the lower triangle in blocks of 16 x 16, each by 16 threads. `order` <= 128 is padded to a
+// multiple of 16 by the identity. Shared memory: the matrix, a transposed diagonal block, its inverse diagonal, and
 // two numbers.
 template <typename T>
 __global__ void factor_medium(T* L, Index l_item, Index l_row, Index l_col, const T* A, Index a_item, Index a_row,
@@ -144,7 +144,7 @@ __global__ void factor_medium(T* L, Index l_item, Index l_row, Index l_col, cons
     const int blocks = (size - below) / kPanel, u = thread % 16 / 4, v = thread % 4;
     for (int number = thread / 16; number < blocks * (blocks + 1) / 2; number += threads / 16) {
       int block_row, block_col;
-      block_of(number, block_row, block_col);
+      find_block(number, block_row, block_col);
       T* const rows = W + (below + block_row * kPanel) * ld;
       subtract_product(rows + below + block_col * kPanel, ld, rows + start, ld,
                        W + (below + block_col * kPanel) * ld + start, ld, u, v);
@@ -152,7 +152,7 @@ __global__ void factor_medium(T* L, Index l_item, Index l_row, Index l_col, cons
     __syncthreads();
   }
 
-  const int code = status_of(*failed_minor, *spoilt_row > size ? 0 : *spoilt_row);
+  const int code = combine_status(*failed_minor, *spoilt_row > size ? 0 : *spoilt_row);
   const Matrix<T> target{L + item * l_item, l_row, l_col};
   for_elements(target, n, [&](int i, int j) { target(i, j) = code ? T(i == j) : j <= i ? W[i * ld + j] : T(0); });
   if (thread == 0) {
@@ -161,9 +161,9 @@ __global__ void factor_medium(T* L, Index l_item, Index l_row, Index l_col, cons
   }
 }
 
-// G := L^-T copyltu(L^T tril(G)) L^-1 of order N, by a group of N lanes, in tiles. Lane j starts with column j of G;
-// L^T G needs only what it has of G, and both solves are the same: the second one on rows of the first one's result.
-// `inverse` receives 1 / l_kk. Lanes that are not `active` only go along.
+// G := L^-T copyltu(L^T tril(G)) L^-1 of order N, by a group of N lanes, in tiles. Lane j starts with column j of G,
+// which is all of G that its column of L^T G needs. Both solves are the same code: the second one runs on rows of the first one's
+// result. `inverse` receives 1 / l_kk. Lanes that are not `active` only take part in barriers.
 template <typename T, int N>
 __device__ void pull_back_tile(T* L, T* G, T* inverse, int lane, bool active) {
   constexpr int ld = padded<T>(N);
@@ -172,7 +172,7 @@ __device__ void pull_back_tile(T* L, T* G, T* inverse, int lane, bool active) {
   for (int k = 0; k < N; ++k) x[k] = k >= lane ? G[k * ld + lane] : T(0);
   if (active) inverse[lane] = T(1) / L[lane * ld + lane];
 #pragma unroll
-  for (int k = 0; k < N; ++k) {  // x_i += l_ki g_k for i <= k; nothing asks for g_k after this
+  for (int k = 0; k < N; ++k) {  // x_i += l_ki g_k for i <= k; g_k is not needed after this
     const T own = x[k];
     x[k] = 0;
 #pragma unroll
@@ -206,8 +206,8 @@ __device__ void pull_back_tile(T* L, T* G, T* inverse, int lane, bool active) {
   __syncwarp();
 }
 
-// gA := 1/2 L^-T copyltu(L^T tril(gL)) L^-1, and 0 where info says that the factorisation failed. One group of N lanes
-// per matrix. Memory of a block: two tiles and N numbers per group.
+// gA := 1/2 L^-T copyltu(L^T tril(gL)) L^-1, and 0 for items whose info is not 0. One group of N lanes per matrix.
+// Shared memory: two tiles and N numbers per group.
 template <typename T, int N>
 __global__ void pull_back_small(T* gA, Index g_item, Index g_row, Index g_col, const T* L, Index l_item, Index l_row,
                                 Index l_col, const T* gL, Index gl_item, Index gl_row, Index gl_col, Index order,
@@ -232,10 +232,10 @@ __global__ void pull_back_small(T* gA, Index g_item, Index g_row, Index g_col, c
 }
 
 // The same for order <= 128: one block per matrix, the reverse sweep over panels J of 16 columns from the last one back.
-// With R the rows after J, H = G + G^T of what is done, kept in full:
+// R are the rows after J, and H = G + G^T of the blocks that are done, stored in full:
 //     G_RJ := (G_RJ - H_RR L_RJ) L_JJ^-1,  G_JJ := G_JJ - tril(G_RJ^T L_RJ),  H_JJ := L_JJ^-T copyltu(L_JJ^T G_JJ) L_JJ^-1
-// and gA = H / 2 in the end. L and gL are read panel by panel. Threads: two per row of the completed matrix, as four of
-// them have two rows of the product. Memory of a block: H, a panel of L and one of G, 16 numbers.
+// and gA = H / 2 in the end. L and gL are read panel by panel. Threads: two per row of the padded matrix, because four
+// threads compute two rows of the product. Shared memory: H, a panel of L and one of G, 16 numbers.
 template <typename T>
 __global__ void pull_back_medium(T* gA, Index g_item, Index g_row, Index g_col, const T* L, Index l_item, Index l_row,
                                  Index l_col, const T* gL, Index gl_item, Index gl_row, Index gl_col, Index order,
@@ -268,7 +268,7 @@ __global__ void pull_back_medium(T* gA, Index g_item, Index g_row, Index g_col, 
       // Thread (i, j): rows i and i + threads / 4 of R, columns 4 j to 4 j + 3 of J.
       const int j = thread % 4 * 4, first = thread / 4, second = first + threads / 4;
       T sum[2][4] = {};
-      if (first < after) two_rows_times_four(sum, H_RR, ld, L_RJ, first, second, after, after, j);
+      if (first < after) multiply_two_rows(sum, H_RR, ld, L_RJ, first, second, after, after, j);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         if (first < after) G[(kPanel + first) * ld_panel + j + t] -= sum[0][t];

@@ -1,4 +1,5 @@
-// What the kernels of eigenvalues and singular values share: numbers of a type, groups of lanes, teams of threads.
+// Types and functions that the kernels of eigenvalues and singular values share: limits of number types, groups of lanes, teams of
+// threads.
 #pragma once
 #include "batch.cuh"
 
@@ -19,7 +20,7 @@ struct Numbers<float> {
   static constexpr float largest = 3.4028234663852886e38f;
 };
 
-// Entries of a vector within this of the largest decide its sign: the first of them becomes positive.
+// The sign of a vector is decided by its first entry whose size is at least this part of the largest one: it becomes positive.
 constexpr double kSameSize = 1.0 - 1e-6;
 
 template <typename T>
@@ -27,20 +28,20 @@ __device__ T absolute(T x) {
   return x < T(0) ? -x : x;
 }
 
-// 1 / sqrt(x) for a normal positive x. The device's float instruction is good to two units in the last place; a step of
-// Newton's iteration makes it one, which keeps long products of rotations orthogonal.
+// Returns 1 / sqrt(x) for a normal positive x. The device's float instruction has an error of two units in the last place. One
+// Newton step makes it one unit, which keeps long products of rotations orthogonal.
 __device__ inline double inverse_root(double x) { return rsqrt(x); }
 __device__ inline float inverse_root(float x) {
   const float y = rsqrtf(x);
   return fma(y * 0.5f, fma(-x * y, y, 1.0f), y);
 }
 
-// The bits of the lanes of one group, of `width` neighbouring lanes.
-__device__ inline unsigned lanes_of_group(unsigned ballot, int lane, int width) {
+// Returns the bits of a ballot that belong to this lane's group of `width` neighbouring lanes.
+__device__ inline unsigned select_group(unsigned ballot, int lane, int width) {
   return width == 32 ? ballot : ballot >> (lane / width * width) & ((1u << width) - 1u);
 }
 
-// The threads that share one matrix: part of a warp, or a block.
+// The threads that compute one matrix: part of a warp, or a block.
 template <int threads>
 struct Team {
   static constexpr bool block = threads > 32;
@@ -50,15 +51,15 @@ struct Team {
     if constexpr (block) __syncthreads();
     else __syncwarp();
   }
-  // Whether some thread of the team says so.
+  // Whether `mine` is true in some thread of the team.
   __device__ bool any(bool mine) const {
     if constexpr (block) {
       return __syncthreads_or(mine) != 0;
     } else {
-      return lanes_of_group(__ballot_sync(kAllLanes, mine), static_cast<int>(threadIdx.x % 32), threads) != 0;
+      return select_group(__ballot_sync(kAllLanes, mine), static_cast<int>(threadIdx.x % 32), threads) != 0;
     }
   }
-  // Whether some thread says so that runs in step with this one: of the team, or of the other teams of its warp.
+  // Whether `mine` is true in some thread that must take the same branch: of the team, or of other teams in the same warp.
   __device__ bool any_around(bool mine) const {
     if constexpr (block) return __syncthreads_or(mine) != 0;
     else return __any_sync(kAllLanes, mine) != 0;

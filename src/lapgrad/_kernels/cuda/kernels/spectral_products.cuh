@@ -1,8 +1,8 @@
-// Products of small matrices in shared memory, by a team of threads, and what their gradients divide by.
+// Products of small matrices in shared memory by a team of threads, and what replaces 1 / gap in spectral gradients.
 #pragma once
 #include "spectral.cuh"
 
-// An array of `stride` numbers per row, in shared memory.
+// A row-major matrix in shared memory with `stride` numbers per row.
 template <typename T>
 struct Tile {
   T* data;
@@ -11,9 +11,9 @@ struct Tile {
   __device__ T& operator()(int i, int k) const { return data[i * stride + k]; }
 };
 
-// Threads as a grid of down x across; a thread has the entries (y + r down, x + c across) of a result of at most
-// side x side. Neighbouring threads have neighbouring columns: rows are read without conflicts, and columns too where the
-// stride is odd.
+// The threads of a team as a grid of down x across. A thread computes the entries (y + r down, x + c across) of a result of at
+// most side x side. Neighbouring threads have neighbouring columns, so rows are read without bank conflicts, and so are columns
+// if the stride is odd.
 template <int side, int down, int across>
 struct Grid {
   static constexpr int threads = down * across, tall = side / down, wide = side / across;
@@ -21,7 +21,8 @@ struct Grid {
 
   __device__ explicit Grid(int rank) : y(rank / across), x(rank % across) {}
 
-  // sum := sum_k A(i, k) B(k, j) for its entries (i, j) of a result of rows x columns; `turn_` reads a transpose.
+  // sum := sum_k A(i, k) B(k, j) for this thread's entries (i, j) of a rows x columns result. turn_a, turn_b: A or B is read
+  // transposed.
   template <bool turn_a, bool turn_b, typename T>
   __device__ void multiply(const Tile<T>& A, const Tile<T>& B, int rows, int columns, int inner, T (&sum)[tall][wide]) const {
     int i[tall], j[wide];
@@ -46,7 +47,7 @@ struct Grid {
     }
   }
 
-  // Calls f(i, j, value) for its entries (i, j).
+  // Calls f(i, j, value) for this thread's entries (i, j).
   template <typename T, typename F>
   __device__ void each(const T (&value)[tall][wide], int rows, int columns, F f) const {
 #pragma unroll
@@ -57,10 +58,10 @@ struct Grid {
   }
 };
 
-// The largest of the values of a team, which are not negative. `memory` has room for one number per warp.
+// Returns the largest of the team's values, which are not negative. `memory` is a workspace with one number per warp.
 template <typename T, int threads>
-__device__ T largest_of_team(T value, T* memory, const Team<threads>& team) {
-  value = max_of_lanes(value, threads < 32 ? threads : 32);
+__device__ T max_team(T value, T* memory, const Team<threads>& team) {
+  value = max_lanes(value, threads < 32 ? threads : 32);
   if constexpr (threads > 32) {
     if (team.rank % 32 == 0) memory[team.rank / 32] = value;
     team.wait();
@@ -70,24 +71,25 @@ __device__ T largest_of_team(T value, T* memory, const Team<threads>& team) {
   return value;
 }
 
-// What stands for 1 / gap, gap >= 0, where it closes; the policies as csrc/base/gaps.h counts them.
+// The policies of csrc/base/gaps.h for small gaps, with the same numbers.
 constexpr int kMask = 0, kLorentz = 1, kClamp = 2, kNan = 3;
 
+// What replaces 1 / gap for gap >= 0.
 template <typename T>
 struct Gaps {
   int policy;
   T scale, threshold;
 
-  // For the largest value; where that is 0 the scale is taken as 1. The threshold's reciprocal does not overflow.
+  // The threshold is tol times the largest value, or tol if that is 0, and never so small that its reciprocal overflows.
   __device__ Gaps(int rule, T largest, T tol) : policy(rule), scale(largest) {
     threshold = tol * (scale == T(0) ? T(1) : scale);
     threshold = threshold < Numbers<T>::smallest ? Numbers<T>::smallest : threshold;
     scale = scale < threshold ? threshold : scale;
   }
 
-  __device__ bool tied(T gap) const { return !(gap > threshold); }
+  __device__ bool is_tied(T gap) const { return !(gap > threshold); }
 
-  __device__ T inverse(T gap) const {
+  __device__ T invert(T gap) const {
     if (policy == kMask) return gap > threshold ? T(1) / gap : T(0);
     if (policy == kClamp) return T(1) / (gap > threshold ? gap : threshold);
     if (policy == kNan) return T(1) / gap;
@@ -96,14 +98,14 @@ struct Gaps {
   }
 };
 
-// Entries of sk(gU U') that are only rounding are not divided by small gaps (policy mask), as csrc/base/gaps.h says. How far one may
-// be off: for each of its two rows of gU, of `length` numbers, this many times the largest entry of the row.
+// The rounding error of an entry of sk(gU U') is at most the sum over its two rows of gU, of `length` numbers, of this number times
+// the largest entry of the row. csrc/base/gaps.h has the derivation.
 template <typename T>
 __device__ T rounding_units(double length) {
   return T(8.0 * (1.0 + sqrt(length))) * Numbers<T>::eps;
 }
 
-// The gaps below which that is done, relative to the largest value: eps^(1/4).
+// Entries that are only rounding are discarded at gaps below this, relative to the largest value: eps^(1/4).
 template <typename T>
 __device__ T close_gap();
 template <>
@@ -115,21 +117,21 @@ __device__ inline float close_gap<float>() {
   return 0.018581361171917516f;
 }
 
-// Whether `turn` is only rounding: below `noise`, the sum over its rows, where the gap is below `close`. Slopes that differ by
-// `step` let a quotient as large as that be expected, unless the difference drowns in rounding as well.
+// Whether an entry `turn` is only rounding: smaller than `noise`, its error bound, at a gap below `close`. If the cotangents of the
+// two values differ, by `step`, the entry is kept unless gap * step is below the noise as well.
 template <typename T>
-__device__ bool only_rounding(T turn, T noise, T gap, T close, T step) {
+__device__ bool is_only_rounding(T turn, T noise, T gap, T close, T step) {
   return gap < close && absolute(turn) < noise && absolute(gap * step) < noise;
 }
 
-// A loss is even on equal values up to the root of eps, relative to the largest entry.
+// Differences that must be zero for a derivative to exist count as zero up to sqrt(eps) times the largest entry.
 template <typename T>
-__device__ T uneven_from();
+__device__ T unevenness_threshold();
 template <>
-__device__ inline double uneven_from<double>() {
+__device__ inline double unevenness_threshold<double>() {
   return 0x1p-26;
 }
 template <>
-__device__ inline float uneven_from<float>() {
+__device__ inline float unevenness_threshold<float>() {
   return 3.452669770922512e-4f;
 }

@@ -1,22 +1,21 @@
 // Eigenvalues and eigenvectors of batches of small symmetric matrices, a group of lanes of a warp for each.
 //
 // Householder reflections to tridiagonal form, then implicit QL steps (the shifts of EISPACK's imtql2), as on the CPU.
-// Compared with two-sided Jacobi this takes a tenth of the operations and half of the memory: the reflectors, the
-// orthogonal matrix and the eigenvectors follow each other in the same n x n array, so that an order of 64 in float64 fits
-// six times into the memory of one multiprocessor. A QL step is a chain of scalar operations, in which a block of many
-// warps would only wait; all lanes of the group follow it, and each rotates its own columns of the eigenvectors along,
-// without any barrier.
+// Compared with two-sided Jacobi this takes a tenth of the operations and half of the memory: the reflectors, the orthogonal
+// matrix and the eigenvectors use the same n x n array one after the other, so that six matrices of order 64 in float64 fit into
+// the shared memory of one multiprocessor. A QL step is a chain of scalar operations, on which a block of many warps would only
+// wait. All lanes of a group compute the chain, and each rotates its own columns of the eigenvectors, without any barrier.
 //
-// For orders up to 16 several matrices share a warp. Their steps go in parallel, each with its own bounds.
+// For orders up to 16 several matrices share a warp. Their steps run in parallel, each with its own bounds.
 #include "spectral.cuh"
 
 constexpr int kMostSteps = 60;  // for each eigenvalue; 2 are usual
 
-// The memory of one matrix.
+// The arrays of one matrix in shared memory.
 template <typename T>
 struct Eigenproblem {
   int n, stride;
-  T* rows;        // n x n, stride odd: lanes walk along rows and down columns without conflicts
+  T* rows;        // n x n with an odd stride, so that lanes read along rows and columns without bank conflicts
   T *d, *e;       // the tridiagonal matrix
   T *d_next, *e_next;
   T* beta;        // of the reflectors
@@ -25,14 +24,14 @@ struct Eigenproblem {
 };
 
 template <typename T>
-__device__ Eigenproblem<T> eigenproblem(T* memory, int n) {
+__device__ Eigenproblem<T> lay_out_eigenproblem(T* memory, int n) {
   const int stride = n | 1;
   T* const vectors = memory + n * stride;
   return {n, stride, memory, vectors, vectors + n, vectors + 2 * n, vectors + 3 * n, vectors + 4 * n};
 }
 
-// Both triangles from the lower one of the source (an upper one is read through exchanged strides), scaled by a power of
-// two so that the largest entry is in [1, 2). Returns the scale; 0 for a matrix with NaN or infinity, which becomes zero.
+// Loads both triangles from the lower one of the source (an upper one is passed with swapped strides), scaled by a power of two so
+// that the largest entry is in [1, 2). Returns the scale; 0 for a matrix with a NaN or an infinity, which is set to zero.
 template <typename T, int lanes>
 __device__ T load_scaled(const Eigenproblem<T>& p, const Matrix<const T>& source, int lane) {
   T most = 0, wrong = 0;
@@ -48,8 +47,8 @@ __device__ T load_scaled(const Eigenproblem<T>& p, const Matrix<const T>& source
       p.at(i, k) = x;
       p.at(k, i) = x;
     }
-  most = max_of_lanes(most, lanes);
-  const bool finite = max_of_lanes(wrong, lanes) == T(0);
+  most = max_lanes(most, lanes);
+  const bool finite = max_lanes(wrong, lanes) == T(0);
   T scale = most >= Numbers<T>::smallest && finite ? T(ldexp(1.0, ilogb(most))) : Numbers<T>::smallest;
   const T inverse = T(1) / scale;
   __syncwarp();
@@ -62,7 +61,7 @@ __device__ T load_scaled(const Eigenproblem<T>& p, const Matrix<const T>& source
 // A = Q T Q', T into d and e. H_j = 1 - beta_j v v'; v, from column j + 1 on, replaces row j.
 template <typename T, int columns, int lanes>
 __device__ void tridiagonalise(const Eigenproblem<T>& p, int lane) {
-  // Squares below this have lost digits to underflow, and belong to nothing in a matrix of size 1.
+  // Squares below this have lost digits to underflow. In a matrix scaled to size 1, a number with such a square counts as 0.
   constexpr T negligible = Numbers<T>::smallest / Numbers<T>::eps;
   const int n = p.n;
   T* const v = p.d_next;
@@ -77,7 +76,7 @@ __device__ void tridiagonalise(const Eigenproblem<T>& p, int lane) {
       product[c] = 0;
     }
     const T head = p.at(j, j + 1);
-    tail = sum_of_lanes(tail, lanes);
+    tail = sum_lanes(tail, lanes);
     __syncwarp();
     const bool reflects = tail > negligible;
     const T square = head * head + tail, norm = sqrt(square), image = head > T(0) ? -norm : norm;
@@ -94,7 +93,7 @@ __device__ void tridiagonalise(const Eigenproblem<T>& p, int lane) {
       p.beta[j] = beta;
     }
     __syncwarp();
-    if (lanes == 32 && !reflects) continue;  // the same for all lanes
+    if (lanes == 32 && !reflects) continue;  // all lanes of the warp take the same branch
     // w = beta A v - 1/2 beta^2 (v' A v) v, then A := A - v w' - w v'.
     for (int i = j + 1; i < n; ++i) {
       const T vi = v[i];
@@ -110,7 +109,7 @@ __device__ void tridiagonalise(const Eigenproblem<T>& p, int lane) {
       product[c] *= beta;
       inner += own[c] * product[c];
     }
-    const T shift = T(0.5) * beta * sum_of_lanes(inner, lanes);
+    const T shift = T(0.5) * beta * sum_lanes(inner, lanes);
 #pragma unroll
     for (int c = 0; c < columns; ++c) {
       const int k = lane + c * lanes;
@@ -136,9 +135,9 @@ __device__ void tridiagonalise(const Eigenproblem<T>& p, int lane) {
   __syncwarp();
 }
 
-// rows := Q' = H_{n-3} ... H_0, from the last reflector on, which touches the smallest block. Lanes have rows of their own.
+// rows := Q' = H_{n-3} ... H_0, starting with the last reflector, which touches the smallest block. Each lane computes its own rows.
 template <typename T, int lanes>
-__device__ void accumulate(const Eigenproblem<T>& p, int lane) {
+__device__ void form_vectors(const Eigenproblem<T>& p, int lane) {
   const int n = p.n;
   if (lane == 0) p.at(n - 1, n - 1) = 1;
   for (int j = n - 3; j >= 0; --j) {
@@ -170,25 +169,25 @@ __device__ bool is_small(const Eigenproblem<T>& p, int i) {
   return absolute(p.e[i]) <= Numbers<T>::eps * (absolute(p.d[i]) + absolute(p.d[i + 1])) + Numbers<T>::eps * Numbers<T>::eps;
 }
 
-// Bit i is set where e_i is small, and from n - 1 on. The same in all lanes of the group.
+// Returns a bit mask, the same in all lanes of the group: bit i is set if e_i is negligible or i >= n - 1.
 template <typename T, int columns, int lanes>
-__device__ unsigned long long small_ones(const Eigenproblem<T>& p, int lane) {
+__device__ unsigned long long find_small_entries(const Eigenproblem<T>& p, int lane) {
   unsigned long long bits = 0;
 #pragma unroll
   for (int c = 0; c < columns; ++c) {
     const int i = lane + c * lanes;
     const unsigned ballot = __ballot_sync(kAllLanes, i >= p.n - 1 || is_small(p, i));
-    bits |= static_cast<unsigned long long>(lanes_of_group(ballot, static_cast<int>(threadIdx.x % 32), lanes)) << (c * lanes);
+    bits |= static_cast<unsigned long long>(select_group(ballot, static_cast<int>(threadIdx.x % 32), lanes)) << (c * lanes);
   }
   return bits | ~0ull << (p.n - 1);
 }
 
-// The first bit from `begin` on that is set; one of them is.
-__device__ inline int first_bit(unsigned long long bits, int begin) {
+// Returns the first bit that is set, from `begin` on; there must be one.
+__device__ inline int find_first_bit(unsigned long long bits, int begin) {
   return begin + __ffsll(static_cast<long long>(bits >> begin)) - 1;
 }
 
-// d := eigenvalues of the tridiagonal matrix, the rows of vectors rotated along. Returns whether it converged.
+// d := eigenvalues of the tridiagonal matrix; the rows are rotated into its eigenvectors. Returns whether it converged.
 template <typename T, int columns, int lanes, bool vectors>
 __device__ bool iterate(const Eigenproblem<T>& p, int lane) {
   constexpr T negligible = Numbers<T>::smallest / Numbers<T>::eps;
@@ -196,9 +195,9 @@ __device__ bool iterate(const Eigenproblem<T>& p, int lane) {
   int first = 0, steps = 0;
   bool converged = true;
   for (;;) {
-    // What lies before the first e that is not small is done. From there the block reaches to the next small one.
-    const unsigned long long small = small_ones<T, columns, lanes>(p, lane);
-    const int begin = converged ? first_bit(~small | 1ull << (n - 1), first) : n - 1;
+    // Everything before the first e that is not small is done. From there the block extends to the next small e.
+    const unsigned long long small = find_small_entries<T, columns, lanes>(p, lane);
+    const int begin = converged ? find_first_bit(~small | 1ull << (n - 1), first) : n - 1;
     steps = begin == first ? steps + 1 : 1;
     first = begin;
     if (steps > kMostSteps && first < n - 1) {
@@ -206,15 +205,15 @@ __device__ bool iterate(const Eigenproblem<T>& p, int lane) {
       first = n - 1;
     }
     if (!__any_sync(kAllLanes, first < n - 1)) return converged;
-    const int last = first_bit(small, first);
-    int written = n;  // where the new values begin
+    const int last = find_first_bit(small, first);
+    int written = n;  // the first index with new values
     if (first < last) {
       const T e_first = p.e[first], d_first = p.d[first];
       const T ratio = (p.d[first + 1] - d_first) / (T(2) * e_first), root = sqrt(ratio * ratio + T(1));
-      T upper = p.d[last];  // of each pair the entry with the larger index
+      T upper = p.d[last];  // the diagonal entry with the larger index of the current pair
       T g = upper - d_first + e_first / (ratio + (ratio < T(0) ? -root : root));
       T s = 1, c = 1, shift = 0;
-      // The next numbers are read ahead: the chain of operations below does not wait for memory.
+      // The next numbers are read one step ahead, so that the chain of operations below does not wait for memory.
       T e_next = p.e[last - 1], d_next = p.d[last - 1], row_next[columns], carried[columns];
       if constexpr (vectors) {
 #pragma unroll
@@ -260,7 +259,7 @@ __device__ bool iterate(const Eigenproblem<T>& p, int lane) {
           }
         }
       }
-      // Done, or stopped early: then the block is split above i + 1.
+      // Stores the last row and values. If the loop stopped early, the block is split above i + 1.
       if constexpr (vectors) {
 #pragma unroll
         for (int r = 0; r < columns; ++r)
@@ -272,7 +271,7 @@ __device__ bool iterate(const Eigenproblem<T>& p, int lane) {
       }
       written = i + 1;
     }
-    // What all lanes read is replaced when all have read it.
+    // Values that all lanes read are replaced only after all lanes have read them.
     __syncwarp();
     for (int k = written + lane; k <= last; k += lanes) {
       p.d[k] = p.d_next[k];
@@ -282,7 +281,7 @@ __device__ bool iterate(const Eigenproblem<T>& p, int lane) {
   }
 }
 
-// The place of each row in ascending order of eigenvalues, and its sign.
+// d_next := the rank of each row in ascending order of eigenvalues; e_next := the sign that makes its leading entry positive.
 template <typename T, int lanes, bool vectors>
 __device__ void order_rows(const Eigenproblem<T>& p, int lane) {
   const int n = p.n;
@@ -310,8 +309,8 @@ __device__ void order_rows(const Eigenproblem<T>& p, int lane) {
 }
 
 // Ascending eigenvalues of the lower triangle of each item, and with `vectors` rows of eigenvectors; both contiguous.
-// order: the largest n; lanes: for one matrix. A block has as many matrices as it has groups of lanes.
-// Memory of a block: for each matrix n (n | 1) + 5 n numbers. Failures: code -1 for NaN or infinity, 1 for no convergence.
+// order: the largest n; lanes: lanes per matrix. A block computes as many matrices as it has groups of lanes.
+// Shared memory: for each matrix n (n | 1) + 5 n numbers. Failures: code -1 for NaN or infinity, 1 for no convergence.
 template <typename T, int order, int lanes, bool vectors>
 __global__ void syevd(const T* A, Index a_item, Index a_row, Index a_col, T* eigenvalues, T* U, Index* failure,
                       Index items, Index size) {
@@ -320,11 +319,11 @@ __global__ void syevd(const T* A, Index a_item, Index a_row, Index a_col, T* eig
   const int groups = static_cast<int>(blockDim.x) / lanes;
   const Index wanted = static_cast<Index>(blockIdx.x) * groups + group;
   const bool present = wanted < items;
-  const Index item = present ? wanted : items - 1;  // lanes without an item of their own keep their warp company
-  const Eigenproblem<T> p = eigenproblem(shared_memory<T>() + group * (n * (n | 1) + 5 * n), n);
+  const Index item = present ? wanted : items - 1;  // lanes without an item repeat the last one, because they share shuffles with others
+  const Eigenproblem<T> p = lay_out_eigenproblem(shared_memory<T>() + group * (n * (n | 1) + 5 * n), n);
   const T scale = load_scaled<T, lanes>(p, {A + item * a_item, a_row, a_col}, lane);
   tridiagonalise<T, columns, lanes>(p, lane);
-  if constexpr (vectors) accumulate<T, lanes>(p, lane);
+  if constexpr (vectors) form_vectors<T, lanes>(p, lane);
   const bool converged = iterate<T, columns, lanes, vectors>(p, lane);
   order_rows<T, lanes, vectors>(p, lane);
   if (!present) return;

@@ -1,13 +1,14 @@
 // The gradient of eigenvalues and eigenvectors of batches of small symmetric matrices.
 //
-//     gA = U' M U,  M_ij = 1/2 (P_ij - P_ji) / (l_i - l_j) as the policy says,  M_ii = slope_i,  P = gU U'
+//     gA = U' M U,  M_ij = 1/2 (P_ij - P_ji) / (l_i - l_j),  M_ii = slope_i,  P = gU U'
 //
-// A team of threads has one matrix; all products are between arrays in shared memory.
+// where the policy decides what replaces 1 / (l_i - l_j) at small gaps. A team of threads computes one matrix; all products are
+// between arrays in shared memory.
 #include "spectral_products.cuh"
 
-// gU or slope may be null. An item on which the loss tells apart what belongs to one eigenvalue is reported with code 1.
+// gU or slope may be null. An item on which the loss depends on vectors that the matrix does not determine is reported with code 1.
 // side: the largest n; the threads of a team are a grid of down x across.
-// Memory of a block: for each team 3 n (n | 1) + 3 n + 32 numbers.
+// Shared memory: for each team 3 n (n | 1) + 3 n + 32 numbers.
 template <typename T, int side, int down, int across>
 __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
     syevd_vjp(const T* U, Index u_item, Index u_row, Index u_col, const T* eigenvalues, const T* gU, Index g_item, Index g_row,
@@ -18,7 +19,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const int n = static_cast<int>(size), stride = n | 1, number = static_cast<int>(threadIdx.x) / threads;
   const Index wanted = static_cast<Index>(blockIdx.x) * (blockDim.x / threads) + number;
   const bool present = wanted < items;
-  const Index item = present ? wanted : items - 1;  // threads without an item of their own keep their warp company
+  const Index item = present ? wanted : items - 1;  // threads without an item repeat the last one, because they share barriers and shuffles with others
   T* const memory = shared_memory<T>() + number * (3 * n * stride + 3 * n + 32);
   const Tile<T> rows{memory, stride}, given{memory + n * stride, stride}, M{memory + 2 * n * stride, stride};
   T* const lambda = memory + 3 * n * stride;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
   const Gaps<T> gaps(static_cast<int>(policy), first > last ? first : last, T(tol));
   bool uneven = false;
 
-  // M; P first.
+  // M, whose memory holds P first.
   T most = 0, skew = 0;
   if (gU) {
     const T units = rounding_units<T>(n);
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
       most = absolute(value) > most ? absolute(value) : most;
     });
     team.wait();
-    most = largest_of_team(most, scratch, team);
+    most = max_team(most, scratch, team);
   }
   const T close = close_gap<T>() * gaps.scale;
   for (int i = grid.y; i < n; i += down)
@@ -66,30 +67,30 @@ __global__ void __launch_bounds__(down* across > 128 ? down * across : 128)
         M(i, i) = step[i];
       } else if (gU) {
         const T gap = lambda[i] - lambda[j], difference = M(i, j) - M(j, i);
-        if (gaps.tied(gap)) skew = absolute(difference) > skew ? absolute(difference) : skew;
+        if (gaps.is_tied(gap)) skew = absolute(difference) > skew ? absolute(difference) : skew;
         const bool discarded = gaps.policy == kMask &&
-                               only_rounding(difference, noise[i] + noise[j], gap, close, step[i] - step[j]);
-        M(i, j) = M(j, i) = discarded ? T(0) : T(0.5) * difference * gaps.inverse(gap);
+                               is_only_rounding(difference, noise[i] + noise[j], gap, close, step[i] - step[j]);
+        M(i, j) = M(j, i) = discarded ? T(0) : T(0.5) * difference * gaps.invert(gap);
       } else {
         M(i, j) = M(j, i) = 0;
       }
     }
-  uneven = skew > uneven_from<T>() * most;
+  uneven = skew > unevenness_threshold<T>() * most;
   if (slope) {
     T largest = 0, jump = 0;
     for (int i = team.rank; i < n; i += threads) {
       largest = absolute(step[i]) > largest ? absolute(step[i]) : largest;
-      if (i > 0 && gaps.tied(lambda[i] - lambda[i - 1])) {
+      if (i > 0 && gaps.is_tied(lambda[i] - lambda[i - 1])) {
         const T difference = absolute(step[i] - step[i - 1]);
         jump = difference > jump ? difference : jump;
       }
     }
-    uneven = jump > uneven_from<T>() * largest_of_team(largest, scratch, team) || uneven;
+    uneven = jump > unevenness_threshold<T>() * max_team(largest, scratch, team) || uneven;
   }
   if (uneven && present) report_failure(failure, item, 1);
   team.wait();
 
-  // U' (M U), by way of `given`, and then of M for what rounding makes of its symmetry.
+  // U' (M U): M U goes to `given`, the result to M, and its symmetric part to gA, because rounding breaks the symmetry.
   grid.template multiply<false, false>(M, rows, n, n, n, sum);
   grid.each(sum, n, n, [&](int i, int j, T value) { given(i, j) = value; });
   team.wait();

@@ -1,33 +1,33 @@
-// Triangles of large matrices: mirroring, zeroing, and the inverses of diagonal blocks.
+// Triangles of large matrices: mirroring, clearing, copies, and the inverses of diagonal blocks.
 #include "block.cuh"
 
 constexpr int kTile = 32;
-constexpr int kTileRows = 8;  // threads (32, 8): each moves four rows of a tile
+constexpr int kTileRows = 8;  // 32 x 8 threads: each moves four rows of a tile
 
-// Which tile (i, j), i >= j, of a triangle of tiles the block with this number has.
-__device__ inline void tile_of(Index number, Index& i, Index& j) {
+// Finds the tile (i, j), i >= j, of a triangle of tiles from the number of a block.
+__device__ inline void find_tile(Index number, Index& i, Index& j) {
   i = static_cast<Index>((sqrt(8.0 * static_cast<double>(number) + 1.0) - 1.0) * 0.5);
   while ((i + 1) * (i + 2) / 2 <= number) ++i;
   while (i * (i + 1) / 2 > number) --i;
   j = number - i * (i + 1) / 2;
 }
 
-// What becomes of a pair (a_ij, a_ji), i > j.
-constexpr int kMirrorUp = 0;    // the lower one goes to both places: a symmetric matrix from its lower triangle
-constexpr int kMirrorDown = 1;  // the upper one goes to both
-constexpr int kMoveDown = 2;    // the upper one goes to the lower place, and 0 to its own
-constexpr int kClearUpper = 3;  // the upper one becomes 0
-constexpr int kClearLower = 4;  // the lower one becomes 0
+// What happens to a pair a_ij (below the diagonal) and a_ji (above), i > j.
+constexpr int kMirrorUp = 0;    // a_ji := a_ij
+constexpr int kMirrorDown = 1;  // a_ij := a_ji
+constexpr int kMoveDown = 2;    // a_ij := a_ji, then a_ji := 0
+constexpr int kClearUpper = 3;  // a_ji := 0
+constexpr int kClearLower = 4;  // a_ij := 0
 
-// In place; 256 threads have one pair of tiles. What a triangle is replaced by need not have been written: a tile on the
-// diagonal is read up to it. grid = (tiles (tiles + 1) / 2, items).
-// Memory of a block: two tiles of 32 x 33.
+// Reshapes one pair of mirrored tiles of A in place, with 256 threads. Entries that are overwritten are never read, so they may be
+// uninitialised. grid = (tiles (tiles + 1) / 2, items).
+// Shared memory: two tiles of 32 x 33.
 template <typename T, int kind>
 __device__ void reshape_tiles(const Matrix<T>& A, Index n) {
   T* const below = shared_memory<T>();
   T* const above = below + kTile * (kTile + 1);
   Index ti, tj;
-  tile_of(blockIdx.x, ti, tj);
+  find_tile(blockIdx.x, ti, tj);
   const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
   for (int r = first; r < kTile; r += kTileRows) {
     const Index i = ti * kTile + r, j = tj * kTile + column;  // of the lower tile
@@ -55,21 +55,21 @@ __global__ void reshape_triangle(T* data, Index item, Index row, Index n) {
   reshape_tiles<T, kind>(Matrix<T>{data + blockIdx.y * item, row, 1}, n);
 }
 
-// The first step of a Cholesky factorisation: the upper triangle of A := the transposed lower one of S, zeros below,
-// for cuSOLVER does not keep a NaN in the other triangle apart. A may lie in the memory of S, or of S^T.
-// spoilt[item] := n + 1 - i with i, from 1, the first row of that triangle with a NaN or an infinity in it; 0, which it
-// must hold before, when there is none. grid as in reshape_triangle; memory: one padded tile.
+// The first step of a Cholesky factorisation: the upper triangle of A := the transposed lower one of S, and zeros below, because
+// cuSOLVER lets a NaN in the other triangle spoil the result. A may be the memory of S, or of S^T.
+// spoilt[item] := n + 1 - i, where i (from 1) is the first row of that triangle with a NaN or an infinity. It must be 0 before, and
+// stays 0 if there is none. grid as in reshape_triangle; shared memory: one padded tile.
 template <typename T>
 __global__ void take_triangle(T* data, Index item, Index row, const T* source, Index s_item, Index s_row, Index s_col,
                               Index n, int* spoilt) {
   T* const tile = shared_memory<T>();
   Index ti, tj;
-  tile_of(blockIdx.x, ti, tj);
+  find_tile(blockIdx.x, ti, tj);
   const Matrix<T> A{data + blockIdx.y * item, row, 1};
   const Matrix<const T> S{source + blockIdx.y * s_item, s_row, s_col};
   const int column = threadIdx.x % kTile, first = threadIdx.x / kTile;
   for (int r = first; r < kTile; r += kTileRows) {
-    // Consecutive threads read consecutive addresses, whichever way S lies.
+    // Consecutive threads read consecutive addresses, in either storage order of S.
     const int down = s_row == 1 ? column : r, across = s_row == 1 ? r : column;
     const Index i = ti * kTile + down, j = tj * kTile + across;
     if (i >= n || j > i) continue;
@@ -86,8 +86,8 @@ __global__ void take_triangle(T* data, Index item, Index row, const T* source, I
   }
 }
 
-// The last step of a Cholesky factorisation. LAPACK's code k > 0: minor k is not positive. A spoilt row k makes it -k,
-// unless a smaller minor failed before. A failed item becomes the identity, in the others the triangle is reshaped.
+// The last step of a Cholesky factorisation. status := LAPACK's code (k > 0: minor k is not positive), or -k if row k is the first with
+// a NaN or an infinity and no smaller minor failed. A failed item becomes the identity; the triangle of the others is reshaped.
 template <typename T, int kind>
 __global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, const int* spoilt, int* status) {
   const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y], lapack = code[blockIdx.y];
@@ -99,7 +99,7 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
     return;
   }
   Index ti, tj;
-  tile_of(blockIdx.x, ti, tj);
+  find_tile(blockIdx.x, ti, tj);
   const int column = threadIdx.x % kTile;
   for (int r = threadIdx.x / kTile; r < kTile; r += kTileRows) {
     const Index i = ti * kTile + r, j = tj * kTile + column;
@@ -109,14 +109,14 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
   }
 }
 
-// The last step of an inverse: B := weight scale (B + ratio X X'), X n x k, of B's lower triangle, and symmetric.
-// grid as in reshape_triangle; memory: one padded tile.
+// The last step of an inverse: B := weight scale (B + ratio X X'), X n x k, symmetric, from the lower triangle of B.
+// grid as in reshape_triangle; shared memory: one padded tile.
 template <typename T>
 __global__ void finish_inverse(T* data, Index item, Index row, Index n, const T* columns, Index x_item, Index x_row,
                                Index x_col, Index k, const T* weights, double scale, double ratio) {
   T* const tile = shared_memory<T>();
   Index ti, tj;
-  tile_of(blockIdx.x, ti, tj);
+  find_tile(blockIdx.x, ti, tj);
   const Matrix<T> B{data + blockIdx.y * item, row, 1};
   const Matrix<const T> X{columns + blockIdx.y * x_item, x_row, x_col};
   const T weight = static_cast<T>(scale) * weights[blockIdx.y];
@@ -137,8 +137,8 @@ __global__ void finish_inverse(T* data, Index item, Index row, Index n, const T*
   }
 }
 
-// target := source, row by row, which do not overlap. grid = (rows, items). A thread asks for eight numbers before it
-// waits for the first of them.
+// target := source, row by row; they must not overlap. grid = (rows, items). A thread starts eight loads before it waits for the
+// first.
 template <typename T>
 __global__ void copy_rows(T* target, Index t_item, Index t_row, const T* source, Index s_item, Index s_row, Index n) {
   constexpr int at_once = 8;
@@ -156,7 +156,7 @@ __global__ void copy_rows(T* target, Index t_item, Index t_row, const T* source,
   for (; j < n; j += step) to[j] = from[j];
 }
 
-// target := source^T, target of order m x n. grid = (tiles down, tiles across, items); memory: one padded tile.
+// target (m x n) := source^T. grid = (tiles down, tiles across, items); shared memory: one padded tile.
 template <typename T>
 __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* source, Index s_item, Index s_row,
                                 Index m, Index n) {
@@ -172,12 +172,11 @@ __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* s
     if (top + r < m && left + column < n) to(top + r, left + column) = tile[column * (kTile + 1) + r];
 }
 
-// W := L^-1 for every diagonal block of order 64 of every item; only the block's lower triangle is written, and only
-// the lower triangle of L is read. grid = (blocks, items); 64 threads. Thread j has column j of W in its registers
-// and solves L w = e_j from the top: once w_i is known, l_ki w_i goes off all that is below. These products do not
-// wait for each other, and all threads read the same l_ki. A block that the end of the matrix cuts off is completed
-// by the identity.
-// Memory of a block: L, column by column, 64 x 64, and 1 / l_ii.
+// W := L^-1 for every diagonal block of order 64 of every item. Reads only the lower triangle of L and writes only the lower triangle
+// of W. grid = (blocks, items); 64 threads. Thread j holds column j of W in registers and solves L w = e_j from the top: once
+// w_i is known, l_ki w_i is subtracted from all w_k below. These products are independent, and all threads read the same l_ki. The
+// last block is padded by the identity.
+// Shared memory: L, column by column, 64 x 64, and 1 / l_ii.
 constexpr int kLeaf = 64;
 
 template <typename T>
@@ -189,7 +188,7 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
   const int size = static_cast<int>(n - start < kLeaf ? n - start : kLeaf), j = threadIdx.x;
   const Matrix<const T> source{L + blockIdx.y * l_item + start * (l_row + l_col), l_row, l_col};
   const Matrix<T> target{W + blockIdx.y * w_item + start * (w_row + 1), w_row, 1};
-  // Consecutive threads read consecutive addresses, whichever way L lies; 16 numbers are on their way at a time.
+  // Consecutive threads read consecutive addresses, in either storage order of L; 16 loads are in flight at a time.
   constexpr int at_once = 16;
   for (int first = 0; first < kLeaf; first += at_once) {
     T values[at_once];
@@ -221,24 +220,25 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
     if (j <= i && i < size) target(i, j) = w[i];
 }
 
-// The inverses of diagonal blocks of order 2 half of L from those of order `half`: with [[L11, 0], [L21, L22]],
+// merge_inverses computes the inverses of diagonal blocks of order 2 half of L from those of order `half`. For
+// [[L11, 0], [L21, L22]],
 //     W21 := -W22 (L21 W11)
-// A block has eight columns of W11: it needs no other for as many columns of both products. Thread i has row i of them
-// in its registers, and all threads read the same rows of what is multiplied from the right. 16 columns at a time of the
-// left factors go through the memory of the block, the next ones through registers. Nothing is launched between the two
-// products, and a product of cuBLAS takes the host three times as long as this.
-// grid = (half / 8, pairs, items); `half` threads. Memory of a block: half x 17 and half x 8.
+// A thread block computes kStrip columns of both products, which need only the same columns of W11. Thread i holds row i of the
+// result in registers, and all threads read the same rows of the right factor. The left factor passes through shared memory, kDepth
+// columns at a time, while the next ones are loaded into registers. One launch replaces two products of cuBLAS, each of which would
+// take the host three times as long to launch.
+// grid = (half / 8, pairs, items); `half` threads. Shared memory: half x 17 and half x 8.
 constexpr int kStrip = 8;
 constexpr int kDepth = 16;
 
-// sum += row `thread` of A right, from column `first` of A on; A is rows x columns, with zeros beyond. A lower triangle
-// asks for no columns beyond the rows that a warp has.
+// sum += row `thread` of A times `right`, from column `first` of A on. A is rows x columns, padded with zeros. For a lower
+// triangular A, columns beyond the rows of a warp are skipped.
 template <typename T>
 __device__ void multiply_strip(T (&sum)[kStrip], const Matrix<const T>& A, int rows, int columns, int first, bool lower,
                                const T* right, T* tile) {
   const int thread = threadIdx.x, threads = blockDim.x;
   T next[kDepth];
-  // Consecutive threads read consecutive addresses, whichever way A lies.
+  // Consecutive threads read consecutive addresses, in either storage order of A.
   const auto place = [&](int turn, int& i, int& k) {
     const int number = turn * threads + thread;
     i = A.col == 1 ? number / kDepth : number % threads;

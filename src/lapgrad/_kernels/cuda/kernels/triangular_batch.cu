@@ -1,10 +1,10 @@
 // trsm and trmm for batches of triangular matrices up to order 128: X = L^-1 A and X = L A, L lower, on the left.
 //
-// The other cases are the same with other strides: a transposed L has them exchanged, a right side is the transposed
-// problem, and an upper L is a lower one read from its last row and column back, together with the rows of A and X.
+// The other cases are passed with other strides: a transposed L has swapped strides, a right side is the transposed problem, and
+// an upper L is a lower one with rows and columns in reverse order, as are the rows of A and X.
 #include "batch.cuh"
 
-// Reports (item, index) of zeros on the diagonal; one thread for each of the items * n elements.
+// Reports (item, index) of zeros on the diagonal; one thread per diagonal element.
 template <typename T>
 __global__ void find_zero_pivots(const T* L, Index l_item, Index l_diagonal, Index n, Index items,
                                  Index* first_failure) {
@@ -16,26 +16,26 @@ __global__ void find_zero_pivots(const T* L, Index l_item, Index l_diagonal, Ind
 
 constexpr Index kNothingFailed = 0x7fffffffffffffff;
 
-// Columns that the threads of a block have: `width` threads per item, each with one column of it, `groups` items in a
-// block; or a chunk of `width` columns of one item. grid = (blocks of items) * chunks.
+// The item and column that a thread computes. A block has `groups` items with `width` threads each, one per column; or one item and a
+// chunk of `width` of its columns. grid = (blocks of items) * chunks.
 struct Share {
   Index first_item, item, column;
   int group;
-  bool any;
+  bool exists;  // whether there is such a column
 };
 
-__device__ inline Share share_of_thread(Index columns, Index items, Index groups, Index width, Index chunks) {
+__device__ inline Share find_share(Index columns, Index items, Index groups, Index width, Index chunks) {
   Share mine;
   mine.first_item = blockIdx.x / chunks * groups;
   mine.group = static_cast<int>(threadIdx.x / width);
   mine.item = mine.first_item + mine.group;
   mine.column = blockIdx.x % chunks * width + threadIdx.x % width;
-  mine.any = mine.group < groups && mine.item < items && mine.column < columns;
+  mine.exists = mine.group < groups && mine.item < items && mine.column < columns;
   return mine;
 }
 
-// One tile per item, with L^T in it, so that what step k needs of column k lies together; a solve gets the inverse of
-// the diagonal. All threads of the block, also those without a column. Completed by the identity up to `size`.
+// Loads L^T into one tile per item, so that the entries of column k that step k needs are contiguous; for a solve with the inverse of
+// the diagonal. Called by all threads of the block, also those without a column. Padded by the identity up to `size`.
 template <typename T, bool kSolve>
 __device__ void load_turned(T* tiles, int stride, const T* L, Index l_item, Index l_row, Index l_col, int n, int size,
                             Index first_item, Index items, Index groups) {
@@ -51,7 +51,7 @@ __device__ void load_turned(T* tiles, int stride, const T* L, Index l_item, Inde
   __syncthreads();
 }
 
-// x_i -= l_ik y for the i from `first` on: N elements of x, of a row of a turned tile.
+// x_i -= l_ik y for i >= first, where `column` is a row of a transposed tile.
 template <typename T, int N>
 __device__ void subtract_column(T (&x)[N], const T* column, T y, int first) {
 #pragma unroll
@@ -84,18 +84,18 @@ __device__ void apply_tile(T (&x)[N], const T* tile, int ld) {
   }
 }
 
-// Orders n <= N: a column in N registers. Nothing is written when a failure was reported before. X may be A.
-// Memory of a block: a tile per item.
+// Orders n <= N: a column is held in N registers. Writes nothing if a failure was reported before. X may be A.
+// Shared memory: a tile per item.
 template <typename T, int N, bool kSolve>
 __global__ void apply_small(T* X, Index x_item, Index x_row, Index x_col, const T* L, Index l_item, Index l_row,
                             Index l_col, const T* A, Index a_item, Index a_row, Index a_col, Index order, Index columns,
                             Index items, Index groups, Index width, Index chunks, const Index* first_failure) {
   if (first_failure && *first_failure != kNothingFailed) return;
   const int n = static_cast<int>(order);
-  const Share mine = share_of_thread(columns, items, groups, width, chunks);
+  const Share mine = find_share(columns, items, groups, width, chunks);
   T* const tiles = shared_memory<T>();
   load_turned<T, kSolve>(tiles, kTileStride<T, N>, L, l_item, l_row, l_col, n, N, mine.first_item, items, groups);
-  if (!mine.any) return;
+  if (!mine.exists) return;
   const T* const source = A + mine.item * a_item + mine.column * a_col;
   T* const target = X + mine.item * x_item + mine.column * x_col;
   T x[N];
@@ -108,8 +108,8 @@ __global__ void apply_small(T* X, Index x_item, Index x_row, Index x_col, const 
 }
 
 // Larger orders in panels of 16 rows: x_R = L_RR^-1 (a_R - sum_{B < R} L_RB x_B), first panel first; for the product
-// x_R = L_RR a_R + sum_{B < R} L_RB a_B, last panel first. A thread reads what it wrote itself, or what it has not
-// overwritten yet. One item per block, or chunk. Memory of a block: a tile.
+// x_R = L_RR a_R + sum_{B < R} L_RB a_B, last panel first. A thread reads only entries that it wrote itself, or has
+// not overwritten yet. One item, or chunk of its columns, per block. Shared memory: a tile.
 template <typename T, bool kSolve>
 __global__ void apply_medium(T* X, Index x_item, Index x_row, Index x_col, const T* L, Index l_item, Index l_row,
                              Index l_col, const T* A, Index a_item, Index a_row, Index a_col, Index order,
@@ -117,10 +117,10 @@ __global__ void apply_medium(T* X, Index x_item, Index x_row, Index x_col, const
                              const Index* first_failure) {
   if (first_failure && *first_failure != kNothingFailed) return;
   const int n = static_cast<int>(order), panels = (n + kPanel - 1) / kPanel, ld = padded<T>(panels * kPanel);
-  const Share mine = share_of_thread(columns, items, groups, width, chunks);
+  const Share mine = find_share(columns, items, groups, width, chunks);
   T* const tile = shared_memory<T>();
   load_turned<T, kSolve>(tile, 0, L, l_item, l_row, l_col, n, panels * kPanel, mine.first_item, items, groups);
-  if (!mine.any) return;
+  if (!mine.exists) return;
   const T* const source = A + mine.item * a_item + mine.column * a_col;
   T* const target = X + mine.item * x_item + mine.column * x_col;
   for (int step = 0; step < panels; ++step) {

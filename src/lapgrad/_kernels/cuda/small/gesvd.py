@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
@@ -30,9 +31,6 @@ _KINDS = (
 #: (largest side, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
 #: 4 x 4 or 4 x 2 entries of each product.
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
-
-#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" differs by a check only.
-POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def serves(A: Tensor) -> bool:
@@ -163,7 +161,7 @@ def plan_vjp(
         *_pack_operand(gU),
         get_address(gS),
         *_pack_operand(gV),
-        POLICIES[degeneracy],
+        POLICY_NUMBERS[degeneracy],
         float(tol),
         *_pack_operand(gA),
         get_address(cell),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address, view_batch
-from lapgrad._kernels.cuda.small.gesvd import POLICIES
 from lapgrad._torch.precision import in_full_precision
 
 _THREADS = 256
@@ -109,7 +109,7 @@ def plan_weighting(
         get_address(gS),
         *operands,
         get_address(inverse),
-        POLICIES[degeneracy],
+        POLICY_NUMBERS[degeneracy],
         float(tol),
         get_address(cell),
         first,

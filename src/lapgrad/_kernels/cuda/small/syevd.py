@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
@@ -21,9 +22,6 @@ _KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
 #: (largest order, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
 #: 4 x 4 or 4 x 2 entries of each product.
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
-
-#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" differs by a check only.
-_POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def serves(A: Tensor) -> bool:
@@ -123,7 +121,7 @@ def plan_vjp(
         eigenvalues.data_ptr(),
         *((0, 0, 0, 0) if gU is None else (gU.data_ptr(), *gU.stride())),
         get_address(slope),
-        _POLICIES[degeneracy],
+        POLICY_NUMBERS[degeneracy],
         float(tol),
         gA.data_ptr(),
         get_address(cell),
