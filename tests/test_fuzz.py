@@ -209,8 +209,8 @@ def test_shared_memory_that_is_overwritten_is_noticed(name: str, monkeypatch: py
 
 
 def fuzz(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fuzz", "--seed=0", "--largest=8", *options]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "fuzz", "--seed=0", "--seconds=600", "--largest=8", *options]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=220)
 
 
 @pytest.mark.cpu
