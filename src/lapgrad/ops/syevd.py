@@ -295,13 +295,14 @@ def _compute_vjp_turned(
     top = U[..., rest:, :]
     W: Any = 0.0
     if gU is not None and turned is not None:
-        F = _invert_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
         between = turned[..., rest:]
         skew = between - between.mT
         if rest:
             skew = torch.cat([2.0 * turned[..., :rest], skew], -1)
         if degeneracy in _DISCARDS:
             skew = _gaps.discard_entries(skew, _find_rounding(skew, eigenvalues, gU, slope))
+        # Not before: the search for rounding has several matrices of its own.
+        F = _invert_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
         W = _gemm2.operator.call(0.5 * skew * F, U, False, False, 1.0)
     if slope is not None:
         W = W + slope.unsqueeze(-1) * top
