@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import fresh
 from lapgrad.linalg import _columns
@@ -72,7 +72,8 @@ def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
 
 def _pulled_back(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     gL, gB = fresh(L), fresh(gX)
-    if lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower) is not NotImplemented:
+    if has_kernel("cho_solve_vjp", L):
+        lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower)
         return gL, gB
     Z, W = fresh(gX), fresh(X)
     trsm = lookup("trsm", L)

@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
+from lapgrad._formulas.gesvd import DISCARDS, coefficients, inverse_values, pull_back
 from lapgrad._kernels.table import lookup
-from lapgrad._kernels.torch.gesvd import DISCARDS, NOT_FINITE, coefficients, inverse_values, pulled_back
+from lapgrad._kernels.torch.gesvd import NOT_FINITE
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import fresh_matrix, matrix
 from lapgrad.ops import _spectral
@@ -203,7 +204,7 @@ def _pulled_back_composite(
 ) -> Tensor:
     allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
     policy = _spectral.rule(degeneracy)
-    return pulled_back(U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDS)
+    return pull_back(U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDS)
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cpu import _determinant
-from lapgrad._kernels.torch.det import replace_cofactors
+from lapgrad._kernels.torch._cofactors import replace_cofactors
 
 
 def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:

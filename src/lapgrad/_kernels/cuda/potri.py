@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
-from lapgrad._kernels.cuda.trsm import zero_pivot
+from lapgrad._kernels.torch import potri as _fallback
 
 _TILE = 32
 
@@ -22,7 +22,7 @@ _FEW_COLUMNS = 4
 def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
     if not _serves(B):
         return _fallback.potri(B, L, lower)
-    failure = zero_pivot(L)
+    failure = find_zero_pivot(L)
     if failure is None:
         _inverse(B, L, lower)
         _device.reshape(B, _device.MIRROR_UP)

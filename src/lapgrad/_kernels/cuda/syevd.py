@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
+from lapgrad._formulas.signs import fix_signs
 from lapgrad._kernels.cuda.runtime import solver as _solver
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
-from lapgrad._kernels.torch.syevd import fix_signs
+from lapgrad._kernels.torch import syevd as _fallback
 
 #: cuSOLVER's batched routine against one matrix after another: from two items on, up to this order.
 _BATCHED_UP_TO = 512
@@ -34,6 +34,14 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     return _fallback.syevd(eigenvalues, U, A, lower)
 
 
+def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
+    """Returns whether the kernel computes this gradient: of small matrices, with cotangents of all rows.
+
+    Else it is a few products, which the operator composes.
+    """
+    return _syevd_batch.serves_gradient(U, gU, slope)
+
+
 @on_its_device
 def syevd_vjp(
     gA: Tensor,
@@ -44,12 +52,7 @@ def syevd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Any:
-    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
-
-    Of large matrices, or k rows, the formula is a few products: NotImplemented, and the caller runs those.
-    """
-    if not _syevd_batch.serves_gradient(U, gU, slope):
-        return NotImplemented
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
     return _syevd_batch.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 

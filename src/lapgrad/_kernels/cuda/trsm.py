@@ -6,18 +6,15 @@ diagonal blocks all that is left are products; that pays from some hundred rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot, find_zero_pivot_later
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
-from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
-from lapgrad._kernels.cuda.small.triangular import finding_zero_pivots
+from lapgrad._kernels.torch import trsm as _fallback
 
 
 @on_its_device
@@ -32,10 +29,10 @@ def trsm(
     in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
     if in_place:
         # What is overwritten must not be lost to a zero on the diagonal.
-        failure = zero_pivot(L)
+        failure = find_zero_pivot(L)
         if failure is not None:
             return failure
-    answer = _items.no_failure if in_place else zero_pivot_later(L)
+    answer = _items.no_failure if in_place else find_zero_pivot_later(L)
     factor = _device.readable(L)
     by_blocks = _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
     source = A if by_blocks and _device.storable(A) else X
@@ -48,21 +45,3 @@ def trsm(
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
     return answer()
-
-
-def zero_pivot(L: Tensor) -> tuple[int, int] | None:
-    """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
-    cell = _items.first_failure_cell(L)
-    if cell is None:
-        return None
-    _launch.launch(*finding_zero_pivots(_items.readable(L), cell))
-    return _items.first_failure(cell)
-
-
-def zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
-    """The same as a function that waits for the answer alone, not for what is launched before its call."""
-    question = _items.Question.about(L)
-    if question is None:
-        return _items.no_failure
-    _launch.launch(*finding_zero_pivots(_items.readable(L), question.cell))
-    return question.sent()

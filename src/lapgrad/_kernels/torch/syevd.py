@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lapgrad._errors import TORCH_LINALG_ERROR
+from lapgrad._formulas.signs import fix_signs
 from lapgrad._torch.precision import in_full_precision
 
 
@@ -35,20 +35,6 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     if failure := _first(~eigenvalues.isfinite().all(-1)):
         return failure[0], -1
     return None
-
-
-def fix_signs(U: Tensor) -> None:
-    """Of each row the first entry within 1e-6 of the largest becomes positive."""
-    if not U.numel():
-        return
-    size = U.abs()
-    decisive = (size >= (1.0 - 1e-6) * size.amax(-1, keepdim=True)).int().argmax(-1, keepdim=True)
-    U.mul_(torch.where(U.gather(-1, decisive) < 0, -1.0, 1.0).to(U.dtype))
-
-
-def syevd_vjp(*_: Any) -> Any:
-    """In torch operations there is nothing faster than the formula itself: the caller runs that."""
-    return NotImplemented
 
 
 def _first(marked: Tensor) -> tuple[int, int] | None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Geometry, Launch, address, padded, readable, writable
 from lapgrad._kernels.cuda.small.triangular import applying
+from lapgrad._kernels.torch import gelqf as _fallback
 
 LARGEST = 128
 

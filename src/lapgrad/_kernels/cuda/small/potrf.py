@@ -7,7 +7,6 @@ import functools
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import (
@@ -21,6 +20,7 @@ from lapgrad._kernels.cuda.runtime.items import (
     tile_stride,
     writable,
 )
+from lapgrad._kernels.torch import potrf as _fallback
 
 LARGEST_ORDER = 128
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import readable, writable
 from lapgrad._kernels.cuda.small.triangular import applying, finding_zero_pivots, serves
+from lapgrad._kernels.torch import trsm as _fallback
 
 __all__ = ["serves", "trsm"]
 
