@@ -10,7 +10,7 @@ from tolerances import of_order
 from torch import Tensor
 
 from lapgrad._torch import lu as torch_lu
-from samples.case import OperatorCase, square_recipes
+from samples.case import OperatorCase, Orders, square_recipes
 
 
 class _LogDeterminant(NamedTuple):
@@ -59,7 +59,34 @@ def _of_pivots(n: int) -> float:
 
 
 CASES: tuple[OperatorCase, ...] = (
-    OperatorCase("inverse", inverse, square_recipes(), ("regular",), ("A",), overwrites=0),
-    OperatorCase("det", det, square_recipes(), ("regular",), ("A",), condition=_of_pivots),
-    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",), condition=_of_pivots),
+    OperatorCase(
+        "inverse",
+        inverse,
+        square_recipes(),
+        ("regular",),
+        ("A",),
+        overwrites=0,
+        saved=(1,),
+        orders=Orders({}),
+    ),
+    OperatorCase(
+        "det",
+        det,
+        square_recipes(),
+        ("regular",),
+        ("A",),
+        condition=_of_pivots,
+        saved=(3,),
+        orders=Orders({}),
+    ),
+    OperatorCase(
+        "slogdet",
+        slogdet,
+        square_recipes(),
+        ("regular",),
+        ("A",),
+        condition=_of_pivots,
+        saved=(3,),
+        orders=Orders({}),
+    ),
 )
