@@ -143,7 +143,7 @@ class TestCholesky:
         A = torch.randn((*batch, 5, ORDER) if rightside else (*batch, ORDER, 5), dtype=L.dtype)
         with without_fallback("trsm"):
             found = torch.empty_like(A)
-            assert _cuda.trsm(found, L, A, lower, transpose, rightside) is None
+            assert on_cuda.trsm(found, L, A, lower, transpose, rightside) is None
         wanted = torch.empty_like(A)
         _fallback.trsm(wanted, L, A, lower, transpose, rightside)
         assert_near(found, wanted)

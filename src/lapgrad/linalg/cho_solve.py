@@ -11,7 +11,7 @@ from lapgrad import _errors
 from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import fresh
-from lapgrad.linalg import _columns
+from lapgrad.ops import _columns
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm

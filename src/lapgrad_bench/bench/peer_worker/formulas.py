@@ -120,7 +120,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "potri": lambda la, L: la.cholesky_solve(L, la.identity(L.shape[-1], L)),
     "linalg.cho_solve": lambda la, L, B: la.cholesky_solve(L, B),
     "linalg.logdet_psd": lambda la, A: la.logabsdet(A),
-    "linalg.solve_psd": lambda la, A, B: la.solve(A, B),
+    "linalg.solve_psd": lambda la, A, B: la.gesv(A, B),
     "linalg.inverse_psd": lambda la, A: la.inv(A),
     "fused.mvn_nll": mvn_nll,
     "fused.kalman_nll": kalman_nll,
