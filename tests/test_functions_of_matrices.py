@@ -119,9 +119,9 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
     mpmath = pytest.importorskip("mpmath")
     f, exponent = flags["f"], flags.get("exponent")
     rule = (
-        _divided_differences.rule(f, exponent, 0.0)
+        _divided_differences.find_rule(f, exponent, 0.0)
         if isinstance(f, str)
-        else _divided_differences.from_callable(f)
+        else _divided_differences.make_rule(f)
     )
     exact = {
         "exp": mpmath.exp,

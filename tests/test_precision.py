@@ -76,11 +76,11 @@ def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:
     other.start()
     entered.wait()
     assert SETTING.fp32_precision == "ieee"
-    assert _precision.products_are_rounded(like)  # they would be when the other one goes
+    assert _precision.rounds_products(like)  # they would be when the other one goes
     with _precision.full_products(DEVICE.type):
         leave.set()
         other.join()
         assert SETTING.fp32_precision == "ieee"
     assert SETTING.fp32_precision == ROUNDED
-    assert _precision.products_are_rounded(like)
-    assert not _precision.products_are_rounded(like.double())
+    assert _precision.rounds_products(like)
+    assert not _precision.rounds_products(like.double())

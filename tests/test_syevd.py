@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from collections.abc import Callable
@@ -354,6 +355,21 @@ def test_no_convergence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(lapgrad.ConvergenceError, match=message) as caught:
         lapgrad.syevd(torch.eye(2, device=DEVICE).expand(2, 3, 2, 2))
     assert caught.value.item == (1, 1)
+
+
+def test_the_item_that_torch_fails_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's error concerns a batch: plain PyTorch tries the items one by one."""
+    plain, eigh = importlib.import_module("lapgrad._kernels.torch.syevd"), torch.linalg.eigh
+
+    def fail_on_five(A: Tensor, UPLO: str) -> Any:
+        if A.amax() == 5.0:
+            raise torch.linalg.LinAlgError("no convergence")
+        return eigh(A, UPLO=UPLO)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail_on_five)
+    A = torch.eye(2, dtype=torch.float64).repeat(4, 1, 1)
+    A[2, 1, 1] = 5.0
+    assert plain.syevd(A.new_empty(4, 2), torch.empty_like(A), A, True) == (2, 1)
 
 
 @pytest.mark.parametrize(

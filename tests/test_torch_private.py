@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lapgrad
 from lapgrad._torch import private as _torch_private
-from lapgrad._torch.private import has_tangent, internally_overlapping, reshape_fresh, skips_dispatcher
+from lapgrad._torch.private import has_internal_overlap, has_tangent, reshape_fresh, skips_dispatcher
 
 
 def test_every_name_is_there() -> None:
@@ -112,9 +112,9 @@ def test_has_tangent() -> None:
 
 def test_internally_overlapping() -> None:
     tensor = torch.ones(3, 4)
-    assert not internally_overlapping(tensor)
-    assert not internally_overlapping(tensor[:, ::2])
-    assert internally_overlapping(tensor[:1].expand(3, 4))
+    assert not has_internal_overlap(tensor)
+    assert not has_internal_overlap(tensor[:, ::2])
+    assert has_internal_overlap(tensor[:1].expand(3, 4))
 
 
 def test_reshape_fresh_is_no_view() -> None:

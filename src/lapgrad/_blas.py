@@ -43,49 +43,49 @@ class Provider:
     serial_in_parallel_region: bool
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
+def _get_address(library: ctypes.CDLL, symbol: str) -> int:
     try:
         return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
     except AttributeError:
         return 0
 
 
-def torch_library() -> Path:
+def find_torch_library() -> Path:
     """The shared library that holds torch's CPU operators (and, on most builds, its BLAS)."""
     return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 
 
-def _from_shared_library(name: str, path: Path, library: ctypes.CDLL) -> Provider | None:
-    addresses = {routine: _address(library, routine + "_") for routine in ROUTINES}
+def _load_shared_library(name: str, path: Path, library: ctypes.CDLL) -> Provider | None:
+    addresses = {routine: _get_address(library, routine + "_") for routine in ROUTINES}
     if not all(addresses.values()):
         return None
     # The lower-case spelling is the Fortran one, which takes a pointer.
-    set_threads_local = _address(library, "MKL_Set_Num_Threads_Local")
+    set_threads_local = _get_address(library, "MKL_Set_Num_Threads_Local")
     return Provider(name, str(path), addresses, set_threads_local, set_threads_local != 0)
 
 
-def _torch() -> Provider | None:
-    path = torch_library()
+def _find_torch() -> Provider | None:
+    path = find_torch_library()
     if not path.exists():
         return None
-    return _from_shared_library("torch", path, ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW))
+    return _load_shared_library("torch", path, ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW))
 
 
-def _mkl() -> Provider | None:
+def _find_mkl() -> Provider | None:
     folders = (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib")
     found = [path for folder in folders for path in sorted(folder.glob("libmkl_rt.so*"), reverse=True)]
     if not found:
         return None
     # MKL's GNU threading layer takes its OpenMP from the global symbols: give it torch's, not a second one.
-    ctypes.CDLL(str(torch_library()), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+    ctypes.CDLL(str(find_torch_library()), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
     library = ctypes.CDLL(str(found[0]))
     mkl_interface_lp64, mkl_threading_gnu = 0, 3
     library.MKL_Set_Interface_Layer(mkl_interface_lp64)
     library.MKL_Set_Threading_Layer(mkl_threading_gnu)
-    return _from_shared_library("mkl", found[0], library)
+    return _load_shared_library("mkl", found[0], library)
 
 
-def _scipy() -> Provider | None:
+def _find_scipy() -> Provider | None:
     try:
         from scipy.linalg import cython_blas, cython_lapack
     except ImportError:
@@ -99,7 +99,11 @@ def _scipy() -> Provider | None:
     return Provider("scipy", str(cython_blas.__file__), addresses, 0, serial_in_parallel_region=False)
 
 
-_FINDERS: dict[str, Callable[[], Provider | None]] = {"torch": _torch, "mkl": _mkl, "scipy": _scipy}
+_FINDERS: dict[str, Callable[[], Provider | None]] = {
+    "torch": _find_torch,
+    "mkl": _find_mkl,
+    "scipy": _find_scipy,
+}
 
 _bound: Provider | None = None
 _pool: str | None = None
@@ -132,11 +136,11 @@ def bind(core: Any) -> None:
     core.bind_threads(provider.set_threads_local, provider.serial_in_parallel_region)
     _bound = provider
     # Symbols are looked up through libtorch_cpu, so that the OpenMP found is the one torch is bound to.
-    _pool = core.bind_pool(str(torch_library())) or None
+    _pool = core.bind_pool(str(find_torch_library())) or None
 
 
 def describe() -> dict[str, Any]:
-    """What is in use: for ``lapgrad info``."""
+    """The provider in use, in words, for ``lapgrad info``."""
     return {
         "provider": _bound.name if _bound else None,
         "library": _bound.library if _bound else None,

@@ -1,4 +1,4 @@
-"""What can go wrong: one exception class per kind of mistake, and the words that explain it.
+"""Exceptions: one class per kind of mistake, and functions that build one with its message.
 
 Every class is also the built-in (or torch) class a caller would catch anyway, so ``except ValueError`` around
 a shape mistake and ``except torch.linalg.LinAlgError`` around a failed factorisation keep working.
@@ -16,8 +16,7 @@ import torch
 #: BLAS and LAPACK count rows and columns in 32-bit integers.
 LARGEST_DIMENSION = 2**31 - 1
 
-#: What torch raises when LAPACK fails; its own annotations do not know the name.
-# torch has the class but no annotation of it.
+#: Raised by torch when LAPACK fails. torch has the class, but no annotation of it.
 TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
@@ -46,7 +45,7 @@ class OptionError(LapgradError, ValueError):
 
 
 class _FailedItemError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
-    """What failed numerically, with the batch index of the first matrix that did."""
+    """A numerical failure, with the batch index of the first matrix that failed."""
 
     def __init__(self, message: str, item: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -57,7 +56,7 @@ class _FailedItemError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[
 
 
 class _FailedIndexError(_FailedItemError):
-    """The same, with the row or column that it failed at."""
+    """A numerical failure with the batch index, and the row or column at which it failed."""
 
     def __init__(self, message: str, item: tuple[int, ...] = (), index: int = 0) -> None:
         super().__init__(message, item)
@@ -118,7 +117,7 @@ class ConvergenceError(_FailedItemError):
 
 
 class DegenerateSpectrumError(_FailedItemError):
-    """A gradient was asked for that does not exist: the loss tells equal eigen- or singular values apart.
+    """A gradient does not exist, because the loss tells equal eigenvalues or singular values apart.
 
     Attributes:
         item: Batch index of the first matrix with such values; ``()`` when there is no batch.
@@ -126,7 +125,7 @@ class DegenerateSpectrumError(_FailedItemError):
 
 
 class RankDeficientError(_FailedIndexError):
-    """A derivative or a solution was asked for that exists for matrices of full rank only.
+    """A derivative or a solution does not exist, because a matrix does not have full rank.
 
     Attributes:
         item: Batch index of the first matrix that failed; ``()`` when there is no batch.
@@ -167,7 +166,7 @@ class FitError(LapgradError, RuntimeError):
 
 
 class FileFormatError(LapgradError, ValueError):
-    """A file does not hold what was asked for: a model, results of a benchmark."""
+    """A file does not hold what it should: a model, or results of a benchmark."""
 
 
 class MissingDependencyError(LapgradError, ImportError):
@@ -183,7 +182,7 @@ class DegenerateSpectrumWarning(RuntimeWarning):
 
 
 def missing_dependency(function: str, package: str, extra: str) -> MissingDependencyError:
-    """``package``, which ``function`` needs, is not installed; ``extra`` of lapgrad brings it."""
+    """The error for a missing ``package`` that ``function`` needs; ``extra`` of lapgrad installs it."""
     return MissingDependencyError(
         f"{function} needs {package}, which is not installed: pip install {package}, or pip install "
         f"'lapgrad[{extra}]'."
@@ -191,18 +190,18 @@ def missing_dependency(function: str, package: str, extra: str) -> MissingDepend
 
 
 def unknown_option(operator: str, argument: str, value: object, known: Sequence[str]) -> OptionError:
-    """``value`` is not among the words that ``argument`` may be."""
+    """The error for a ``value`` that is not among the words that ``argument`` may be."""
     return OptionError(f"{operator}: {argument} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
 def not_finite(operator: str, argument: str, batch: Sequence[int], flat: int) -> NonFiniteError:
-    """Item ``flat`` of the batch holds a NaN or an infinity."""
+    """The error for a NaN or an infinity in item ``flat`` of the batch."""
     item = batch_index(flat, batch)
     return NonFiniteError(f"{operator}: {_item_name(argument, item)} contains NaN or infinity.", item)
 
 
 def not_converged(operator: str, argument: str, batch: Sequence[int], flat: int) -> ConvergenceError:
-    """LAPACK gave up on item ``flat`` of the batch."""
+    """The error for item ``flat`` of the batch, on which LAPACK's iteration did not converge."""
     item = batch_index(flat, batch)
     return ConvergenceError(
         f"{operator}: the iteration for {_item_name(argument, item)} did not converge. Its entries are "
@@ -212,7 +211,7 @@ def not_converged(operator: str, argument: str, batch: Sequence[int], flat: int)
 
 
 def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> DegenerateSpectrumError:
-    """The gradient of item ``flat`` of the batch does not exist."""
+    """The error for item ``flat`` of the batch, whose gradient does not exist."""
     item = batch_index(flat, batch)
     return DegenerateSpectrumError(
         f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
@@ -225,7 +224,7 @@ def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> D
 def outside_domain(
     operator: str, f: str, item: tuple[int, ...], eigenvalue: float, value: float
 ) -> DomainError:
-    """``f`` at an eigenvalue is ``value``, which is not finite."""
+    """The error for an eigenvalue at which ``f`` is ``value``, which is not finite."""
     return DomainError(
         f"{operator}: {_item_name('A', item)} has the eigenvalue {eigenvalue:.6g}, where {f} is {value}; "
         f"every eigenvalue must lie in the domain of the function.",
@@ -235,26 +234,26 @@ def outside_domain(
 
 
 def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
-    """``value`` is not a tensor, or not one of float32 or float64."""
+    """The error for a ``value`` that is not a tensor of float32 or float64."""
     if not isinstance(value, torch.Tensor):
         return DTypeError(f"{operator}: {argument} must be a torch.Tensor, got {type(value).__name__}.")
     return DTypeError(f"{operator}: {argument} has dtype {value.dtype}; supported are float32 and float64.")
 
 
 def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeError:
-    """The arguments are float tensors of different precision."""
+    """The error for arguments of different dtypes."""
     seen = _listing({name: value.dtype for name, value in arguments.items()})
     return DTypeError(f"{operator}: all arguments must have the same dtype, got {seen}.")
 
 
 def mixed_devices(operator: str, arguments: dict[str, torch.Tensor]) -> DeviceError:
-    """The arguments live on different devices."""
+    """The error for arguments on different devices."""
     seen = _listing({name: value.device for name, value in arguments.items()})
     return DeviceError(f"{operator}: all arguments must be on the same device, got {seen}.")
 
 
 def not_a_matrix(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:
-    """Fewer than two dimensions where a matrix was wanted."""
+    """The error for an argument with fewer than two dimensions where a matrix is needed."""
     return ShapeError(
         f"{operator}: {argument} must be a matrix or a batch of matrices (at least 2 dimensions), "
         f"got shape {tuple(shape)}."
@@ -262,20 +261,20 @@ def not_a_matrix(operator: str, argument: str, shape: Sequence[int]) -> ShapeErr
 
 
 def not_square(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:
-    """Rows and columns differ where a square matrix was wanted."""
+    """The error for a matrix that is not square."""
     return ShapeError(
         f"{operator}: {argument} must be square in its last two dimensions, got shape {tuple(shape)}."
     )
 
 
 def shapes_do_not_fit(operator: str, arguments: dict[str, torch.Tensor], wanted: str) -> ShapeError:
-    """Each argument is well formed, but they do not fit each other."""
+    """The error for arguments whose shapes do not fit each other; ``wanted`` says how they should."""
     seen = _listing({name: tuple(value.shape) for name, value in arguments.items()})
     return ShapeError(f"{operator}: {wanted}, got shapes {seen}.")
 
 
 def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
-    """A dimension does not fit the 32-bit integers of BLAS."""
+    """The error for a dimension that does not fit the 32-bit integers of BLAS."""
     return SizeError(
         f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no dimension "
         f"of a matrix, here or in the result, may exceed {LARGEST_DIMENSION}."
@@ -287,8 +286,21 @@ def factorisation_failed(
 ) -> LapgradError:
     """Explain ``(flat item, code)`` as reported by the kernel: code > 0 names a minor, code < 0 a pivot."""
     flat, code = failure
-    item = batch_index(flat, batch)
-    name = _item_name("A", item)
+    return _explain_factorisation(operator, "A", batch_index(flat, batch), code, with_status)
+
+
+def restate_failure(
+    operator: str, argument: str, error: NotPositiveDefiniteError | NonFiniteError
+) -> LapgradError:
+    """The error that ``potrf`` has raised, as raised by ``operator`` about its matrix ``argument``."""
+    code = -error.pivot if isinstance(error, NonFiniteError) else error.minor
+    return _explain_factorisation(operator, argument, error.item, code, "potrf_ex")
+
+
+def _explain_factorisation(
+    operator: str, argument: str, item: tuple[int, ...], code: int, with_status: str
+) -> LapgradError:
+    name = _item_name(argument, item)
     if code < 0:
         return NonFiniteError(
             f"{operator}: {name} contains NaN or infinity: pivot {-code} is not finite. "
@@ -333,18 +345,8 @@ def innovation_failed(
     )
 
 
-def in_the_name_of(
-    operator: str, inner: str, error: NotPositiveDefiniteError | NonFiniteError
-) -> LapgradError:
-    """The error that ``inner`` has raised, on behalf of another operator."""
-    message = str(error).replace(f"{inner}:", f"{operator}:", 1)
-    if isinstance(error, NonFiniteError):
-        return NonFiniteError(message, error.item, error.pivot)
-    return NotPositiveDefiniteError(message, error.item, error.minor)
-
-
 def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrixError:
-    """Entry ``index`` on the diagonal of the triangular matrix ``item`` of L is zero."""
+    """The error for a zero at entry ``index`` on the diagonal of the triangular matrix ``item`` of L."""
     return SingularMatrixError(
         f"{operator}: {_item_name('L', item)} is singular: its diagonal entry {index} is exactly zero.",
         item,
@@ -353,7 +355,7 @@ def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrix
 
 
 def factors_not_finite(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> NonFiniteError:
-    """``(flat item, row)`` of L, counted from 1, as reported by the kernel of an LQ factorisation."""
+    """The error for ``(flat item, row)``, the first row of L (from 1) that is not finite."""
     item, row = batch_index(failure[0], batch), failure[1]
     return NonFiniteError(
         f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: row {row} of L is not "
@@ -366,7 +368,7 @@ def factors_not_finite(operator: str, batch: Sequence[int], failure: tuple[int, 
 def rank_deficient(
     operator: str, batch: Sequence[int], failure: tuple[int, int], line: str, consequence: str
 ) -> RankDeficientError:
-    """``line`` is "row" or "column": number ``failure[1]`` of that item of A depends on those before it."""
+    """The error for ``(flat item, index)``: that row or column (``line``) of A depends on those before it."""
     item, index = batch_index(failure[0], batch), failure[1]
     return RankDeficientError(
         f"{operator}: {_item_name('A', item)} does not have full rank: up to rounding, {line} {index} "
@@ -398,13 +400,13 @@ def elimination_failed(
 
 
 def inverse_overflows(operator: str, batch: Sequence[int], flat: int) -> NonFiniteError:
-    """The factorisation of an item exists, but its inverse has entries beyond the largest number."""
+    """The error for an item that has a factorisation, but whose inverse overflows."""
     item = batch_index(flat, batch)
     return NonFiniteError(f"{operator}: the inverse of {_item_name('A', item)} overflows.", item)
 
 
 def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
-    """Autograd needs the value of a leaf; it cannot be overwritten while gradients are recorded."""
+    """The error for overwriting a leaf while gradients are recorded: autograd needs its value."""
     return RuntimeError(
         f"{operator}: overwrite=True would overwrite {argument}, a leaf that requires grad (or a view of "
         f"one). Use overwrite=False, pass a copy, or run under torch.no_grad()."
@@ -414,7 +416,7 @@ def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
 def overwritten_broadcast(
     operator: str, argument: str, seen: Sequence[int], wanted: Sequence[int]
 ) -> ShapeError:
-    """The operand that receives the result is smaller than the result."""
+    """The error for an operand to overwrite that is smaller than the result."""
     return ShapeError(
         f"{operator}: overwrite=True reuses {argument}, which must already have the shape of the result "
         f"{tuple(wanted)}, got {tuple(seen)}."
@@ -422,7 +424,7 @@ def overwritten_broadcast(
 
 
 def overwritten_overlap(operator: str, argument: str, tensor: torch.Tensor) -> ShapeError:
-    """Several elements of the operand that receives the result share one place in memory."""
+    """The error for an operand to overwrite of which several elements share memory."""
     return ShapeError(
         f"{operator}: overwrite=True reuses {argument}, but its elements share memory "
         f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}). Pass a contiguous copy."

@@ -97,7 +97,7 @@ def _cpu() -> dict[str, Any]:
 
 def _cuda() -> dict[str, Any]:
     from lapgrad._kernels import cuda as kernels
-    from lapgrad._kernels.cuda.runtime.compiler import cache_directory
+    from lapgrad._kernels.cuda.runtime.compiler import get_cache_directory
 
     missing = kernels.missing_packages()
     state = "switched off (LAPGRAD_CUDA)" if kernels.switched_off() else "in use for CUDA tensors"
@@ -108,7 +108,7 @@ def _cuda() -> dict[str, Any]:
         "nvmath": _version("nvmath-python"),
         "cuda_core": _version("cuda-core"),
         "cuda_bindings": _version("cuda-bindings"),
-        "cache": str(cache_directory()),
+        "cache": str(get_cache_directory()),
     }
     if torch.cuda.is_available():
         facts["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import lapgrad
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import libraries as _libraries
 
@@ -204,7 +204,7 @@ def small_blocks() -> Iterator[None]:
     """Within it algorithms for large matrices take small ones, in several blocks."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
-    with mock.patch.multiple(_sizes, **small):
+    with mock.patch.multiple(_thresholds, **small):
         yield
 
 
@@ -215,7 +215,7 @@ def recorded_launches() -> Iterator[set[Kernel]]:
 
     launched: set[Kernel] = set()
     by_handle: dict[int, Kernel] = {}
-    load = _compile.kernel
+    load = _compile.load_kernel
 
     @functools.wraps(load)
     def remember(stem: str, expression: str, *place: Any) -> Any:
@@ -237,7 +237,7 @@ def recorded_launches() -> Iterator[set[Kernel]]:
     _libraries.bind_driver()
     core.device_bind("cuLaunchKernel", ctypes.cast(callback, pointer).value)
     try:
-        with mock.patch.object(_compile, "kernel", remember):
+        with mock.patch.object(_compile, "load_kernel", remember):
             yield launched
     finally:
         core.device_bind("cuLaunchKernel", ctypes.cast(launch_kernel, pointer).value)

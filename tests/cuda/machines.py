@@ -29,9 +29,9 @@ class Machine:
 
     def first_failure(self, plan_with_cell: Any, like: torch.Tensor) -> tuple[int, int] | None:
         """Launches ``plan_with_cell(cell)`` and reads what it reports."""
-        cell = _items.new_cell(like)
+        cell = _items.create_status_cell(like)
         self.launch(plan_with_cell(cell))
-        return _items.first_failure(cell)
+        return _items.read_first_failure(cell)
 
 
 _emulated = (

@@ -6,7 +6,7 @@ import tolerances
 import torch
 from torch import Tensor
 
-from lapgrad._formulas.signs import fix_signs
+from lapgrad._formulas.gaps import fix_signs
 
 
 def normal(items: int, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:

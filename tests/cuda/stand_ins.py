@@ -179,7 +179,7 @@ def create_event(place: int, flags: int) -> int:
 
 
 def pinned_elsewhere() -> Any:
-    """As ``_items._mailbox``, where memory cannot be pinned."""
+    """As ``_items._create_mailbox``, where memory cannot be pinned."""
     bind()
     place = torch.empty((), dtype=torch.int64)
     return core.Mailbox(place, place.data_ptr())
@@ -189,13 +189,13 @@ def pinned_elsewhere() -> Any:
 def in_place_of_the_gpu() -> Iterator[None]:
     """Within it, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
-        mock.patch.object(_device, "_queue", queue),
+        mock.patch.object(_device, "_get_queue", queue),
         mock.patch.object(_launch, "launch", emulated.launch),
-        mock.patch.object(_stream, "current_device", return_value=-1),
-        mock.patch.object(_stream, "being_captured", return_value=False),
-        mock.patch.object(_stream, "multiplies_float64_fast", return_value=True),
-        mock.patch.object(_items, "_mailbox", pinned_elsewhere),
-        mock.patch.object(_stream, "current_stream", return_value=0),
+        mock.patch.object(_stream, "get_current_device", return_value=-1),
+        mock.patch.object(_stream, "is_capturing", return_value=False),
+        mock.patch.object(_stream, "has_fast_float64", return_value=True),
+        mock.patch.object(_items, "_create_mailbox", pinned_elsewhere),
+        mock.patch.object(_stream, "get_current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
     )
     for patch in patches:
@@ -205,4 +205,4 @@ def in_place_of_the_gpu() -> Iterator[None]:
     finally:
         for patch in patches:
             patch.stop()
-        vars(_items._kept).pop("questions", None)  # their end calls the driver
+        _items._of_thread.unused.clear()  # their end calls the driver

@@ -27,9 +27,9 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if emulated.COMPILER is None:
         pytest.skip("needs g++ to emulate kernels")
     monkeypatch.setattr(_launch, "launch", emulated.launch)
-    monkeypatch.setattr(_stream, "being_captured", lambda: False)
-    monkeypatch.setattr(_stream, "current_stream", lambda device: 0)
-    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(_stream, "is_capturing", lambda: False)
+    monkeypatch.setattr(_stream, "get_current_stream", lambda device: 0)
+    monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -72,13 +72,13 @@ def test_failures_are_read_back_once_and_forgotten() -> None:
 
 
 def test_nothing_is_read_back_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stream, "being_captured", lambda: True)
+    monkeypatch.setattr(_stream, "is_capturing", lambda: True)
     A = -positive_definite(2)
     L = torch.empty_like(A)
     assert _potrf_batch.potrf(L, A, True, None) is None
     assert torch.equal(L, torch.eye(N).to(L).expand_as(L))
-    monkeypatch.setattr(_stream, "being_captured", lambda: False)
-    assert _items.first_failure(_items.first_failure_cell(A)) is None
+    monkeypatch.setattr(_stream, "is_capturing", lambda: False)
+    assert _items.read_first_failure(_items.get_status_cell(A)) is None
 
 
 def test_memory_without_a_common_stride() -> None:

@@ -43,13 +43,13 @@ def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = on("cuda")
     model, Y = problem.model, problem.Y
     model.fit(Y, steps=3, batch=50, generator=0)  # compiles, makes handles
-    moved = _minibatches.Training.move
+    moved = _minibatches.TrainingRun.take_step
 
-    def moved_without_waiting(self: _minibatches.Training) -> None:
+    def moved_without_waiting(self: _minibatches.TrainingRun) -> None:
         with waits.forbidden():
             moved(self)
 
-    monkeypatch.setattr(_minibatches.Training, "move", moved_without_waiting)
+    monkeypatch.setattr(_minibatches.TrainingRun, "take_step", moved_without_waiting)
     model.fit(Y, steps=20, batch=50, every=10, generator=0, graph=False)
 
 

@@ -37,7 +37,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[every_kernel.Kerne
 
     monkeypatch.setattr(emulated, "run", remember)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
-    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
     with stand_ins.in_place_of_the_gpu(), mock.patch.dict(_kernels._CPU.fill(), CUDA_KERNELS, clear=True):
         yield found
 

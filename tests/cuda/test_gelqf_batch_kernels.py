@@ -32,7 +32,7 @@ def factored(
     rank = min(m, n)
     L = A.new_full((items, m, rank), torch.nan)
     Q = A.new_full((items, rank, n), torch.nan) if with_q else None
-    failure = machine.first_failure(lambda cell: _gelqf_batch.factoring(L, Q, A, positive, cell), A)
+    failure = machine.first_failure(lambda cell: _gelqf_batch.plan_factorisation(L, Q, A, positive, cell), A)
     return L, Q, failure
 
 

@@ -36,7 +36,7 @@ def cotangent(like: Tensor, seed: int) -> Tensor:
 
 def pulled_back(machine: Machine, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
     gA = torch.full_like(Q, torch.nan)
-    machine.launch(_gelqf_batch.pulling_back(gA, Q, L, gQ, gL))
+    machine.launch(_gelqf_batch.plan_vjp(gA, Q, L, gQ, gL))
     return gA
 
 
@@ -63,7 +63,7 @@ def test_any_strides(machine: Machine) -> None:
     turned = [X.mT.contiguous().mT for X in (Q, L, gQ, gL)]
     assert torch.equal(pulled_back(machine, *turned), expected)
     apart = Q.new_zeros(2, 10, 20)[:, ::2, 1:19:2]
-    machine.launch(_gelqf_batch.pulling_back(apart, Q, L, gQ[:1].expand_as(Q), gL))
+    machine.launch(_gelqf_batch.plan_vjp(apart, Q, L, gQ[:1].expand_as(Q), gL))
     assert_close(apart, pulled_back(machine, Q, L, gQ[:1].repeat(2, 1, 1), gL), 0.0)
 
 
@@ -77,7 +77,7 @@ def test_the_first_row_that_depends_on_others_is_reported(
 
     def found() -> tuple[int, int] | None:
         def plan(cell: Tensor) -> tuple[object, ...]:
-            return _gelqf_batch.finding_dependent_rows(L, tolerance, relative_to_largest, cell)
+            return _gelqf_batch.plan_dependent_row_search(L, tolerance, relative_to_largest, cell)
 
         mine = machine.first_failure(plan, L)
         assert mine == _fallback.dependent_row(L, tolerance, relative_to_largest)
@@ -100,7 +100,7 @@ def test_long_rows_that_depend(machine: Machine) -> None:
     L = some_matrices(2, 70, 70, torch.float64, machine).tril()
     L[1, 68, 5] = 1e12  # what is left is little beside this
     failure = machine.first_failure(
-        lambda cell: _gelqf_batch.finding_dependent_rows(L, 1e-10, False, cell), L
+        lambda cell: _gelqf_batch.plan_dependent_row_search(L, 1e-10, False, cell), L
     )
     assert failure == _fallback.dependent_row(L, 1e-10, False) == (1, 68)
 

@@ -22,10 +22,10 @@ Run = Callable[..., tuple[Tensor, Tensor, tuple[int, int] | None]]
 
 def on_cpu(A: Tensor, reverse_order: bool = False) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
     """What ``_gelqf_wide.gelqf`` launches, emulated."""
-    L, Q, cell = A.new_full((len(A), A.shape[1], A.shape[1]), 7.0), A.clone(), _items.new_cell(A)
-    for plan in _gelqf_wide.factoring(L, Q, cell):
+    L, Q, cell = A.new_full((len(A), A.shape[1], A.shape[1]), 7.0), A.clone(), _items.create_status_cell(A)
+    for plan in _gelqf_wide.plan_factorisation(L, Q, cell):
         emulated.launch(*plan, reverse_order=reverse_order)
-    return L, Q, _items.first_failure(cell)
+    return L, Q, _items.read_first_failure(cell)
 
 
 def on_device(A: Tensor) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
@@ -104,7 +104,7 @@ def test_first_row_that_is_not_finite(run: Run) -> None:
 
 @pytest.mark.skipif(emulated.COMPILER is None, reason="no g++")
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_items._stream, "block_memory", lambda _: 227 * 1024)
+    monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
     A = normal(6, 5, 140).view(2, 3, 5, 140)
     Q, L = (torch.empty(3, 2, 5, side, dtype=A.dtype).transpose(0, 1) for side in (140, 5))

@@ -31,11 +31,18 @@ def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Resu
     *batch, m, n = A.shape
     k, source = min(m, n), A.reshape(-1, m, n)
     S, U, V = (A.new_full((len(source), *shape), 7.0) for shape in ((k,), (k, m), (k, n)))
-    reported = _items.new_cell(A)
-    plan = _gesvd_batch.geometry(S, U if vectors else None, V if vectors else None, source, reported)
+    reported = _items.create_status_cell(A)
+    plan = _gesvd_batch.plan_decomposition(
+        S, U if vectors else None, V if vectors else None, source, reported
+    )
     emulated.launch(*plan, reverse_order=reverse_order)
     U, V = U.view(*batch, k, m), V.view(*batch, k, n)
-    return S.view(*batch, k), U if vectors else None, V if vectors else None, _items.first_failure(reported)
+    return (
+        S.view(*batch, k),
+        U if vectors else None,
+        V if vectors else None,
+        _items.read_first_failure(reported),
+    )
 
 
 def on_device(A: Tensor, vectors: bool = True) -> Result:

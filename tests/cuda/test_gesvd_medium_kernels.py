@@ -13,6 +13,7 @@ from singular_values import check, hard_cases, normal
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
 
@@ -30,15 +31,15 @@ def results(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
     """What ``_gesvd_medium.gesvd`` launches, emulated."""
     S, U, V = results(A)
-    reported = _items.new_cell(A)
+    reported = _items.create_status_cell(A)
     plans = (
-        _gesvd_medium.decomposing(S, U, V, A, reported)
+        _gesvd_medium.plan_decomposition(S, U, V, A, reported)
         if vectors
-        else _gesvd_medium.finding_values(S, A, reported)
+        else _gesvd_medium.plan_values(S, A, reported)
     )
     for plan in plans:
         emulated.launch(*plan, reverse_order=reverse_order)
-    return S, U, V, _items.first_failure(reported)
+    return S, U, V, _items.read_first_failure(reported)
 
 
 def on_device(A: Tensor, vectors: bool = True) -> Result:
@@ -119,8 +120,8 @@ def test_strides(run: Run) -> None:
 @pytest.mark.parametrize(("m", "n"), [(17, 80), (66, 9), (5, 150)])
 def test_values_alone(run: Run, monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
     A = normal(3, m, n)
-    for work_space in (_gesvd_medium._WORK_SPACE, 2 * m * n * 8):  # the batch as a whole, and in two parts
-        monkeypatch.setattr(_gesvd_medium, "_WORK_SPACE", work_space)
+    for work_space in (_thresholds.GESVD_WORKSPACE, 2 * m * n * 8):  # the batch as a whole, and in two parts
+        monkeypatch.setattr(_thresholds, "GESVD_WORKSPACE", work_space)
         S, U, _, failure = run(A, vectors=False)
         assert failure is None
         assert (U == 7).all()
@@ -141,7 +142,7 @@ def test_first_item_that_is_not_finite(run: Run, m: int, n: int, what: float) ->
 
 def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     def serves(*shape: int, memory: int = 227 * 1024) -> bool:
-        monkeypatch.setattr(_items._stream, "block_memory", lambda _: memory)
+        monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: memory)
         return _gesvd_medium.serves(torch.empty(shape, dtype=torch.float64))
 
     assert serves(2, 128, 128)
@@ -156,7 +157,7 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(emulated.COMPILER is None, reason="no g++")
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any leading dimensions, any memory for results; the driver has the last word on what fails."""
-    monkeypatch.setattr(_items._stream, "block_memory", lambda _: 227 * 1024)
+    monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
     A = normal(6, 9, 66).view(2, 3, 9, 66)
     S, U, V = results(A)

@@ -15,10 +15,11 @@ from stand_ins import in_place_of_the_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
+from lapgrad._formulas import gaps as _gaps
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
-from lapgrad.ops import _spectral
 
 Run = Callable[..., tuple[Tensor, int | None]]
 Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -35,10 +36,10 @@ def on_cpu(
 ) -> tuple[Tensor, int | None]:
     """What ``_gesvd_batch.gesvd_vjp`` launches, emulated."""
     gU, gS, gV = cotangents
-    gA, reported = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0), _items.new_cell(U)
-    plan = _gesvd_batch.gradient_geometry(gA, U, V, gU, gV, S, gS, degeneracy, tol, reported)
+    gA, reported = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0), _items.create_status_cell(U)
+    plan = _gesvd_batch.plan_vjp(gA, U, V, gU, gV, S, gS, degeneracy, tol, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
-    found = _items.first_failure(reported)
+    found = _items.read_first_failure(reported)
     return gA, None if found is None else found[0]
 
 
@@ -58,7 +59,7 @@ def medium_on_cpu(
     gA = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0)
     k, n = sorted(gA.shape[-2:])
     two_items = 2 * k * (2 * k + n) * S.element_size()
-    with in_place_of_the_gpu(), mock.patch.object(_gesvd_vjp_medium, "_WORK_SPACE", two_items):
+    with in_place_of_the_gpu(), mock.patch.object(_thresholds, "GESVD_WORKSPACE", two_items):
         marked = _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
     return gA, None if marked is None else int(marked.int().argmax())
 
@@ -113,7 +114,7 @@ def expected(
 )  # fmt: skip
 def test_against_the_formula(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
     U, S, V, (gU, gS, gV) = problem(m, n, dtype)
-    tol = _spectral.tolerance(S.shape[-1], dtype, None)
+    tol = _gaps.choose_tolerance(S.shape[-1], dtype, None)
     for cotangents in ((gU, gS, gV), (gU, None, None), (None, gS, None), (None, None, gV)):
         gA, marked = run(U, S, V, cotangents, "mask", tol)
         exact = tuple(None if given is None else given.double() for given in cotangents)
@@ -169,7 +170,7 @@ def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) ->
     )
     gU, gV = S[..., None] * (V @ A.mT), S[..., None] * (U @ A)
     gS = (U @ A @ V.mT).diagonal(dim1=-2, dim2=-1).contiguous()
-    tol = _spectral.tolerance(m, torch.float64, None)
+    tol = _gaps.choose_tolerance(m, torch.float64, None)
     _, marked = run(U, S, V, (gU, gS, gV), "mask", tol)
     assert marked == expected(U, S, V, (gU, gS, gV), "mask", tol)[1] == 1
 
@@ -303,10 +304,10 @@ def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine)
     results = []
     for u, v, right in ((gU, gV, V), turned(gU, gV, V)):
         G, Y = (product.clone() for product in products)
-        inverse, cell = torch.empty_like(S), _items.new_cell(S)
-        plan = _gesvd_vjp_medium.weighing(G, Y, S, gS, u, v, right, inverse, "mask", 1e-14, cell, 0)
+        inverse, cell = torch.empty_like(S), _items.create_status_cell(S)
+        plan = _gesvd_vjp_medium.plan_weighting(G, Y, S, gS, u, v, right, inverse, "mask", 1e-14, cell, 0)
         machine.launch(plan)
-        results.append((G, inverse, _items.first_failure(cell)))
+        results.append((G, inverse, _items.read_first_failure(cell)))
     (G, inverse, failure), (again, inverse_again, failure_again) = results
     assert torch.equal(G, again)
     assert torch.equal(inverse, inverse_again)

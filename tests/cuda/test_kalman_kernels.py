@@ -86,11 +86,11 @@ def model(sizes: Sizes, gaps: bool = True) -> list[Tensor]:
 
 
 def value(machine: Machine, operands: list[Tensor]) -> tuple[Tensor, tuple[int, int, int] | None]:
-    there = kernels.dense([operand.to(machine.device) for operand in operands])
+    there = kernels.make_dense([operand.to(machine.device) for operand in operands])
     s = torch.full_like(there[0][:, 0, 0], 7.0)
-    cell = _items.new_cell(s)
-    machine.launch(kernels.filtering(s, there, cell))
-    return s.cpu(), kernels.first_failure(cell)
+    cell = _items.create_status_cell(s)
+    machine.launch(kernels.plan_filter(s, there, cell))
+    return s.cpu(), kernels.read_first_failure(cell)
 
 
 def gradients(
@@ -112,7 +112,7 @@ def gradients(
     def launch(*plan: Any) -> None:
         machine.launch(plan)
 
-    kernels.pull_back(launch, gs.to(machine.device), results, kernels.dense(there), workspace)
+    kernels.compute_vjp(launch, gs.to(machine.device), results, kernels.make_dense(there), workspace)
     return [None if result is None else result.cpu() for result in results]
 
 
@@ -161,8 +161,8 @@ def test_segments_and_chunks(machine: Machine, varying: str) -> None:
     """With hardly any work space: moments of 4 steps at a time, one series after the other."""
     sizes = Sizes(3, 2, series=4, times=11, shared="ABQRmPc", varying=varying)
     operands, gs = model(sizes), torch.ones(1, dtype=torch.float64).expand(4)
-    assert kernels._division([None] * 8, operands, 1000) == (4, 1)
-    assert kernels._division([None] * 8, operands, 1 << 20) == (11, 4)
+    assert kernels._divide_work([None] * 8, operands, 1000) == (4, 1)
+    assert kernels._divide_work([None] * 8, operands, 1 << 20) == (11, 4)
     _, found = expected(operands, gs)
     for actual, wanted in zip(gradients(machine, operands, gs, workspace=1000), found, strict=True):
         assert actual is not None
@@ -182,7 +182,7 @@ def test_any_strides(machine: Machine) -> None:
         values, failure = value(machine, strange)
         assert failure is None
         assert_close(values, s)
-    assert kernels.dense(spread)[0].data_ptr() == spread[0].data_ptr()
+    assert kernels.make_dense(spread)[0].data_ptr() == spread[0].data_ptr()
     times = operands[0].shape[1]
     expanded = [operands[0][:1].expand(3, -1, -1)]
     expanded += [X.expand(3, times, *X.shape[2:]) for X in operands[1:5]] + operands[5:]
@@ -285,7 +285,7 @@ def test_unstable_series_that_ended_long_ago(machine: Machine) -> None:
 
 
 def test_what_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
 
     def served(n: int, p: int, series: int = 2, times: int = 3, dtype: torch.dtype = torch.float64) -> bool:
         return kernels.serves(
@@ -301,7 +301,7 @@ def test_what_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not served(1, 0)
     assert not served(2, 1, times=0)
     assert not served(2, 1, series=0)
-    monkeypatch.setattr(_stream, "block_memory", lambda device: 48 * 1024)
+    monkeypatch.setattr(_stream, "get_block_memory", lambda device: 48 * 1024)
     assert served(16, 2)
     assert not served(32, 2)
 

@@ -20,11 +20,10 @@ from tolerances import INVERTED_BLOCKS, PROMISED_ON_CUDA, assert_close
 from torch import Tensor
 
 from lapgrad._kernels.cpu import available
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
-from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
@@ -38,11 +37,11 @@ ORDER = 300  # three blocks of 128, the last one cut off; leaves of 64, likewise
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT"):
-        monkeypatch.setattr(_sizes, name, 128)
-    monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_FROM", 128)
-    monkeypatch.setattr(_sizes, "SOLVE_BY_BLOCKS_COLUMNS", 8)
-    monkeypatch.setattr(_sizes, "POLAR_FROM", 128)
-    monkeypatch.setattr(_potrf_batch, "LARGEST_ORDER", 0)
+        monkeypatch.setattr(_thresholds, name, 128)
+    monkeypatch.setattr(_thresholds, "SOLVE_BY_BLOCKS_FROM", 128)
+    monkeypatch.setattr(_thresholds, "SOLVE_BY_BLOCKS_COLUMNS", 8)
+    monkeypatch.setattr(_thresholds, "POLAR_FROM", 128)
+    monkeypatch.setattr(_thresholds, "POTRF_SMALL", 0)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     with in_place_of_the_gpu():
         yield
@@ -159,7 +158,7 @@ class TestCholesky:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """From A's own memory, which is left alone, and in place."""
-        monkeypatch.setattr(_sizes, "SOLVE_BLOCK", 64)
+        monkeypatch.setattr(_thresholds, "SOLVE_BLOCK", 64)
         L = factor(*batch, ORDER, lower=lower)
         A = torch.randn((*batch, 20, ORDER) if rightside else (*batch, ORDER, 20), dtype=L.dtype)
         before = A.clone()
@@ -279,7 +278,7 @@ def test_gelqf_of_float32_takes_one_round_where_that_does(
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_gelqf_vjp(batch: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies above the diagonal of gL is not read, as far as results are concerned."""
-    monkeypatch.setattr(_sizes, "SOLVE_BLOCK", block)
+    monkeypatch.setattr(_thresholds, "SOLVE_BLOCK", block)
     A = torch.randn(*batch, 200, 300, dtype=torch.float64)
     Q, L = torch.linalg.qr(A.mT)
     Q, L = Q.mT.contiguous(), L.mT.contiguous()
@@ -298,7 +297,7 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
     A, B = torch.randn(ORDER, 900, dtype=torch.float64), torch.randn(900, ORDER, dtype=torch.float64)
     C = torch.ones(ORDER, ORDER, dtype=torch.float64)
     wanted = 2.0 * (A @ B) + 0.5
-    _device.triangular_product(C, A, B, lower, 2.0, 0.5, 64)
+    _device.multiply_triangle(C, A, B, lower, 2.0, 0.5, 64)
     if lower:
         assert_near(C.tril(), wanted.tril())
     else:
@@ -307,7 +306,7 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
 
 def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cholesky's way and the polar decomposition take more operations than Householder's, in float64."""
-    monkeypatch.setattr(_stream, "multiplies_float64_fast", lambda device: False)
+    monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
     A = torch.randn(150, 200)
     Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)
     with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gelqf"):

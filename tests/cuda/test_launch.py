@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import solver as _solver
 from lapgrad._kernels.cuda.runtime import stream as _stream
-from lapgrad._kernels.cuda.runtime.stream import multiplies_float64_fast
+from lapgrad._kernels.cuda.runtime.stream import has_fast_float64
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 pytestmark = [
@@ -66,8 +65,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         pytest.skip("needs g++ to emulate kernels")
     made = Driver()
     callback = _DRIVER(made.launch)
-    monkeypatch.setattr(_launch, "_kernel", made.load)
-    monkeypatch.setattr(_stream, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(_launch, "_load_kernel", made.load)
+    monkeypatch.setattr(_stream, "get_current_stream", lambda device: STREAM)
     core.device_bind("cuLaunchKernel", ctypes.cast(callback, ctypes.c_void_p).value)
     yield made
     stand_ins.bind.cache_clear()
@@ -81,7 +80,7 @@ def test_arguments_arrive(driver: Driver, n: int, dtype: torch.dtype) -> None:
     root = torch.randn(5, n, n + 2, dtype=dtype, generator=torch.Generator().manual_seed(n))
     A = (root @ root.mT + torch.eye(n, dtype=dtype)).expand(2, 5, n, n)[1, ::2]
     L, info = torch.empty_like(A), torch.empty(3, dtype=torch.int32)
-    plan = _potrf_batch.factoring(L, A, True, info, None)
+    plan = _potrf_batch.plan_factorisation(L, A, True, info, None)
     _launch.launch(*plan)
     assert_close(L, torch.linalg.cholesky(A), of_order(n))
     assert info.tolist() == [0, 0, 0]
@@ -116,10 +115,10 @@ def test_mail_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_items, "core", SimpleNamespace(Mailbox=lambda owner, place: (owner, place)))
     monkeypatch.setattr(_items._libraries, "bind_driver", lambda: None)
     with torch.device("meta"):
-        number, place = _items._mailbox()
+        number, place = _items._create_mailbox()
         assert number.is_cpu
         assert number.data_ptr() == place
-        assert all(work.is_cpu for work in _solver.work_space(4, 4, like))
+        assert all(work.is_cpu for work in _solver.allocate_workspace(4, 4, like))
 
 
 @pytest.mark.parametrize(("ratio", "fast"), [(2, True), (64, False)])
@@ -129,7 +128,7 @@ def test_devices_for_pictures_are_slow_in_float64(
     properties = SimpleNamespace(single_to_double_precision_perf_ratio=ratio)
     device = SimpleNamespace(Device=lambda number: SimpleNamespace(properties=properties))
     monkeypatch.setitem(sys.modules, "cuda.core", device)
-    assert multiplies_float64_fast.__wrapped__(0) is fast
+    assert has_fast_float64.__wrapped__(0) is fast
 
 
 def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +142,8 @@ def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pyt
         def set_current(self) -> None:
             bound.append(self.number)
 
-    monkeypatch.setattr(_stream, "_bound", threading.local())
-    monkeypatch.setattr(_stream, "current_device", lambda: 0)
+    monkeypatch.setattr(_stream, "_bound", _stream._BoundDevices())
+    monkeypatch.setattr(_stream, "get_current_device", lambda: 0)
     for name in ("cuda", "cuda.core"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(Device=Device))
     for device in (1, 0, 0):

@@ -77,7 +77,7 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, kernel in CUDA_KERNELS.items():
         monkeypatch.setitem(_kernels._CPU, name, kernel)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
-    monkeypatch.setattr(_stream, "block_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
     monkeypatch.setattr(test_memory, "peak_bytes", peak_of_allocator)
     with in_place_of_the_gpu():
         monkeypatch.setattr(_cholesky, "factorise_upper", factorise_upper)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -78,7 +79,7 @@ def gelqf(n: int, dtype: torch.dtype) -> None:
 
 
 def syevd(n: int, dtype: torch.dtype) -> None:
-    if n > _syevd_batch.LARGEST:
+    if n > _thresholds.SYEVD_SMALL:
         return
     A, values = square(n, dtype), torch.zeros(2, n, dtype=dtype)
     for U in (A.clone(), None):
@@ -88,7 +89,7 @@ def syevd(n: int, dtype: torch.dtype) -> None:
 
 def gesvd(n: int, dtype: torch.dtype) -> None:
     for m in ORDERS:
-        k, small = min(m, n), max(m, n) <= _gesvd_batch.LARGEST
+        k, small = min(m, n), max(m, n) <= _thresholds.GESVD_SMALL
         A, S, U, V = (
             square(m, dtype, n),
             torch.zeros(2, k, dtype=dtype),
@@ -107,15 +108,15 @@ def kalman(n: int, dtype: torch.dtype) -> None:
         y, A, B, R = (torch.zeros(2, 3, *shape, dtype=dtype) for shape in ((p,), (n, n), (p, n), (p, p)))
         model = [y, A, B, A, R, A[:, 0, 0], A[:, 0], A[:, :, 0]]
         s = y[:, 0, 0]
-        _launch.launch(*_kalman_batch.filtering(s, model, None))
-        _kalman_batch.pull_back(_launch.launch, s, [operand.clone() for operand in model], model)
+        _launch.launch(*_kalman_batch.plan_filter(s, model, None))
+        _kalman_batch.compute_vjp(_launch.launch, s, [operand.clone() for operand in model], model)
 
 
 def packed(n: int, dtype: torch.dtype) -> None:
     A, v = square(n, dtype), torch.zeros(2, 1, n * (n + 1) // 2, dtype=dtype)
     for lower in (True, False):
-        _launch.launch(*_packing.packing(v, A, 0, lower))
-        _launch.launch(*_packing.unpacking(A, v, 0, lower))
+        _launch.launch(*_packing.plan_packing(v, A, 0, lower))
+        _launch.launch(*_packing.plan_unpacking(A, v, 0, lower))
 
 
 BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
@@ -146,8 +147,8 @@ def expressions() -> dict[str, list[str]]:
 
     with (
         mock.patch.object(_launch, "launch", record),
-        mock.patch.object(_items, "first_failure_cell", _items.new_cell),
-        mock.patch.object(_items, "first_failure", return_value=None),
+        mock.patch.object(_items, "get_status_cell", _items.create_status_cell),
+        mock.patch.object(_items, "read_first_failure", return_value=None),
     ):
         for dtype in (torch.float64, torch.float32):
             for plan in BATCHES:

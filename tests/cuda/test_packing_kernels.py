@@ -12,6 +12,7 @@ from machines import MACHINES, Machine
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import packing as _packing
 
@@ -43,7 +44,7 @@ def check_packing(machine: Machine, A: Tensor, offset: int, lower: bool) -> None
     for step in (1, 2):
         memory = A.new_full((items, 1, step * size + 1), torch.nan)
         v = memory[..., : step * size : step]
-        machine.launch(_packing.packing(v, A, offset, lower))
+        machine.launch(_packing.plan_packing(v, A, offset, lower))
         assert torch.equal(v[:, 0], expected)
         assert int(memory.isnan().sum()) == memory.numel() - v.numel()
 
@@ -56,7 +57,7 @@ def check_unpacking(machine: Machine, v: Tensor, n: int, offset: int, lower: boo
     memory = v.new_empty(items, n + 1, n + 2)
     for A in (memory[:, 1:, :-2], memory.mT[:, 1:-1, 1:]):
         memory.fill_(torch.nan)
-        machine.launch(_packing.unpacking(A, v, offset, lower))
+        machine.launch(_packing.plan_unpacking(A, v, offset, lower))
         assert torch.equal(A, expected)
         assert int(memory.isnan().sum()) == memory.numel() - A.numel()
 
@@ -88,7 +89,7 @@ def test_rows_of_several_warps(machine: Machine) -> None:
 def test_more_items_than_a_block_takes(machine: Machine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last block has rows left over, and blocks begin in the middle of an item, in several passes."""
     items = 1111 if n == 1 else 150
-    monkeypatch.setattr(_packing, "_MANY_THREADS", 0)
+    monkeypatch.setattr(_thresholds, "PACKING_MANY_THREADS", 0)
     for lower in (True, False):
         check_packing(machine, numbered(machine, items, n, n), 0, lower)
         check_unpacking(machine, numbered(machine, items, 1, length(n, 0)), n, 0, lower)

@@ -26,13 +26,13 @@ def factored(
     machine: Machine, A: Tensor, lower: bool = True, info: Tensor | None = None, L: Tensor | None = None
 ) -> tuple[Tensor, tuple[int, int] | None]:
     L = torch.full_like(A, torch.nan) if L is None else L
-    failure = machine.first_failure(lambda cell: _potrf_batch.factoring(L, A, lower, info, cell), A)
+    failure = machine.first_failure(lambda cell: _potrf_batch.plan_factorisation(L, A, lower, info, cell), A)
     return L, failure
 
 
 def pulled_back(machine: Machine, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None = None) -> Tensor:
     gA = torch.full_like(L, torch.nan)
-    machine.launch(_potrf_batch.pulling_back(gA, L, gL, lower, info))
+    machine.launch(_potrf_batch.plan_vjp(gA, L, gL, lower, info))
     return gA
 
 

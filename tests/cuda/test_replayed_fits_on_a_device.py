@@ -9,7 +9,7 @@ import tolerances
 import torch
 
 from lapgrad.models import SparseGPRegression
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import cuda_graph as _cuda_graph
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -27,13 +27,13 @@ def model(inducing: int = 100, noise: float = 0.1, jitter: float = 1e-6) -> Spar
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 def test_same_fit(optimizer: str, inducing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = []
-    record = _captured.CudaRecorder.recorded
+    record = _cuda_graph.CudaRecorder.record
 
-    def counted(self: _captured.CudaRecorder, function: _captured.Function) -> _captured.Function:
+    def counted(self: _cuda_graph.CudaRecorder, function: _cuda_graph.Function) -> _cuda_graph.Function:
         recorded.append(True)
         return record(self, function)
 
-    monkeypatch.setattr(_captured.CudaRecorder, "recorded", counted)
+    monkeypatch.setattr(_cuda_graph.CudaRecorder, "record", counted)
     found = model(inducing).fit(optimizer, steps=20)
     assert recorded == [True]
     monkeypatch.setattr(SparseGPRegression, "replayable", False)

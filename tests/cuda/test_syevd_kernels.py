@@ -12,7 +12,7 @@ import torch
 from kernel_packages import on_cuda
 from torch import Tensor
 
-from lapgrad._formulas.signs import fix_signs
+from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 
@@ -29,10 +29,10 @@ def on_cpu(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: b
     n = A.shape[-1]
     source = A.reshape(-1, n, n)
     eigenvalues, U = A.new_full((len(source), n), 7.0), A.new_full((len(source), n, n), 7.0)
-    reported = _items.new_cell(A)
-    plan = _syevd_batch.geometry(eigenvalues, U if vectors else None, source, lower, reported)
+    reported = _items.create_status_cell(A)
+    plan = _syevd_batch.plan_decomposition(eigenvalues, U if vectors else None, source, lower, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
-    failure = _items.first_failure(reported)
+    failure = _items.read_first_failure(reported)
     return eigenvalues.view(A.shape[:-1]), U.view(A.shape) if vectors else None, failure
 
 

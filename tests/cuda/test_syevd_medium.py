@@ -10,8 +10,9 @@ import torch
 from kernel_packages import on_cuda
 from torch import Tensor
 
-from lapgrad._formulas.signs import fix_signs
+from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import cuda as _cuda
+from lapgrad._kernels.cuda import thresholds as _thresholds
 
 #: The module; the package has a function of this name.
 routines = importlib.import_module("lapgrad._kernels.cuda.syevd")
@@ -47,7 +48,7 @@ def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         status.copy_(torch.tensor(statuses[: len(status)]))
 
     monkeypatch.setattr(routines, "_solve", solve)
-    monkeypatch.setattr(routines._stream, "being_captured", lambda: False)
+    monkeypatch.setattr(routines._stream, "is_capturing", lambda: False)
     return statuses
 
 
@@ -56,10 +57,10 @@ def test_one_triangle_is_read(solver: list[int], lower: bool) -> None:
     A = symmetric(6).view(2, 3, N, N)
     seen = A.tril() if lower else A.triu()
     eigenvalues, U = A.new_empty(2, 3, N), torch.empty_like(A)
-    assert routines._batched(eigenvalues, U, seen, lower) is None
+    assert routines._decompose_batch(eigenvalues, U, seen, lower) is None
     check(A, eigenvalues, U)
     alone = A.new_empty(2, 3, N)
-    assert routines._batched(alone, None, seen, lower) is None
+    assert routines._decompose_batch(alone, None, seen, lower) is None
     torch.testing.assert_close(alone, eigenvalues)
 
 
@@ -67,25 +68,25 @@ def test_failures(solver: list[int]) -> None:
     A = symmetric(4)
     eigenvalues, U = A.new_empty(4, N), torch.empty_like(A)
     solver[3] = 5
-    assert routines._batched(eigenvalues, U, A, True) == (3, 1)
+    assert routines._decompose_batch(eigenvalues, U, A, True) == (3, 1)
     A[2, 8, 3] = torch.inf
-    assert routines._batched(eigenvalues, U, A, True) == (2, -1)
+    assert routines._decompose_batch(eigenvalues, U, A, True) == (2, -1)
     assert eigenvalues[2].isnan().all()
     assert eigenvalues[1].isfinite().all()
     A[2, 8, 3] = 0.0
     A[1, 3, 8] = torch.nan  # in the other triangle
     solver[3] = 0
-    assert routines._batched(eigenvalues, U, A, True) is None
+    assert routines._decompose_batch(eigenvalues, U, A, True) is None
 
 
 def test_nothing_is_read_while_a_graph_is_captured(
     solver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routines._stream, "being_captured", lambda: True)
+    monkeypatch.setattr(routines._stream, "is_capturing", lambda: True)
     A = symmetric(2)
     A[1, 0, 0] = torch.nan
     eigenvalues = A.new_empty(2, N)
-    assert routines._batched(eigenvalues, None, A, True) is None
+    assert routines._decompose_batch(eigenvalues, None, A, True) is None
     assert eigenvalues[1].isnan().all()
 
 
@@ -94,8 +95,8 @@ def test_nothing_is_read_while_a_graph_is_captured(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:
     A = symmetric(5, n).to(dtype)
-    for work_space in (routines._WORK_SPACE, 1):  # the batch as a whole, and one item after another
-        monkeypatch.setattr(routines, "_WORK_SPACE", work_space)
+    for work_space in (_thresholds.SYEVD_WORKSPACE, 1):  # the batch as a whole, and one item after another
+        monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE", work_space)
         for lower in (True, False):
             seen = (A.tril() if lower else A.triu()).cuda()
             eigenvalues, U = seen.new_empty(5, n), torch.empty_like(seen)

@@ -12,9 +12,9 @@ from kernel_packages import on_cuda
 from tolerances import assert_close, of_order
 from torch import Tensor
 
+from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
-from lapgrad.ops import _spectral
 from lapgrad.ops import syevd as formulas
 
 Run = Callable[..., tuple[Tensor, tuple[int, int] | None]]
@@ -30,10 +30,10 @@ def on_cpu(
     reverse_order: bool = False,
 ) -> tuple[Tensor, tuple[int, int] | None]:
     """What ``_syevd_batch.syevd_vjp`` launches, emulated."""
-    gA, reported = torch.full(U.shape, 7.0, dtype=U.dtype), _items.new_cell(U)
-    plan = _syevd_batch.gradient_geometry(gA, U, eigenvalues, gU, slope, degeneracy, tol, reported)
+    gA, reported = torch.full(U.shape, 7.0, dtype=U.dtype), _items.create_status_cell(U)
+    plan = _syevd_batch.plan_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
-    return gA, _items.first_failure(reported)
+    return gA, _items.read_first_failure(reported)
 
 
 def on_device(
@@ -63,7 +63,7 @@ def problem(items: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Ten
 def expected(
     U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
 ) -> Tensor:
-    return formulas._pulled_back_composite(U, eigenvalues, gU, slope, degeneracy, tol)
+    return formulas._compute_vjp_composite(U, eigenvalues, gU, slope, degeneracy, tol)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def expected(
 )
 def test_against_the_formula(run: Run, n: int, dtype: torch.dtype) -> None:
     U, eigenvalues, gU, slope = problem(3, n, dtype)
-    tol = _spectral.tolerance(n, dtype, None)
+    tol = _gaps.choose_tolerance(n, dtype, None)
     for cotangents in ((gU, slope), (gU, None), (None, slope)):
         gA, failure = run(U, eigenvalues, *cotangents, "mask", tol)
         assert failure is None

@@ -34,7 +34,7 @@ def operands(
 
 def run(machine: Machine, L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool) -> Tensor:
     X = torch.full_like(A, torch.nan)
-    machine.launch(_triangular_batch.applying(X, L, A, *flags, solve, None))
+    machine.launch(_triangular_batch.plan_application(X, L, A, *flags, solve, None))
     return X
 
 
@@ -65,25 +65,25 @@ def test_any_strides_in_place_and_one_triangle_for_all(machine: Machine, solve: 
         apart = A.new_zeros(5, 2 * A.shape[1], A.shape[2] + 2)[:, ::2, 1:-1].copy_(A)
         wanted = expected(shared, A, flags, solve)
         assert_close(run(machine, shared, A.mT.contiguous().mT, flags, solve), wanted, of_order(4))
-        machine.launch(_triangular_batch.applying(apart, shared, apart, *flags, solve, None))
+        machine.launch(_triangular_batch.plan_application(apart, shared, apart, *flags, solve, None))
         assert_close(apart, wanted, of_order(4))
 
 
 @machines
 def test_a_zero_pivot_is_reported_and_nothing_is_written(machine: Machine) -> None:
     L, A = operands(4, 3, torch.float64, machine, False, items=200)
-    cell = _items.new_cell(A)
-    machine.launch(_triangular_batch.finding_zero_pivots(L, cell))
-    assert _items.first_failure(cell) is None
+    cell = _items.create_status_cell(A)
+    machine.launch(_triangular_batch.plan_zero_pivot_search(L, cell))
+    assert _items.read_first_failure(cell) is None
     L[150, 2, 2] = 0.0
     L[77, 3, 3] = -0.0
     L[150, 1, 1] = 0.0
-    machine.launch(_triangular_batch.finding_zero_pivots(L, cell))
+    machine.launch(_triangular_batch.plan_zero_pivot_search(L, cell))
     X = A.clone()
-    machine.launch(_triangular_batch.applying(X, L, A, True, False, False, True, cell))
+    machine.launch(_triangular_batch.plan_application(X, L, A, True, False, False, True, cell))
     assert torch.equal(X, A)
-    assert _items.first_failure(cell) == (77, 3)
-    assert _items.first_failure(cell) is None
+    assert _items.read_first_failure(cell) == (77, 3)
+    assert _items.read_first_failure(cell) is None
 
 
 @pytest.mark.parametrize("n", [2, 8, 16, 17, 32, 33, 64, 100, 128])

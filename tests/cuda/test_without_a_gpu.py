@@ -57,7 +57,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> _kernels.KernelTable:
 
 
 def test_missing_packages_are_named_once(table: _kernels.KernelTable) -> None:
-    with mock.patch.object(_native, "_found", return_value=False):
+    with mock.patch.object(_native, "_is_installed", return_value=False):
         missing = _cuda.missing_packages()
         with pytest.warns(RuntimeWarning, match=r"CUDA kernels need .*pip install 'lapgrad\[cuda\]'") as seen:
             found = dict(table.fill())
@@ -89,25 +89,25 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.M
     """A compiler that is no compiler, a digest that needs no NVRTC, and an empty cache."""
     monkeypatch.setenv("LAPGRAD_CACHE", str(tmp_path / "cache"))
     with (
-        mock.patch.object(_compile, "_digest", return_value="0123"),
+        mock.patch.object(_compile, "_compute_digest", return_value="0123"),
         mock.patch.object(_compile, "compile_source", return_value=(b"machine code", "_symbol")) as compiler,
     ):
         yield compiler
 
 
 def compiled() -> tuple[bytes, str]:
-    return _compile.compiled(STEM, EXPRESSION, ARCHITECTURE)
+    return _compile.compile_or_read(STEM, EXPRESSION, ARCHITECTURE)
 
 
 def test_directory_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAPGRAD_CACHE", str(tmp_path / "chosen"))
-    assert _compile.cache_directory() == tmp_path / "chosen"
+    assert _compile.get_cache_directory() == tmp_path / "chosen"
     monkeypatch.delenv("LAPGRAD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert _compile.cache_directory() == tmp_path / "xdg" / "lapgrad"
+    assert _compile.get_cache_directory() == tmp_path / "xdg" / "lapgrad"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert _compile.cache_directory() == tmp_path / "home" / ".cache" / "lapgrad"
+    assert _compile.get_cache_directory() == tmp_path / "home" / ".cache" / "lapgrad"
 
 
 def test_compiled_once(compiler: mock.Mock, tmp_path: Path) -> None:

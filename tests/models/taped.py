@@ -45,24 +45,19 @@ class TapeRecorder:
     Attributes:
         rehearsals, recordings, replays: How many there were.
         closed: How many times ``close`` was called.
-        refusal, failure: What ``watched`` says; what ``recorded`` raises.
+        failure: Why ``record`` fails; None: it does not.
     """
 
-    def __init__(self, refusal: str | None = None, failure: str | None = None) -> None:
+    def __init__(self, failure: str | None = None) -> None:
         self.rehearsals = self.recordings = self.replays = self.closed = 0
-        self.refusal, self.failure, self.recording = refusal, failure, False
+        self.failure, self.recording = failure, False
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def enter_side_stream(self) -> Iterator[None]:
         self.rehearsals += 1
         yield
 
-    def watched(self, function: Function) -> str | None:
-        with self.aside():
-            function()
-        return self.refusal
-
-    def recorded(self, function: Function) -> Function:
+    def record(self, function: Function) -> Function:
         if self.failure is not None:
             raise CannotCaptureError(self.failure)
         self.recordings += 1

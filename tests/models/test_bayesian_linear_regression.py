@@ -112,10 +112,10 @@ def test_fixed_features_are_compressed_without_a_difference(normalise, method):
     ):
         change()
         model.free("features.lengthscale")
-        assert len(model._observations().Phi) == len(model.X)
+        assert len(model._get_observations().Phi) == len(model.X)
         whole = everything()
         model.fix("features.lengthscale")
-        assert len(model._observations().Phi) == 11
+        assert len(model._get_observations().Phi) == 11
         few = everything()
         # The factor is unique up to signs of its columns.
         signs = (few[5] * whole[5]).sum(0).sign()

@@ -15,9 +15,9 @@ from tolerances import RATE_IN_FLOAT32, REPLAYED, assert_all_close, assert_close
 from torch import Tensor
 
 from lapgrad import FitError, OptionError
-from lapgrad._torch.synchronisation import waits
+from lapgrad._torch.synchronisation import may_wait
 from lapgrad.models import DeepGP, DeepGPRegression
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import minibatches as _minibatches
 
 Y = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -45,7 +45,7 @@ def taped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TapeRecorder]:
 
     def use(kind: type[TapeRecorder] = TapeRecorder, **options: str) -> TapeRecorder:
         recorder = kind(**options)
-        monkeypatch.setattr(_minibatches, "_recorder", lambda device: recorder)
+        monkeypatch.setattr(_minibatches, "_make_recorder", lambda device: recorder)
         return recorder
 
     return use
@@ -54,7 +54,7 @@ def taped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TapeRecorder]:
 class AsItIs(TapeRecorder):
     """A recorder that records nothing: fits with the same arithmetic as those that are recorded."""
 
-    def recorded(self, function: _captured.Function) -> _captured.Function:
+    def record(self, function: _cuda_graph.Function) -> _cuda_graph.Function:
         return function
 
 
@@ -107,10 +107,10 @@ def test_replays_make_the_same_regression(taped: Callable[..., TapeRecorder]) ->
 def test_a_tape_notices_numbers_that_stay_behind() -> None:
     """The emulation is one: a number of Python's is frozen, one in a tensor is not."""
     x, tensor, number = torch.zeros(()), torch.ones(()), 1.0
-    function = _captured.Repeated(lambda: x.add_(number * tensor) and None, TapeRecorder())
+    function = _cuda_graph.ReplayableFunction(lambda: x.add_(number * tensor) and None, TapeRecorder())
     for _ in range(5):
         function()
-    assert function.replayed
+    assert function.is_recorded
     assert x.item() == 5.0
     number = 100.0
     tensor.fill_(2.0)
@@ -126,13 +126,12 @@ def test_a_size_that_is_met_once_is_not_recorded(taped: Callable[..., TapeRecord
     assert recorder.recordings == 1
 
 
-@pytest.mark.parametrize("options", [{"refusal": "there is a wait"}, {"failure": "there is a wait"}], ids=str)
 def test_what_cannot_be_recorded_is_made_step_by_step(
-    taped: Callable[..., TapeRecorder], monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+    taped: Callable[..., TapeRecorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taped(AsItIs)
     expected, losses = fitted(unsupervised())
-    recorder = taped(**options)
+    recorder = taped(failure="there is a wait")
     found, made = fitted(unsupervised())
     assert recorder.replays == 0
     assert recorder.rehearsals < 6, "the rest of the fit is made without a thought of graphs"
@@ -186,7 +185,7 @@ def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None
 def test_callbacks_hear_of_what_fails() -> None:
     """Steps do not wait for a GPU to say so; what a callback computes is its own business."""
     waited: list[bool] = []
-    fitted(unsupervised(), callback=lambda step, loss: waited.append(waits()))
+    fitted(unsupervised(), callback=lambda step, loss: waited.append(may_wait()))
     assert waited == [True] * 4
 
 

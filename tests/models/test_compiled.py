@@ -21,7 +21,7 @@ from lapgrad.models import (
     gp_nll,
     kalman_filter,
     kernels,
-    sgp_nll,
+    sgp_nll_from_matrices,
 )
 from lapgrad.models.components import LocalLevel
 from lapgrad.models.kernels import RBF, Kernel
@@ -98,7 +98,7 @@ def test_gp_nll() -> None:
 def test_sgp_nll() -> None:
     def criterion(root: Tensor, Kuf: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
         Kuu = root @ root.mT + torch.eye(3, dtype=root.dtype, device=root.device)
-        return sgp_nll(Kuu, Kuf, Kuf.square().sum(0) + 1.0, Y, noise.exp())
+        return sgp_nll_from_matrices(Kuu, Kuf, Kuf.square().sum(0) + 1.0, Y, noise.exp())
 
     compare(criterion, [drawn(3, 3), drawn(3, 6), drawn(6, 2), drawn()])
 

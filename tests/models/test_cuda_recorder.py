@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -15,10 +14,8 @@ import pytest
 import torch
 
 from lapgrad._torch import private as _torch_private
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training.cuda_graph import CannotCaptureError, CudaRecorder
-
-WAITS = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:166.)"
 
 
 class Notes:
@@ -26,7 +23,6 @@ class Notes:
 
     def __init__(self) -> None:
         self.made: list[str] = []
-        self.mode: int | str = 0
         self.stream_of_thread = "default"
         self.fails_at_the_end = False
 
@@ -68,14 +64,6 @@ class Notes:
     def set_stream(self, stream: Notes.Stream) -> None:
         self.stream_of_thread = stream.name
 
-    def set_mode(self, mode: int | str) -> None:
-        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=1)
-        self.mode = mode
-
-    def warn_of_wait(self) -> None:
-        if self.mode == "warn":
-            warnings.warn(WAITS, UserWarning, stacklevel=2)
-
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
@@ -92,11 +80,9 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
         get_rng_state=lambda: torch.tensor([7]),
         set_stream=notes.set_stream,
         synchronize=lambda device: notes.made.append("synchronize"),
-        get_sync_debug_mode=lambda: notes.mode,
-        set_sync_debug_mode=notes.set_mode,
     )
-    monkeypatch.setattr(_captured, "_streams", threading.local())
-    monkeypatch.setattr(_captured, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    monkeypatch.setattr(_cuda_graph, "_streams", threading.local())
+    monkeypatch.setattr(_cuda_graph, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     monkeypatch.setattr(
         _torch_private,
         "forget_capture",
@@ -108,7 +94,9 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
 def test_rehearsals_are_made_aside_and_graphs_given_back(notes: Notes) -> None:
     recorder = CudaRecorder(torch.device("cuda", 0))
     calls: list[tuple[str, bool]] = []
-    step = _captured.Repeated(lambda: calls.append((notes.stream_of_thread, recorder.recording)), recorder)
+    step = _cuda_graph.ReplayableFunction(
+        lambda: calls.append((notes.stream_of_thread, recorder.recording)), recorder
+    )
     for _ in range(6):
         step()
     assert calls == [("side", False)] * 3 + [("side", True)]
@@ -127,8 +115,10 @@ def test_a_recording_that_fails_is_undone(notes: Notes, fails_at_the_end: bool) 
     def fail() -> None:
         raise ValueError("operation not permitted\nwhen stream is capturing")
 
-    with pytest.raises(CannotCaptureError, match=r"^ValueError: operation not permitted$"):
-        recorder.recorded(fail)
+    with pytest.raises(
+        CannotCaptureError, match=r"test_cuda_recorder.py, line \d+: ValueError: operation not permitted$"
+    ):
+        recorder.record(fail)
     assert notes.made[-1] == "forget 0 1 7"
     assert notes.stream_of_thread == "default"
     assert not recorder.recording
@@ -145,49 +135,7 @@ def test_an_interrupt_is_no_reason_not_to_record(notes: Notes, fails_at_the_end:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recorder.recorded(interrupt)
+        recorder.record(interrupt)
     assert notes.made[-1] == "forget 0 1 7"
     assert notes.stream_of_thread == "default"
     assert not recorder.recording
-
-
-def test_waits_are_noticed_where_they_are(notes: Notes) -> None:
-    """Warnings are errors here, and not meant; other warnings are; other threads may wait."""
-    recorder = CudaRecorder(torch.device("cuda", 0))
-
-    def wait_elsewhere() -> None:
-        thread = threading.Thread(target=notes.warn_of_wait)
-        thread.start()
-        thread.join()
-
-    assert recorder.watched(wait_elsewhere) is None
-    refusal = recorder.watched(notes.warn_of_wait)
-    assert refusal is not None
-    assert refusal.endswith("waits for the device")
-    assert "cuda_graph.py, line" in refusal, "where it was called from"
-    assert notes.mode == 0
-    with pytest.raises(UserWarning, match="of another kind"):
-        recorder.watched(lambda: warnings.warn("of another kind", UserWarning, stacklevel=1))
-    assert notes.mode == 0
-    with pytest.warns(UserWarning, match="of another kind"):
-        recorder.watched(lambda: warnings.warn("of another kind", UserWarning, stacklevel=1))
-
-
-def test_other_threads_read_when_nothing_is_watched(notes: Notes) -> None:
-    """Torch looks for waits in all threads at once."""
-    modes: list[int | str] = []
-
-    def read() -> None:
-        with _captured.undisturbed():
-            modes.append(notes.mode)
-
-    other = threading.Thread(target=read)
-
-    def started() -> None:
-        other.start()
-        other.join(0.05)
-        assert other.is_alive()
-
-    assert CudaRecorder(torch.device("cuda", 0)).watched(started) is None
-    other.join()
-    assert modes == [0]

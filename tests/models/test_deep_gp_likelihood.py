@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributions
 
 from lapgrad.models import DeepGP
-from lapgrad.models._deep.importance import Weights
+from lapgrad.models._deep.importance import WeightSums
 from lapgrad.models.kernels import Linear
 
 NOISE = 0.4
@@ -116,11 +116,11 @@ def test_refinement_finds_the_posterior():
 def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
     """Weights that differ by hundreds of nats, in parts and at once."""
     logs = 300.0 * random(40, 3)
-    weights = Weights(3, torch.device("cpu"))
+    weights = WeightSums(3, torch.device("cpu"))
     for part in logs.split(7):
         weights.add(slice(0, 2), part[:, :2])
         weights.add(slice(2, 3), part[:, 2:])
-    found = weights.result(40)
+    found = weights.estimate(40)
     tolerances.assert_close(found.values, torch.logsumexp(logs, 0) - math.log(40.0))
     effective = (2.0 * torch.logsumexp(logs, 0) - torch.logsumexp(2.0 * logs, 0)).exp()
     tolerances.assert_close(found.effective_samples, effective, tolerances.HIGHER_ORDER)
@@ -129,8 +129,8 @@ def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
 def test_sampling_error_is_that_of_repeated_estimates():
     """The delta method, against the spread of 400 estimates of 200 samples each."""
     logs = random(200, 400, seed=4)  # log-normal weights
-    weights = Weights(400, torch.device("cpu"))
+    weights = WeightSums(400, torch.device("cpu"))
     weights.add(slice(0, 400), logs)
-    found = weights.result(200)
+    found = weights.estimate(200)
     # The mean of 400 independent values: its error, both ways.
     assert found.sampling_error == pytest.approx(found.values.std().item() / math.sqrt(400), rel=0.15)

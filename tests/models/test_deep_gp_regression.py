@@ -36,7 +36,7 @@ def deep(n: int = 30, d: int = 2, k: int | None = None, **options: Any) -> DeepG
     model = DeepGPRegression(X, y, **{"inducing": 5, "generator": 0, "noise_var": 0.05, **options})
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for layer in model._layers():
+        for layer in model._list_layers():
             for values in (layer.q_mean, layer.q_log_deviations, layer.q_below):
                 values += 0.3 * torch.randn(values.shape, dtype=DOUBLE, generator=generator)
         model.layers[0].q_log_deviations.add_(3.0)
@@ -59,7 +59,7 @@ def test_one_layer_starts_as_the_sparse_process(k: int | None, whiten: bool, cov
     found = model.predict(X[:9] + 0.3)
     assert_close(found.mean, mean, OF_JITTER)
     assert_close(found.variance, variance if k is None else variance[:, None].expand_as(mean), OF_JITTER)
-    layer = model._layers()[0]
+    layer = model._list_layers()[0]
     of_q = torch.autograd.grad(model.loss(), [layer.q_mean, layer.q_log_deviations, layer.q_below])
     worst = max(float(gradient.abs().max()) for gradient in of_q)
     assert worst < 1e-6 * sparse.loss().abs(), "no distribution is better"
@@ -86,7 +86,7 @@ def dense_loss(model: DeepGPRegression, samples: int, seed: int) -> Tensor:
         for width in model.plan.widths[:-1]
     ]
     divergence, H = torch.zeros((), dtype=DOUBLE), X.expand(samples, *X.shape)
-    for number, layer in enumerate(model._layers()):
+    for number, layer in enumerate(model._list_layers()):
         Z, U = layer.inducing, len(layer.inducing)
         Kuu = layer.kernel(Z) + layer.jitter * layer.kernel.diag(Z).mean() * torch.eye(U, dtype=DOUBLE)
         L = torch.linalg.cholesky(Kuu)
@@ -116,7 +116,7 @@ def test_loss_and_gradient_are_those_of_the_definition(widths: tuple[int, ...]) 
     model = DeepGPRegression(X, y, widths=widths, inducing=4, noise_var=0.1, jitter=1e-4, generator=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for layer in model._layers():
+        for layer in model._list_layers():
             for values in (layer.q_mean, layer.q_below):
                 values += 0.3 * torch.randn(values.shape, dtype=DOUBLE, generator=generator)
             layer.q_log_deviations.fill_(-1.0)
@@ -145,7 +145,7 @@ def test_minibatches_are_not_biased() -> None:
     X, y = data(40, 2)
     model = DeepGPRegression(X, y, widths=(), inducing=5, generator=0)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
-    losses = torch.stack([model._estimated(rows, []) for rows in order.split(8)])
+    losses = torch.stack([model._estimate_loss(rows, []) for rows in order.split(8)])
     assert losses.std() > 0
     assert_close(losses.mean(), model.loss())
     assert_close(model.loss(batch=40), model.loss())
@@ -208,7 +208,7 @@ def test_chunks_change_nothing() -> None:
 def test_log_prob_is_the_log_of_an_average() -> None:
     model = deep(k=2)
     new, y_new = data(6, 2, 2)
-    parts = model._predicted("predict", new, 50, None, 0)
+    parts = model._predict_parts("predict", new, 50, None, 0)
     mean, variance = parts[0]
     normal = torch.distributions.Normal(
         mean * model.y_scale + model.y_shift, (variance + model.noise_var).sqrt() * model.y_scale
@@ -235,8 +235,8 @@ def test_inner_layers_start_as_linear_maps(mean: str, widths: tuple[int, ...]) -
     X, y = data(30, 3)
     model = DeepGPRegression(X, y, widths=widths, mean=mean, inducing=8, generator=0)
     H = (X - model.x_shift) / model.x_scale
-    Z = model._layers()[0].inducing
-    for layer in model._layers()[:-1]:
+    Z = model._list_layers()[0].inducing
+    for layer in model._list_layers()[:-1]:
         found, variance = layer(Z)
         _, directions = torch.linalg.eigh(H.T.cov() if H.shape[1] > 1 else torch.ones(1, 1, dtype=DOUBLE))
         if layer.outputs < H.shape[1]:  # up to signs
@@ -248,7 +248,7 @@ def test_inner_layers_start_as_linear_maps(mean: str, widths: tuple[int, ...]) -
         assert (found.abs() - expected).abs().max() < 1e-2  # of jitter, with a mean of zero
         assert variance.max() < 1e-2
         Z = found
-    assert_close(model._layers()[-1].inducing, Z, OF_JITTER if mean == "linear" else math.inf)
+    assert_close(model._list_layers()[-1].inducing, Z, OF_JITTER if mean == "linear" else math.inf)
 
 
 def test_depth_learns_a_step() -> None:
@@ -306,11 +306,11 @@ def test_float32() -> None:
     """The loss is that of float64 to the precision of its inputs, and learning goes the same way."""
     single, double = deep(60, dtype=torch.float32), deep(60)
     normal = torch.randn(1, 60, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
-    layers, prepared = double._layers(), [layer.prepare() for layer in double._layers()]
-    mean, variance = layers[0](double._scaled(double.X)[None], prepared[0])
+    layers, prepared = double._list_layers(), [layer.prepare() for layer in double._list_layers()]
+    mean, variance = layers[0](double._scale_inputs(double.X)[None], prepared[0])
     expected = layers[1](mean + variance.sqrt() * normal, prepared[1])
-    layers, prepared = single._layers(), [layer.prepare() for layer in single._layers()]
-    mean, variance = layers[0](single._scaled(single.X)[None], prepared[0])
+    layers, prepared = single._list_layers(), [layer.prepare() for layer in single._list_layers()]
+    mean, variance = layers[0](single._scale_inputs(single.X)[None], prepared[0])
     found = layers[1](mean + variance.sqrt() * normal.float(), prepared[1])
     assert_all_close(found, [part.float() for part in expected], HIGHER_ORDER)
     X, y = data(200, 2, dtype=torch.float32)
@@ -378,7 +378,7 @@ def test_covariances_for_each_column() -> None:
     roots = torch.tensor([[[1.0, 0.0], [0.5, 0.2]], [[0.3, 0.0], [0.3, 0.0]]], dtype=DOUBLE)
     covariance = roots @ roots.mT
     mean = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=DOUBLE)
-    draws = _sampling.normal(mean, covariance, 20_000, torch.Generator().manual_seed(0))
+    draws = _sampling.draw_normal(mean, covariance, 20_000, torch.Generator().manual_seed(0))
     assert draws.shape == (20_000, 2, 2)
     for column in range(2):
         found = draws[..., column]
@@ -388,10 +388,10 @@ def test_covariances_for_each_column() -> None:
 
 def test_joint_covariances_have_the_variances_on_their_diagonal() -> None:
     for covariance in ("shared", "separate"):
-        layer = deep(covariance=covariance)._layers()[0]
+        layer = deep(covariance=covariance)._list_layers()[0]
         H = torch.linspace(-1, 1, 8, dtype=DOUBLE).view(4, 2)
         mean, variance = layer(H)
-        joint = layer.joint(H)
+        joint = layer.predict_jointly(H)
         assert_close(joint[0], mean)
         diagonal = joint[1].diagonal(dim1=-2, dim2=-1)
         assert_close(diagonal.mT if diagonal.dim() == 2 else diagonal[:, None], variance)

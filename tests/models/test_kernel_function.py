@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lapgrad.fused import KernelFunction
 from lapgrad.fused._sgp import kernel_function as _kernel_function
-from lapgrad.fused._sgp.kernel_function import of_module
+from lapgrad.fused._sgp.kernel_function import wrap_module
 from lapgrad.models.kernels import RBF
 
 X = torch.linspace(0.0, 1.0, 8, dtype=torch.float64)[:, None]
@@ -26,21 +26,21 @@ def test_two_threads_leave_a_kernel_as_it_is() -> None:
     entered, second, out = (threading.Event() for _ in range(3))
 
     class Slow(RBF):
-        def in_one_piece(self, X: Tensor, Z: Tensor) -> Tensor:
+        def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object = None) -> Tensor:
             if not entered.is_set():
                 entered.set()
                 second.wait(0.3)
             else:
                 second.set()
                 out.wait(0.3)
-            return super().in_one_piece(X, Z)
+            return super().evaluate_chunk(X, Z, shortcuts)
 
     kernel = Slow().double()
     before, others = list(kernel.parameters()), other_parameters(kernel)
     found: list[Tensor] = []
 
     def use() -> None:
-        found.append(of_module(kernel).matrix(X, X.clone(), *others))
+        found.append(wrap_module(kernel).matrix(X, X.clone(), *others))
 
     threads = [threading.Thread(target=use) for _ in range(2)]
     threads[0].start()
@@ -56,7 +56,7 @@ def test_two_threads_leave_a_kernel_as_it_is() -> None:
 def test_an_error_leaves_a_kernel_as_it_is() -> None:
     kernel = RBF().double()
     before = list(kernel.parameters())
-    function = of_module(kernel)
+    function = wrap_module(kernel)
     held = KernelFunction(function.matrix, function.diagonal, other_parameters(kernel))
 
     def fail() -> None:
@@ -64,6 +64,6 @@ def test_an_error_leaves_a_kernel_as_it_is() -> None:
         raise KeyError("of the caller")
 
     with pytest.raises(KeyError, match="of the caller"):
-        _kernel_function.with_parameters(held, X, fail)
+        _kernel_function.call_with_parameters(held, X, fail)
     assert all(one is other for one, other in zip(kernel.parameters(), before, strict=True))
     assert_close(function.matrix(X, X, *before), kernel(X), 0)

@@ -25,7 +25,7 @@ from lapgrad.models import (
 )
 from lapgrad.models._deep.mean_functions import LinearMean
 from lapgrad.models._deep.sparse_layer import SparseLayer
-from lapgrad.models._sampling import normal, normal_each
+from lapgrad.models._sampling import draw_each_normal, draw_normal
 from lapgrad.models.components import AR, LocalLinearTrend
 from lapgrad.models.kernels import RBF, Kernel, Linear, Matern32, Polynomial
 
@@ -121,7 +121,10 @@ def layer() -> Evaluated:
     functions = SparseLayer(Z, 2, RBF(2.0), mean=LinearMean(drawn(3, 2, seed=2))).to(DEVICE)
     functions.set_posterior(drawn(8, 2, seed=3), torch.eye(8, device=DEVICE))
     learned = [parameter for parameter in functions.parameters() if parameter.requires_grad]
-    return [*with_derivatives(functions(H), [H, *learned]), *with_derivatives(functions.joint(H), [H])]
+    return [
+        *with_derivatives(functions(H), [H, *learned]),
+        *with_derivatives(functions.predict_jointly(H), [H]),
+    ]
 
 
 def draws() -> Evaluated:
@@ -129,10 +132,10 @@ def draws() -> Evaluated:
     S = torch.eye(4, device=DEVICE) + drawn(4, 1) * drawn(4, 1).mT
     mean = drawn(4, 2, seed=1)
     return [
-        normal(mean, S, 3, generator),
-        normal(mean, S.expand(2, 4, 4), 3, generator),
-        normal_each(mean.expand(3, 4, 2), S.expand(3, 4, 4), generator),
-        normal_each(mean.expand(3, 4, 2), S.expand(3, 2, 4, 4), generator),
+        draw_normal(mean, S, 3, generator),
+        draw_normal(mean, S.expand(2, 4, 4), 3, generator),
+        draw_each_normal(mean.expand(3, 4, 2), S.expand(3, 4, 4), generator),
+        draw_each_normal(mean.expand(3, 4, 2), S.expand(3, 2, 4, 4), generator),
     ]
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lapgrad import NotPositiveDefiniteError
 from lapgrad._errors import OptionError
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp import gradient as _sparse_gradient
+from lapgrad.fused._sgp import evaluation as _sgp_evaluation
+from lapgrad.fused._sgp import gradient as _gradient
 from lapgrad.models import SparseGPRegression
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import evaluation as _evaluation
 from lapgrad.models._training import fitting as _fitting
 from lapgrad.models.kernels import RBF, Linear
@@ -32,14 +32,12 @@ class Repeating:
         self.recording, self.refuses = False, refuses
         self.recordings = self.closed = 0
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
+    def enter_side_stream(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def watched(self, function: Callable[[], None]) -> str | None:
-        function()
-        return "it waits" if self.refuses else None
-
-    def recorded(self, function: Callable[[], None]) -> Callable[[], None]:
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        if self.refuses:
+            raise _cuda_graph.CannotCaptureError("it waits for the device")
         self.recordings += 1
         return function
 
@@ -52,15 +50,14 @@ def replaying(refuses: bool = False) -> Iterator[Repeating]:
     """Fits as on a GPU."""
     recorder = Repeating(refuses)
 
-    def evaluation(module: nn.Module, loss: Any, parameters: Any) -> _evaluation.Replayed:
-        return _evaluation.Replayed(module, loss, parameters, recorder)
+    def evaluation(module: nn.Module, loss: Any, parameters: Any) -> _evaluation.ReplayedEvaluation:
+        return _evaluation.ReplayedEvaluation(module, loss, parameters, recorder)
 
     with (
-        mock.patch.object(_fitting, "_evaluation_of", evaluation),
-        mock.patch.object(_sparse_gradient, "_guesses", return_value=True),
+        mock.patch.object(_fitting, "_make_evaluation", evaluation),
+        mock.patch.object(_gradient, "_defers_checks", return_value=True),
     ):
         yield recorder
-    _sparse_questions._last.__dict__.clear()
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -128,18 +125,18 @@ def test_jitter_is_found_without_a_recording() -> None:
     def fails_when_recorded(self: SparseGPRegression) -> Tensor:
         nonlocal calls
         calls += 1
-        if getattr(_sparse_questions._open, "guesses", None) is not None:
-            guesses = mock.Mock()
-            guesses.were_right.side_effect = NotPositiveDefiniteError("it is not", (), 1)
+        if self.evaluation.deferred is not None:
+            checks = mock.Mock()
+            checks.are_passed.side_effect = NotPositiveDefiniteError("it is not", (), 1)
             value = loss(self)
-            _sparse_questions._open.guesses.append(guesses)
+            self.evaluation.deferred.append(checks)
             return value
         value = loss(self)
         self.jitter = 1e-9
         return value
 
     with replaying(), mock.patch.object(SparseGPRegression, "loss", fails_when_recorded):
-        evaluation = _fitting._evaluation_of(replayed, replayed.loss, list(replayed.parameters()))
+        evaluation = _fitting._make_evaluation(replayed, replayed.loss, list(replayed.parameters()))
         for _ in range(10):
             evaluation()
             assert replayed.jitter == 1e-9
@@ -164,19 +161,20 @@ def test_whose_code_is_recorded() -> None:
 
 
 def test_capture_by_users_is_refused() -> None:
-    guesses = _sparse_questions.Guesses("sgp_nll", 1e-6, torch.zeros(1, dtype=DOUBLE), None)
-    assert not guesses.leave_open()
+    evaluation, like = _sgp_evaluation.Evaluation(), torch.zeros(1, dtype=DOUBLE)
+    checks = _sgp_evaluation.DeferredChecks("sgp_nll", 1e-6, like, evaluation, None)
+    assert not checks.hand_over()
     with (
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True),
-        mock.patch.object(_sparse_questions.Tensor, "is_cuda", True, create=True),
+        mock.patch.object(_sgp_evaluation.Tensor, "is_cuda", True, create=True),
         pytest.raises(OptionError, match="cannot be captured"),
     ):
-        guesses.leave_open()
-    with _sparse_questions.left_open() as collected:
-        assert guesses.leave_open()
-    assert collected == [guesses]
+        checks.hand_over()
+    with evaluation.defer_checks() as collected:
+        assert checks.hand_over()
+    assert collected == [checks]
 
 
 def test_recorders_are_what_evaluations_want() -> None:
-    recorder: _captured.Recorder = Repeating()
+    recorder: _cuda_graph.Recorder = Repeating()
     recorder.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +26,9 @@ from torch.autograd import gradcheck, gradgradcheck
 import lapgrad
 from lapgrad._torch import lu as torch_lu
 from lapgrad.fused import KernelFunction
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp import gradient as _sparse_gradient
-from lapgrad.models import sgp_nll
+from lapgrad.fused._sgp import evaluation as _evaluation
+from lapgrad.fused._sgp import gradient as _gradient
+from lapgrad.models import kernels, sgp_nll, sgp_nll_from_matrices
 
 DOUBLE = torch.float64
 Tensors = tuple[Tensor, ...]
@@ -141,7 +142,7 @@ def composite(
 ) -> Tensor:
     Kuu = rbf(Z, Z, *parameters)
     Kuu = Kuu + jitter * Kuu.diagonal().mean() * torch.eye(len(Z), dtype=Z.dtype, device=DEVICE)
-    return sgp_nll(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
+    return sgp_nll_from_matrices(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
 
 
 def test_exact_when_all_points_are_inducing() -> None:
@@ -247,7 +248,7 @@ def test_a_value_alone_asks_for_no_gradient() -> None:
     kernel = RBF(2)
     Z, X, Y, *_ = (tensor.detach().float() for tensor in problem())
     expected = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
-    with mock.patch.object(_sparse_gradient, "_core", side_effect=AssertionError), torch.no_grad():
+    with mock.patch.object(_gradient, "_differentiate_matrices", side_effect=AssertionError), torch.no_grad():
         found = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
     assert_close(found, expected.detach(), 0)
     assert not found.requires_grad
@@ -286,7 +287,7 @@ def test_function_of_matrices_has_derivatives(k: int | None) -> None:
     tensors = tuple(tensor.requires_grad_() for tensor in matrices(k=k))
 
     def symmetric(Kuu: Tensor, *others: Tensor) -> Tensor:
-        return sgp_nll(0.5 * (Kuu + Kuu.mT), *others)
+        return sgp_nll_from_matrices(0.5 * (Kuu + Kuu.mT), *others)
 
     assert gradcheck(symmetric, tensors, check_forward_ad=True)
     assert gradgradcheck(symmetric, tensors)
@@ -295,13 +296,13 @@ def test_function_of_matrices_has_derivatives(k: int | None) -> None:
 @pytest.mark.parametrize("k", [None, 2])
 def test_function_of_matrices_takes_batches(k: int | None) -> None:
     Kuu, Kuf, diagonal, Y, noise_var = matrices(4, k=k)
-    values = sgp_nll(Kuu, Kuf, diagonal, Y, noise_var)
+    values = sgp_nll_from_matrices(Kuu, Kuf, diagonal, Y, noise_var)
     assert values.shape == (4,)
     for i in range(4):
-        assert_close(values[i], sgp_nll(Kuu[i], Kuf[i], diagonal[i], Y[i], 0.3))
-    one_kernel = sgp_nll(Kuu[0], Kuf[0], diagonal[0], Y if k else Y[..., None], noise_var)
+        assert_close(values[i], sgp_nll_from_matrices(Kuu[i], Kuf[i], diagonal[i], Y[i], 0.3))
+    one_kernel = sgp_nll_from_matrices(Kuu[0], Kuf[0], diagonal[0], Y if k else Y[..., None], noise_var)
     for i in range(4):
-        assert_close(one_kernel[i], sgp_nll(Kuu[0], Kuf[0], diagonal[0], Y[i], 0.3))
+        assert_close(one_kernel[i], sgp_nll_from_matrices(Kuu[0], Kuf[0], diagonal[0], Y[i], 0.3))
 
 
 # Errors.
@@ -334,16 +335,16 @@ def test_errors_of_the_streamed_one() -> None:
 
 def test_errors_of_the_function_of_matrices() -> None:
     Kuu, Kuf, diagonal, Y, noise_var = matrices()
-    with pytest.raises(lapgrad.NotPositiveDefiniteError, match="sgp_nll: Kuu is not positive definite"):
-        sgp_nll(-Kuu, Kuf, diagonal, Y, noise_var)
-    with pytest.raises(lapgrad.NonFiniteError, match="sgp_nll: I \\+"):
-        sgp_nll(Kuu, Kuf * torch.nan, diagonal, Y, noise_var)
+    with pytest.raises(lapgrad.NotPositiveDefiniteError, match="from_matrices: Kuu is not positive definite"):
+        sgp_nll_from_matrices(-Kuu, Kuf, diagonal, Y, noise_var)
+    with pytest.raises(lapgrad.NonFiniteError, match="sgp_nll_from_matrices: I \\+"):
+        sgp_nll_from_matrices(Kuu, Kuf * torch.nan, diagonal, Y, noise_var)
     with pytest.raises(lapgrad.ShapeError, match="kff_diag have n entries"):
-        sgp_nll(Kuu, Kuf, diagonal[1:], Y, noise_var)
+        sgp_nll_from_matrices(Kuu, Kuf, diagonal[1:], Y, noise_var)
     with pytest.raises(lapgrad.OptionError, match="noise_var must be positive"):
-        sgp_nll(Kuu, Kuf, diagonal, Y, 0.0)
+        sgp_nll_from_matrices(Kuu, Kuf, diagonal, Y, 0.0)
     with pytest.raises(lapgrad.DTypeError, match="same dtype"):
-        sgp_nll(Kuu, Kuf, diagonal.float(), Y, noise_var)
+        sgp_nll_from_matrices(Kuu, Kuf, diagonal.float(), Y, noise_var)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -368,10 +369,24 @@ def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> 
         return torch.autograd.grad(s, tensors)
 
     Kuu = rbf(Z, Z, *parameters) + 1e-8 * parameters[1] * torch.eye(len(Z), dtype=DOUBLE, device=DEVICE)
-    of_matrices = sgp_nll(Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var)
+    of_matrices = sgp_nll_from_matrices(
+        Kuu, rbf(Z, X, *parameters), rbf_diagonal(X, *parameters), Y, noise_var
+    )
     wanted = torch.autograd.grad(of_matrices, tensors)
     for chunk in (None, 40):
         assert_all_close(streamed(chunk), wanted, LITTLE_NOISE)
-    monkeypatch.setattr(_sparse_questions, "IMPRECISE", math.inf)
+    monkeypatch.setattr(_evaluation, "IMPRECISE", math.inf)
     with pytest.raises(AssertionError):
         assert_all_close(streamed(), wanted, LITTLE_NOISE)
+
+
+def test_the_criterion_of_models_is_the_fused_one() -> None:
+    """One signature; the arguments of ``sgp_nll_from_matrices`` are still taken, with a warning."""
+    X = torch.linspace(0.0, 3.0, 12, dtype=torch.float64)[:, None]
+    Z, Y, kernel = X[::4].clone(), torch.sin(X), kernels.RBF().double()
+    assert inspect.signature(sgp_nll) == inspect.signature(lapgrad.fused.sgp_nll)
+    expected = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1, jitter=1e-4, chunk=5)
+    assert_close(sgp_nll(kernel, Z, X, Y, 0.1, jitter=1e-4, chunk=5), expected, 0)
+    matrices = (kernel(Z) + 1e-6 * torch.eye(3, dtype=torch.float64), kernel(Z, X), kernel.diag(X), Y, 0.1)
+    with pytest.warns(DeprecationWarning, match="sgp_nll_from_matrices"):
+        assert_close(sgp_nll(*matrices), sgp_nll_from_matrices(*matrices), 0)  # type: ignore[arg-type]

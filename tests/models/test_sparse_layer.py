@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lapgrad import NonFiniteError, NotPositiveDefiniteError, OptionError, ShapeError
 from lapgrad._torch import lu as torch_lu
-from lapgrad.models._deep import algebra as _layer_algebra
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models.kernels import RBF, Linear
+from lapgrad_bench.bench.torch_layers import replace_operators_by_torch
 
 U, D, K, N = 6, 2, 3, 5
 
@@ -39,7 +39,7 @@ def layer(whiten: bool = True, covariance: str = "shared", jitter: float = 1e-3,
 
 def posterior(of: SparseLayer) -> tuple[Tensor, Tensor]:
     """m (k, U) and S (k, U, U) of q(u)."""
-    root = of.root()
+    root = of.build_root()
     mean = of.q_mean
     if of.whiten:
         Lu = torch.linalg.cholesky(covariance_of_u(of))
@@ -83,7 +83,7 @@ def test_whitening_changes_parameters_and_nothing_else(covariance):
 @pytest.mark.parametrize("whiten", [True, False])
 def test_separate_covariances_that_are_equal_are_a_shared_one(whiten):
     shared, separate, H = layer(whiten), layer(whiten, "separate"), random(N, D, seed=1)
-    separate.set_posterior(shared.q_mean.detach(), shared.root().detach().expand(K, U, U))
+    separate.set_posterior(shared.q_mean.detach(), shared.build_root().detach().expand(K, U, U))
     (mean, variance), (other_mean, other_variance) = shared(H), separate(H)
     tolerances.assert_close(other_mean, mean)
     tolerances.assert_close(other_variance, variance.expand(N, K))
@@ -123,7 +123,7 @@ def test_torch_linalg_gives_the_same_values_and_gradients(whiten, covariance):
     of, H = layer(whiten, covariance), random(N, D, seed=1)
     value = criterion(of, H)
     gradients = torch.autograd.grad(value, list(of.parameters()))
-    with _layer_algebra.torch_linalg():
+    with replace_operators_by_torch():
         theirs = criterion(of, H)
         their_gradients = torch.autograd.grad(theirs, list(of.parameters()))
     assert "Linalg" in str(_functions(theirs))

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 import lapgrad
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp import gradient as _sparse_gradient
+from lapgrad.fused._sgp import gradient as _gradient
 from lapgrad.fused._sgp import inverse_factor as _whitening
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.models.kernels import RBF
 
 DOUBLE = torch.float64
@@ -30,16 +29,16 @@ def test_inverse_and_substitution(n: int) -> None:
     L, source = factor(n), torch.Generator().manual_seed(0)
     K, a = (torch.randn(n, k, dtype=DOUBLE, generator=source) for k in (7, 1))
     S = K @ K.mT
-    inverse, substitution = _whitening.inverted(L.clone()), _whitening.Substitution(L)
+    inverse, substitution = _whitening.invert_factor(L.clone()), _whitening.Substitution(L)
     tolerances.assert_close(inverse.W @ L, torch.eye(n, dtype=DOUBLE), tolerances.DEFAULT)
     assert not inverse.W.triu(1).any()
     results = []
     for whitening in (inverse, substitution):
         B = torch.empty_like(K)
-        whitening.of(K, B)
+        whitening.apply(K, B)
         X = whitening.sandwich(S.clone())
         assert torch.equal(X, X.mT)
-        results.append([B, whitening.transposed(a), X, whitening.least_pivot()])
+        results.append([B, whitening.apply_transposed(a), X, whitening.find_least_pivot()])
     tolerances.assert_all_close(*results, tolerances.DEFAULT)
 
 
@@ -59,25 +58,24 @@ def test_criterion_and_gradient(inducing: int, monkeypatch: pytest.MonkeyPatch) 
 
     expected = evaluated()
     used: list[Any] = []
-    whitened = _whitening.inverted
+    whitened = _whitening.invert_factor
 
     def counted(Lu: Tensor) -> _whitening.Inverse:
         used.append(len(Lu))
         return whitened(Lu)
 
-    monkeypatch.setattr(_inducing, "inverted", counted)
-    monkeypatch.setattr(_inducing, "_ON_CPU", _inducing._ON_CPU._replace(inverse=128))
-    with mock.patch.object(_sparse_gradient, "_guesses", return_value=True):
+    monkeypatch.setattr(_statistics, "invert_factor", counted)
+    monkeypatch.setattr(_statistics, "_ON_CPU", _statistics._ON_CPU._replace(inverse=128))
+    with mock.patch.object(_gradient, "_defers_checks", return_value=True):
         found = evaluated()
-    _sparse_questions._last.__dict__.clear()
     assert used == ([inducing] if inducing >= 128 else [])
     tolerances.assert_all_close(found, expected, tolerances.INDUCING)
 
 
 def test_widths_of_chunks() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert _inducing.chunk_width(8611, 3200, None, gpu) % 64 == 0
-    assert _inducing.chunk_width(8611, 3200, 17, gpu) == 17
+    assert _statistics.choose_chunk_width(8611, 3200, None, gpu) % 64 == 0
+    assert _statistics.choose_chunk_width(8611, 3200, 17, gpu) == 17
     for n in (0, 1, 63, 64, 65, 1000):
         for device in (gpu, cpu):
-            assert _inducing.chunk_width(n, 10, None, device) == max(n, 1)
+            assert _statistics.choose_chunk_width(n, 10, None, device) == max(n, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 _SAME_SIZE = 1.0 - 1e-6
 
 
-def tolerance(n: int, dtype: torch.dtype, tol: float | None) -> float:
+def choose_tolerance(n: int, dtype: torch.dtype, tol: float | None) -> float:
     """``tol``, or the gap relative to the largest value up to which computed values may stem from equal ones.
 
     Computed values carry errors of a few eps times the largest one, which grow slowly with n:
@@ -20,19 +20,19 @@ def tolerance(n: int, dtype: torch.dtype, tol: float | None) -> float:
     return 8.0 * (1.0 + n**0.5) * torch.finfo(dtype).eps if tol is None else tol
 
 
-def gaps(values: Tensor) -> Tensor:
+def compute_gaps(values: Tensor) -> Tensor:
     """values_i - values_j, (*batch, n, n)."""
     return values[..., :, None] - values[..., None, :]
 
 
-def largest(values: Tensor) -> Tensor:
+def find_largest(values: Tensor) -> Tensor:
     """The largest absolute value, (*batch, 1, 1): what a gap is compared with. 0 where there is none."""
     if values.shape[-1] == 0:
         return values.new_zeros((*values.shape[:-1], 1, 1))
     return values.detach().abs().amax(-1)[..., None, None]
 
 
-def threshold(scale: Tensor, tol: float) -> Tensor:
+def compute_threshold(scale: Tensor, tol: float) -> Tensor:
     """The gap up to which two values count as equal; never so small that its reciprocal overflows.
 
     Where all values are zero there is no scale: then it is taken as 1.
@@ -40,28 +40,28 @@ def threshold(scale: Tensor, tol: float) -> Tensor:
     return (tol * scale.masked_fill(scale == 0, 1.0)).clamp_min(torch.finfo(scale.dtype).tiny)
 
 
-def tied(gap: Tensor, scale: Tensor, tol: float) -> Tensor:
-    """Where values count as equal, the diagonal included."""
-    return gap.detach().abs() <= threshold(scale, tol)
+def find_ties(gap: Tensor, scale: Tensor, tol: float) -> Tensor:
+    """bool, True where two values count as equal, also on the diagonal."""
+    return gap.detach().abs() <= compute_threshold(scale, tol)
 
 
-def reciprocal_gap(
+def invert_gaps(
     gap: Tensor, scale: Tensor, degeneracy: str, tol: float, *, descending: bool = False
 ) -> Tensor:
     """1 / gap with the policy's value for small gaps, 0 on the diagonal; antisymmetric as gap is.
 
     Args:
-        gap: (*batch, n, n), ``gaps`` of the values.
-        scale: (*batch, 1, 1), ``largest`` of the values.
+        gap: (*batch, n, n), ``compute_gaps`` of the values.
+        scale: (*batch, 1, 1), ``find_largest`` of the values.
         degeneracy: One of ``POLICIES``.
-        tol: Relative to scale, from ``tolerance``.
+        tol: Relative to scale, from ``choose_tolerance``.
         descending: Values descend, so that a gap of 0 above the diagonal counts as positive for "clamp".
     """
     n = gap.shape[-1]
     diagonal = torch.eye(n, dtype=torch.bool, device=gap.device)
     if degeneracy == "nan":
         return (1.0 / gap.masked_fill(diagonal, 1.0)).masked_fill(diagonal, 0.0)
-    smallest = threshold(scale, tol)
+    smallest = compute_threshold(scale, tol)
     if degeneracy == "lorentz":
         # t / (t^2 + e^2) = u / (u^2 + 1) / e' with e' the larger of both, so that no square overflows.
         unit = torch.maximum(scale, smallest)
@@ -78,11 +78,11 @@ def reciprocal_gap(
     return (1.0 / gap.masked_fill(close, 1.0)).masked_fill(close, 0.0)
 
 
-def reciprocal(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Tensor:
+def invert_values(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Tensor:
     """1 / values, none of them negative, with the policy's value for small ones."""
     if degeneracy == "nan":
         return 1.0 / values
-    smallest = threshold(scale, tol)
+    smallest = compute_threshold(scale, tol)
     if degeneracy == "lorentz":
         unit = torch.maximum(scale, smallest)
         t, e = values / unit, smallest / unit
@@ -93,7 +93,7 @@ def reciprocal(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Te
     return (1.0 / values.masked_fill(small, 1.0)).masked_fill(small, 0.0)
 
 
-def row_noise(g: Tensor) -> Tensor:
+def bound_row_noise(g: Tensor) -> Tensor:
     """How far an entry of g W^T may be off by rounding, for orthonormal rows of W, (*batch, k).
 
     8 (1 + sqrt(n)) eps times the largest entry of each row of g. The norm of a row is at most sqrt(n) times
@@ -102,10 +102,10 @@ def row_noise(g: Tensor) -> Tensor:
     """
     if g.shape[-1] == 0:
         return g.new_zeros(g.shape[:-1])
-    return tolerance(g.shape[-1], g.dtype, None) * g.detach().abs().amax(-1)
+    return choose_tolerance(g.shape[-1], g.dtype, None) * g.detach().abs().amax(-1)
 
 
-def close_gap(scale: Tensor) -> Tensor:
+def compute_close_gap(scale: Tensor) -> Tensor:
     """The gap below which entries that are only rounding are discarded: eps^(1/4) of the largest value.
 
     Dividing by wider gaps costs at most a quarter of the digits.
@@ -113,8 +113,8 @@ def close_gap(scale: Tensor) -> Tensor:
     return torch.finfo(scale.dtype).eps ** 0.25 * scale
 
 
-def only_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step: Tensor | None) -> Tensor:
-    """Where ``turn`` is rounding that a small gap would magnify: there its quotient counts as 0.
+def find_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step: Tensor | None) -> Tensor:
+    """bool, True where ``turn`` is only rounding and its gap small, so that the quotient counts as 0.
 
     An entry of sk(gU U^T) below ``noise`` is not distinguishable from 0: the loss does not tell these two
     vectors apart. If their slopes differ, the loss tells the values apart, as a function of the matrix does,
@@ -123,9 +123,9 @@ def only_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step:
 
     Args:
         turn: (*batch, k, n), entries of sk(gU U^T).
-        noise: Of the same shape, the sum of ``row_noise`` of both rows.
+        noise: Of the same shape, the sum of ``bound_row_noise`` of both rows.
         gap: Of the same shape, what the entries are divided by.
-        close: (*batch, 1, 1), ``close_gap`` of the values.
+        close: (*batch, 1, 1), ``compute_close_gap`` of the values.
         step: Differences of the cotangents of the values, or None.
     """
     gap = gap.detach()
@@ -133,19 +133,19 @@ def only_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step:
     return found if step is None else found & ((gap * step.detach()).abs() < noise)
 
 
-def discard(entries: Tensor, marked: Tensor) -> Tensor:
-    """``entries``, and zeros where marked; derivatives of the result are those of ``entries``.
+def discard_entries(entries: Tensor, marked: Tensor) -> Tensor:
+    """``entries`` with zeros where ``marked``, but with the derivatives of ``entries`` everywhere.
 
     A loss at a stationary point has cotangents that vanish there, but whose derivatives do not.
     """
     return entries - entries.detach().masked_fill(~marked, 0.0)
 
 
-def row_signs(U: Tensor) -> Tensor:
+def find_row_signs(U: Tensor) -> Tensor:
     """For each row of U the sign that makes its leading entry positive: 1 or -1, (*batch, k).
 
-    The leading entry is the first whose size is that of the largest one, up to a part of 1e-6. With the plain
-    largest, rounding would choose among entries of equal size, and symmetric problems have many: the vectors
+    The leading entry is the first whose size is within 1e-6 of the largest. If it were the largest itself,
+    rounding would choose among entries of equal size, which symmetric problems have: the vectors
     u_i = -u_(n-i) of a regular grid.
     """
     if U.shape[-1] == 0:
@@ -155,3 +155,9 @@ def row_signs(U: Tensor) -> Tensor:
     first = leads.to(torch.uint8).argmax(-1, keepdim=True)
     entry = U.detach().gather(-1, first).squeeze(-1)
     return torch.where(entry < 0, -1.0, 1.0).to(U.dtype)
+
+
+def fix_signs(U: Tensor) -> None:
+    """Multiplies each row of U by its ``find_row_signs``, in place."""
+    if U.numel():
+        U.mul_(find_row_signs(U)[..., None])

@@ -1,8 +1,8 @@
 """One step of the Kalman filter and its adjoint, in differentiable operations of plain PyTorch.
 
-The kernels of ``kalman_nll`` in plain PyTorch run on these, and so do its second derivatives. The
-mathematics is that of csrc/small/lane_kalman.h. All series at once: the first dimension counts them, or is 1
-where they share.
+The kernels of ``kalman_nll`` in plain PyTorch use these functions, and so do its second derivatives. The
+formulas are those of csrc/small/lane_kalman.h. The first dimension of every tensor counts the series; it is 1
+where all series share an operand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Model(NamedTuple):
     c: Tensor
 
     def at(self, name: str, t: int) -> Tensor:
-        """What ``name`` is at time t, of all series."""
+        """The operand ``name`` at time t, for all series."""
         value: Tensor = getattr(self, name)
         return value[:, t if value.shape[1] > 1 else 0]
 
@@ -37,8 +37,8 @@ class Model(NamedTuple):
 OPERANDS = ("y", "A", "B", "Q", "R", "m", "P", "c")
 
 
-class Observed(NamedTuple):
-    """What the filter makes of an observation, and the adjoint reads."""
+class FilterStep(NamedTuple):
+    """Results of one filter step that the adjoint reads; see ``observe`` for the letters."""
 
     seen: Tensor  # 1 where there is an observation, 0 where it is missing: (N, p)
     B: Tensor  # with rows of zeros for missing observations
@@ -53,12 +53,12 @@ class Observed(NamedTuple):
     P: Tensor
 
 
-def symmetric(A: Tensor) -> Tensor:
-    """A without the rounding errors in its symmetry; so that gradients are symmetric, too."""
+def symmetrise(A: Tensor) -> Tensor:
+    """(A + A^T) / 2: symmetric to the last bit, and so is its gradient."""
     return 0.5 * (A + A.mT)
 
 
-def observe(model: Model, t: int, m: Tensor, P: Tensor) -> Observed:
+def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
     """v = y - B m, S = B P B^T + R = L L^T, K = P B^T S^-1, u = S^-1 v; then the filtered moments.
 
     A missing observation: a row of zeros in B, of the identity in R, and v = 0.
@@ -67,40 +67,42 @@ def observe(model: Model, t: int, m: Tensor, P: Tensor) -> Observed:
     there = ~y.isnan()
     seen = there.to(y.dtype)
     B = seen[..., None] * model.at("B", t)
-    R = seen[..., None] * seen[..., None, :] * symmetric(model.at("R", t)) + torch.diag_embed(1 - seen)
+    R = seen[..., None] * seen[..., None, :] * symmetrise(model.at("R", t)) + torch.diag_embed(1 - seen)
     v = torch.where(there, y, 0.0) - (B @ m[..., None])[..., 0]
     BP = B @ P
     L, info = torch.linalg.cholesky_ex(BP @ B.mT + R)
     Kt, u = _solve(L, BP), _solve(L, v[..., None])
     J = torch.eye(m.shape[-1], dtype=y.dtype, device=y.device) - Kt.mT @ B
     filtered = J @ P @ J.mT + Kt.mT @ R @ Kt
-    return Observed(
-        seen, B, v, u[..., 0], L, info, BP, Kt.mT, J, m + (Kt.mT @ v[..., None])[..., 0], symmetric(filtered)
+    return FilterStep(
+        seen, B, v, u[..., 0], L, info, BP, Kt.mT, J, m + (Kt.mT @ v[..., None])[..., 0], symmetrise(filtered)
     )
 
 
-def goes_on(y: Tensor) -> Tensor:
-    """(N, T), whether something is observed after time t."""
+def find_continuing_steps(y: Tensor) -> Tensor:
+    """bool (N, T), True where some later step of the series has an observation."""
     there = (~y.isnan()).any(-1).to(torch.int64)
     return there.flip(1).cumsum(1).flip(1) > there
 
 
-def predict(model: Model, t: int, seen: Observed, going_on: Tensor) -> tuple[Tensor, Tensor]:
+def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[Tensor, Tensor]:
     """m = A m + c, P = A P A^T + Q, of time t + 1.
 
     A series that has ended keeps its moments: they are of no use, but must not grow over all bounds.
     """
     A = model.at("A", t)
     m = (A @ seen.m[..., None])[..., 0] + model.at("c", t)
-    P = symmetric(A @ seen.P @ A.mT + symmetric(model.at("Q", t)))
+    P = symmetrise(A @ seen.P @ A.mT + symmetrise(model.at("Q", t)))
     running = going_on[:, t]
     return torch.where(running[:, None], m, seen.m), torch.where(running[:, None, None], P, seen.P)
 
 
-def pull_back(
-    model: Model, t: int, m: Tensor, P: Tensor, seen: Observed, gs: Tensor, gm: Tensor, gP: Tensor
+def compute_step_vjp(
+    model: Model, t: int, m: Tensor, P: Tensor, seen: FilterStep, gs: Tensor, gm: Tensor, gP: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """From the cotangents of the moments predicted for t + 1 to those for t; and the gradients at t.
+    """The gradients of the operands at t, and the cotangents gm, gP of the moments predicted for t.
+
+    Arguments gm, gP are those of the moments predicted for t + 1:
 
     gA = gm m+^T + 2 gP A P+, gQ = gP, gc = gm, gm+ = A^T gm, gP+ = A^T gP A
     w = K^T gm+, gv = gs u + w = gy, gS = (gs (S^-1 - u u^T) - w u^T - u w^T) / 2
@@ -108,28 +110,34 @@ def pull_back(
     gm = gm+ - B^T gv, gP = (I - K B)^T gP+ (I - K B) + B^T gS B + sym(gm+ (B^T u)^T)
     """
     A, u, K = model.at("A", t), seen.u, seen.K
-    gA = _outer(gm, seen.m) + 2 * gP @ A @ seen.P
+    gA = _multiply_outer(gm, seen.m) + 2 * gP @ A @ seen.P
     filtered_gm, filtered_gP = (A.mT @ gm[..., None])[..., 0], A.mT @ gP @ A
     w = (K.mT @ filtered_gm[..., None])[..., 0]
     gv = gs[:, None] * u + w
     inverse = _solve(seen.L, torch.eye(u.shape[-1], dtype=u.dtype, device=u.device).expand(seen.L.shape))
-    gS = 0.5 * (gs[:, None, None] * (inverse - _outer(u, u)) - _outer(w, u) - _outer(u, w))
+    gS = 0.5 * (
+        gs[:, None, None] * (inverse - _multiply_outer(u, u)) - _multiply_outer(w, u) - _multiply_outer(u, w)
+    )
     KtgP = K.mT @ filtered_gP
-    gR = _outer(seen.seen, seen.seen) * (gS + KtgP @ K)
-    gB = 2 * (gS @ seen.BP - KtgP @ seen.P) + _outer(u, (P @ filtered_gm[..., None])[..., 0]) - _outer(gv, m)
+    gR = _multiply_outer(seen.seen, seen.seen) * (gS + KtgP @ K)
+    gB = (
+        2 * (gS @ seen.BP - KtgP @ seen.P)
+        + _multiply_outer(u, (P @ filtered_gm[..., None])[..., 0])
+        - _multiply_outer(gv, m)
+    )
     Btu = (seen.B.mT @ u[..., None])[..., 0]
     gradients = {"y": gv, "A": gA, "B": gB, "Q": gP, "R": gR, "c": gm}
     gP = seen.J.mT @ filtered_gP @ seen.J + seen.B.mT @ gS @ seen.B
-    gP = gP + 0.5 * (_outer(filtered_gm, Btu) + _outer(Btu, filtered_gm))
+    gP = gP + 0.5 * (_multiply_outer(filtered_gm, Btu) + _multiply_outer(Btu, filtered_gm))
     return gradients, filtered_gm - (seen.B.mT @ gv[..., None])[..., 0], 0.5 * (gP + gP.mT)
 
 
-def gradients(model: Model, gs: Tensor) -> dict[str, Tensor]:
+def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
     """The gradient of the sum of gs times the value of each series, in the shapes of the model."""
     series, times, _ = model.y.shape
-    m, P = model.m.expand(series, *model.m.shape[1:]), symmetric(model.P).expand(series, *model.P.shape[1:])
-    steps: list[tuple[Tensor, Tensor, Observed]] = []
-    going_on = goes_on(model.y)
+    m, P = model.m.expand(series, *model.m.shape[1:]), symmetrise(model.P).expand(series, *model.P.shape[1:])
+    steps: list[tuple[Tensor, Tensor, FilterStep]] = []
+    going_on = find_continuing_steps(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         steps.append((m, P, seen))
@@ -137,18 +145,18 @@ def gradients(model: Model, gs: Tensor) -> dict[str, Tensor]:
     gm, gP = torch.zeros_like(m), torch.zeros_like(P)
     found: dict[str, list[Tensor]] = {name: [] for name in ("y", "A", "B", "Q", "R", "c")}
     for t in reversed(range(times)):
-        at, gm, gP = pull_back(model, t, *steps[t], gs, gm, gP)
+        at, gm, gP = compute_step_vjp(model, t, *steps[t], gs, gm, gP)
         for name, gradient in at.items():
             found[name].append(gradient)
     result = {
-        name: _as_in_the_model(parts, getattr(model, name), series, times) for name, parts in found.items()
+        name: _collect_gradient(parts, getattr(model, name), series, times) for name, parts in found.items()
     }
     result["m"] = gm if model.m.shape[0] == series else gm.sum(0, keepdim=True)
     result["P"] = gP if model.P.shape[0] == series else gP.sum(0, keepdim=True)
     return result
 
 
-def _as_in_the_model(backwards: list[Tensor], like: Tensor, series: int, times: int) -> Tensor:
+def _collect_gradient(backwards: list[Tensor], like: Tensor, series: int, times: int) -> Tensor:
     """Gradients of single times, last one first: stacked, and summed where the model has one for all."""
     if not backwards:
         return torch.zeros_like(like)
@@ -164,5 +172,5 @@ def _solve(L: Tensor, X: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(L.mT, torch.linalg.solve_triangular(L, X, upper=False), upper=True)
 
 
-def _outer(x: Tensor, y: Tensor) -> Tensor:
+def _multiply_outer(x: Tensor, y: Tensor) -> Tensor:
     return x[..., :, None] * y[..., None, :]

@@ -15,19 +15,19 @@ _TABLE = 1 << 12
 
 def pack(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
     """v := the entries of a triangle of A."""
-    triangle = _turned(A, offset, lower)
-    for piece, rows, columns in _pieces(v, A.shape[-1], offset):
+    triangle = _turn_to_lower(A, offset, lower)
+    for piece, rows, columns in _split_into_pieces(v, A.shape[-1], offset):
         piece.copy_(triangle[..., rows, columns])
 
 
 def unpack(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
     """The entries of a triangle of A := v."""
-    triangle = _turned(A, offset, lower)
-    for piece, rows, columns in _pieces(v, A.shape[-1], offset):
+    triangle = _turn_to_lower(A, offset, lower)
+    for piece, rows, columns in _split_into_pieces(v, A.shape[-1], offset):
         triangle[..., rows, columns] = piece
 
 
-def _turned(A: Tensor, offset: int, lower: bool) -> Tensor:
+def _turn_to_lower(A: Tensor, offset: int, lower: bool) -> Tensor:
     """With the triangle below the diagonal: columns of an upper one are rows of A^T.
 
     The sign of the offset, if any, chooses the triangle.
@@ -35,7 +35,9 @@ def _turned(A: Tensor, offset: int, lower: bool) -> Tensor:
     return A.mT if offset > 0 or (offset == 0 and not lower) else A
 
 
-def _pieces(v: Tensor, n: int, offset: int) -> Iterator[tuple[Tensor, Tensor | int, Tensor | slice]]:
+def _split_into_pieces(
+    v: Tensor, n: int, offset: int
+) -> Iterator[tuple[Tensor, Tensor | int, Tensor | slice]]:
     """Pieces of the packed v, and the rows and columns of the lower triangle that they stand for."""
     first, start = abs(offset), 0
     while first < n:

@@ -5,7 +5,7 @@ vmap rule and an Autograd kernel of its own. torch.compile, torch.export, torch.
 subclasses meet it there.
 
 The dispatcher costs several microseconds per call, which for a 4x4 matrix is more than the mathematics. So
-every operator also has front doors that look whether the call is a plain eager one, and then run the kernel
+every operator also has front doors that check whether the call is a plain eager one, and then run the kernel
 directly, or a ``torch.autograd.Function`` around it when gradients are recorded.
 
 Formulas are written in terms of other operators of this library, through their front doors, and therefore
@@ -52,20 +52,22 @@ Jvp = Callable[..., Any]
 VmapRule = Callable[[Any, int, Sequence[int | None], Sequence[Any]], Any]
 
 
-def batched(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Any:
+def apply_to_batch(
+    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> Any:
     """The vmap rule of almost every operator: the mapped dimension becomes one more leading dimension."""
     return dispatched(*_layout.batch_operands(batch_size, in_dims, arguments))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operator:
-    """The doors of an operator. Arguments are positional: the operands, then the flags.
+    """The functions by which an operator is called. Arguments are positional: operands, then flags.
 
     Attributes:
         call: Returns fresh results.
         overwrite: Leaves the result in the operand that the operator may overwrite, and returns that operand.
-        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand nobody else
-            needs.
+        consume: Like ``overwrite`` where that is possible, else like ``call``: for an operand that the caller
+            does not use again.
         dispatched: The operator as registered with PyTorch.
     """
 
@@ -83,7 +85,7 @@ class Overwriting:
         operand: Position of the operand that receives the (first) result.
         argument: Its name in messages.
         kernel: Writes the result there; returns the further results, if there are any.
-        operator: Name of the operator in messages, where users know it by another one than the registered.
+        operator: Name of the operator in messages; None: the registered name.
     """
 
     operand: int
@@ -141,7 +143,7 @@ def define(
     kernel: Callable[..., Any],
     fake: Callable[..., Any],
     formulas: Formulas,
-    vmap: VmapRule = batched,
+    vmap: VmapRule = apply_to_batch,
     overwriting: Overwriting | None = None,
 ) -> Operator:
     """Register an operator with explicit derivatives and return its doors.
@@ -158,13 +160,13 @@ def define(
     dispatched = _register(name, schema, kernel, fake, vmap)
     if not _torch_private.AVAILABLE:
         public = _define_public.attach(dispatched, formulas, vmap)
-        return Operator(public, _copying_back(public, formulas, overwriting), public, dispatched)
+        return Operator(public, _make_copying_overwrite(public, formulas, overwriting), public, dispatched)
 
-    apply = _recording_function(name, kernel, formulas)
-    _LIBRARY.impl(name, _torch_private.autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
+    apply = _make_recording_function(name, kernel, formulas)
+    _LIBRARY.impl(name, _torch_private.make_autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
     operands = len(formulas.saves)
 
-    # The same twice: without the loop over operands, a tenth of the time of a small matrix is saved.
+    # Two functions that do the same: without the loop over operands a small matrix takes a tenth less time.
     def call_on_one(operand: Tensor, *flags: Any) -> Any:
         if not skips_dispatcher((operand,)):
             return dispatched(operand, *flags)
@@ -186,7 +188,7 @@ def define(
     if overwriting is None:
         return Operator(call, call, call, dispatched)
     several_results = schema.partition("->")[2].count("Tensor") > 1
-    overwrite, consume = _overwriting_doors(name, call, formulas, overwriting, several_results)
+    overwrite, consume = _make_overwriting_doors(name, call, formulas, overwriting, several_results)
     return Operator(call, overwrite, consume, dispatched)
 
 
@@ -197,7 +199,7 @@ def define_fused(
     kernel: Callable[..., Any],
     fake: Callable[..., Any],
     composite: Callable[..., Any],
-    vmap: VmapRule = batched,
+    vmap: VmapRule = apply_to_batch,
 ) -> Operator:
     """Register an operator whose derivatives are those of a composite formula, and return its doors.
 
@@ -223,11 +225,11 @@ def define_fused(
         arguments = list(ctx.arguments)
         for position, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
             arguments[position] = tensor
-        return (None, *_composite_vjp(composite, arguments, ctx.needs_input_grad[1:], cotangents))
+        return (None, *_compute_composite_vjp(composite, arguments, ctx.needs_input_grad[1:], cotangents))
 
-    apply = _torch_private.single_level_function(name, forward=forward, backward=backward)
+    apply = _torch_private.make_single_level_function(name, forward=forward, backward=backward)
     # A Function that has a backward but no jvp refuses tangents: the composite takes them.
-    autograd = _torch_private.autograd_kernel(dispatched, apply, instead=composite)
+    autograd = _torch_private.make_autograd_kernel(dispatched, apply, instead=composite)
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
 
     operands = schema.partition("->")[0].count("Tensor")
@@ -240,17 +242,17 @@ def define_fused(
     return Operator(call, call, call, dispatched)
 
 
-def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formulas) -> Callable[..., Any]:
+def _make_recording_function(name: str, kernel: Callable[..., Any], formulas: Formulas) -> Callable[..., Any]:
     """``apply(compute, *arguments)`` runs ``compute`` and records it for reverse and forward mode."""
     operands = len(formulas.saves)
-    remember, pull_back, jvp = _remember(formulas), formulas.pull_back, formulas.jvp
+    save, pull_back, jvp = _make_saving_function(formulas), formulas.pull_back, formulas.jvp
 
     def forward(ctx: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
         result = compute(*arguments)
         needs = ctx.needs_input_grad[1 : 1 + operands]
         # The plain eager path calls the kernel itself, and has no tangents.
         forward_mode = compute is not kernel
-        remember(ctx, needs, arguments, result, forward_mode)
+        save(ctx, needs, arguments, result, forward_mode)
         ctx.results_of_nothing = result if forward_mode and _are_empty(arguments[:operands]) else None
         return result
 
@@ -262,10 +264,12 @@ def _recording_function(name: str, kernel: Callable[..., Any], formulas: Formula
     def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
         if ctx.results_of_nothing is not None:
             # torch's legacy vmap, which its Jacobians use, refuses operators of ours on a batch of size 0.
-            return _zeros_like(ctx.results_of_nothing, formulas.constant_results)
-        return _torch_private.in_forward_mode(jvp, ctx.saved_tensors, ctx.flags, tangents[:operands])
+            return _make_zero_tangents(ctx.results_of_nothing, formulas.constant_results)
+        return _torch_private.run_in_forward_mode(jvp, ctx.saved_tensors, ctx.flags, tangents[:operands])
 
-    return _torch_private.single_level_function(name, forward=forward, backward=backward, jvp=push_forward)
+    return _torch_private.make_single_level_function(
+        name, forward=forward, backward=backward, jvp=push_forward
+    )
 
 
 def _are_empty(operands: Sequence[Tensor]) -> bool:
@@ -274,7 +278,7 @@ def _are_empty(operands: Sequence[Tensor]) -> bool:
     return all(type(size) is int and size == 0 for size in sizes)
 
 
-def _zeros_like(results: Any, constant_results: tuple[int, ...]) -> Any:
+def _make_zero_tangents(results: Any, constant_results: tuple[int, ...]) -> Any:
     """The tangents of results that depend on nothing: zeros, None for those without a derivative."""
     if isinstance(results, Tensor):
         return torch.zeros_like(results)
@@ -284,12 +288,12 @@ def _zeros_like(results: Any, constant_results: tuple[int, ...]) -> Any:
     )
 
 
-def _remember(formulas: Formulas) -> Callable[..., None]:
+def _make_saving_function(formulas: Formulas) -> Callable[..., None]:
     """The part of a Function's forward that saves what the formulas read, and no more."""
     operands, slots, constant_results = len(formulas.saves), formulas.slots, formulas.constant_results
     slots_by_need = formulas.slots_by_need()
 
-    def remember(
+    def save(
         ctx: Any, needs: tuple[bool, ...], arguments: tuple[Any, ...], result: Any, forward_mode: bool
     ) -> None:
         values = arguments[:operands]
@@ -302,10 +306,10 @@ def _remember(formulas: Formulas) -> Callable[..., None]:
         if constant_results:
             ctx.mark_non_differentiable(*[result[position] for position in constant_results])
 
-    return remember
+    return save
 
 
-def _overwriting_doors(
+def _make_overwriting_doors(
     name: str,
     call: Callable[..., Any],
     formulas: Formulas,
@@ -315,8 +319,8 @@ def _overwriting_doors(
     """``overwrite`` and ``consume`` of an operator."""
     operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
     slots_by_need = formulas.slots_by_need()
-    apply = _overwriting_function(name, formulas, overwriting)
-    copying_back = _copying_back(call, formulas, overwriting)
+    apply = _make_overwriting_function(name, formulas, overwriting)
+    overwrite_by_copy = _make_copying_overwrite(call, formulas, overwriting)
     known_as = overwriting.operator or name
 
     def write_into_target(arguments: tuple[Any, ...]) -> Any:
@@ -339,10 +343,10 @@ def _overwriting_doors(
     def overwrite(*arguments: Any) -> Any:
         tensors, target = arguments[:operands], arguments[position]
         if not skips_dispatcher(tensors):
-            # Addresses are unknown here, but an operand that is passed twice can be told.
+            # Addresses are unknown here, but an operand that is passed twice can be recognised.
             apart = [t.clone() if t is target and i != position else t for i, t in enumerate(tensors)]
-            return copying_back(*apart, *arguments[operands:])
-        if _torch_private.internally_overlapping(target):
+            return overwrite_by_copy(*apart, *arguments[operands:])
+        if _torch_private.has_internal_overlap(target):
             raise _errors.overwritten_overlap(known_as, overwriting.argument, target)
         if is_grad_enabled() and target.requires_grad and _torch_private.is_leaf_or_view_of_one(target):
             raise _errors.overwritten_leaf(known_as, overwriting.argument)
@@ -352,7 +356,7 @@ def _overwriting_doors(
         ]
         if several_results and _torch_private.is_view(target):
             # PyTorch does not record an in-place change of a view by a function with several results.
-            return copying_back(*apart, *arguments[operands:])
+            return overwrite_by_copy(*apart, *arguments[operands:])
         return write_into_target((*apart, *arguments[operands:]))
 
     def consume(*arguments: Any) -> Any:
@@ -361,7 +365,7 @@ def _overwriting_doors(
     return overwrite, call if position in formulas.slots else consume
 
 
-def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwriting) -> Callable[..., Any]:
+def _make_overwriting_function(name: str, formulas: Formulas, overwriting: Overwriting) -> Callable[..., Any]:
     """``apply(target, *arguments)`` overwrites the target and records it for reverse mode.
 
     Among the arguments, the operand to overwrite is None, or a copy of it that the backward may read. The
@@ -369,21 +373,21 @@ def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwritin
     the view.
     """
     operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
-    remember, pull_back = _remember(formulas), formulas.pull_back
+    save, pull_back = _make_saving_function(formulas), formulas.pull_back
 
-    def with_operand(arguments: Sequence[Any], operand: Any) -> tuple[Any, ...]:
+    def replace_operand(arguments: Sequence[Any], operand: Any) -> tuple[Any, ...]:
         return (*arguments[:position], operand, *arguments[position + 1 :])
 
     def forward(ctx: Any, target: Tensor, *arguments: Any) -> Any:
         ctx.mark_dirty(target)
-        further = write(*with_operand(arguments, target))
+        further = write(*replace_operand(arguments, target))
         result = target if further is None else (target, *further)
         ctx.needs = ctx.needs_input_grad[1 : 1 + operands]
         ctx.copied = arguments[position] is not None
         ctx.target_is_view = _torch_private.is_view(target)
         if not ctx.copied:
-            ctx.needs = with_operand(ctx.needs, ctx.needs_input_grad[0])
-        remember(ctx, ctx.needs, arguments, result, False)
+            ctx.needs = replace_operand(ctx.needs, ctx.needs_input_grad[0])
+        save(ctx, ctx.needs, arguments, result, False)
         return result
 
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -394,12 +398,12 @@ def _overwriting_function(name: str, formulas: Formulas, overwriting: Overwritin
             # PyTorch drops the gradient of the whole tensor that the view is part of.
             cotangent = cotangents[0] if ctx.target_is_view else None
             return (None if cotangent is None else torch.zeros_like(cotangent), *gradients, *flags)
-        return (gradients[position], *with_operand(gradients, None), *flags)
+        return (gradients[position], *replace_operand(gradients, None), *flags)
 
-    return _torch_private.single_level_function(name + "_", forward=forward, backward=backward)
+    return _torch_private.make_single_level_function(name + "_", forward=forward, backward=backward)
 
 
-def _composite_vjp(
+def _compute_composite_vjp(
     composite: Callable[..., Any],
     arguments: Sequence[Any],
     needs: Sequence[bool],
@@ -408,7 +412,7 @@ def _composite_vjp(
     """The vjp of ``composite``: a gradient for each argument that needs one."""
     varying = [position for position, need in enumerate(needs) if need]
 
-    def of_varying(*values: Tensor) -> Any:
+    def call_composite(*values: Tensor) -> Any:
         complete = list(arguments)
         for position, value in zip(varying, values, strict=True):
             complete[position] = value
@@ -418,7 +422,7 @@ def _composite_vjp(
     # any operation does.
     values = [arguments[position].view_as(arguments[position]) for position in varying]
     with full_precision(values[0]):
-        pull_back = torch.func.vjp(of_varying, *values)[1]
+        pull_back = torch.func.vjp(call_composite, *values)[1]
         pulled_back = pull_back(cotangents if len(cotangents) > 1 else cotangents[0])
     gradients = dict(zip(varying, pulled_back, strict=True))
     return [gradients.get(position) for position in range(len(arguments))]
@@ -435,8 +439,8 @@ def _register(
         mapped = vmap(dispatched, info.batch_size, in_dims, arguments)
         return mapped, (0,) * len(mapped) if isinstance(mapped, tuple) else 0
 
-    # The dispatcher calls kernels with the gradient mode of the caller; some of PyTorch's functions, used in
-    # kernels, mind.
+    # The dispatcher calls kernels with the caller's gradient mode, but functions of PyTorch that kernels use
+    # must not be recorded.
     without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
@@ -445,7 +449,7 @@ def _register(
     return dispatched
 
 
-def _copying_back(
+def _make_copying_overwrite(
     call: Callable[..., Any], formulas: Formulas, overwriting: Overwriting | None
 ) -> Callable[..., Any]:
     """``overwrite`` where memory cannot be reused: compute a fresh result and copy it back."""
@@ -454,7 +458,7 @@ def _copying_back(
     position = overwriting.operand
     read_by_backward = position in formulas.slots
 
-    def copying_back(*arguments: Any) -> Any:
+    def overwrite_by_copy(*arguments: Any) -> Any:
         target = arguments[position]
         if read_by_backward:
             arguments = (*arguments[:position], target.clone(), *arguments[position + 1 :])
@@ -463,4 +467,4 @@ def _copying_back(
             return target.copy_(result[0]), *result[1:]
         return target.copy_(result)
 
-    return copying_back
+    return overwrite_by_copy

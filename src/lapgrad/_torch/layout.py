@@ -1,7 +1,7 @@
-"""Shapes: are the arguments what the operator wants, and how do their leading dimensions meet?
+"""Checks of the arguments of operators, and broadcasting of their leading dimensions.
 
-The checks run on every call, so the happy path is a few comparisons; what is wrong is worked out, and put
-into words, only once something is.
+The checks run on every call, so valid arguments cost a few comparisons only. What exactly is wrong is found
+out after a comparison has failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLOATS = frozenset((torch.float32, torch.float64))
 _HALVES = frozenset((torch.float16, torch.bfloat16))
 
 
-def matrix(operator: str, argument: str, A: Tensor) -> Tensor:
+def check_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
     """``A`` of shape (*batch, m, n), float32 or float64; under autocast a half precision ``A`` as float32."""
     try:
         if A.dtype in _FLOATS:
@@ -32,7 +32,7 @@ def matrix(operator: str, argument: str, A: Tensor) -> Tensor:
                 return A
     except AttributeError:
         pass
-    A = _float_tensor(operator, argument, A)
+    A = _check_float_tensor(operator, argument, A)
     if A.dim() < 2:
         raise _errors.not_a_matrix(operator, argument, A.shape)
     if not is_compiling() and max(A.shape[-2:]) > LARGEST_DIMENSION:
@@ -40,7 +40,7 @@ def matrix(operator: str, argument: str, A: Tensor) -> Tensor:
     return A
 
 
-def square_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
+def check_square_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
     """``A`` of shape (*batch, n, n), float32 or float64; under autocast a half precision ``A`` as float32."""
     try:
         if A.dtype in _FLOATS:
@@ -53,15 +53,15 @@ def square_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
                 return A
     except AttributeError:
         pass
-    A = matrix(operator, argument, A)
+    A = check_matrix(operator, argument, A)
     if A.shape[-1] != A.shape[-2]:
         raise _errors.not_square(operator, argument, A.shape)
     return A
 
 
-def vector(operator: str, argument: str, v: Tensor) -> Tensor:
+def check_vector(operator: str, argument: str, v: Tensor) -> Tensor:
     """``v`` of shape (*batch, n), float32 or float64; under autocast a half precision ``v`` as float32."""
-    v = _float_tensor(operator, argument, v)
+    v = _check_float_tensor(operator, argument, v)
     if v.dim() < 1:
         raise _errors.ShapeError(
             f"{operator}: {argument} must be a vector or a batch of vectors (at least 1 dimension), "
@@ -70,14 +70,14 @@ def vector(operator: str, argument: str, v: Tensor) -> Tensor:
     return v
 
 
-def order_of_result(operator: str, argument: str, given: Tensor, n: int) -> int:
-    """``n``, the order of the matrix that is made from ``given``, if BLAS can count it."""
+def check_order(operator: str, argument: str, given: Tensor, n: int) -> int:
+    """``n``, the order of the matrix that is made from ``given``; raises if it is too large for BLAS."""
     if not is_compiling() and n > LARGEST_DIMENSION:
         raise _errors.too_large(operator, argument, given.shape)
     return n
 
 
-def _float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
+def _check_float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         if value.dtype in _FLOATS:
             return value
@@ -86,8 +86,8 @@ def _float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
     raise _errors.wrong_dtype(operator, argument, value)
 
 
-def same_kind(operator: str, **tensors: Tensor) -> None:
-    """All arguments have one dtype and one device."""
+def check_same_kind(operator: str, **tensors: Tensor) -> None:
+    """Raises unless all arguments have one dtype and one device."""
     first, *others = tensors.values()
     for other in others:
         if other.dtype is not first.dtype:
@@ -96,8 +96,8 @@ def same_kind(operator: str, **tensors: Tensor) -> None:
             raise _errors.mixed_devices(operator, tensors)
 
 
-def common_batch(operator: str, **tensors: Tensor) -> Sequence[int]:
-    """The leading dimensions that those of all arguments broadcast to."""
+def broadcast_batch(operator: str, **tensors: Tensor) -> Sequence[int]:
+    """The leading dimensions of all arguments, broadcast against each other; raises if that is impossible."""
     try:
         return torch.broadcast_shapes(*[tensor.shape[:-2] for tensor in tensors.values()])
     except RuntimeError:
@@ -116,7 +116,7 @@ def is_shared(A: Tensor) -> bool:
     return all(size == 1 for size in A.shape[:-2])
 
 
-def fresh(like: Tensor) -> Tensor:
+def allocate_like(like: Tensor) -> Tensor:
     """An uninitialised contiguous tensor with the shape of ``like``, never a view."""
     # Naming the memory format costs a quarter of a microsecond: only where it matters.
     if like.is_contiguous():
@@ -124,7 +124,7 @@ def fresh(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def fresh_matrix(like: Tensor, rows: int, columns: int) -> Tensor:
+def allocate_matrix(like: Tensor, rows: int, columns: int) -> Tensor:
     """An uninitialised contiguous tensor (*batch of ``like``, rows, columns)."""
     return like.new_empty((*like.shape[:-2], rows, columns))
 
@@ -132,21 +132,21 @@ def fresh_matrix(like: Tensor, rows: int, columns: int) -> Tensor:
 def may_overlap(A: Tensor, B: Tensor) -> bool:
     """Whether some element of ``A`` and some element of ``B`` may share a place in memory.
 
-    Interleaved blocks of one matrix count as overlapping: the answer is cheap, and errs on the safe side.
+    Interleaved blocks of one matrix count as overlapping: the test is cheap, and errs on the safe side.
     """
     if A.untyped_storage().data_ptr() != B.untyped_storage().data_ptr() or not (A.numel() and B.numel()):
         return False
-    return A.data_ptr() < _end(B) and B.data_ptr() < _end(A)
+    return A.data_ptr() < _find_end(B) and B.data_ptr() < _find_end(A)
 
 
-def _end(A: Tensor) -> int:
+def _find_end(A: Tensor) -> int:
     """The address after the last element of ``A``."""
     last = sum((size - 1) * stride for size, stride in zip(A.shape, A.stride(), strict=True))
     return A.data_ptr() + (last + 1) * A.element_size()
 
 
 def batch_operands(batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
-    """Under vmap: every operand with the mapped dimension in front, those without one expanded.
+    """The arguments of a call under vmap, each tensor with the mapped dimension in front or expanded by it.
 
     The operands of a registered operator agree in their leading dimensions, and so do the results.
     """

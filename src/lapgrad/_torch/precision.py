@@ -1,8 +1,8 @@
 """Kernels keep their precision: under autocast, and where products of float32 may be rounded to less.
 
 ``torch.set_float32_matmul_precision("high")``, which is meant for networks, lets a GPU multiply float32
-numbers with 10 bits of their mantissa (TF32), also in cuBLAS calls of others that share torch's handle. A
-Cholesky factor made so is right to three digits, and a kernel matrix need not even be positive definite.
+numbers with 10 bits of their mantissa (TF32), also in cuBLAS calls of others that share torch's handle. With
+such products a Cholesky factor is right to three digits, and a kernel matrix may not be positive definite.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -21,29 +22,59 @@ from lapgrad._torch import private as _torch_private
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
+#: Settings of torch that round no product. "none": nothing was set.
 _FULL = ("ieee", "none")
-"""Settings of torch that round no product. "none": nothing was set."""
 
-#: Where torch keeps the setting, which is one for all threads.
-_SETTINGS: dict[str, Any] = {
-    "cuda": torch.backends.cuda.matmul,
-    "cpu": getattr(torch.backends.mkldnn, "matmul"),  # noqa: B009  (of a module made by hand)
-}
 
-_lock = threading.Lock()
-_inside = dict.fromkeys(_SETTINGS, 0)
-_before: dict[str, str] = {}
+class _SharedSetting:
+    """torch's setting for products of float32 on one kind of device, which is one for all threads.
+
+    The first thread that needs full precision switches rounding off, and the last one restores the setting.
+    That is state of the process, because torch's setting is.
+
+    Args:
+        setting: The object whose attribute ``fp32_precision`` is the setting.
+        backend: Its name in ``private.get_float32_precision``.
+    """
+
+    def __init__(self, setting: Any, backend: str) -> None:
+        self._setting, self._backend = setting, backend
+        self._lock, self._users, self._before = threading.Lock(), 0, ""
+
+    def rounds(self) -> bool:
+        """Whether torch rounds products, or will when the threads that have switched it off are done."""
+        return self._users > 0 or _torch_private.get_float32_precision(self._backend) not in _FULL
+
+    @contextlib.contextmanager
+    def switch_off(self) -> Iterator[None]:
+        """Products inside are those of float32."""
+        with self._lock:
+            if not self._users:
+                self._before = self._setting.fp32_precision
+                self._setting.fp32_precision = "ieee"
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._setting.fp32_precision = self._before
+
+
+_CUDA = _SharedSetting(torch.backends.cuda.matmul, "cuda")
+_CPU = _SharedSetting(getattr(torch.backends.mkldnn, "matmul"), "mkldnn")  # noqa: B009  (made by hand)
 
 
 def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Products inside of a kernel, whose first argument is a tensor, are those of its dtype."""
+    """Decorates a kernel: its products have the precision of the dtype of its first argument, a tensor."""
 
     @functools.wraps(kernel)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         output = args[0]
         assert isinstance(output, Tensor)
         device = "cpu" if output.is_cpu else "cuda" if output.is_cuda else output.device.type
-        if not torch.is_autocast_enabled(device) and not products_are_rounded(output):
+        if not torch.is_autocast_enabled(device) and not rounds_products(output):
             return kernel(*args, **kwargs)
         with full_precision(output):
             return kernel(*args, **kwargs)
@@ -53,42 +84,32 @@ def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Param
 
 @contextlib.contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
-    """Products of tensors as ``like`` are those of its dtype: also in formulas that torch differentiates."""
+    """Products inside, of tensors such as ``like``, have the precision of its dtype.
+
+    This also holds for formulas that torch differentiates.
+    """
     device = like.device.type
     with (
         torch.autocast(device, enabled=False)
         if torch.is_autocast_enabled(device)
         else contextlib.nullcontext(),
-        full_products(device) if products_are_rounded(like) else contextlib.nullcontext(),
+        full_products(device) if rounds_products(like) else contextlib.nullcontext(),
     ):
         yield
 
 
-def products_are_rounded(like: Tensor) -> bool:
-    """Whether torch multiplies float32 tensors as ``like`` with less than their precision.
+def rounds_products(like: Tensor) -> bool:
+    """Whether torch multiplies float32 tensors such as ``like`` with less than their precision.
 
-    Also while another thread has it switched off, which may end at any time.
+    True also while another thread has that switched off, which may end at any time.
     """
     if like.dtype is not torch.float32:
         return False
     if like.is_cuda:
-        return _inside["cuda"] > 0 or _torch_private.float32_precision("cuda") not in _FULL
-    return like.is_cpu and (_inside["cpu"] > 0 or _torch_private.float32_precision("mkldnn") not in _FULL)
+        return _CUDA.rounds()
+    return like.is_cpu and _CPU.rounds()
 
 
-@contextlib.contextmanager
-def full_products(device: str) -> Iterator[None]:
-    """Switches the rounding of products off: the first thread that comes in, until the last one has gone."""
-    setting = _SETTINGS[device]
-    with _lock:
-        if not _inside[device]:
-            _before[device] = setting.fp32_precision
-            setting.fp32_precision = "ieee"
-        _inside[device] += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside[device] -= 1
-            if not _inside[device]:
-                setting.fp32_precision = _before[device]
+def full_products(device: str) -> AbstractContextManager[None]:
+    """A context in which torch does not round products on "cuda" or "cpu", in any thread."""
+    return (_CUDA if device == "cuda" else _CPU).switch_off()

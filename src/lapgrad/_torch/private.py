@@ -49,7 +49,7 @@ except (ImportError, AttributeError) as missing:
     )
 
 
-def internally_overlapping(tensor: Tensor) -> bool:
+def has_internal_overlap(tensor: Tensor) -> bool:
     """Whether two elements of ``tensor`` surely share one place in memory."""
     if hasattr(torch, "_debug_has_internal_overlap"):
         return torch._debug_has_internal_overlap(tensor) == 1
@@ -59,21 +59,27 @@ def internally_overlapping(tensor: Tensor) -> bool:
 _raw_stream = getattr(_C, "_cuda_getCurrentRawStream", None)
 _device_number = getattr(_C, "_cuda_getDevice", None)
 _float32_precision = getattr(_C, "_get_fp32_precision_getter", None)
+_backward_number = getattr(_C, "_current_graph_task_id", None)
 
 
-def cuda_stream(device: int) -> int:
+def get_cuda_stream(device: int) -> int:
     """The address of torch's current stream on a device; the private way takes 0.1 us, the public one 7."""
     if _raw_stream is not None:
         return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def cuda_device() -> int:
+def get_cuda_device() -> int:
     """The number of the current CUDA device; the public way asks first whether CUDA is in use."""
     return int(_device_number()) if _device_number is not None else torch.cuda.current_device()
 
 
-def float32_precision(backend: str) -> str:
+def is_in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread. False if this PyTorch cannot tell."""
+    return _backward_number is not None and _backward_number() != -1
+
+
+def get_float32_precision(backend: str) -> str:
     """torch's setting for products of float32; the private way takes 0.2 us, the public one 1."""
     if _float32_precision is not None:
         return str(_float32_precision(backend, "matmul"))
@@ -149,7 +155,7 @@ def is_leaf_or_view_of_one(tensor: Tensor) -> bool:
 
 
 def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """``tensor.view(shape)`` of a tensor that nobody else holds, so that the result does not count as a view.
+    """``tensor.view(shape)`` of a tensor without other references; autograd does not take it for a view.
 
     A view made under ``no_grad`` could later not be modified in place with gradients on.
     """
@@ -159,21 +165,21 @@ def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 if AVAILABLE:
     _plain_types = frozenset((Tensor, torch.nn.Parameter))
 
-    def _function_mode_matters() -> bool:
-        """Whether a mode wants to see calls. A default device is one too, and only meets new tensors."""
+    def _has_relevant_function_mode() -> bool:
+        """Whether a mode may intercept operators. That of a default device only concerns new tensors."""
         return not all(type(_function_mode(i)) is DeviceContext for i in range(_function_modes()))
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
         """Whether a call on ``tensors`` is plain eager: no tracing, transform, mode, subclass or tangent.
 
         Wrappers of torch.func (also those whose transform is over), tensors with a negative bit and zero
-        tensors all have type ``Tensor``: they are asked for.
+        tensors all have type ``Tensor``: they need checks of their own.
         """
         if (
             is_compiling()
             or _functorch_active()
             or _dispatch_modes()
-            or (_function_modes() and _function_mode_matters())
+            or (_function_modes() and _has_relevant_function_mode())
             or forward_ad._current_level >= 0
         ):
             return False
@@ -192,18 +198,18 @@ if AVAILABLE:
         """Whether a tensor carries a forward-mode tangent.
 
         ``forward_ad._current_level`` does not know dual levels entered inside a compiled graph, so each
-        tensor is asked.
+        tensor is checked.
         """
         return any(isinstance(a, Tensor) and _unpack_dual(a, level=0)[1] is not None for a in arguments)
 
-    def single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
+    def make_single_level_function(name: str, **methods: Callable[..., Any]) -> Callable[..., Any]:
         """``apply`` of a ``Function`` that acts on one level of autograd, under any torch.func transforms."""
         namespace: dict[str, Any] = {key: staticmethod(method) for key, method in methods.items()}
         namespace["_compiled_autograd_key"] = staticmethod(_compiled_autograd_key)
         function: Any = type(name, (_SingleLevelFunction,), namespace)
         return function.apply
 
-    def autograd_kernel(
+    def make_autograd_kernel(
         dispatched: Any, apply: Callable[..., Any], instead: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """The kernel of ``dispatched`` for the Autograd key.
@@ -231,7 +237,7 @@ if AVAILABLE:
 
         return kernel
 
-    def in_forward_mode(
+    def run_in_forward_mode(
         jvp: Callable[..., Any],
         saved: tuple[Tensor | None, ...],
         flags: Sequence[Any],
@@ -252,5 +258,5 @@ if AVAILABLE:
 else:
 
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
-        """Nothing can be told about a call without the private names."""
+        """False: without the private names nothing is known about a call."""
         return False

@@ -1,9 +1,9 @@
-"""Whether the host waits for a GPU to say that a computation has failed.
+"""Whether operators read a status back from a GPU, for which the host has to wait.
 
-An operator that raises must read a number back from the device, and the host stands still until all that
-was launched before has run. A training step of many small operators would spend most of its time so. Inside
-of ``without_waiting`` operators read nothing back: who uses it knows that they cannot fail, or keeps their
-status (``potrf_ex``) and looks at it once in a while. Nothing changes for CPU tensors.
+An operator that raises must read a number from the device, and the host stands still until everything that
+was launched before has run. A training step of many small operators would spend most of its time waiting.
+Inside ``without_waiting`` operators read nothing back: the caller knows that they cannot fail, or keeps their
+status (``potrf_ex``) and checks it once in a while. Nothing changes for CPU tensors.
 """
 
 from __future__ import annotations
@@ -15,42 +15,48 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lapgrad._torch.private import is_in_backward
+
+
+class _Blocks(threading.local):
+    """How many ``without_waiting`` blocks the current thread is inside of."""
+
+    count = 0
+
+
+# These are not passed as arguments, because PyTorch calls operators by itself: its dispatcher, and autograd,
+# which runs backward passes of CUDA tensors in threads of its own.
+_own = _Blocks()
 _lock = threading.Lock()
-_without = 0
-_own = threading.local()
+_in_all_threads = 0
 
 
 @contextlib.contextmanager
 def without_waiting() -> Iterator[None]:
-    """Operators on CUDA tensors do not check what would take a look at the device.
+    """Operators on CUDA tensors skip every check for which the host would wait for the device.
 
-    In this thread, and in those that Python has not started: a backward pass runs in threads of autograd's
-    own, for whomever. Other threads wait as ever.
+    That holds in this thread, and in backward passes, of whichever thread: autograd does not tell for whom it
+    runs them. Operators that other threads call check as ever.
     """
-    global _without
+    global _in_all_threads
     with _lock:
-        _without += 1
-    _own.without = getattr(_own, "without", 0) + 1
+        _in_all_threads += 1
+    _own.count += 1
     try:
         yield
     finally:
-        _own.without -= 1
+        _own.count -= 1
         with _lock:
-            _without -= 1
+            _in_all_threads -= 1
 
 
-def waits() -> bool:
-    """Whether operators may read from a device, as far as their callers are concerned."""
-    if not _without:
+def may_wait() -> bool:
+    """Whether the callers of an operator allow it to wait for a device."""
+    if not _in_all_threads:
         return True
-    return not getattr(_own, "without", 0) and not _is_foreign(threading.current_thread())
+    return not _own.count and not is_in_backward()
 
 
-def _is_foreign(thread: threading.Thread) -> bool:
-    """Python has a class, without a public name, for threads that it has not started."""
-    return type(thread).__name__ == "_DummyThread"
-
-
-def may_look_at(tensor: Tensor) -> bool:
-    """Whether operators may read ``tensor``: on a GPU only if somebody waits, and no graph is captured."""
-    return tensor.is_cpu or (waits() and not torch.cuda.is_current_stream_capturing())
+def may_read(tensor: Tensor) -> bool:
+    """Whether operators may read ``tensor``: on a GPU not without waiting, nor while a graph is captured."""
+    return tensor.is_cpu or (may_wait() and not torch.cuda.is_current_stream_capturing())

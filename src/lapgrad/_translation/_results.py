@@ -44,7 +44,7 @@ def fits_target(target: Tensor, value: Tensor) -> bool:
         target.dtype is value.dtype
         and target.device == value.device
         and (target.shape == value.shape or not target.numel())
-        and not _torch_private.internally_overlapping(target)
+        and not _torch_private.has_internal_overlap(target)
     )
 
 

@@ -78,7 +78,7 @@ def _vjp(
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, None]:
     (L, info), (upper,) = saved, flags
     dA = dA.masked_fill((info != 0)[..., None, None], 0.0)
-    return _potrf.pushed_forward(L, dA, not upper), None
+    return _potrf.compute_jvp(L, dA, not upper), None
 
 
 _L, _INFO = 1, 2

@@ -63,7 +63,7 @@ def _vjp(
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
     eigenvalues, V = saved
-    dU, slope = _syevd.jvp((V.mT, eigenvalues), (True, _syevd.QUIET, None), dA)
+    dU, slope = _syevd.compute_jvp((V.mT, eigenvalues), (True, _syevd.QUIET, None), dA)
     return slope, dU.mT
 
 

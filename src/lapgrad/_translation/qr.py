@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh_matrix
+from lapgrad._torch.layout import allocate_matrix
 from lapgrad._translation import solve_triangular
 from lapgrad._translation._results import column_major
 from lapgrad._translation._torch_kernels import run_torch
@@ -62,7 +62,7 @@ def _fake(A: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
     """The gradient of A = L Q with respect to A, also where rows of A are dependent: not finite there."""
-    gA = fresh_matrix(L, L.shape[-2], Q.shape[-1])
+    gA = allocate_matrix(L, L.shape[-2], Q.shape[-1])
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
     return gA
 
@@ -74,7 +74,7 @@ def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
 
 
 def _pulled_back_composite(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    return _gelqf.pulled_back_composite(Q, L, gQ, gL, _solve)
+    return _gelqf.compute_vjp_composite(Q, L, gQ, gL, _solve)
 
 
 def _vjp(
@@ -92,7 +92,7 @@ def _vjp(
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
     Q, R = saved
-    dQ, dL = _gelqf.pushed_forward(Q.mT, R.mT, dA.mT, _solve)
+    dQ, dL = _gelqf.compute_jvp(Q.mT, R.mT, dA.mT, _solve)
     return dQ.mT, dL.mT
 
 
@@ -100,7 +100,7 @@ operator_vjp = define_fused(
     "linalg_qr_vjp",
     "(Tensor Q, Tensor L, Tensor? gQ, Tensor? gL) -> Tensor",
     kernel=_pulled_back,
-    fake=lambda Q, L, gQ, gL: fresh_matrix(L, L.shape[-2], Q.shape[-1]),
+    fake=lambda Q, L, gQ, gL: allocate_matrix(L, L.shape[-2], Q.shape[-1]),
     composite=_pulled_back_composite,
 )
 

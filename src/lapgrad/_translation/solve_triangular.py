@@ -82,7 +82,7 @@ def _vjp(
     gB = operator.call(A.mT, gX, not upper, left)
     gA = None
     if needs[0]:
-        gA = _triangular.gradient_of_triangle(gB, X, not upper, False, not left, -1.0)
+        gA = _triangular.compute_triangle_vjp(gB, X, not upper, False, not left, -1.0)
     return gA, gB if needs[1] else None
 
 

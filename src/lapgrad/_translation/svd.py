@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import fresh_matrix
+from lapgrad._torch.layout import allocate_matrix
 from lapgrad._translation._results import column_major
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import _spectral
@@ -55,7 +55,7 @@ def record_svd(
 def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     U, S, Vh = _fake(A)
     # torch's Vh is column-major on the CPU; lapgrad's kernels write its rows.
-    rows = Vh if Vh.is_contiguous() else fresh_matrix(A, *Vh.shape[-2:])
+    rows = Vh if Vh.is_contiguous() else allocate_matrix(A, *Vh.shape[-2:])
     if lookup("gesvd", A)(S, U.mT, rows, A) is not None:
         U, S, Vh = run_torch("_linalg_svd", A, False, True, driver=None)
     elif rows is not Vh:
@@ -66,7 +66,7 @@ def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _fake(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     m, n = A.shape[-2:]
     k = min(m, n)
-    Vh = fresh_matrix(A, k, n) if A.is_cuda else column_major(A, k, n)
+    Vh = allocate_matrix(A, k, n) if A.is_cuda else column_major(A, k, n)
     return column_major(A, m, k), A.new_empty((*A.shape[:-2], k)), Vh
 
 

@@ -1,4 +1,4 @@
-"""Operands of a state space model: are they what they should be, and how do series and times meet?"""
+"""Checks of the operands of a state space model, and broadcasting over series and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lapgrad._torch import layout as _layout
 
 
 class Operands(NamedTuple):
-    """The model as the registered operator takes it: one dimension counts all series, one the times.
+    """The operands of the registered operator: one dimension counts all series, one the times.
 
     Attributes:
         flat: y (N, T, p), A, B, Q, R (N, T, rows, columns), m (N, n), P (N, n, n), c (N, T, n). N and T are 1
@@ -30,7 +30,7 @@ _OWN = {"y": 1, "A": 2, "B": 2, "Q": 2, "R": 2, "m": 1, "P": 2, "state_offset": 
 _WITHOUT_TIME = ("m", "P")
 
 
-def operands(
+def prepare_operands(
     operator: str,
     y: Tensor,
     A: Tensor,
@@ -42,28 +42,28 @@ def operands(
     state_offset: Tensor | float | None,
     observation_offset: Tensor | float | None,
 ) -> Operands:
-    """The operands of the registered operator; raises what its docstring says."""
-    given = {"y": _layout.matrix(operator, "y", y)}
-    given["A"] = _layout.square_matrix(operator, "A", A)
-    given["B"] = _layout.matrix(operator, "B", B)
-    given["Q"] = _layout.square_matrix(operator, "Q", Q)
-    given["R"] = _layout.square_matrix(operator, "R", R)
-    given["m"] = _layout.vector(operator, "m", m)
-    given["P"] = _layout.square_matrix(operator, "P", P)
+    """Checks the operands of ``kalman_nll`` and brings them into the form of the registered operator."""
+    given = {"y": _layout.check_matrix(operator, "y", y)}
+    given["A"] = _layout.check_square_matrix(operator, "A", A)
+    given["B"] = _layout.check_matrix(operator, "B", B)
+    given["Q"] = _layout.check_square_matrix(operator, "Q", Q)
+    given["R"] = _layout.check_square_matrix(operator, "R", R)
+    given["m"] = _layout.check_vector(operator, "m", m)
+    given["P"] = _layout.check_square_matrix(operator, "P", P)
     if isinstance(observation_offset, int | float):
         given["y"], observation_offset = given["y"] - observation_offset, None
     if state_offset is None or isinstance(state_offset, int | float):
         n = given["A"].shape[-1]
         state_offset = given["y"].new_full((n,), 0.0 if state_offset is None else float(state_offset))
     else:
-        given["state_offset"] = _layout.vector(operator, "state_offset", state_offset)
+        given["state_offset"] = _layout.check_vector(operator, "state_offset", state_offset)
     if observation_offset is not None:
-        given["observation_offset"] = _layout.vector(operator, "observation_offset", observation_offset)
-    _layout.same_kind(operator, **given)
+        given["observation_offset"] = _layout.check_vector(operator, "observation_offset", observation_offset)
+    _layout.check_same_kind(operator, **given)
     times, p = given["y"].shape[-2:]
     n = given["A"].shape[-1]
     _check_sizes(operator, given, n, p)
-    # Time and leading dimensions, in this order from the right; what has no dimension of time does not vary.
+    # From here on each operand but m and P has a dimension of time, of size 1 where it does not vary.
     timed = {
         name: tensor if name in _WITHOUT_TIME or tensor.dim() > _OWN[name] else tensor[None]
         for name, tensor in given.items()
@@ -71,12 +71,12 @@ def operands(
     if observation_offset is not None:
         offset = timed.pop("observation_offset")
         _check_times(operator, given, {"observation_offset": offset}, times)
-        timed["y"] = _minus(operator, given, offset)
+        timed["y"] = _subtract_offset(operator, given, offset)
     _check_times(operator, given, timed, times)
-    batch = _common_batch(operator, given, timed)
+    batch = _broadcast_batch(operator, given, timed)
     timed.setdefault("state_offset", state_offset[None])
     names = ("y", "A", "B", "Q", "R", "m", "P", "state_offset")
-    flat = [_flattened(timed[name], _own_dimensions(name), batch) for name in names]
+    flat = [_flatten_leading(timed[name], _count_own_dimensions(name), batch) for name in names]
     flat[0] = flat[0].expand(batch.numel(), *flat[0].shape[1:])
     return Operands(tuple(flat), batch)
 
@@ -90,11 +90,11 @@ def _check_sizes(operator: str, given: dict[str, Tensor], n: int, p: int) -> Non
                 operator,
                 given,
                 "with p observations, the last dimension of y, and n states, the order of A, "
-                f"{name} must end in {_letters(name)}",
+                f"{name} must end in {_describe_shape(name)}",
             )
 
 
-def _letters(name: str) -> str:
+def _describe_shape(name: str) -> str:
     return {
         "B": "(p, n)",
         "R": "(p, p)",
@@ -117,21 +117,21 @@ def _check_times(operator: str, given: dict[str, Tensor], timed: dict[str, Tenso
             )
 
 
-def _minus(operator: str, given: dict[str, Tensor], offset: Tensor) -> Tensor:
+def _subtract_offset(operator: str, given: dict[str, Tensor], offset: Tensor) -> Tensor:
     try:
         return given["y"] - offset
     except RuntimeError:
         raise _leading_dimensions_differ(operator, given) from None
 
 
-def _own_dimensions(name: str) -> int:
+def _count_own_dimensions(name: str) -> int:
     return _OWN[name] + (name not in _WITHOUT_TIME)
 
 
-def _common_batch(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor]) -> torch.Size:
+def _broadcast_batch(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor]) -> torch.Size:
     try:
         return torch.broadcast_shapes(
-            *[tensor.shape[: tensor.dim() - _own_dimensions(name)] for name, tensor in timed.items()]
+            *[tensor.shape[: tensor.dim() - _count_own_dimensions(name)] for name, tensor in timed.items()]
         )
     except RuntimeError:
         raise _leading_dimensions_differ(operator, given) from None
@@ -145,20 +145,20 @@ def _leading_dimensions_differ(operator: str, given: dict[str, Tensor]) -> _erro
     )
 
 
-def _flattened(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
-    """One leading dimension in place of several: of size 1 if all of them are."""
+def _flatten_leading(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
+    """``tensor`` with one leading dimension in place of several; of size 1 if all of them have size 1."""
     leading, rest = tensor.shape[: tensor.dim() - own], tensor.shape[tensor.dim() - own :]
     if all(size == 1 for size in leading):
         return tensor.reshape(1, *rest)
     return tensor.expand(*batch, *rest).reshape(torch.Size(batch).numel(), *rest)
 
 
-def count(operand: Tensor, mapped: int | None) -> int:
-    """Series of an operand of the registered operator that has a further dimension under vmap."""
+def count_series(operand: Tensor, mapped: int | None) -> int:
+    """The number of series of an operand whose dimension ``mapped``, if not None, vmap has added."""
     return operand.shape[0] if mapped is None else operand.movedim(mapped, 0).shape[1]
 
 
-def merged(operand: Tensor, mapped: int | None, size: int, series: int) -> Tensor:
+def merge_mapped(operand: Tensor, mapped: int | None, size: int, series: int) -> Tensor:
     """(size * series, ...): the mapped dimension and that of the series as one."""
     front = operand.expand(size, *operand.shape) if mapped is None else operand.movedim(mapped, 0)
     return front.expand(size, series, *front.shape[2:]).reshape(size * series, *front.shape[2:])

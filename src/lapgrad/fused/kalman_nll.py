@@ -86,7 +86,7 @@ def kalman_nll(
         >>> lapgrad.fused.kalman_nll(y, one, one, 0.5 * one, one, torch.zeros(1), one)
         tensor(3.3426)
     """
-    operands = _series.operands(_NAME, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    operands = _series.prepare_operands(_NAME, y, A, B, Q, R, m, P, state_offset, observation_offset)
     s: Tensor = operator.call(*operands.flat)
     return reshape_fresh(s, operands.batch)
 
@@ -100,33 +100,33 @@ def _evaluate(*model: Tensor) -> Tensor:
     return s
 
 
-def _pulled_back(*arguments: Any) -> tuple[Tensor, ...]:
-    """Gradients of the operands whose bit is set in ``wanted``, the last argument; the others empty."""
+def _compute_vjp(*arguments: Any) -> tuple[Tensor, ...]:
+    """Gradients of the operands whose bit is set in ``wanted``, the last argument; empty for others."""
     *model, gs, wanted = arguments
-    results = _fake_gradients(*arguments)
+    results = _fake_vjp(*arguments)
     asked = [result if wanted >> i & 1 else None for i, result in enumerate(results)]
     lookup("kalman_nll_vjp", gs)(gs, asked, *model)
     return results
 
 
-def _pulled_back_composite(*arguments: Any) -> tuple[Tensor, ...]:
-    """In float64: nothing rounds its products, in derivatives of any order."""
+def _compute_vjp_composite(*arguments: Any) -> tuple[Tensor, ...]:
+    """The gradients in differentiable operations, in float64, whose products no setting of torch rounds."""
     *tensors, gs, wanted = arguments
-    found = _kalman.gradients(_kalman.Model(*(tensor.double() for tensor in tensors)), gs.double())
+    found = _kalman.compute_vjp(_kalman.Model(*(tensor.double() for tensor in tensors)), gs.double())
     return tuple(
         found[name].to(gs.dtype) if wanted >> i & 1 else tensors[i].new_empty(0)
         for i, name in enumerate(_kalman.OPERANDS)
     )
 
 
-def _fake_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+def _fake_vjp(*arguments: Any) -> tuple[Tensor, ...]:
     *model, _, wanted = arguments
     return tuple(
         operand.new_empty(operand.shape if wanted >> i & 1 else 0) for i, operand in enumerate(model)
     )
 
 
-def _bits(flags: Sequence[bool]) -> int:
+def _pack_bits(flags: Sequence[bool]) -> int:
     return sum(1 << i for i, flag in enumerate(flags) if flag)
 
 
@@ -135,16 +135,16 @@ def _vjp(
 ) -> tuple[Tensor | None, ...]:
     if gs is None:
         return (None,) * len(needs)
-    gradients = operator_vjp.call(*saved, gs, _bits(needs))
+    gradients = operator_vjp.call(*saved, gs, _pack_bits(needs))
     return tuple(gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], *tangents: Tensor | None) -> Tensor:
-    """ds is the sum of gX dX over the operands X; what series share goes to each of them."""
+    """ds, (series,): for each series the sum of gX dX over the operands X."""
     y = saved[0]
     series = y.shape[0]
-    wanted = _bits([tangent is not None for tangent in tangents])
-    # The gradient of each series on its own: what they share is given to each.
+    wanted = _pack_bits([tangent is not None for tangent in tangents])
+    # Operands that series share are expanded, so that each series gets a gradient of its own.
     apart = [operand.expand(series, *operand.shape[1:]) for operand in saved]
     gradients = operator_vjp.call(*apart, y.new_ones(series), wanted)
     ds = y.new_zeros(series)
@@ -155,12 +155,12 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], *tangents: Tensor | None
 
 
 def _vmap(dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Tensor:
-    """The mapped dimension becomes part of that of the series; what is shared by all stays so."""
-    series = _series.count(arguments[0], in_dims[0])
+    """The vmap rule: the mapped dimension is merged into that of the series; shared operands stay shared."""
+    series = _series.count_series(arguments[0], in_dims[0])
     merged = [
         operand
         if dim is None and operand.shape[0] == 1 and i > 0
-        else _series.merged(operand, dim, size, series)
+        else _series.merge_mapped(operand, dim, size, series)
         for i, (operand, dim) in enumerate(zip(arguments, in_dims, strict=True))
     ]
     result: Tensor = dispatched(*merged)
@@ -170,11 +170,12 @@ def _vmap(dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: 
 def _vmap_vjp(
     dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> tuple[Tensor, ...]:
-    """Every mapped item has its own gradient, also of what it shares with the others."""
+    """The vmap rule of the gradient: every mapped item has its own, also of operands that items share."""
     *operands, wanted = arguments
-    series = _series.count(operands[0], in_dims[0])
+    series = _series.count_series(operands[0], in_dims[0])
     merged = [
-        _series.merged(operand, dim, size, series) for operand, dim in zip(operands, in_dims, strict=False)
+        _series.merge_mapped(operand, dim, size, series)
+        for operand, dim in zip(operands, in_dims, strict=False)
     ]
     results = []
     for i, gradient in enumerate(dispatched(*merged, wanted)):
@@ -182,7 +183,7 @@ def _vmap_vjp(
             results.append(gradient.new_empty(size, 0))
             continue
         gradient = gradient.reshape(size, series, *gradient.shape[1:])
-        shared = _series.count(operands[i], in_dims[i]) != series
+        shared = _series.count_series(operands[i], in_dims[i]) != series
         results.append(gradient.sum(1, keepdim=True) if shared else gradient)
     return tuple(results)
 
@@ -193,9 +194,9 @@ _EVERYTHING = tuple(range(len(_kalman.OPERANDS)))
 operator_vjp = define_fused(
     "kalman_nll_vjp",
     f"({_TENSORS}, Tensor gs, int wanted) -> ({', '.join(['Tensor'] * len(_EVERYTHING))})",
-    kernel=_pulled_back,
-    fake=_fake_gradients,
-    composite=_pulled_back_composite,
+    kernel=_compute_vjp,
+    fake=_fake_vjp,
+    composite=_compute_vjp_composite,
     vmap=_vmap_vjp,
 )
 

@@ -13,7 +13,7 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.ops import _columns, _triangular
 from lapgrad.ops import extractdiag as _extractdiag
@@ -70,17 +70,17 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
         >>> lapgrad.fused.mvn_nll(A, y[:, None])
         tensor(14.3379)
     """
-    A, Y, batch = _columns.fitting_operands("fused.mvn_nll", "A", A, "Y", Y)
+    A, Y, batch = _columns.check_operands("fused.mvn_nll", "A", A, "Y", Y)
     if A.shape[:-2] != batch:
-        return _of_shared(A, Y, lower, overwrite)
+        return _evaluate_shared(A, Y, lower, overwrite)
     Y = _layout.expand_batch(Y, batch)
     result = operator.overwrite(A, Y, lower) if overwrite else operator.call(A, Y, lower)
     s: Tensor = result[1]
     return s
 
 
-def _of_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
-    """One A for several Y: one factor, and for each Y its own value."""
+def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
+    """The values of several Y that share A, from one factor."""
     n, k = Y.shape[-2:]
     # Tracers and transforms do not tell addresses: Y could be a view of A.
     if overwrite and (not skips_dispatcher((A, Y)) or _layout.may_overlap(A, Y)):
@@ -89,14 +89,14 @@ def _of_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
         factor = _potrf.operator.overwrite if overwrite else _potrf.operator.call
         L = factor(A, lower)
     except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
-        raise _errors.in_the_name_of("fused.mvn_nll", "potrf", error) from None
+        raise _errors.restate_failure("fused.mvn_nll", "A", error) from None
     W = _trsm.trsm(L, Y, lower=lower, transpose=not lower)
     half_logdet = _sumlogdiag.operator.call(L)
     return 0.5 * W.square().sum((-2, -1)) + k * half_logdet + 0.5 * n * k * _LOG_2_PI
 
 
 def _evaluate(A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor, Tensor, Tensor]:
-    L = fresh(A)
+    L = allocate_like(A)
     return L, *_evaluate_into(L, A, Y, lower)
 
 
@@ -110,21 +110,21 @@ def _evaluate_into(L: Tensor, A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor
     if failure is not None:
         raise _errors.factorisation_failed("fused.mvn_nll", A.shape[:-2], failure, "potrf_ex")
     n, k = Y.shape[-2:]
-    W, s = fresh(Y), A.new_empty(A.shape[:-2])
+    W, s = allocate_like(Y), A.new_empty(A.shape[:-2])
     lookup("trsm", A)(W, L, Y, lower, not lower, False)
     lookup("sum_logs_and_squares", A)(s, L, W, 0.5 * n * k * _LOG_2_PI, float(k), 0.5)
     return s, W
 
 
-def _pulled_back(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
-    gA, k = fresh(L), alpha.shape[-1]
+def _compute_vjp(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
+    gA, k = allocate_like(L), alpha.shape[-1]
     if k == 0:
         return gA.zero_()
     lookup("potri_update", L)(gA, L, alpha, gs, lower, 0.5 * k, -1.0 / k)
     return gA
 
 
-def _pulled_back_composite(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
+def _compute_vjp_composite(L: Tensor, alpha: Tensor, gs: Tensor, lower: bool) -> Tensor:
     """gA = gs/2 (k A^-1 - alpha alpha^T)."""
     inverse, outer = _potri.operator.call(L, lower), _syrk.operator.call(alpha, False)
     return (0.5 * gs)[..., None, None] * (alpha.shape[-1] * inverse - outer)
@@ -138,7 +138,7 @@ def _vjp(
     gs: Tensor | None,
     gW: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """L and W are no results that users see: their cotangents come from derivatives of this function.
+    """gA and gY. L and W are not returned to users: their cotangents come from derivatives of this formula.
 
     W = L^-1 Y gives gY = L^-T gW and gL = -tril(gY W^T), and from there on it is potrf.
     """
@@ -147,11 +147,11 @@ def _vjp(
     if gs is not None:
         alpha = _trsm.operator.call(L, W, lower, lower, False)
         gA = operator_vjp.call(L, alpha, gs, lower) if needs[0] else None
-        gY = _scaled(alpha, gs) if needs[1] else None
+        gY = _scale(alpha, gs) if needs[1] else None
     if gW is not None:
         through_solve = _trsm.operator.call(L, gW, lower, lower, False)
         if needs[0]:
-            of_factor = _triangular.gradient_of_triangle(through_solve, W, lower, not lower, False, -1.0)
+            of_factor = _triangular.compute_triangle_vjp(through_solve, W, lower, not lower, False, -1.0)
             gL = of_factor if gL is None else gL + of_factor
         if needs[1]:
             gY = through_solve if gY is None else gY + through_solve
@@ -161,8 +161,8 @@ def _vjp(
     return gA, gY
 
 
-def _scaled(alpha: Tensor, gs: Tensor) -> Tensor:
-    """gs alpha, in place where nobody else can see alpha."""
+def _scale(alpha: Tensor, gs: Tensor) -> Tensor:
+    """gs alpha; in place where autograd does not record and alpha is not shared."""
     weight = gs[..., None, None]
     if not is_grad_enabled() and skips_dispatcher((alpha, gs)):
         return alpha.mul_(weight)
@@ -177,7 +177,7 @@ def _jvp(
     if dA is None:
         dW = _trsm.operator.call(L, dY, lower, not lower, False)
         return torch.zeros_like(L), (W * dW).sum((-2, -1)), dW
-    dL = _potrf.pushed_forward(L, dA, lower)
+    dL = _potrf.compute_jvp(L, dA, lower)
     moved = _trmm.operator.call(dL, W, lower, not lower, False)
     dW = _trsm.operator.call(L, -moved if dY is None else dY - moved, lower, not lower, False)
     ratio = _extractdiag.operator.call(dL, 0) / _extractdiag.operator.call(L, 0)
@@ -193,9 +193,9 @@ _A, _L, _W = 0, 2, 4
 operator_vjp = define_fused(
     "mvn_nll_vjp",
     "(Tensor L, Tensor alpha, Tensor gs, bool lower) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, alpha, gs, lower: L.new_empty(L.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(

@@ -12,8 +12,9 @@ from lapgrad import _errors
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.fused._sgp import kernel_function as _kernel_function
-from lapgrad.fused._sgp import statistics as _inducing
-from lapgrad.fused._sgp.bound import bound, noise_variance
+from lapgrad.fused._sgp import statistics as _statistics
+from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
+from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused._sgp.gradient import Inputs, Needs, evaluate
 from lapgrad.fused._sgp.kernel_function import KernelFunction
 from lapgrad.fused._sgp.statistics import ARITHMETIC
@@ -94,28 +95,43 @@ def sgp_nll(
         >>> s, Z.grad.shape
         (tensor(-200.40..., grad_fn=<_StreamedBackward>), torch.Size([10, 1]))
     """
-    function = _kernel_function.kernel_function(_NAME, kernel)
+    return evaluate_criterion(Evaluation(), kernel, Z, X, Y, noise_var, jitter, chunk)
+
+
+def evaluate_criterion(
+    evaluation: Evaluation,
+    kernel: KernelFunction | nn.Module,
+    Z: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    noise_var: Tensor | float,
+    jitter: float,
+    chunk: int | None,
+) -> Tensor:
+    """``sgp_nll``, for callers that evaluate one criterion many times: they pass the same ``evaluation``."""
+    function = _kernel_function.as_kernel_function(_NAME, kernel)
     _check_data(Z, X, Y)
-    noise_var = noise_variance(_NAME, noise_var, X)
+    noise_var = check_noise_variance(_NAME, noise_var, X)
     _check_options(noise_var, jitter, chunk)
     tensors = (Z, X, Y, noise_var, *function.parameters)
     if not skips_dispatcher(tensors):
-        return _composite(function, jitter, tensors)
-    width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
+        return _compute_composite(function, jitter, tensors)
+    width = _statistics.choose_chunk_width(len(X), len(Z), chunk, X.device)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        value: Tensor = _Streamed.apply(function, jitter, width, *tensors)
+        value: Tensor = _Streamed.apply(evaluation, function, jitter, width, *tensors)
         return value
     with torch.no_grad():
-        needs = Needs.of([False] * len(tensors))
-        return evaluate(_NAME, function, Inputs.of(tensors), needs, jitter, width)[0]
+        needs = Needs.from_sequence([False] * len(tensors))
+        inputs = Inputs.from_sequence(tensors)
+        return evaluate(evaluation, _NAME, function, inputs, needs, jitter, width)[0]
 
 
 def _check_data(Z: Tensor, X: Tensor, Y: Tensor) -> None:
     tensors = {"Z": Z, "X": X, "Y": Y}
     for name, value in tensors.items():
-        if _layout.matrix(_NAME, name, value).dim() != 2:
+        if _layout.check_matrix(_NAME, name, value).dim() != 2:
             raise _errors.ShapeError(f"{_NAME}: {name} must be one matrix, got shape {tuple(value.shape)}.")
-    _layout.same_kind(_NAME, **tensors)
+    _layout.check_same_kind(_NAME, **tensors)
     if Z.shape[1] != X.shape[1] or len(X) != len(Y):
         raise _errors.shapes_do_not_fit(_NAME, tensors, "Z must be U x d, X n x d and Y n x k")
 
@@ -129,13 +145,24 @@ def _check_options(noise_var: Tensor, jitter: float, chunk: int | None) -> None:
         raise _errors.OptionError(f"{_NAME}: chunk must be at least 1, got {chunk}.")
 
 
+#: Arguments of ``_Streamed`` before the tensors: evaluation, kernel, jitter, width.
+_OPTIONS = 4
+
+
 class _Streamed(torch.autograd.Function):
-    """Computes the gradient along with the value: what is kept is no larger than the inputs."""
+    """Computes the gradient along with the value: it is no larger than the inputs, and is kept."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: KernelFunction, jitter: float, width: int, *tensors: Tensor) -> Tensor:
-        needs = ctx.needs_input_grad[3:]
-        value, gradients = evaluate(_NAME, kernel, Inputs.of(tensors), Needs.of(needs), jitter, width)
+    def forward(
+        ctx: Any,
+        evaluation: Evaluation,
+        kernel: KernelFunction,
+        jitter: float,
+        width: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        inputs, needs = Inputs.from_sequence(tensors), Needs.from_sequence(ctx.needs_input_grad[_OPTIONS:])
+        value, gradients = evaluate(evaluation, _NAME, kernel, inputs, needs, jitter, width)
         *of_data, of_parameters = gradients
         ctx.kernel, ctx.jitter, ctx.gradients = kernel, jitter, (*of_data, *of_parameters)
         ctx.save_for_backward(*tensors)
@@ -144,28 +171,28 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: the gradient is to be differentiated again
-            needs = ctx.needs_input_grad[3:]
-            gradients = _composite_gradients(ctx.kernel, ctx.jitter, ctx.saved_tensors, needs, gs)
+            needs = ctx.needs_input_grad[_OPTIONS:]
+            gradients = _differentiate_composite(ctx.kernel, ctx.jitter, ctx.saved_tensors, needs, gs)
         else:
             gradients = [None if gradient is None else gradient * gs for gradient in ctx.gradients]
-        return (None, None, None, *gradients)
+        return (*(None,) * _OPTIONS, *gradients)
 
 
-def _composite(kernel: KernelFunction, jitter: float, tensors: Sequence[Tensor]) -> Tensor:
+def _compute_composite(kernel: KernelFunction, jitter: float, tensors: Sequence[Tensor]) -> Tensor:
     """The criterion from the whole kernel matrices, in differentiable operators."""
     Z, X, Y, noise_var, *parameters = [tensor.to(ARITHMETIC) for tensor in tensors]
     Kuu, Kuf = kernel.matrix(Z, Z, *parameters), kernel.matrix(Z, X, *parameters)
     mean = Kuu.diagonal().mean() if len(Z) else Kuu.sum()
     Kuu = Kuu + jitter * mean * torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
-    value = bound(_NAME, Kuu, Kuf, kernel.diagonal(X, *parameters).sum(), Y, noise_var)
+    value = compute_bound(_NAME, Kuu, Kuf, kernel.diagonal(X, *parameters).sum(), Y, noise_var)
     return value.to(tensors[0].dtype)
 
 
-def _composite_gradients(
+def _differentiate_composite(
     kernel: KernelFunction, jitter: float, tensors: Sequence[Tensor], needs: Sequence[bool], gs: Tensor
 ) -> list[Tensor | None]:
-    """The gradients with a graph of their own."""
+    """The gradients of the composite, recorded for autograd themselves."""
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
-    value = _composite(kernel, jitter, tensors)
+    value = _compute_composite(kernel, jitter, tensors)
     found = iter(torch.autograd.grad(value, wanted, gs, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needs]

@@ -1,7 +1,7 @@
 """Divided differences of functions: F_ij = (f(a_i) - f(a_j)) / (a_i - a_j), and f'(a_i) where both are equal.
 
-The quotient as it stands loses all digits as the arguments meet. Each function here has a form without that
-cancellation. All is in tensor operations, and has derivatives.
+The plain quotient loses all digits as the arguments approach each other. Each function here has a form
+without that cancellation, in tensor operations that have derivatives.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Rule(NamedTuple):
     differences: Function
 
 
-def rule(f: str, exponent: float | None, tol: float) -> Rule:
+def find_rule(f: str, exponent: float | None, tol: float) -> Rule:
     """The rule for a function by name; ``tol``: eigenvalues of this relative size may be zeros."""
     if f == "power":
         assert exponent is not None
-        return _power(exponent, tol)
+        return _make_power(exponent, tol)
     return _NAMED[f](tol)
 
 
@@ -43,13 +43,13 @@ def rule(f: str, exponent: float | None, tol: float) -> Rule:
 NAMES = ("exp", "log", "sqrt", "rsqrt", "inv", "power")
 
 
-def _pairs(a: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_pairs(a: Tensor) -> tuple[Tensor, Tensor]:
     """The larger and the smaller of each pair."""
     first, second = a.unsqueeze(-1), a.unsqueeze(-2)
     return torch.maximum(first, second), torch.minimum(first, second)
 
 
-def _expm1_ratio(x: Tensor) -> Tensor:
+def _divide_expm1(x: Tensor) -> Tensor:
     """(exp(x) - 1) / x; its series near zero, which has derivatives there."""
     small = x.abs() < 1e-2
     t = torch.where(small, x, 0.0)
@@ -58,7 +58,7 @@ def _expm1_ratio(x: Tensor) -> Tensor:
     return torch.where(small, series, torch.expm1(away) / away)
 
 
-def _log1p_ratio(x: Tensor) -> Tensor:
+def _divide_log1p(x: Tensor) -> Tensor:
     """log(1 + x) / x for x >= 0; its series near zero."""
     small = x < 1e-2
     t = torch.where(small, x, 0.0)
@@ -67,73 +67,73 @@ def _log1p_ratio(x: Tensor) -> Tensor:
     return torch.where(small, series, torch.log1p(away) / away)
 
 
-def _edge(a: Tensor, tol: float) -> Tensor:
-    """What an eigenvalue may be by rounding when it is zero, (*batch, 1)."""
+def _bound_zero(a: Tensor, tol: float) -> Tensor:
+    """The largest size of a zero eigenvalue after rounding, (*batch, 1)."""
     if a.shape[-1] == 0:
         return a.new_zeros((*a.shape[:-1], 1))
     return tol * a.detach().abs().amax(-1, keepdim=True)
 
 
-def _without_rounding(a: Tensor, tol: float) -> Tensor:
-    """Eigenvalues that are negative by rounding are zeros."""
-    return torch.where((a < 0) & (a >= -_edge(a, tol)), 0.0, a)
+def _clear_rounding(a: Tensor, tol: float) -> Tensor:
+    """a with zeros in place of eigenvalues that are negative by rounding only."""
+    return torch.where((a < 0) & (a >= -_bound_zero(a, tol)), 0.0, a)
 
 
-def _not_both_zero(a: Tensor, tol: float) -> Tensor:
-    """Pairs of which one at least is more than a rounding error."""
-    some = a > _edge(a, tol)
+def _find_nonzero_pairs(a: Tensor, tol: float) -> Tensor:
+    """bool (*batch, n, n), True for pairs of which at least one is more than a rounding error."""
+    some = a > _bound_zero(a, tol)
     return some.unsqueeze(-1) | some.unsqueeze(-2)
 
 
-def _above_zero(a: Tensor) -> Tensor:
-    """Kept away from zero, where roots have no derivative."""
+def _keep_positive(a: Tensor) -> Tensor:
+    """a, at least the smallest positive number: at zero roots have no derivative."""
     return a.clamp_min(torch.finfo(a.dtype).tiny)
 
 
-def _exp(tol: float) -> Rule:
+def _make_exp(tol: float) -> Rule:
     def differences(a: Tensor) -> Tensor:
         """e^a (1 - e^-(a - b)) / (a - b) for a >= b: nothing overflows that the result does not."""
-        larger, smaller = _pairs(a)
-        return larger.exp() * _expm1_ratio(smaller - larger)
+        larger, smaller = _sort_pairs(a)
+        return larger.exp() * _divide_expm1(smaller - larger)
 
     return Rule(torch.exp, differences)
 
 
-def _log(tol: float) -> Rule:
+def _make_log(tol: float) -> Rule:
     def differences(a: Tensor) -> Tensor:
         """log(1 + x) / (x b) with x = (a - b) / b; the plain quotient where a is far above b."""
-        larger, smaller = _pairs(a)
+        larger, smaller = _sort_pairs(a)
         close = larger < 2 * smaller
         near, base = torch.where(close, larger, 1.0), torch.where(close, smaller, 1.0)
         gap = torch.where(close, 1.0, larger - smaller)
         return torch.where(
-            close, _log1p_ratio((near - base) / base) / base, (larger.log() - smaller.log()) / gap
+            close, _divide_log1p((near - base) / base) / base, (larger.log() - smaller.log()) / gap
         )
 
     return Rule(torch.log, differences)
 
 
-def _sqrt(tol: float) -> Rule:
+def _make_sqrt(tol: float) -> Rule:
     def differences(a: Tensor) -> Tensor:
         """1 / (sqrt(a) + sqrt(b)); 0 where both are zero, and the derivative is infinite."""
-        root = _above_zero(_without_rounding(a, tol)).sqrt()
+        root = _keep_positive(_clear_rounding(a, tol)).sqrt()
         inverse = (root.unsqueeze(-1) + root.unsqueeze(-2)).reciprocal()
-        return torch.where(_not_both_zero(a, tol), inverse, 0.0)
+        return torch.where(_find_nonzero_pairs(a, tol), inverse, 0.0)
 
-    return Rule(lambda a: _without_rounding(a, tol).sqrt(), differences)
+    return Rule(lambda a: _clear_rounding(a, tol).sqrt(), differences)
 
 
-def _rsqrt(tol: float) -> Rule:
+def _make_rsqrt(tol: float) -> Rule:
     def differences(a: Tensor) -> Tensor:
         """-1 / (sqrt(a) sqrt(b) (sqrt(a) + sqrt(b)))."""
-        root = _above_zero(a).sqrt()
+        root = _keep_positive(a).sqrt()
         inverse, both = root.reciprocal(), root.unsqueeze(-1) + root.unsqueeze(-2)
         return -inverse.unsqueeze(-1) / both * inverse.unsqueeze(-2)
 
     return Rule(torch.rsqrt, differences)
 
 
-def _inv(tol: float) -> Rule:
+def _make_inv(tol: float) -> Rule:
     def differences(a: Tensor) -> Tensor:
         """-1 / (a b)."""
         inverse = a.reciprocal()
@@ -142,40 +142,40 @@ def _inv(tol: float) -> Rule:
     return Rule(torch.reciprocal, differences)
 
 
-_NAMED = {"exp": _exp, "log": _log, "sqrt": _sqrt, "rsqrt": _rsqrt, "inv": _inv}
+_NAMED = {"exp": _make_exp, "log": _make_log, "sqrt": _make_sqrt, "rsqrt": _make_rsqrt, "inv": _make_inv}
 
 #: Up to this the powers of whole exponents are multiplied out.
 _LARGEST_WHOLE = 64
 
 
-def _power(exponent: float, tol: float) -> Rule:
+def _make_power(exponent: float, tol: float) -> Rule:
     if exponent == int(exponent) and abs(exponent) <= _LARGEST_WHOLE:
-        return _whole_power(int(exponent))
+        return _make_whole_power(int(exponent))
 
     def value(a: Tensor) -> Tensor:
-        return (_without_rounding(a, tol) if exponent > 0 else a) ** exponent
+        return (_clear_rounding(a, tol) if exponent > 0 else a) ** exponent
 
     def differences(a: Tensor) -> Tensor:
         """b^(p-1) (e^(pL) - 1) / (e^L - 1), L = log(a / b); the plain quotient where a is far above b.
 
         For 0 < p < 1 it is 0 where both are zero, and the derivative is infinite.
         """
-        larger, smaller = (_above_zero(x) for x in _pairs(_without_rounding(a, tol)))
+        larger, smaller = (_keep_positive(x) for x in _sort_pairs(_clear_rounding(a, tol)))
         close = larger < 2 * smaller
         near, base = torch.where(close, larger, 1.0), torch.where(close, smaller, 1.0)
         step = torch.log1p((near - base) / base)
-        smooth = exponent * base ** (exponent - 1) * _expm1_ratio(exponent * step) / _expm1_ratio(step)
+        smooth = exponent * base ** (exponent - 1) * _divide_expm1(exponent * step) / _divide_expm1(step)
         gap = torch.where(close, 1.0, larger - smaller)
         found = torch.where(close, smooth, (larger**exponent - smaller**exponent) / gap)
         if not 0 < exponent < 1:
             return found
-        return torch.where(_not_both_zero(a, tol), found, 0.0)
+        return torch.where(_find_nonzero_pairs(a, tol), found, 0.0)
 
     return Rule(value, differences)
 
 
-def _whole_power(exponent: int) -> Rule:
-    """Of any eigenvalues, negative ones included (except zero, for a negative exponent)."""
+def _make_whole_power(exponent: int) -> Rule:
+    """The rule for a whole exponent, at any eigenvalues (for a negative exponent except zero)."""
 
     def differences(a: Tensor) -> Tensor:
         """a^(p-1) + a^(p-2) b + ... + b^(p-1); for a negative exponent that over -(a b)^p."""
@@ -188,8 +188,8 @@ def _whole_power(exponent: int) -> Rule:
     return Rule(lambda a: a**exponent, differences)
 
 
-def from_callable(f: Function) -> Rule:
-    """Of a function that maps a tensor entry by entry, with its derivative by autograd."""
+def make_rule(f: Function) -> Rule:
+    """The rule for a function that maps a tensor entry by entry, with its derivative by autograd."""
 
     def derivative(x: Tensor) -> Tensor:
         if is_exporting() and _EXPORTS_FORWARD_MODE:

@@ -16,7 +16,7 @@ from lapgrad.ops.trsm import trsm
 
 
 def check_options(function: str, k: int | None, largest: int, bound: str, regularisation: float) -> None:
-    """``k`` directions exist, and the regularisation is not negative."""
+    """Raises if there are no ``k`` directions, or if the regularisation is negative."""
     if k is not None and not 1 <= k <= largest:
         raise _errors.OptionError(
             f"{function}: k must be between 1 and {bound}, which is {largest}, got {k}."
@@ -26,7 +26,7 @@ def check_options(function: str, k: int | None, largest: int, bound: str, regula
 
 
 def check_rows(function: str, argument: str, degrees: int, columns: int, regularisation: float) -> None:
-    """A covariance with fewer degrees of freedom than columns is singular."""
+    """Raises if a covariance without regularisation has fewer degrees of freedom than columns."""
     if degrees < 1 or (degrees < columns and regularisation == 0.0):
         wanted = "give it more rows" if degrees < 1 else "give it more rows, or a regularisation > 0"
         raise _errors.OptionError(
@@ -35,7 +35,7 @@ def check_rows(function: str, argument: str, degrees: int, columns: int, regular
         )
 
 
-def directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
+def unwhiten_directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
     """L^-T rows^T / unit: whitened directions, in rows, as columns of weights for the observations."""
     # A copy in row-major order: with one row, its transpose would count as contiguous in any case.
     columns = rows.mT.clone(memory_format=torch.contiguous_format)
@@ -48,7 +48,7 @@ def normalise(centred: Tensor, regularisation: float) -> tuple[Tensor, Tensor]:
     return centred * unit.reciprocal(), unit
 
 
-def factor(
+def factorise_covariance(
     function: str, what: str, centred: Tensor, unit: Tensor, degrees: int, regularisation: float
 ) -> Tensor:
     """The Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""

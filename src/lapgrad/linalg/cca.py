@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._torch.layout import common_batch, matrix, same_kind
+from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind
 from lapgrad.linalg import _whitening
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd
@@ -69,21 +69,25 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
         >>> lapgrad.linalg.cca(X, X[:, :1] - X[:, 1:]).correlations.round(decimals=3)
         tensor([1.])
     """
-    X, Y = matrix("linalg.cca", "X", X), matrix("linalg.cca", "Y", Y)
-    same_kind("linalg.cca", X=X, Y=Y)
+    X, Y = check_matrix("linalg.cca", "X", X), check_matrix("linalg.cca", "Y", Y)
+    check_same_kind("linalg.cca", X=X, Y=Y)
     n, p, q = X.shape[-2], X.shape[-1], Y.shape[-1]
     if Y.shape[-2] != n:
         raise _errors.shapes_do_not_fit("linalg.cca", {"X": X, "Y": Y}, "X and Y must have equally many rows")
-    common_batch("linalg.cca", X=X, Y=Y)
+    broadcast_batch("linalg.cca", X=X, Y=Y)
     _whitening.check_options("linalg.cca", k, min(p, q), "min(p, q)", regularisation)
     _whitening.check_rows("linalg.cca", "X", n - 1, p, regularisation)
     _whitening.check_rows("linalg.cca", "Y", n - 1, q, regularisation)
     X, unit_x = _whitening.normalise(X - X.mean(-2, keepdim=True), regularisation)
     Y, unit_y = _whitening.normalise(Y - Y.mean(-2, keepdim=True), regularisation)
-    Lx = _whitening.factor("linalg.cca", "the covariance of X", X, unit_x, n - 1, regularisation)
-    Ly = _whitening.factor("linalg.cca", "the covariance of Y", Y, unit_y, n - 1, regularisation)
+    Lx = _whitening.factorise_covariance(
+        "linalg.cca", "the covariance of X", X, unit_x, n - 1, regularisation
+    )
+    Ly = _whitening.factorise_covariance(
+        "linalg.cca", "the covariance of Y", Y, unit_y, n - 1, regularisation
+    )
     middle = trsm(Lx, gemm2(X, Y, transpose_a=True, alpha=1.0 / (n - 1)))
     middle = trsm(Ly, middle, transpose=True, rightside=True)
     U, S, V = gesvd(middle, rank=k)
-    W_x, W_y = _whitening.directions(Lx, unit_x, U), _whitening.directions(Ly, unit_y, V)
+    W_x, W_y = _whitening.unwhiten_directions(Lx, unit_x, U), _whitening.unwhiten_directions(Ly, unit_y, V)
     return CanonicalCorrelations(S, W_x, W_y)

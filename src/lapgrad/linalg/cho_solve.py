@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _columns
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import trmm as _trmm
@@ -55,14 +55,14 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
-    L, B, batch = _columns.fitting_operands("linalg.cho_solve", "L", L, "B", B)
+    L, B, batch = _columns.check_operands("linalg.cho_solve", "L", L, "B", B)
     if L.dim() == B.dim() == 2:
         return operator.call(L, B, lower)
     return _columns.solve_side_by_side(lambda L, B: operator.call(L, B, lower), L, B, batch)
 
 
 def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
-    X = fresh(B)
+    X = allocate_like(B)
     failure = lookup("cho_solve", B)(X, L, B, lower)
     if failure is not None:
         item, index = failure
@@ -70,12 +70,12 @@ def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
     return X
 
 
-def _pulled_back(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    gL, gB = fresh(L), fresh(gX)
+def _compute_vjp(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    gL, gB = allocate_like(L), allocate_like(gX)
     if has_kernel("cho_solve_vjp", L):
         lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower)
         return gL, gB
-    Z, W = fresh(gX), fresh(X)
+    Z, W = allocate_like(gX), allocate_like(X)
     trsm = lookup("trsm", L)
     trsm(Z, L, gX, lower, not lower, False)
     trsm(gB, L, Z, lower, lower, False)
@@ -85,7 +85,7 @@ def _pulled_back(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor,
     return gL, gB
 
 
-def _pulled_back_composite(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+def _compute_vjp_composite(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     """gL = -tril(gB W^T + X Z^T), and gR = gL^T for the upper factor R = L^T."""
     Z = _trsm.operator.call(L, gX, lower, not lower, False)
     gB = _trsm.operator.call(L, Z, lower, lower, False)
@@ -122,9 +122,9 @@ _L, _B, _X = 0, 1, 2
 operator_vjp = define_fused(
     "cho_solve_vjp",
     "(Tensor L, Tensor X, Tensor gX, bool lower) -> (Tensor, Tensor)",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, X, gX, lower: (L.new_empty(L.shape), gX.new_empty(gX.shape)),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(
@@ -133,5 +133,5 @@ operator = define(
     kernel=_solve,
     fake=lambda L, B, lower: B.new_empty(B.shape),
     formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
+from lapgrad._formulas import gaps as _gaps
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import square_matrix
+from lapgrad._torch.layout import check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _divided_differences
 from lapgrad.ops import _spectral
@@ -79,7 +80,7 @@ def eigh_fn(
         tensor([[2.0000, 1.0000],
                 [1.0000, 2.0000]])
     """
-    A = square_matrix(_NAME, "A", A)
+    A = check_square_matrix(_NAME, "A", A)
     _spectral.check_tolerance(_NAME, tol)
     if (exponent is not None) != (f == "power"):
         raise _errors.OptionError(f'{_NAME}: f="power", and no other, takes an exponent; got {exponent!r}.')
@@ -88,7 +89,7 @@ def eigh_fn(
     if not callable(f):
         return operator.call(A, lower, f, exponent or 0.0, tol)[0]
     U, eigenvalues = _syevd.operator.call(A, lower, _syevd.QUIET, None)
-    rule, name = _divided_differences.from_callable(f), getattr(f, "__name__", "f")
+    rule, name = _divided_differences.make_rule(f), getattr(f, "__name__", "f")
     values = rule.value(eigenvalues)
     if skips_dispatcher((A,)) and not (A.requires_grad and is_grad_enabled()):
         with torch.no_grad():
@@ -96,25 +97,25 @@ def eigh_fn(
     return operator_given.call(A, U, eigenvalues, values, rule.differences(eigenvalues), name)
 
 
-def _symmetric_product(U: Tensor, W: Tensor, transpose: bool) -> Tensor:
+def _multiply_symmetric(U: Tensor, W: Tensor, transpose: bool) -> Tensor:
     """U^T W, or U W^T, which is known to be symmetric: one triangle, mirrored."""
     triangle = _gemmt.operator.call(U, W, True, transpose, not transpose, 1.0)
     return _copyltu.operator.consume(triangle, True)
 
 
-def _rule(eigenvalues: Tensor, f: str, exponent: float, tol: float | None) -> _divided_differences.Rule:
-    relative = _spectral.tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
-    return _divided_differences.rule(f, exponent, relative)
+def _find_rule(eigenvalues: Tensor, f: str, exponent: float, tol: float | None) -> _divided_differences.Rule:
+    relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
+    return _divided_differences.find_rule(f, exponent, relative)
 
 
 def _compose(U: Tensor, eigenvalues: Tensor, values: Tensor, name: str) -> Tensor:
     """B = U^T diag(values) U."""
     if not bool(torch.isfinite(values).all()):
-        raise _outside_domain(eigenvalues, values, name)
-    return _symmetric_product(U, values.unsqueeze(-1) * U, True)
+        raise _find_outside_domain(eigenvalues, values, name)
+    return _multiply_symmetric(U, values.unsqueeze(-1) * U, True)
 
 
-def _outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _errors.DomainError:
+def _find_outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _errors.DomainError:
     flat = int((~torch.isfinite(values)).flatten().int().argmax())
     *item, _ = _errors.batch_index(flat, values.shape)
     return _errors.outside_domain(
@@ -122,21 +123,21 @@ def _outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _errors.D
     )
 
 
-def _derivative(U: Tensor, differences: Tensor, X: Tensor) -> Tensor:
+def _apply_derivative(U: Tensor, differences: Tensor, X: Tensor) -> Tensor:
     """U^T (F o (U sym(X) U^T)) U: the derivative along X, and its own adjoint."""
     inside = _gemm2.operator.call(U, X + X.mT, False, False, 0.5)
     # One name for all of them: a buffer that is not needed any more is free for the next step.
-    inside = _symmetric_product(U, inside, False)
+    inside = _multiply_symmetric(U, inside, False)
     inside = differences * inside
     inside = _gemm2.operator.call(inside, U, False, False, 1.0)
-    return _symmetric_product(U, inside, True)
+    return _multiply_symmetric(U, inside, True)
 
 
 def _apply(
     A: Tensor, lower: bool, f: str, exponent: float, tol: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     U, eigenvalues = _syevd.decompose(_NAME, A, lower)
-    values = _rule(eigenvalues, f, exponent, tol).value(eigenvalues)
+    values = _find_rule(eigenvalues, f, exponent, tol).value(eigenvalues)
     return _compose(U, eigenvalues, values, f), U, eigenvalues
 
 
@@ -152,7 +153,7 @@ def _vjp(
     (U, eigenvalues), (_, *function) = saved, flags
     parts = []
     if gB is not None:
-        parts.append(_derivative(U, _rule(eigenvalues, *function).differences(eigenvalues), gB))
+        parts.append(_apply_derivative(U, _find_rule(eigenvalues, *function).differences(eigenvalues), gB))
     if gU is not None or slope is not None:
         parts.append(_syevd.operator_vjp.call(U, eigenvalues, gU, slope, _syevd.QUIET, None))
     return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
@@ -160,8 +161,8 @@ def _vjp(
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     (U, eigenvalues), (lower, *function) = saved, flags
-    dB = _derivative(U, _rule(eigenvalues, *function).differences(eigenvalues), dA)
-    return dB, *_syevd.jvp(saved, (lower, _syevd.QUIET, None), dA)
+    dB = _apply_derivative(U, _find_rule(eigenvalues, *function).differences(eigenvalues), dA)
+    return dB, *_syevd.compute_jvp(saved, (lower, _syevd.QUIET, None), dA)
 
 
 def _fake(
@@ -181,12 +182,12 @@ def _vjp_given(
 ) -> tuple[Tensor | None, ...]:
     """All of the derivative goes to A; that of U and F counts when this formula is derived."""
     U, differences = saved
-    return _derivative(U, differences, gB), None, None, None, None
+    return _apply_derivative(U, differences, gB), None, None, None, None
 
 
 def _jvp_given(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor, *_: Tensor | None) -> Tensor:
     U, differences = saved
-    return _derivative(U, differences, dA)
+    return _apply_derivative(U, differences, dA)
 
 
 _U, _EIGENVALUES = 2, 3

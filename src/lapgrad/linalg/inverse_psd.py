@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
@@ -49,12 +49,12 @@ def inverse_psd(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Te
         tensor([[ 0.5000, -0.5000],
                 [-0.5000,  1.0000]])
     """
-    A = square_matrix("linalg.inverse_psd", "A", A)
+    A = check_square_matrix("linalg.inverse_psd", "A", A)
     return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
 
 
 def _invert(A: Tensor, lower: bool) -> Tensor:
-    B = fresh(A)
+    B = allocate_like(A)
     _invert_into(B, A, lower)
     return B
 
@@ -70,19 +70,19 @@ def _invert_into(B: Tensor, A: Tensor, lower: bool) -> None:
     lookup("potri", A)(B, B, lower)
 
 
-def _congruence(B: Tensor, G: Tensor) -> Tensor:
-    result = fresh(B)
+def _compute_congruence(B: Tensor, G: Tensor) -> Tensor:
+    result = allocate_like(B)
     if has_kernel("congruence", B):
         lookup("congruence", B)(result, B, G)
         return result
-    half = fresh(B)
+    half = allocate_like(B)
     lookup("syrk_vjp", B)(half, B, G, False)
     lookup("gemmt", B)(result, B, half, True, False, False, -0.5)
     lookup("copyltu", B)(result, result, True)
     return result
 
 
-def _congruence_composite(B: Tensor, G: Tensor) -> Tensor:
+def _compute_congruence_composite(B: Tensor, G: Tensor) -> Tensor:
     """-B sym(G) B, of which one triangle is computed."""
     half = _gemm2.operator.call(G + G.mT, B, False, False, 1.0)
     triangle = _gemmt.operator.call(B, half, True, False, False, -0.5)
@@ -104,9 +104,9 @@ _A, _B = 0, 1
 operator_vjp = define_fused(
     "inverse_psd_vjp",
     "(Tensor B, Tensor G) -> Tensor",
-    kernel=_congruence,
+    kernel=_compute_congruence,
     fake=lambda B, G: B.new_empty(B.shape),
-    composite=_congruence_composite,
+    composite=_compute_congruence_composite,
 )
 
 operator = define(

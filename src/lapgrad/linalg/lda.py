@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._torch.layout import matrix
+from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg import _whitening
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd
@@ -83,9 +83,9 @@ def lda(
         >>> ratios
         tensor([66.1250])
     """
-    X = matrix("linalg.lda", "X", X)
+    X = check_matrix("linalg.lda", "X", X)
     n, p = X.shape[-2:]
-    labels, classes = _as_tensor(labels, classes, X)
+    labels, classes = _convert_labels(labels, classes, X)
     _whitening.check_options("linalg.lda", k, min(p, classes - 1), "min(p, classes - 1)", regularisation)
     _whitening.check_rows("linalg.lda", "X within classes", n - classes, p, regularisation)
     # One row per class, with a one for each of its members.
@@ -93,24 +93,24 @@ def lda(
     sizes = member.sum(-1, keepdim=True)
     means = gemm2(member / sizes, X)
     within, unit = _whitening.normalise(X - gemm2(member, means, transpose_a=True), regularisation)
-    L = _whitening.factor(
+    L = _whitening.factorise_covariance(
         "linalg.lda", "the scatter of X within classes", within, unit, n - classes, regularisation
     )
     # The c weighted means add up to zero: c - 1 combinations of them hold the same Sb, and have full rank.
-    contrasts = _orthogonal_to(sizes[:, 0].sqrt()) * (sizes[:, 0] / (classes - 1)).sqrt()
+    contrasts = _project_out(sizes[:, 0].sqrt()) * (sizes[:, 0] / (classes - 1)).sqrt()
     between = gemm2(means * unit.reciprocal(), contrasts, transpose_a=True, transpose_b=True)
     U, S, _ = gesvd(trsm(L, between), rank=k)
-    return LinearDiscriminants(S * S, _whitening.directions(L, unit, U))
+    return LinearDiscriminants(S * S, _whitening.unwhiten_directions(L, unit, U))
 
 
-def _orthogonal_to(w: Tensor) -> Tensor:
+def _project_out(w: Tensor) -> Tensor:
     """Orthonormal rows orthogonal to w, whose first entry is positive: those of a Householder reflection."""
     identity = torch.eye(len(w), dtype=w.dtype, device=w.device)
     v = w / w.norm() + identity[0]
     return (identity - 2.0 * torch.outer(v, v) / v.square().sum())[1:]
 
 
-def _as_tensor(labels: Tensor | Sequence[int], classes: int | None, X: Tensor) -> tuple[Tensor, int]:
+def _convert_labels(labels: Tensor | Sequence[int], classes: int | None, X: Tensor) -> tuple[Tensor, int]:
     """The labels on the device of X, and the number of classes; checked where values are known."""
     n = X.shape[-2]
     if isinstance(labels, Tensor):

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import extractdiag as _extractdiag
 from lapgrad.ops import potrf as _potrf
 from lapgrad.ops import potri as _potri
@@ -48,23 +48,23 @@ def logdet_psd(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Ten
         >>> lapgrad.linalg.logdet_psd(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
         tensor(1.3863)
     """
-    A = square_matrix("linalg.logdet_psd", "A", A)
+    A = check_square_matrix("linalg.logdet_psd", "A", A)
     result = operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
     s: Tensor = result[1]
     return s
 
 
-def _factor(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    L = fresh(A)
-    (s,) = _factor_into(L, A, lower)
+def _factorise(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    L = allocate_like(A)
+    (s,) = _factorise_into(L, A, lower)
     return L, s
 
 
-def _factor_in_place(A: Tensor, lower: bool) -> tuple[Tensor]:
-    return _factor_into(A, A, lower)
+def _factorise_in_place(A: Tensor, lower: bool) -> tuple[Tensor]:
+    return _factorise_into(A, A, lower)
 
 
-def _factor_into(L: Tensor, A: Tensor, lower: bool) -> tuple[Tensor]:
+def _factorise_into(L: Tensor, A: Tensor, lower: bool) -> tuple[Tensor]:
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("linalg.logdet_psd", A.shape[:-2], failure, "potrf_ex")
@@ -73,13 +73,13 @@ def _factor_into(L: Tensor, A: Tensor, lower: bool) -> tuple[Tensor]:
     return (s,)
 
 
-def _pulled_back(L: Tensor, gs: Tensor, lower: bool) -> Tensor:
-    gA = fresh(L)
+def _compute_vjp(L: Tensor, gs: Tensor, lower: bool) -> Tensor:
+    gA = allocate_like(L)
     lookup("potri_update", L)(gA, L, None, gs, lower, 1.0, 0.0)
     return gA
 
 
-def _pulled_back_composite(L: Tensor, gs: Tensor, lower: bool) -> Tensor:
+def _compute_vjp_composite(L: Tensor, gs: Tensor, lower: bool) -> Tensor:
     """gA = gs A^-1."""
     return gs[..., None, None] * _potri.operator.call(L, lower)
 
@@ -99,7 +99,7 @@ def _vjp(
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
     """ds = 2 sum_i dl_ii / l_ii, with dL as in potrf."""
     (L,) = saved
-    dL = _potrf.pushed_forward(L, dA, *flags)
+    dL = _potrf.compute_jvp(L, dA, *flags)
     ratio = _extractdiag.operator.call(dL, 0) / _extractdiag.operator.call(L, 0)
     return dL, 2.0 * ratio.sum(-1)
 
@@ -109,16 +109,16 @@ _A, _L = 0, 1
 operator_vjp = define_fused(
     "logdet_psd_vjp",
     "(Tensor L, Tensor gs, bool lower) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, gs, lower: L.new_empty(L.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(
     "logdet_psd",
     "(Tensor A, bool lower) -> (Tensor, Tensor)",
-    kernel=_factor,
+    kernel=_factorise,
     fake=lambda A, lower: (A.new_empty(A.shape), A.new_empty(A.shape[:-2])),
     formulas=Formulas(saves=((_L,),), vjp=_vjp, jvp=_jvp),
-    overwriting=Overwriting(_A, "A", _factor_in_place, "linalg.logdet_psd"),
+    overwriting=Overwriting(_A, "A", _factorise_in_place, "linalg.logdet_psd"),
 )

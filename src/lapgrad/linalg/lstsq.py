@@ -12,7 +12,7 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import fresh_matrix
+from lapgrad._torch.layout import allocate_matrix
 from lapgrad.ops import _columns
 from lapgrad.ops import gelqf as _gelqf
 from lapgrad.ops import gemm as _gemm
@@ -64,13 +64,13 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
         tensor([[2.],
                 [2.]])
     """
-    A, B = _layout.matrix("linalg.lstsq", "A", A), _layout.matrix("linalg.lstsq", "B", B)
+    A, B = _layout.check_matrix("linalg.lstsq", "A", A), _layout.check_matrix("linalg.lstsq", "B", B)
     if A.dtype is not B.dtype or A.device != B.device:
-        _layout.same_kind("linalg.lstsq", A=A, B=B)
+        _layout.check_same_kind("linalg.lstsq", A=A, B=B)
     if A.shape[-2] != B.shape[-2]:
         raise _errors.shapes_do_not_fit("linalg.lstsq", {"A": A, "B": B}, "A must be m x n and B m x k")
     same_batch = A.shape[:-2] == B.shape[:-2]
-    batch = A.shape[:-2] if same_batch else _layout.common_batch("linalg.lstsq", A=A, B=B)
+    batch = A.shape[:-2] if same_batch else _layout.broadcast_batch("linalg.lstsq", A=A, B=B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, rcond)[0], A, B, batch)
 
 
@@ -78,9 +78,9 @@ def _fake(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, Te
     m, n = A.shape[-2:]
     rank = min(m, n)
     return (
-        fresh_matrix(A, n, B.shape[-1]),
-        fresh_matrix(A, rank, max(m, n)),
-        fresh_matrix(A, rank, rank),
+        allocate_matrix(A, n, B.shape[-1]),
+        allocate_matrix(A, rank, max(m, n)),
+        allocate_matrix(A, rank, rank),
     )
 
 
@@ -99,7 +99,7 @@ def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, T
         raise _errors.rank_deficient("linalg.lstsq", A.shape[:-2], dependent, line, consequence)
     multiply, solve = lookup("gemm", A), lookup("trsm", A)
     if wide:
-        middle = fresh_matrix(B, m, B.shape[-1])
+        middle = allocate_matrix(B, m, B.shape[-1])
         solve(middle, L, B, True, False, False)
         multiply(X, Q, middle, True, False, 1.0, 0.0)
     else:
@@ -108,16 +108,18 @@ def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, T
     return X, Q, L
 
 
-def _times(A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def _multiply(A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     return _gemm2.operator.call(A, B, transpose_a, transpose_b, 1.0)
 
 
-def _minus(C: Tensor, A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def _subtract(
+    C: Tensor, A: Tensor, B: Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> Tensor:
     """C - ta(A) tb(B)."""
     return _gemm.operator.call(A, B, C, transpose_a, transpose_b, -1.0, 1.0)
 
 
-def _solved(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
+def _solve_with_factors(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B. That L is not singular was seen when the system was solved."""
     return _trsm.operator.call(L, B, True, transpose, False)
 
@@ -137,7 +139,7 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The formulas above with A^+ = Q^T L^-1 (wide), L^-T Q (tall).
 
-    The factors are no results that users see: their cotangents come from derivatives of this function.
+    The factors are not returned to users: their cotangents come from derivatives of this formula.
     """
     B, X, Q, L = saved
     gA = gB = None
@@ -155,31 +157,31 @@ def _vjp_wide(
     of_matrix: bool, B: Tensor, X: Tensor, Q: Tensor, L: Tensor, gX: Tensor
 ) -> tuple[Tensor | None, Tensor]:
     """gB = L^-T Q gX, gA = Y (gX - Q^T Q gX)^T - gB X^T with Y = A^+T X = L^-T Q X."""
-    inside = _times(Q, gX)
-    gB = _solved(L, inside, True)
+    inside = _multiply(Q, gX)
+    gB = _solve_with_factors(L, inside, True)
     if not of_matrix:
         return None, gB
     if Q.shape[-1] == Q.shape[-2]:
         return _gemm2.operator.call(gB, X, False, True, -1.0), gB
-    outside = _minus(gX, Q, inside, transpose_a=True)
-    gA = _times(_solved(L, _times(Q, X), True), outside, transpose_b=True)
-    return _minus(gA, gB, X, transpose_b=True), gB
+    outside = _subtract(gX, Q, inside, transpose_a=True)
+    gA = _multiply(_solve_with_factors(L, _multiply(Q, X), True), outside, transpose_b=True)
+    return _subtract(gA, gB, X, transpose_b=True), gB
 
 
 def _vjp_tall(
     of_matrix: bool, B: Tensor, X: Tensor, Q: Tensor, L: Tensor, gX: Tensor
 ) -> tuple[Tensor | None, Tensor]:
     """gB = Q^T L^-1 gX, gA = (B - Q^T Q B) (L^-T L^-1 gX)^T - gB X^T."""
-    inside = _solved(L, gX, False)
-    gB = _times(Q, inside, transpose_a=True)
+    inside = _solve_with_factors(L, gX, False)
+    gB = _multiply(Q, inside, transpose_a=True)
     if not of_matrix:
         return None, gB
-    residual = _minus(B, Q, _times(Q, B), transpose_a=True)
+    residual = _subtract(B, Q, _multiply(Q, B), transpose_a=True)
     # L^-T L^-1 may leave the range of numbers where its product with the residual does not: one factor of the
     # size of L moves from one to the other.
     size = L.detach()[..., :1, :1].abs() if L.numel() else 1.0
-    gA = _times(residual / size, _solved(L, inside * size, True), transpose_b=True)
-    return _minus(gA, gB, X, transpose_b=True), gB
+    gA = _multiply(residual / size, _solve_with_factors(L, inside * size, True), transpose_b=True)
+    return _subtract(gA, gB, X, transpose_b=True), gB
 
 
 def _jvp(
@@ -190,17 +192,21 @@ def _jvp(
     wide = _is_wide(Q, X.shape[-2])
     if dA is None:
         assert dB is not None
-        dX = _times(Q, _solved(L, dB, False), transpose_a=True) if wide else _solved(L, _times(Q, dB), True)
+        dX = (
+            _multiply(Q, _solve_with_factors(L, dB, False), transpose_a=True)
+            if wide
+            else _solve_with_factors(L, _multiply(Q, dB), True)
+        )
         return dX, torch.zeros_like(Q), torch.zeros_like(L)
-    right = _minus(torch.zeros_like(B) if dB is None else dB, dA, X)
+    right = _subtract(torch.zeros_like(B) if dB is None else dB, dA, X)
     if wide:
-        moved = _times(dA, _solved(L, _times(Q, X), True), transpose_a=True)
-        inside = _solved(L, right, False) - _times(Q, moved)
-        dX = moved + _times(Q, inside, transpose_a=True)
-        return dX, *_gelqf.pushed_forward(Q, L, dA)
-    residual = _minus(B, Q, _times(Q, B), transpose_a=True)
-    inside = _times(Q, right) + _solved(L, _times(dA, residual, transpose_a=True), False)
-    return _solved(L, inside, True), *_gelqf.pushed_forward(Q, L, dA.mT)
+        moved = _multiply(dA, _solve_with_factors(L, _multiply(Q, X), True), transpose_a=True)
+        inside = _solve_with_factors(L, right, False) - _multiply(Q, moved)
+        dX = moved + _multiply(Q, inside, transpose_a=True)
+        return dX, *_gelqf.compute_jvp(Q, L, dA)
+    residual = _subtract(B, Q, _multiply(Q, B), transpose_a=True)
+    inside = _multiply(Q, right) + _solve_with_factors(L, _multiply(dA, residual, transpose_a=True), False)
+    return _solve_with_factors(L, inside, True), *_gelqf.compute_jvp(Q, L, dA.mT)
 
 
 _B, _X, _Q, _L = 1, 2, 3, 4
@@ -211,5 +217,5 @@ operator = define(
     kernel=_solve,
     fake=_fake,
     formulas=Formulas(saves=((_B, _X, _Q, _L), (_Q, _L)), vjp=_vjp, jvp=_jvp),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

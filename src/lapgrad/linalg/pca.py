@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._torch.layout import matrix
+from lapgrad._formulas import gaps as _gaps
+from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg._scale import find_unit
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
@@ -89,7 +90,7 @@ def pca(
         >>> lapgrad.linalg.pca(X, k=1).components
         tensor([[0.7071, 0.7071]])
     """
-    X = matrix(_NAME, "X", X)
+    X = check_matrix(_NAME, "X", X)
     _spectral.check_policy(_NAME, degeneracy)
     _spectral.check_tolerance(_NAME, tol)
     n, d = X.shape[-2:]
@@ -105,12 +106,12 @@ def pca(
     centred = X - mean.unsqueeze(-2)
     unit = find_unit(centred)
     centred = centred * unit.reciprocal()
-    components, variance = _of_centred(centred, unit, k, degeneracy, tol)
+    components, variance = _decompose_centred(centred, unit, k, degeneracy, tol)
     scores = _gemm2.operator.call(centred, components, False, True, 1.0) * unit
     return PrincipalComponents(components, variance * unit.squeeze(-1).square(), mean, scores)
 
 
-def _of_centred(
+def _decompose_centred(
     centred: Tensor, unit: Tensor, k: int, degeneracy: _syevd.Degeneracy, tol: float | None
 ) -> tuple[Tensor, Tensor]:
     """Components and variances of data in the given unit; the variances in the square of it."""
@@ -127,8 +128,8 @@ def _of_centred(
     if not wide:
         return U, variance
     # X = sqrt(degrees) W^T diag(sqrt(variance)) V: an eigenvector w of X X^T leads to the component v.
-    least = _spectral.tolerance(n, centred.dtype, None) * _spectral.largest(ascending).squeeze(-1)
+    least = _gaps.choose_tolerance(n, centred.dtype, None) * _gaps.find_largest(ascending).squeeze(-1)
     there = variance > least
     scale = torch.where(there, (degrees * torch.where(there, variance, 1.0)).rsqrt(), 0.0)
     components = _gemm2.operator.call(U, centred, False, False, 1.0) * scale.unsqueeze(-1)
-    return components * _syevd.row_signs(components).unsqueeze(-1), variance
+    return components * _gaps.find_row_signs(components).unsqueeze(-1), variance

@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.linalg.cho_solve import operator as _cho_solve
 from lapgrad.ops import _columns, _syr2k
 from lapgrad.ops import gemm2 as _gemm2
@@ -58,12 +58,12 @@ def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
-    A, B, batch = _columns.fitting_operands("linalg.solve_psd", "A", A, "B", B)
+    A, B, batch = _columns.check_operands("linalg.solve_psd", "A", A, "B", B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, lower)[0], A, B, batch)
 
 
 def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    X, L = fresh(B), fresh(A)
+    X, L = allocate_like(B), allocate_like(A)
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure, "potrf_ex")
@@ -98,7 +98,7 @@ def _jvp(
         return _cho_solve.call(L, dB, lower), torch.zeros_like(L)
     moved = _gemm2.operator.call(0.5 * (dA + dA.mT), X, False, False, 1.0)
     dX = _cho_solve.call(L, -moved if dB is None else dB - moved, lower)
-    return dX, _potrf.pushed_forward(L, dA, lower)
+    return dX, _potrf.compute_jvp(L, dA, lower)
 
 
 _X, _L = 2, 3
@@ -109,5 +109,5 @@ operator = define(
     kernel=_solve,
     fake=lambda A, B, lower: (B.new_empty(B.shape), A.new_empty(A.shape)),
     formulas=Formulas(saves=((_X, _L), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

@@ -15,6 +15,7 @@ from lapgrad.models.criteria import (
     kalman_filter,
     kalman_smoother,
     sgp_nll,
+    sgp_nll_from_matrices,
 )
 from lapgrad.models.deep_gp import DeepGP
 from lapgrad.models.deep_gp_regression import DeepGPRegression
@@ -49,4 +50,5 @@ __all__ = [
     "kalman_smoother",
     "kernels",
     "sgp_nll",
+    "sgp_nll_from_matrices",
 ]

@@ -1,7 +1,7 @@
-"""Data as users hand it over: is it what a model can learn from?
+"""Checks of the data that users pass to models.
 
-Each check names the model, the argument, what was seen and what is wanted. They run once per data set, not
-in the hot path, and may wait for the device.
+Errors name the model, the argument, what was passed and what is wanted. The checks run once per data set and
+may wait for the device.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _FLOATS = (torch.float32, torch.float64)
 _ROWS_SHOWN = 5
 
 
-def inputs(
+def check_inputs(
     who: str, X: Tensor, name: str = "X", *, columns: int | None = None, empty: bool = False
 ) -> Tensor:
-    """``X`` as (n, d); a vector (n,) is n points of one dimension.
+    """Return ``X`` as a finite matrix (n, d); a vector (n,) is n points of one dimension.
 
     Args:
         who: Name of the model or function, for messages.
-        X: What was passed.
+        X: The argument.
         name: Name of the argument, for messages.
         columns: How many columns there must be; None: any number.
         empty: Whether n may be 0.
     """
-    X = float_tensor(who, X, name)
+    X = check_float_tensor(who, X, name)
     if X.dim() == 1:
         X = X[:, None]
     if X.dim() != 2:
@@ -39,13 +39,13 @@ def inputs(
         )
     if not X.shape[0] and not empty:
         raise _errors.ShapeError(f"{who}: {name} has no rows, at least one is wanted.")
-    finite_rows(who, X, name)
+    check_finite_rows(who, X, name)
     return X
 
 
-def targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
-    """``y`` as (n, k), one row per row of ``X``, of its dtype and device; a vector is one output."""
-    y = float_tensor(who, y, name)
+def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | None = None) -> Tensor:
+    """Return ``y`` as a finite matrix (n, k) with the rows, dtype and device of X; a vector is one output."""
+    y = check_float_tensor(who, y, name)
     seen = tuple(y.shape)
     if y.dim() == 1:
         y = y[:, None]
@@ -55,28 +55,28 @@ def targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: int | N
         )
     if outputs is not None and y.shape[1] != outputs:
         raise _errors.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {seen}.")
-    same_kind(who, X=X, **{name: y})
-    finite_rows(who, y, name)
+    check_same_kind(who, X=X, **{name: y})
+    check_finite_rows(who, y, name)
     return y
 
 
-def float_tensor(who: str, value: Tensor, name: str) -> Tensor:
-    """``value`` if it is a tensor of float32 or float64."""
+def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
+    """Return ``value``; raise if it is not a tensor of float32 or float64."""
     if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
         raise _errors.wrong_dtype(who, name, value)
     return value
 
 
-def same_kind(who: str, **tensors: Tensor) -> None:
-    """All have one dtype and one device."""
+def check_same_kind(who: str, **tensors: Tensor) -> None:
+    """Raise if the tensors differ in dtype or device."""
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         raise _errors.mixed_dtypes(who, tensors)
     if len({tensor.device for tensor in tensors.values()}) > 1:
         raise _errors.mixed_devices(who, tensors)
 
 
-def finite_rows(who: str, values: Tensor, name: str) -> None:
-    """No NaN and no infinity; else the rows (of the first dimension) are named."""
+def check_finite_rows(who: str, values: Tensor, name: str) -> None:
+    """Raise if there is a NaN or an infinity; the error names the rows (of the first dimension)."""
     good = values.isfinite()
     if bool(good.all()):
         return
@@ -90,8 +90,10 @@ def finite_rows(who: str, values: Tensor, name: str) -> None:
     )
 
 
-def generator(who: str, given: torch.Generator | int | None, device: torch.device) -> torch.Generator | None:
-    """A source of random numbers: one that is passed on, one of a seed, or torch's own (None)."""
+def make_generator(
+    who: str, given: torch.Generator | int | None, device: torch.device
+) -> torch.Generator | None:
+    """Return a generator, from a seed if an int is given; None stands for torch's default generator."""
     if given is None or isinstance(given, torch.Generator):
         return given
     if isinstance(given, bool) or not isinstance(given, int):

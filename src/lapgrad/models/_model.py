@@ -1,4 +1,4 @@
-"""What all models share: files, and for most a loss over the data they hold, and fitting."""
+"""Base classes of models: saving and loading, and a loss over the data of the model for ``fit``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised
+from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.fitting import Callback, FitResult
@@ -19,8 +19,8 @@ from lapgrad.models._training.fitting import Callback, FitResult
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
 
-class StoredModel(Parametrised, abc.ABC):
-    """A module that goes into one file, and comes back from it: ``config`` and ``from_config`` say how."""
+class StoredModel(ParametrisedModule, abc.ABC):
+    """A module that can be saved to one file and loaded from it, by ``config`` and ``from_config``."""
 
     _kinds: ClassVar[dict[str, type[StoredModel]]] = {}
 
@@ -30,17 +30,17 @@ class StoredModel(Parametrised, abc.ABC):
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors, in types that JSON knows."""
+        """Return the arguments of the constructor that are no tensors, in types that JSON knows."""
 
     @classmethod
     @abc.abstractmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description; ``load`` then fills in all parameters and buffers.
+        """Return a model of this description; ``load`` then fills in all parameters and buffers.
 
         Args:
-            config: What ``config`` returned.
+            config: The result of ``config``.
             tensors: The ``state_dict`` of the model that was saved.
             modules: Networks that the user has passed to ``load``, by name.
         """
@@ -48,7 +48,7 @@ class StoredModel(Parametrised, abc.ABC):
     def save(self, path: str | PathLike[str]) -> None:
         """Write data (if the model holds any), parameters and description into one file, without code.
 
-        A file that is there is replaced, and only when the new one is complete.
+        An existing file is replaced when the new one is complete.
 
         Raises:
             NonFiniteError: A parameter or a scale is NaN or infinite; nothing is written.
@@ -59,7 +59,7 @@ class StoredModel(Parametrised, abc.ABC):
         if fault is not None:
             raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write(path, _saving.Saved(type(self).__name__, self.config(), tensors, fixed))
+        _saving.write_model(path, _saving.SavedModel(type(self).__name__, self.config(), tensors, fixed))
 
     @classmethod
     def load(
@@ -69,12 +69,12 @@ class StoredModel(Parametrised, abc.ABC):
         modules: Mapping[str, nn.Module] | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """Read a model that ``save`` has written; its predictions are those of the one that was saved.
+        """Read a model that ``save`` has written. It predicts the same as the model that was saved.
 
         Args:
             path: The file.
-            modules: The networks that the user had passed in, by their names: their weights are in the file,
-                their code is not. Their weights are overwritten.
+            modules: The networks of the model by name, because the file has their weights, but not their
+                code. Their weights are overwritten.
             device: Where the model goes; None: to the device it was saved from.
 
         Raises:
@@ -85,7 +85,7 @@ class StoredModel(Parametrised, abc.ABC):
             OSError: The file cannot be opened or read; ``FileNotFoundError``: there is none.
         """
         given = _Networks({} if modules is None else modules)
-        saved = _saving.read(path, device)
+        saved = _saving.read_model(path, device)
         kind = cls._kinds.get(saved.kind)
         if kind is None or not issubclass(kind, cls):
             hint = "" if kind is not None else " Import the module that defines it first."
@@ -97,19 +97,19 @@ class StoredModel(Parametrised, abc.ABC):
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            # Descriptions and data of a sound file pass the checks of constructors. A network that is missing
-            # is a fault of the call.
+            # Constructors accept the content of an undamaged file, so any error means a damaged one, except
+            # that a missing network is a mistake of the caller.
             if isinstance(error, _errors.OptionError) and given.missing:
                 raise
             reason = f"missing entry {error}" if isinstance(error, KeyError) else str(error)
             raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {reason}") from error
 
 
-def _rebuild(kind: type[AnyModel], saved: _saving.Saved, modules: Mapping[str, nn.Module]) -> AnyModel:
-    """The model of class ``kind`` that a file holds; raises whatever goes wrong with it."""
+def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[str, nn.Module]) -> AnyModel:
+    """Return the model of class ``kind`` in a file; raises whatever is wrong with it."""
     model = kind.from_config(saved.config, saved.tensors, modules)
     _saving.check_fit(model, saved)
-    # Before anything is written over the weights of the caller's networks.
+    # Checked before the weights of the caller's networks are overwritten.
     fault = _saving.find_fault(model, saved.tensors)
     if fault is not None:
         raise _errors.FileFormatError(fault)
@@ -123,7 +123,7 @@ class _Networks(Mapping[str, nn.Module]):
     """The networks that were passed to ``load``.
 
     Attributes:
-        missing: Names that were asked for, and are not there.
+        missing: Names that were looked up, but do not exist.
     """
 
     def __init__(self, given: Mapping[str, nn.Module]) -> None:
@@ -147,15 +147,14 @@ class _Networks(Mapping[str, nn.Module]):
 
 
 class Model(StoredModel):
-    """A model of data that it holds, learned by gradients of ``loss()``.
+    """A model that holds its data, and is learned by gradients of ``loss()``.
 
-    Subclasses keep data as buffers (they are part of ``state_dict()``, and so of files), and give ``loss``,
+    Subclasses keep data as buffers (which are part of ``state_dict()`` and of files), and implement ``loss``,
     ``config`` and ``from_config``.
 
     Attributes:
         jitter: What the last evaluation had to add to the diagonal of a covariance matrix to factorise it,
-            relative to the mean of that diagonal. 0 is the rule; anything else came with a
-            ``JitterWarning``.
+            relative to the mean of that diagonal. Usually 0; otherwise there was a ``JitterWarning``.
     """
 
     def __init__(self) -> None:
@@ -164,10 +163,10 @@ class Model(StoredModel):
 
     @abc.abstractmethod
     def loss(self) -> Tensor:
-        """The negative log likelihood of the training data, or a bound of it: a scalar, a sum and no mean."""
+        """Return the negative log likelihood of the training data, or a bound of it, summed over the data."""
 
     def forward(self) -> Tensor:
-        """The same as ``loss()``."""
+        """Return ``loss()``."""
         return self.loss()
 
     def fit(

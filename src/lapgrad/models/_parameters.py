@@ -1,4 +1,4 @@
-"""Hyper-parameters that are positive, or lie in an interval, set and read in their own units.
+"""Hyper-parameters that are positive or in an interval: set, read and learned.
 
 An optimiser moves a parameter freely, so each hyper-parameter ``name`` is stored as an unconstrained
 ``raw_name`` (the ``nn.Parameter``), and reading ``module.name`` gives its image under a smooth map:
@@ -7,8 +7,8 @@ An optimiser moves a parameter freely, so each hyper-parameter ``name`` is store
     above           value = floor + exp(raw)
     bounded         value = low + (high - low) sigmoid(raw)
 
-Derivatives are with respect to ``raw_name``. A logarithm makes steps relative: lengthscales of 0.01
-and of 100 move alike.
+Derivatives are with respect to ``raw_name``. With a logarithm, steps of an optimiser are relative changes,
+for a lengthscale of 0.01 as for one of 100.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 
-#: What a hyper-parameter can be set to.
+#: The types that a hyper-parameter can be set to.
 Value = float | Sequence[float] | Tensor
 
 
 class Hyperparameter:
-    """A descriptor: ``lengthscale = positive()`` in the body of a class, ``self.lengthscale = 0.3`` in init.
+    """A descriptor of one hyper-parameter of a module.
 
-    The first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
+    Use: ``lengthscale = positive()`` in the body of the class, ``self.lengthscale = 0.3`` in ``__init__``.
+        The
+    first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
     """
 
     def __init__(
@@ -60,13 +62,13 @@ class Hyperparameter:
 
     def __set__(self, module: nn.Module, value: Value) -> None:
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
-        # In double precision whatever the precision of the module: a logarithm loses digits.
+        # In double precision, whatever the dtype of the module, because a logarithm loses digits.
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
         tensor = tensor.to(torch.float64)
         if self.floor is not None:
             tensor = tensor - getattr(module, self.floor).to(tensor)
         if not bool((tensor.isfinite() & self.inside(tensor)).all()):
-            raise _errors.OptionError(f"{self._of(module)} must be {self.wanted}, got {value!r}.")
+            raise _errors.OptionError(f"{self._describe(module)} must be {self.wanted}, got {value!r}.")
         raw = self.to_raw(tensor)
         if known is None:
             module.register_parameter(self.raw_name, nn.Parameter(raw.clone()))
@@ -76,10 +78,11 @@ class Hyperparameter:
                 known.copy_(raw)
         except RuntimeError:
             raise _errors.ShapeError(
-                f"{self._of(module)} has shape {tuple(known.shape)}, got a value of shape {tuple(raw.shape)}."
+                f"{self._describe(module)} has shape {tuple(known.shape)}, got a value of shape "
+                f"{tuple(raw.shape)}."
             ) from None
 
-    def _of(self, module: nn.Module) -> str:
+    def _describe(self, module: nn.Module) -> str:
         return f"{type(module).__name__}: {self.name}"
 
 
@@ -87,7 +90,7 @@ def positive() -> Any:
     """A hyper-parameter greater than 0, stored as its logarithm.
 
     Example:
-        >>> class Noise(Parametrised):
+        >>> class Noise(ParametrisedModule):
         ...     variance = positive()
         >>> noise = Noise()
         >>> noise.variance = 0.25
@@ -101,7 +104,7 @@ def above(floor: str) -> Any:
     """A hyper-parameter greater than the attribute ``floor`` of the module, stored as a logarithm.
 
     Example:
-        >>> class Noise(Parametrised):
+        >>> class Noise(ParametrisedModule):
         ...     floor, variance = torch.tensor(0.25), above("floor")
         >>> noise = Noise()
         >>> noise.variance = 1.25
@@ -117,7 +120,7 @@ def bounded(low: float, high: float) -> Any:
     """A hyper-parameter between ``low`` and ``high``, both excluded, stored as the logit of its position.
 
     Example:
-        >>> class Damping(Parametrised):
+        >>> class Damping(ParametrisedModule):
         ...     rate = bounded(0.0, 2.0)
         >>> damping = Damping()
         >>> damping.rate = 1.0
@@ -140,21 +143,25 @@ def unbounded() -> Any:
     return Hyperparameter(lambda raw: raw, lambda value: value, torch.isfinite, "finite")
 
 
-class Parametrised(nn.Module):
+class ParametrisedModule(nn.Module):
     """A module with hyper-parameters of its own or in its parts.
 
     Attributes:
-        may_have_nan: Buffers that may hold NaN, such as series with gaps; files refuse it everywhere else.
+        may_have_nan: Names of buffers that may hold NaN, such as series with gaps. No other tensor in a file
+            may.
     """
 
     may_have_nan: ClassVar[frozenset[str]] = frozenset()
 
     def hyperparameters(self) -> dict[str, Tensor]:
-        """All hyper-parameters in their own units, by their path (``kernel.lengthscale``), detached."""
-        return {path: getattr(module, descriptor.name).detach() for path, module, descriptor in self._found()}
+        """Return all hyper-parameters in their own units, by path (``kernel.lengthscale``), detached."""
+        return {
+            path: getattr(module, descriptor.name).detach()
+            for path, module, descriptor in self._iterate_hyperparameters()
+        }
 
     def fix(self, *names: str) -> None:
-        """Keep hyper-parameters as they are while the others are learned.
+        """Exclude hyper-parameters from learning: they keep their values.
 
         Args:
             names: Paths as in ``hyperparameters``; none: all of them.
@@ -165,18 +172,18 @@ class Parametrised(nn.Module):
         self._set_learned(names, False)
 
     def free(self, *names: str) -> None:
-        """Learn hyper-parameters again that ``fix`` has fixed (no names: all of them)."""
+        """Include hyper-parameters in learning again, after ``fix`` (no names: all of them)."""
         self._set_learned(names, True)
 
     def _set_learned(self, names: Sequence[str], learned: bool) -> None:
-        found = {path: (module, descriptor) for path, module, descriptor in self._found()}
+        found = {path: (module, descriptor) for path, module, descriptor in self._iterate_hyperparameters()}
         for name in names or found:
             if name not in found:
                 raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
             module, descriptor = found[name]
             module.get_parameter(descriptor.raw_name).requires_grad_(learned)
 
-    def _found(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+    def _iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
         for path, module in self.named_modules():
             for name in dir(type(module)):
                 descriptor = getattr(type(module), name, None)

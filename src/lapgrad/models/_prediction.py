@@ -1,4 +1,4 @@
-"""What models answer when they are asked about new inputs."""
+"""The normal distributions that models predict, and their log densities."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Prediction(NamedTuple):
 
     @property
     def covariance(self) -> Tensor:
-        """What was asked for by ``full_cov=True``: (n, n)."""
+        """The covariance (n, n), if it was computed with ``full_cov=True``."""
         return self.variance
 
 
-def log_density(residuals: Tensor, variance: Tensor) -> Tensor:
-    """Of each residual on its own: log N(residual | 0, variance)."""
+def compute_log_density(residuals: Tensor, variance: Tensor) -> Tensor:
+    """Return log N(residual | 0, variance) of each residual."""
     return -0.5 * (residuals.square() / variance + variance.log() + _LOG_2_PI)
 
 
-def expected_log_density(residuals: Tensor, variance: Tensor, noise_var: Tensor) -> Tensor:
-    """E log N(y | f, noise_var) over f ~ N(mean, variance), of each residual y - mean on its own."""
+def compute_expected_log_density(residuals: Tensor, variance: Tensor, noise_var: Tensor) -> Tensor:
+    """Return E log N(y | f, noise_var) over f ~ N(mean, variance) for each residual y - mean."""
     return -0.5 * ((residuals.square() + variance) / noise_var + noise_var.log() + _LOG_2_PI)

@@ -1,8 +1,8 @@
-"""Products of matrices in the precision of their dtype, and their derivatives of any order.
+"""Products of matrices in the full precision of their dtype, with derivatives of any order.
 
-``A @ B`` of float32 matrices is rounded to fewer digits where torch was told that networks may be
-(``torch.set_float32_matmul_precision``), and under autocast. A covariance, or a difference of large numbers,
-must not be. A network that a user puts into a model is multiplied as torch was told.
+Torch rounds ``A @ B`` of float32 matrices to fewer digits under autocast, and if it was told so for the sake
+of networks (``torch.set_float32_matmul_precision``). Covariances, and differences of large numbers, need all
+digits. Networks that users put into models are multiplied as torch was told.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad._torch.precision import products_are_rounded
+from lapgrad._torch.precision import rounds_products
 from lapgrad.ops.gemm2 import gemm2
 
 
-def product(*factors: Tensor) -> Tensor:
-    """The product of matrices (*batch, m, k), (*batch, k, n), ..., from left to right.
+def multiply(*factors: Tensor) -> Tensor:
+    """Return the product of matrices (*batch, m, k), (*batch, k, n), ..., from left to right.
 
-    ``torch.matmul`` where that rounds nothing, because it takes less time to call.
+    It is computed by ``torch.matmul`` unless that would round, because the call takes less time.
 
     Example:
-        >>> from lapgrad.models._products import product
-        >>> product(torch.ones(1, 2), torch.eye(2), torch.ones(2, 1)).item()
+        >>> from lapgrad.models._products import multiply
+        >>> multiply(torch.ones(1, 2), torch.eye(2), torch.ones(2, 1)).item()
         2.0
     """
-    return functools.reduce(gemm2 if _would_be_rounded(factors[0]) else torch.matmul, factors)
+    return functools.reduce(gemm2 if _is_rounded(factors[0]) else torch.matmul, factors)
 
 
-def _would_be_rounded(like: Tensor) -> bool:
-    """Compiled code may run under other settings than it was traced with."""
+def _is_rounded(like: Tensor) -> bool:
+    """Return whether ``torch.matmul`` rounds, or might when compiled code runs under other settings."""
     if like.dtype is torch.float64:
         return False
-    return is_compiling() or torch.is_autocast_enabled(like.device.type) or products_are_rounded(like)
+    return is_compiling() or torch.is_autocast_enabled(like.device.type) or rounds_products(like)

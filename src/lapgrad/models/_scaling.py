@@ -1,20 +1,26 @@
-"""Standardised data: shift and scale of columns, with guards for those that do not vary."""
+"""Standardised data: columns shifted to mean 0 and scaled to variance 1, unless they are constant."""
 
 from __future__ import annotations
 
+import abc
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lapgrad.models import _checks
+from lapgrad.models import _checks, _plots
+from lapgrad.models._prediction import Prediction
 
 
-class Standardised:
-    """What models of inputs and targets make of them before they look at them, with ``normalise``.
+class StandardisedRegression(abc.ABC):
+    """A mixin for models of inputs X and targets y that can standardise both.
 
     Attributes:
-        X, y: (n, d) and (n, k), the data.
-        x_shift, x_scale, y_shift, y_scale: Of their columns.
-        normalise: Whether they are used.
+        X, y: (n, d) and (n, k), the data as given.
+        x_shift, x_scale: (d,), subtracted from the columns of X, and divided by.
+        y_shift, y_scale: (k,) and (), the same for y: all targets share one scale.
+        normalise: Whether the data are standardised.
+        vector: Whether y was given as (n,).
     """
 
     X: Tensor
@@ -24,33 +30,70 @@ class Standardised:
     y_shift: Tensor
     y_scale: Tensor
     normalise: bool
+    vector: bool
 
-    def _scaled(self, X: Tensor) -> Tensor:
+    @abc.abstractmethod
+    def predict(self, X_new: Tensor, *, noise: bool = False) -> Prediction:
+        """Return the distribution of f, or of observations, at new inputs."""
+
+    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
+        """Plot mean, 95 % band and data over one input, with matplotlib.
+
+        Args:
+            axes: Matplotlib axes to draw into; None: those of a new figure.
+            output: Which output, if there are several.
+            noise: Plot the band of observations, else that of f.
+            margin: How far to plot beyond the data, relative to their range.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ShapeError: There is more than one input.
+        """
+        x = _plots.make_input_grid(f"{type(self).__name__}.plot", self.X, margin)
+        with torch.no_grad():
+            mean, variance = self.predict(x, noise=noise)
+        mean, variance = (values[:, output] if values.dim() > 1 else values for values in (mean, variance))
+        return _plots.plot_fit(x, mean, variance, (self.X[:, 0], self.y[:, output]), axes)
+
+    def _scale_inputs(self, X: Tensor) -> Tensor:
         return (X - self.x_shift) / self.x_scale if self.normalise else X
 
-    def _observed(self, y: Tensor) -> Tensor:
+    def _scale_targets(self, y: Tensor) -> Tensor:
         return (y - self.y_shift) / self.y_scale if self.normalise else y
 
-    def _new_inputs(self, function: str, X_new: Tensor) -> Tensor:
+    def _check_new_inputs(self, function: str, X_new: Tensor) -> Tensor:
         who = f"{type(self).__name__}.{function}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X=self.X, X_new=X_new)
+        X_new = _checks.check_inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.check_same_kind(who, X=self.X, X_new=X_new)
         return X_new
 
 
-def shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column of X (n, d), each (d,); 0 and 1 if not ``wanted``.
+def register_scaling(
+    module: nn.Module, name: str, values: Tensor, wanted: bool, *, pooled: bool = False
+) -> None:
+    """Register the buffers ``{name}_shift`` and ``{name}_scale`` for the columns of ``values``.
 
-    A column that does not vary beyond rounding has scale 1: it becomes 0, and stays in the data.
+    With ``pooled`` all columns share one scale, the root mean square of theirs.
+    """
+    shift, scale = compute_shift_and_scale(values, wanted)
+    module.register_buffer(f"{name}_shift", shift)
+    module.register_buffer(f"{name}_scale", scale.square().mean().sqrt() if pooled else scale)
+
+
+def compute_shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (d,) of the columns of X (n, d); 0 and 1 if not ``wanted``.
+
+    The scale of a column that is constant up to rounding is 1.
     """
     if not wanted:
         return X.new_zeros(X.shape[1]), X.new_ones(X.shape[1])
-    shift, scale = X.mean(0), spread(X)
-    return shift, scale
+    return X.mean(0), compute_spread(X)
 
 
-def spread(X: Tensor) -> Tensor:
-    """The standard deviation of each column of X (n, d), 1 where it is 0 up to rounding."""
+def compute_spread(X: Tensor) -> Tensor:
+    """Return the standard deviation of each column of X (n, d), and 1 where it is 0 up to rounding."""
     deviation = X.std(0, correction=0)
     rounding = 10.0 * torch.finfo(X.dtype).eps * X.abs().amax(0)
     return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))

@@ -11,18 +11,24 @@ from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _plots, _scaling
+from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._linear import weights as _weights
 from lapgrad.models._linear.ridge import METHODS, Method
 from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, positive
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._products import product
-from lapgrad.models._remembered import Remembered
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
-from lapgrad.models.features import Features, described, evaluated, from_description, parameters_fixed
+from lapgrad.models.features import (
+    Features,
+    describe_features,
+    evaluate_features,
+    fix_parameters,
+    make_features,
+)
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "features": PART,
     "bias": FLAG,
@@ -37,8 +43,8 @@ class BayesianLinearRegression(Model):
     """y = f(x) + noise with f(x) = w_0 + sum_j w_j phi_j(x), w normal, and w integrated out.
 
     Learns noise, prior variances, and whatever parameters the features have, by the marginal likelihood.
-    Costs grow with n m² for n observations and m features, where those of a Gaussian process grow with n³;
-    where features are not learned, n counts once, and each step of a fit takes m³. All but the features is
+    The cost is n m² for n observations and m features, where that of a Gaussian process is n³. If features
+    are not learned, this is spent once, and each step of a fit takes m³. Everything except the features is
     computed in float64, whatever the dtype of the data.
 
     Args:
@@ -47,13 +53,13 @@ class BayesianLinearRegression(Model):
         features: An ``nn.Module`` that maps (n, d) to (n, m): ``PolynomialFeatures``,
             ``RandomFourierFeatures``, or a network. It becomes part of the model, and moves to the dtype and
             device of X. None: the inputs.
-        bias: Whether there is the weight w_0 of the constant 1, with a prior variance of its own.
-        noise_var: The variance of the noise to start from; None: a tenth of the variance of y.
-        prior_var: The prior variance of the weights to start from, a number or one per feature (m,); None:
-            such that f varies as much as y.
-        ard: A prior variance per feature, learned apart ("automatic relevance determination").
-        noise_floor: What the variance of the noise stays above while it is learned, so that data without
-            noise leave a problem that can be solved; None: the root of the machine epsilon of the variance of
+        bias: Include the weight w_0 of the constant 1, with its own prior variance.
+        noise_var: The initial variance of the noise; None: a tenth of the variance of y.
+        prior_var: The initial prior variance of the weights, a number or one per feature (m,); None: chosen
+            so that f varies as much as y.
+        ard: Learn one prior variance per feature ("automatic relevance determination").
+        noise_floor: Lower limit of the variance of the noise while it is learned, so that the problem can be
+            solved if the data have no noise; None: the root of the machine epsilon of the variance of
             y, or a hundredth of ``noise_var`` if that is less.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1, before anything else.
             Hyper-parameters and weights are then in these units; predictions and the loss are in those of y.
@@ -109,24 +115,23 @@ class BayesianLinearRegression(Model):
         super().__init__()
         if method not in METHODS:
             raise _errors.unknown_option("BayesianLinearRegression", "method", method, METHODS)
-        X = _checks.inputs("BayesianLinearRegression", X)
-        Y = _checks.targets("BayesianLinearRegression", y, X)
+        X = _checks.check_inputs("BayesianLinearRegression", X)
+        Y = _checks.check_targets("BayesianLinearRegression", y, X)
         self.bias, self.ard, self.normalise, self.one_target = bias, ard, normalise, y.dim() == 1
         self.method: Method = method
         self.features = features
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("Y", Y.detach().clone())
-        self.x_shift, self.x_scale = _buffers(self, "x", *_scaling.shift_and_scale(X, normalise))
-        shift, scale = _scaling.shift_and_scale(Y, normalise)
-        self.y_shift, self.y_scale = _buffers(self, "y", shift, scale.square().mean().sqrt())
+        _scaling.register_scaling(self, "x", X, normalise)
+        _scaling.register_scaling(self, "y", Y, normalise, pooled=True)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():
             Phi, Y = (
-                evaluated("BayesianLinearRegression", self.features, self._scaled(X)),
-                self._unit_targets(),
+                evaluate_features("BayesianLinearRegression", self.features, self._scale_inputs(X)),
+                self._scale_targets(),
             )
         self.feature_count = Phi.shape[1]
-        spread = variance_of(Y)
+        spread = compute_variance(Y)
         noise = torch.as_tensor(0.1 * spread if noise_var is None else noise_var, dtype=torch.float64)
         floor = min(torch.finfo(torch.float64).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
         self.register_buffer("noise_floor", X.new_tensor(floor if noise_floor is None else noise_floor))
@@ -143,29 +148,31 @@ class BayesianLinearRegression(Model):
         if bias:
             self.bias_var = spread + float(Y.mean().square())
         self.to(dtype=X.dtype, device=X.device)
-        self._posterior: Remembered[WeightPosterior] = Remembered()
-        self._compressed: Remembered[_weights.Observations] = Remembered()
+        self._posterior: CachedValue[WeightPosterior] = CachedValue()
+        self._compressed: CachedValue[_weights.Observations] = CachedValue()
 
     # Learning.
 
     def loss(self) -> Tensor:
-        """The negative log marginal likelihood of the training data, in float64.
+        """Return the negative log marginal likelihood of the training data, in float64.
 
-        With features that are not learned, the data are rotated into m' rows once, and later evaluations do
-        not touch the others. Under ``torch.compile``, which cannot ask whether the data are still the same,
-        every evaluation goes through all of them.
+        If features are not learned, the data are compressed to m' rows once, and later evaluations use only
+        these. Under ``torch.compile``, which cannot check whether the data are still the same, every
+        evaluation uses all rows.
         """
-        observations = self._observations()
-        value = _weights.nll(observations, self.noise_var.double(), self.weight_var().double(), self.method)
+        observations = self._get_observations()
+        value = _weights.compute_nll(
+            observations, self.noise_var.double(), self.weight_var().double(), self.method
+        )
         return value + self.Y.numel() * self.y_scale.double().log() if self.normalise else value
 
     def design(self, X: Tensor) -> Tensor:
-        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("BayesianLinearRegression", self.features, self._scaled(X)).double()
+        """Return the design matrix (n, m') of X (n, d) in float64: 1 for the bias, then the features."""
+        Phi = evaluate_features("BayesianLinearRegression", self.features, self._scale_inputs(X)).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
-        """The prior variance of each weight (m'), or of all of them ()."""
+        """Return the prior variance of each weight (m'), or one for all of them ()."""
         if not self.bias:
             return self.prior_var
         return torch.cat([self.bias_var.reshape(1), self.prior_var.expand(self.feature_count)])
@@ -177,22 +184,22 @@ class BayesianLinearRegression(Model):
             X: (n', d) or (n',).
             y: (n',) or (n', k).
         """
-        X = _checks.inputs("BayesianLinearRegression.observe", X, columns=self.X.shape[1])
-        Y = _checks.targets("BayesianLinearRegression.observe", y, X, outputs=self.Y.shape[1])
-        _checks.same_kind("BayesianLinearRegression.observe", X=X, data=self.X)
+        X = _checks.check_inputs("BayesianLinearRegression.observe", X, columns=self.X.shape[1])
+        Y = _checks.check_targets("BayesianLinearRegression.observe", y, X, outputs=self.Y.shape[1])
+        _checks.check_same_kind("BayesianLinearRegression.observe", X=X, data=self.X)
         self.X, self.Y = torch.cat([self.X, X.detach()]), torch.cat([self.Y, Y.detach()])
 
     # Inference.
 
     def posterior(self) -> WeightPosterior:
-        """The distribution of the weights, given the data and the hyper-parameters.
+        """Return the distribution of the weights, given the data and the hyper-parameters.
 
         Returns:
             mean (m', k), and factor (m', m') with factor factorᵀ the covariance, which all targets share. The
             weight of the bias comes first.
         """
-        observations = self._observations()
-        return _weights.posterior(
+        observations = self._get_observations()
+        return _weights.compute_posterior(
             "BayesianLinearRegression",
             observations.Phi,
             observations.Y,
@@ -204,32 +211,33 @@ class BayesianLinearRegression(Model):
     def predict(
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
     ) -> Prediction:
-        """The distribution of f at new inputs, or of observations there.
+        """Return the distribution of f, or of observations, at new inputs.
 
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             X_new: (n', d) or (n',).
-            noise: Of observations: with the variance of the noise.
-            full_cov: The covariance of all pairs in place of the variances.
-            chunk: Inputs that are treated at a time, to bound the memory; None: all.
+            noise: Predict observations, with the variance of the noise.
+            full_cov: Return the covariance of all pairs in place of the variances.
+            chunk: Inputs per chunk, to limit the memory; None: all at once.
 
         Returns:
             mean (n') (or (n', k)), and variance (n') or covariance (n', n'), which all targets share.
         """
-        X_new = self._inputs("predict", X_new)
+        X_new = self._check_new_inputs("predict", X_new)
         if chunk is not None and chunk < 1:
             raise _errors.OptionError(
                 f"BayesianLinearRegression.predict: chunk must be positive, got {chunk}."
             )
-        posterior, noise_var = self._present_posterior(), self._noise() if noise else None
+        posterior, noise_var = self._get_posterior(), self._get_noise_var() if noise else None
         parts = [X_new] if chunk is None or full_cov or not len(X_new) else X_new.split(chunk)
         found = [
-            _weights.predicted(posterior, self._fixed_design(part), noise_var, full_cov) for part in parts
+            _weights.predict_targets(posterior, self._compute_fixed_design(part), noise_var, full_cov)
+            for part in parts
         ]
         mean = torch.cat([mean for mean, _ in found]) * self.y_scale + self.y_shift
         spread = found[0][1] if full_cov else torch.cat([variance for _, variance in found])
-        return Prediction(self._targets(mean), (spread * self.y_scale.square()).to(X_new.dtype))
+        return Prediction(self._restore_targets(mean), (spread * self.y_scale.square()).to(X_new.dtype))
 
     def sample(
         self,
@@ -239,60 +247,60 @@ class BayesianLinearRegression(Model):
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+        """Return draws of f (with ``noise``: of observations), each of one function at all new inputs.
 
         Differentiable with respect to ``X_new``, as ``predict`` is.
 
         Args:
             X_new: (n', d) or (n',).
             count: How many draws.
-            noise: Of observations.
+            noise: Draw observations.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
 
         Returns:
             (count, n') (or (count, n', k)).
         """
-        X_new = self._inputs("sample", X_new)
-        source = _checks.generator("BayesianLinearRegression.sample", generator, self.X.device)
-        draws = product(self._fixed_design(X_new), self._present_posterior().sample(count, source))
+        X_new = self._check_new_inputs("sample", X_new)
+        source = _checks.make_generator("BayesianLinearRegression.sample", generator, self.X.device)
+        draws = multiply(self._compute_fixed_design(X_new), self._get_posterior().sample(count, source))
         if noise:
             normal = torch.randn(draws.shape, dtype=draws.dtype, device=draws.device, generator=source)
-            draws = draws + self._noise().sqrt() * normal
-        return self._targets(draws * self.y_scale + self.y_shift)
+            draws = draws + self._get_noise_var().sqrt() * normal
+        return self._restore_targets(draws * self.y_scale + self.y_shift)
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
-        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
+        """Return log p(y_new | X_new, data), the log density of observations at new inputs, noise included.
 
         Args:
             X_new: (n', d) or (n',).
             y_new: (n',) or (n', k).
-            joint: Of all n' together, in place of each by itself.
+            joint: Return the density of all n' together, not of each.
 
         Returns:
             (n') (or (n', k)); with ``joint`` a scalar (or (k)).
         """
         who = "BayesianLinearRegression.log_prob"
-        X_new = self._inputs("log_prob", X_new)
-        Y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
+        X_new = self._check_new_inputs("log_prob", X_new)
+        Y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.Y.shape[1])
         unit = (Y_new.double() - self.y_shift) / self.y_scale
         posterior, design, noise_var = (
-            self._present_posterior(),
-            self._fixed_design(X_new),
-            self._noise(),
+            self._get_posterior(),
+            self._compute_fixed_design(X_new),
+            self._get_noise_var(),
         )
         if joint:
-            values = _weights.joint_log_density(posterior, design, unit, noise_var, self.method)
-            return self._targets(values - len(unit) * self.y_scale.log())
-        values = _weights.log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
-        return self._targets(values)
+            values = _weights.compute_joint_log_densities(posterior, design, unit, noise_var, self.method)
+            return self._restore_targets(values - len(unit) * self.y_scale.log())
+        values = _weights.compute_log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
+        return self._restore_targets(values)
 
     def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True) -> Any:
-        """The fit over one input, with its 95 % band, by matplotlib.
+        """Plot mean, 95 % band and data over one input, with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
-            points: Places at which the mean is drawn.
-            noise: The band is that of observations, else of f.
+            points: Number of inputs at which the mean is plotted.
+            noise: Plot the band of observations, else that of f.
 
         Returns:
             The axes.
@@ -305,17 +313,17 @@ class BayesianLinearRegression(Model):
                 f"BayesianLinearRegression.plot: one input and one target can be drawn, there are "
                 f"{self.X.shape[1]} and {self.Y.shape[1]}."
             )
-        x = _plots.places(self.X[:, 0], points)
+        x = _plots.make_grid(self.X[:, 0], points)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
-        return _plots.fitted_curve(x, mean.reshape(-1), variance, (self.X[:, 0], self.Y[:, 0]), axes)
+        return _plots.plot_fit(x, mean.reshape(-1), variance, (self.X[:, 0], self.Y[:, 0]), axes)
 
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors."""
+        """Return the arguments of the constructor that are no tensors."""
         return {
-            "features": described(self.features),
+            "features": describe_features(self.features),
             "bias": self.bias,
             "ard": self.ard,
             "normalise": self.normalise,
@@ -327,13 +335,13 @@ class BayesianLinearRegression(Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, with the data of the file."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         Y = tensors["Y"]
         return cls(
             tensors["X"],
             Y[:, 0] if config["one_target"] else Y,
-            from_description(cls.__name__, config["features"], modules),
+            make_features(cls.__name__, config["features"], modules),
             bias=config["bias"],
             prior_var=tensors["raw_prior_var"].exp(),
             ard=config["ard"],
@@ -341,60 +349,54 @@ class BayesianLinearRegression(Model):
             method=config["method"],
         )
 
-    def _inputs(self, method: str, X_new: Tensor) -> Tensor:
+    def _check_new_inputs(self, method: str, X_new: Tensor) -> Tensor:
         who = f"BayesianLinearRegression.{method}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X_new=X_new, X=self.X)
+        X_new = _checks.check_inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.check_same_kind(who, X_new=X_new, X=self.X)
         return X_new
 
-    def _targets(self, values: Tensor) -> Tensor:
-        """In the shape and the dtype that users have handed over."""
+    def _restore_targets(self, values: Tensor) -> Tensor:
+        """Return values in the shape and dtype of the targets that users have passed."""
         return (values.squeeze(-1) if self.one_target else values).to(self.X.dtype)
 
-    def _scaled(self, X: Tensor) -> Tensor:
+    def _scale_inputs(self, X: Tensor) -> Tensor:
         return (X - self.x_shift) / self.x_scale if self.normalise else X
 
-    def _unit_targets(self) -> Tensor:
+    def _scale_targets(self) -> Tensor:
         Y = self.Y.double()
         return (Y - self.y_shift) / self.y_scale if self.normalise else Y
 
-    def _noise(self) -> Tensor:
+    def _get_noise_var(self) -> Tensor:
         return self.noise_var.detach().double()
 
-    def _fixed_design(self, X: Tensor) -> Tensor:
-        """``design`` with the parameters of the features as constants."""
-        with parameters_fixed(self.features):
+    def _compute_fixed_design(self, X: Tensor) -> Tensor:
+        """Return ``design(X)`` without gradients of the parameters of the features."""
+        with fix_parameters(self.features):
             return self.design(X)
 
     @torch.no_grad()
-    def _present_posterior(self) -> WeightPosterior:
-        """The posterior without gradients; computed again when data or parameters have changed."""
+    def _get_posterior(self) -> WeightPosterior:
+        """Return the posterior without gradients, computed again only if data or parameters have changed."""
         return self._posterior(self.state_dict().values(), self.posterior)
 
-    def _observations(self) -> _weights.Observations:
-        """Design and targets; with features that are not learned, as few rows as there are columns."""
+    def _get_observations(self) -> _weights.Observations:
+        """Return design and targets, compressed to as many rows as columns if features are not learned."""
         features = self.features
         learned = features is not None and any(value.requires_grad for value in features.parameters())
-        # What a network of a user makes of the same inputs may differ from time to time (dropout).
+        # A network of a user may give different features for the same inputs, for example with dropout.
         known = features is None or isinstance(features, Features)
         few = len(self.X) < 2 * (self.feature_count + self.bias)
         if learned or not known or few or is_compiling():
-            return _weights.Observations(self.design(self.X), self._unit_targets())
+            return _weights.Observations(self.design(self.X), self._scale_targets())
         tensors = [self.X, self.Y] if features is None else [self.X, self.Y, *features.state_dict().values()]
         with torch.no_grad():
             return self._compressed(
-                tensors, lambda: _weights.compressed(self.design(self.X), self._unit_targets())
+                tensors, lambda: _weights.compress_observations(self.design(self.X), self._scale_targets())
             )
 
 
-def _buffers(module: nn.Module, name: str, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    module.register_buffer(f"{name}_shift", shift)
-    module.register_buffer(f"{name}_scale", scale)
-    return shift, scale
-
-
-def variance_of(Y: Tensor) -> float:
-    """The variance of targets around their means, to start from; 1 when they do not vary."""
+def compute_variance(Y: Tensor) -> float:
+    """Return the mean variance of the columns of Y, for initial values; 1 if they are constant."""
     if len(Y) < 2:
         return 1.0
     return float(Y.var(0).mean()) or 1.0

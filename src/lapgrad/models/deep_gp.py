@@ -11,31 +11,31 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models import _checks
-from lapgrad.models._deep import bound as _deep_bound
-from lapgrad.models._deep import learning as _deep_learning
-from lapgrad.models._deep import likelihood as _deep_likelihood
+from lapgrad.models._deep import bound as _bound
+from lapgrad.models._deep import learning as _learning
+from lapgrad.models._deep import likelihood as _likelihood
 from lapgrad.models._deep.importance import LogLikelihood
-from lapgrad.models._deep.latent_layer import DeepLayer, Shift, initial_layer
+from lapgrad.models._deep.latent_layer import ConstantMean, DeepLayer, make_initial_layer
 from lapgrad.models._deep.options import check_options
 from lapgrad.models._model import StoredModel
 from lapgrad.models._storage.entries import INTEGER, INTEGERS, PARTS, check_entries
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models._training.plan import checked_plan
+from lapgrad.models._training.plan import make_plan
 from lapgrad.models.kernels.base import Kernel, part_of_state
 
-#: Rows of data that the start is computed from.
+#: Rows of data that determine the initial parameters, at most.
 _ROWS_AT_THE_START = 10_000
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {"widths": INTEGERS, "outputs": INTEGER, "layers": PARTS}
 
 
-class DeepGP(_minibatches.Resumable, StoredModel):
+class DeepGP(_minibatches.ResumableModel, StoredModel):
     """Data as a deep Gaussian process: h_L ~ N(0, I), h_(l-1) = f_l(h_l) + noise, and data y = h_0.
 
     Each f_l has independent outputs with a Gaussian process prior, one kernel, and a Gaussian q(u) of its
-    values at inducing inputs. A recognition network per layer gives q(h_1 | y), q(h_2 | h_1), ..., so that
+    values at inducing inputs. Each layer has a recognition network for q(h_1 | y), q(h_2 | h_1), ..., so that
     latent variables of one datum depend on each other. All of it is learned together by stochastic
     gradients of the lower bound
 
@@ -45,8 +45,8 @@ class DeepGP(_minibatches.Resumable, StoredModel):
     (M. Seeger et al., 2017, section 5.3: SV-DGP). The model does not hold its data: pass them to ``fit``.
 
     Args:
-        Y: (n, D), the data, or enough of them to start from: principal components, means, inducing inputs.
-            The model lives on their device and in their dtype, float32 or float64.
+        Y: (n, D), float32 or float64: the data, or enough of them for the initial principal components, means
+            and inducing inputs. The model has their device and dtype.
         widths: Latent variables per layer, the top layer first: [5, 20, 50] has 50 next to the data.
         inducing: How many inducing inputs each layer has, at most.
         kernels: One per layer, the top layer first; None: ``RBF`` with one lengthscale per input. They become
@@ -93,10 +93,10 @@ class DeepGP(_minibatches.Resumable, StoredModel):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        Y = _checks.inputs(who, Y, "Y").detach()
+        Y = _checks.check_inputs(who, Y, "Y").detach()
         widths, hidden = list(widths), list(hidden)
         check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
-        source = _checks.generator(who, generator, Y.device)
+        source = _checks.make_generator(who, generator, Y.device)
         self.widths, self.outputs = widths, Y.shape[1]
         total = len(Y)
         order = torch.randperm(total, generator=source, device=Y.device)
@@ -107,7 +107,7 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         layers: list[DeepLayer] = []
         for level, (width, kernel) in enumerate(bottom_up):
             layers.append(
-                initial_layer(
+                make_initial_layer(
                     lower,
                     width,
                     total=total,
@@ -136,24 +136,24 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         latent_weight: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """An unbiased estimate of the lower bound of the log density of all data, from some of them.
+        """Return an unbiased estimate of the lower bound of the log density of all data, from some of them.
 
         Args:
             Y: (b, D), a minibatch.
             total: How many data there are; None: those of Y alone.
-            samples: Of the latent variables, per datum.
+            samples: Samples of the latent variables per datum.
             noise: (samples, b, w) standard normal numbers for each layer, that of the data first; None:
                 drawn.
-            latent_weight: Of the terms of latent variables: all but the fit to the data and the KL
-                divergences of q(u). Less than 1: no bound, but a way to start.
+            latent_weight: Weight of the terms of latent variables: all except the fit to the data and the KL
+                divergences of q(u). With less than 1 it is no bound, but training may start better.
             generator: Source of the noise.
 
         Returns:
-            A scalar, in float64: a sum over ``total`` data and no mean.
+            A scalar in float64: the sum over ``total`` data, not the mean.
         """
         if noise is None:
-            noise = self._noise(samples, len(Y), generator)
-        return _deep_bound.bound(self._layers(), Y, total or len(Y), noise, latent_weight)[0]
+            noise = self._draw_noise(samples, len(Y), generator)
+        return _bound.estimate_bound(self._list_layers(), Y, total or len(Y), noise, latent_weight)[0]
 
     def fit(
         self,
@@ -175,66 +175,66 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         resume: dict[str, Any] | None = None,
         graph: bool | None = None,
     ) -> FitResult:
-        """Learn from minibatches: kernels, noises, inducing inputs, q(u) and recognition networks.
+        """Learn kernels, noises, inducing inputs, q(u) and recognition networks from minibatches.
 
-        On a GPU the data should be there, too; between two looks at the loss nothing waits for the device.
+        Data for a model on a GPU should be on the GPU; between two checks of the loss nothing waits for the
+        device.
 
         Args:
             Y: (n, D), the data.
             steps: How many minibatches.
             epochs: How many passes over the data, in place of ``steps``.
-            seconds: How long. One of the three must be given; of two, what comes first counts.
+            seconds: How long. One of the three must be given; if two are, the first limit reached counts.
             batch: Rows per minibatch.
             lr: Learning rate at the start.
-            final_lr: At the end, relative to the start; it comes down along half a cosine.
-            samples: Of latent variables per datum and step.
-            annealing: Steps in which the weight of the terms of latent variables rises from 0 to 1. They
-                keep latent variables from being switched off before there is a use for them.
-            natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1: they reach
-                the best q(u) for all else much sooner than Adam does. They are taken after each step of Adam
-                on the rest, and become shorter with its learning rate. 0: by Adam, too. None: 0.1, or 0 for
-                covariances that are "separate", whose natural gradients are too much work. If a parameter of
-                any q(u) does not require gradients, all are left to Adam.
+            final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
+            samples: Samples of latent variables per datum and step.
+            annealing: Steps in which the weight of the terms of latent variables rises from 0 to 1, so that
+                latent variables are not switched off before the model has learned to use them.
+            natural: Length of the first steps of q(u) along the natural gradient, between 0 and 1. They
+                follow each step of Adam on the other parameters, decrease with its learning rate, and find
+                the optimal q(u) much sooner than Adam. 0: Adam moves q(u) too. None: 0.1, or 0 for "separate"
+                covariances, whose natural gradients are expensive. If a parameter of any q(u) does not
+                require gradients, all are moved by Adam.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
                 stops the fit.
-            every: Steps between two looks at the loss.
-            resume: What ``training_state`` has returned: the fit goes on from there, up to these limits.
-            graph: Replay steps as one CUDA graph, which takes a fraction of the time of a thousand launches,
-                and leads to the same numbers. Kernels and networks must then do the same in each step. None:
-                on a GPU, unless a step has to wait for the device. True: an error if it cannot be. False:
-                never.
+            every: Steps between two checks of the loss.
+            resume: The result of ``training_state``: that fit is continued, up to these limits.
+            graph: Replay each step as one CUDA graph, which takes a fraction of the time of a thousand
+                launches and gives the same numbers. Kernels and networks must then do the same in each step.
+                None: on a GPU, if a step can be recorded. True: raise an error if it cannot. False: never.
 
         Returns:
             Losses are estimates of minus the bound, per datum, each the mean over ``every`` steps.
 
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
-                last look at the loss.
+                last check of the loss.
             DTypeError, DeviceError, ShapeError, NonFiniteError: Y does not fit, or has a NaN.
             OptionError: An argument is not one of those above.
         """
         who = f"{type(self).__name__}.fit"
-        Y = self._observations("fit", Y)
-        plan = checked_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
+        Y = self._check_observations("fit", Y)
+        plan = make_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
         if samples < 1 or annealing < 0:
             raise _errors.OptionError(
                 f"{who}: samples must be positive and annealing not negative, got {samples}, {annealing}."
             )
-        layers = self._layers()
-        length = _deep_learning.natural_length(who, layers, natural)
-        source = _minibatches.own_generator(_checks.generator(who, generator, Y.device), Y.device)
-        task = _deep_learning.DeepTask(layers, Y, samples, annealing, length)
-        learned = task.left_to_adam(list(self.parameters()))
-        training = _minibatches.Training(who, self, len(Y), plan, task, source, resume, learned, graph)
-        return self._learned(training, progress, callback)
+        layers = self._list_layers()
+        length = _learning.choose_natural_length(who, layers, natural)
+        source = _minibatches.get_generator(_checks.make_generator(who, generator, Y.device), Y.device)
+        task = _learning.DeepTask(layers, Y, samples, annealing, length)
+        learned = task.select_for_adam(list(self.parameters()))
+        training = _minibatches.TrainingRun(who, self, len(Y), plan, task, source, resume, learned, graph)
+        return self._run_training(training, progress, callback)
 
-    # What it has learned.
+    # Inference.
 
     @torch.no_grad()
     def embed(self, Y: Tensor, *, layer: int = 0) -> Tensor:
-        """Where data are in latent space: means of q(h | y), layer upon layer.
+        """Return the latent variables of data: the means of q(h | y), from layer to layer.
 
         Args:
             Y: (n, D).
@@ -243,51 +243,51 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         Returns:
             (n, widths[layer]).
         """
-        H = self._observations("embed", Y)
-        for part in self._layers()[: self._levels("embed", layer)]:
+        H = self._check_observations("embed", Y)
+        for part in self._list_layers()[: self._count_levels("embed", layer)]:
             H = part.recognition(H)[0]
         return H
 
     @torch.no_grad()
     def reconstruct(self, Y: Tensor, *, layer: int = -1) -> Tensor:
-        """Data as the model sees them: the mean of y at their place in latent space, (n, D).
+        """Return the data reconstructed from their latent variables: the mean of y, (n, D).
 
         Args:
             Y: (n, D).
-            layer: How far up the data go before they come back, an index into ``widths``: -1 for the layer
-                next to the data, 0 for the top.
+            layer: The layer of the latent variables, an index into ``widths``: -1 for the one next to the
+                data, 0 for the top.
         """
         H = self.embed(Y, layer=layer)
         with without_waiting():
-            for part in reversed(self._layers()[: self._levels("reconstruct", layer)]):
+            for part in reversed(self._list_layers()[: self._count_levels("reconstruct", layer)]):
                 H = part.functions(H)[0]
-        self._check()
+        self._check_layers()
         return H
 
     @torch.no_grad()
     def sample(
         self, count: int = 1, *, noise: bool = False, generator: torch.Generator | int | None = None
     ) -> Tensor:
-        """New data, (count, D), each drawn by itself from the top down.
+        """Return new data (count, D), drawn independently of each other.
 
         Args:
             count: How many.
-            noise: With the noise of observations; else the mean of y given h_1.
+            noise: Include the noise of observations; else return the mean of y given h_1.
             generator: Source of randomness, or a seed; None: torch's own.
         """
         who = f"{type(self).__name__}.sample"
         if count < 0:
             raise _errors.OptionError(f"{who}: count must not be negative, got {count}.")
-        source = _checks.generator(who, generator, self._like().device)
-        H = self._normal((count, self.widths[0]), source)
+        source = _checks.make_generator(who, generator, self._get_like().device)
+        H = self._draw_normal((count, self.widths[0]), source)
         for level in reversed(range(len(self.widths))):
-            layer = self._layers()[level]
+            layer = self._list_layers()[level]
             mean, variance = layer.functions(H)
             if level == 0 and not noise:
                 H = mean
                 break
-            H = mean + (variance + layer.noise_var).sqrt() * self._normal(tuple(mean.shape), source)
-        self._check()
+            H = mean + (variance + layer.noise_var).sqrt() * self._draw_normal(tuple(mean.shape), source)
+        self._check_layers()
         return H
 
     @torch.no_grad()
@@ -300,62 +300,64 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> LogLikelihood:
-        """log p(y) of each observation, by importance sampling from q(h | y).
+        """Return log p(y) of each observation, by importance sampling from q(h | y).
 
-        Each layer's density is its predictive one: N(h_(l-1) | E f_l, Var f_l + noise_l) at h_l.
+        The density of each layer is the predictive one: N(h_(l-1) | E f_l, Var f_l + noise_l) at h_l.
 
         Args:
             Y: (n, D).
-            samples: Of the latent variables, per observation.
-            refine: Steps of Adam that q(h_1 | y) of each observation takes on the bound before samples are
-                drawn from it. Recognition networks are worse on data they have not learned from; the density
-                does not depend on them, but a better q needs fewer samples.
-            chunk: How many pairs of observation and sample are worked on at a time; None: by size.
+            samples: Samples of the latent variables per observation.
+            refine: Steps of Adam on the bound that improve q(h_1 | y) of each observation before sampling.
+                Recognition networks are worse on data that they were not trained on. The density does not
+                depend on them, but a better q needs fewer samples.
+            chunk: Pairs of observation and sample per chunk; None: chosen by size.
             generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
             Mean, errors, and one value per observation. The expectation of an estimate is not above log p(y).
         """
         who = f"{type(self).__name__}.log_likelihood"
-        Y = self._observations("log_likelihood", Y)
+        Y = self._check_observations("log_likelihood", Y)
         if samples < 1 or refine < 0 or (chunk is not None and chunk < 1):
             raise _errors.OptionError(
                 f"{who}: samples and chunk must be positive and refine not negative, got {samples}, {chunk}, "
                 f"{refine}."
             )
-        source = _checks.generator(who, generator, Y.device)
-        layers = self._layers()
-        prepared = _deep_bound.prepared(layers)
-        self._check()
+        source = _checks.make_generator(who, generator, Y.device)
+        layers = self._list_layers()
+        prepared = _bound.prepare_layers(layers)
+        self._check_layers()
         with without_waiting():
-            return _deep_likelihood.estimated(
-                layers, prepared, Y, samples, refine, chunk, lambda shape: self._normal(shape, source)
+            return _likelihood.estimate_log_likelihood(
+                layers, prepared, Y, samples, refine, chunk, lambda shape: self._draw_normal(shape, source)
             )
 
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """Widths, and the descriptions of the layers."""
+        """Return the widths, and the descriptions of the layers."""
         return {
             "widths": self.widths,
             "outputs": self.outputs,
-            "layers": [layer.config() for layer in self._layers()],
+            "layers": [layer.config() for layer in self._list_layers()],
         }
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, which starts from no data."""
+        """Return a model of this description, without initial data."""
         check_entries(config, _ENTRIES)
         model = cls.__new__(cls)
         super().__init__(model)
         model.widths, model.outputs = config["widths"], config["outputs"]
         layers = []
-        for level, described in enumerate(config["layers"]):
+        for level, description in enumerate(config["layers"]):
             own = part_of_state(tensors, f"layers.{level}.")
-            mean = Shift(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
-            layers.append(DeepLayer.from_config(described, own, modules, mean))
+            mean = (
+                ConstantMean(own["functions.raw_inducing"].new_zeros(model.outputs)) if level == 0 else None
+            )
+            layers.append(DeepLayer.from_config(description, own, modules, mean))
         model.layers = nn.ModuleList(layers)
         return model
 
@@ -363,27 +365,27 @@ class DeepGP(_minibatches.Resumable, StoredModel):
         """The architecture."""
         return f"widths={self.widths}, outputs={self.outputs}"
 
-    def _layers(self) -> list[DeepLayer]:
+    def _list_layers(self) -> list[DeepLayer]:
         return [layer for layer in self.layers if isinstance(layer, DeepLayer)]
 
-    def _noise(self, samples: int, count: int, generator: torch.Generator | None) -> list[Tensor]:
-        """Standard normal numbers for the latent variables, (samples, count, w), those of h_1 first."""
-        return [self._normal((samples, count, width), generator) for width in reversed(self.widths)]
+    def _draw_noise(self, samples: int, count: int, generator: torch.Generator | None) -> list[Tensor]:
+        """Return standard normal numbers (samples, count, w) for the latent variables, those of h_1 first."""
+        return [self._draw_normal((samples, count, width), generator) for width in reversed(self.widths)]
 
-    def _check(self) -> None:
-        """Raise if a kernel matrix could not be factorised (on a GPU; on a CPU that is known at once)."""
-        for layer in self._layers():
+    def _check_layers(self) -> None:
+        """Raise if a kernel matrix on a GPU could not be factorised (on a CPU that was raised before)."""
+        for layer in self._list_layers():
             layer.functions.check()
 
-    def _normal(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        like = self._like()
+    def _draw_normal(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        like = self._get_like()
         return torch.randn(*shape, dtype=like.dtype, device=like.device, generator=generator)
 
-    def _like(self) -> Tensor:
-        return self._layers()[0].functions.q_mean
+    def _get_like(self) -> Tensor:
+        return self._list_layers()[0].functions.q_mean
 
-    def _levels(self, function: str, layer: int) -> int:
-        """How many layers are between the data and ``widths[layer]``."""
+    def _count_levels(self, function: str, layer: int) -> int:
+        """Return how many layers there are between the data and ``widths[layer]``, which is included."""
         if isinstance(layer, bool) or not -len(self.widths) <= layer < len(self.widths):
             raise _errors.OptionError(
                 f"{type(self).__name__}.{function}: layer must be an index into the widths {self.widths}, "
@@ -391,8 +393,8 @@ class DeepGP(_minibatches.Resumable, StoredModel):
             )
         return len(self.widths) - layer % len(self.widths)
 
-    def _observations(self, function: str, Y: Tensor) -> Tensor:
+    def _check_observations(self, function: str, Y: Tensor) -> Tensor:
         who = f"{type(self).__name__}.{function}"
-        Y = _checks.inputs(who, Y, "Y", columns=self.outputs)
-        _checks.same_kind(who, Y=Y, model=self._like())
+        Y = _checks.check_inputs(who, Y, "Y", columns=self.outputs)
+        _checks.check_same_kind(who, Y=Y, model=self._get_like())
         return Y

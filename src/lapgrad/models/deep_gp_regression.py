@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import _checks, _scaling
 from lapgrad.models._deep import propagation as _propagation
-from lapgrad.models._deep import start as _deep_start
-from lapgrad.models._deep.inference import Layered
+from lapgrad.models._deep import start as _start
+from lapgrad.models._deep.inference import LayeredRegression
 from lapgrad.models._deep.start import Covariance
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Value
-from lapgrad.models._prediction import expected_log_density
+from lapgrad.models._prediction import compute_expected_log_density
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models._training.plan import checked_plan
+from lapgrad.models._training.plan import make_plan
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
 _STEPS = 5000
 _WIDEST = 30
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "mean": TEXT,
     "whiten": FLAG,
@@ -41,40 +41,40 @@ _ENTRIES = {
 }
 
 
-class DeepGPRegression(_minibatches.Resumable, Layered):
-    """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, seen through inducing inputs.
+class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
+    """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, approximated by inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly
-    stochastic bound of Salimbeni and Deisenroth (2017): minibatches of the data go through the layers as
-    samples of the marginals of each, and the expectation over the last layer is exact. A layer takes (batch ·
-    samples) U² operations per output, whatever n is.
+    stochastic bound of Salimbeni and Deisenroth (2017): samples of a minibatch are propagated through the
+    inner layers, and the expectation over the last layer is exact. A layer takes (batch · samples) U²
+    operations per output, independent of n.
 
-    Inner layers depart from a fixed linear map of their inputs, and start close to it; the last layer starts
-    at the best distribution for the data, given that map. So a deep model begins near a sparse Gaussian
-    process (``SparseGPRegression``) of the same inducing inputs.
+    The mean function of an inner layer is a fixed linear map, and the layer starts close to it. The last
+    layer starts at the optimal distribution for the data, given these maps. So a deep model starts near a
+    sparse Gaussian process (``SparseGPRegression``) with the same inducing inputs.
 
     Args:
-        X: (n, d) or (n,), float32 or float64. The model lives on its device and in its dtype.
+        X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs, which share inner layers, kernel and noise.
         kernel: Covariance of the functions: one for each layer, or one of which each layer has a copy; None:
             ``RBF`` with one lengthscale per input of the layer. They follow the model to its device.
         widths: Outputs of each layer but the last one: (5, 5) makes three layers. (): one layer, a sparse
             Gaussian process. None: one inner layer, as wide as X, or 30 if that is less.
         inducing: Inducing inputs of each layer, chosen from the rows of X (no row twice, so there may be
-            fewer); or those of the first layer, (U, d) or (U,). Later layers have their images.
-        init: How they are chosen: "kmeans++", far from each other, or "random".
+            fewer); or those of the first layer, (U, d) or (U,). The linear maps give those of later layers.
+        init: How inducing inputs are chosen: "kmeans++" (far from each other) or "random".
         noise_var: Variance of the noise; None: a tenth of the variance of y.
-        noise_floor: What the variance of the noise stays above while it is learned; None: 1.5e-8 of the
+        noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
-        mean: What the functions of inner layers depart from: "linear" (the identity, or the principal
-            components of the inputs where a layer has fewer outputs), "identity" (all widths are d), or
-            "zero". The last layer departs from zero.
+        mean: The mean function of inner layers: "linear" (the identity, or principal components of the inputs
+            if the layer has fewer outputs), "identity" (all widths must be d), or "zero". That of the last
+            layer is zero.
         whiten: Describe the inducing variables by their whitened form, which is easier to learn.
         covariance: Of the inducing variables: "shared" by the outputs of a layer, or "separate" for each,
             which takes as many times longer.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters and
             inducing inputs are then in these units; predictions and the loss are in those of y.
-        start: Where the last layer starts: "data", at the best distribution for the data, or "prior".
+        start: How the last layer starts: "data", at the optimal distribution for the data, or "prior".
         jitter: Added to the diagonal of the kernel matrices of inducing inputs, in units of its mean.
         generator: Source of random numbers for ``init``, or a seed; None: torch's own.
 
@@ -118,33 +118,31 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        _deep_start.one_of_the_known(who, init=init, mean=mean, covariance=covariance, start=start)
+        _start.check_words(who, init=init, mean=mean, covariance=covariance, start=start)
         if not 0 <= jitter < math.inf:
             raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.inputs(who, X)
-        y = _checks.targets(who, y, X)
+        X = _checks.check_inputs(who, X)
+        y = _checks.check_targets(who, y, X)
         self.normalise = normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
-        for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.shift_and_scale(values, normalise)
-            self.register_buffer(f"{name}_shift", shift)
-            self.register_buffer(f"{name}_scale", scale.square().mean().sqrt() if name == "y" else scale)
-        inputs, outputs = self._scaled(self.X), self._observed(self.y)
-        self._set_noise(_scaling.spread(outputs).square().mean(), noise_var, noise_floor)
+        _scaling.register_scaling(self, "x", self.X, normalise)
+        _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
+        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        self._set_noise(_scaling.compute_spread(outputs).square().mean(), noise_var, noise_floor)
         inner = (min(X.shape[1], _WIDEST),) if widths is None else tuple(widths)
-        _deep_start.positive(who, **{f"widths[{number}]": width for number, width in enumerate(inner)})
-        kernels = _deep_start.one_per_layer(who, kernel, len(inner) + 1)
-        plan = _deep_start.Plan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
-        source = _checks.generator(who, generator, X.device)
-        Z = _inducing_inputs.given_or_chosen(who, inducing, self.X, init, source)
-        built = list(_deep_start.layers(who, plan, inputs, outputs, self._scaled(Z)))
+        _start.check_positive(who, **{f"widths[{number}]": width for number, width in enumerate(inner)})
+        kernels = _start.list_kernels(who, kernel, len(inner) + 1)
+        plan = _start.LayerPlan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
+        source = _checks.make_generator(who, generator, X.device)
+        Z = _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
+        built = list(_start.make_layers(who, plan, inputs, outputs, self._scale_inputs(Z)))
         self.layers = nn.ModuleList(built)
         self.plan = dataclasses.replace(plan, kernels=())  # they are in the layers
         self.to(dtype=X.dtype, device=X.device)
         if start == "data":
-            _deep_start.condition(built, inputs, outputs, self.noise_var)
+            _start.condition_last_layer(built, inputs, outputs, self.noise_var)
 
     def _set_noise(self, variance: Tensor, noise_var: Value | None, noise_floor: float | None) -> None:
         given = 0.1 * variance if noise_var is None else noise_var
@@ -165,15 +163,15 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
         batch: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """An estimate of the bound of the negative log likelihood of all observations: a scalar.
+        """Return an estimate of the bound of the negative log likelihood of all observations: a scalar.
 
             sum_l KL(q(u_l) || p(u_l)) - n / batch sum_i E log N(y_i | f_i, noise)
 
-        over a batch of the data, with an average over samples in place of the expectation over inner layers.
-        It is random, and neither it nor its gradient is biased.
+        The sum is over a batch of the data, and the expectation over inner layers is an average of samples.
+        The value and its gradient are random and unbiased.
 
         Args:
-            samples: How many go through the layers for each row.
+            samples: How many samples of the inner layers for each row.
             batch: How many rows, chosen at random; None, or n and more: all of them.
             generator: Source of random numbers, or a seed; None: torch's own.
 
@@ -183,15 +181,15 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
             NonFiniteError: A kernel gives NaN or infinity.
         """
         who, n = f"{type(self).__name__}.loss", len(self.X)
-        _deep_start.positive(who, samples=samples, batch=n if batch is None else batch)
-        source = _checks.generator(who, generator, self.X.device)
+        _start.check_positive(who, samples=samples, batch=n if batch is None else batch)
+        source = _checks.make_generator(who, generator, self.X.device)
         rows: Tensor | slice = slice(None)
         if batch is not None and batch < n:
             rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
         count = n if batch is None else min(batch, n)
-        normals = _propagation.normals(samples, count, self.plan.widths[:-1], self.X, source)
-        value = self._estimated(rows, normals)
-        for layer in self._layers():
+        normals = _propagation.draw_normals(samples, count, self.plan.widths[:-1], self.X, source)
+        value = self._estimate_loss(rows, normals)
+        for layer in self._list_layers():
             layer.check()
         return value
 
@@ -216,55 +214,57 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
         resume: dict[str, Any] | None = None,
         graph: bool | None = None,
     ) -> FitResult:
-        """Learn by Adam on minibatches: kernels, noise, inducing inputs, and the distributions of the layers.
+        """Learn kernels, noise, inducing inputs and the distributions of the layers by Adam on minibatches.
 
-        Between two looks at the loss nothing waits for a GPU.
+        Between two checks of the loss nothing waits for a GPU.
 
         Args:
             steps: How many minibatches.
             epochs: How many passes over the data, in place of ``steps``.
-            seconds: How long. None of the three: 5000 steps; of two, what comes first counts.
+            seconds: How long. If none of the three is given: 5000 steps; if two are, the first reached
+                counts.
             batch: Rows of data in each step; all of them if there are no more.
-            samples: How many go through the layers for each row.
+            samples: How many samples of the inner layers for each row.
             lr: Learning rate at the start.
-            final_lr: At the end, relative to the start; it comes down along half a cosine.
+            final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
                 stops the fit.
-            every: Steps between two looks at the loss.
-            resume: What ``training_state`` has returned: the fit goes on from there, up to these limits.
-            graph: Replay steps as one CUDA graph, which takes a fraction of the time of a thousand launches,
-                and leads to the same numbers. Kernels and networks must then do the same in each step. None:
-                on a GPU, unless a step has to wait for the device. True: an error if it cannot be. False:
-                never.
+            every: Steps between two checks of the loss.
+            resume: The result of ``training_state``: that fit is continued, up to these limits.
+            graph: Replay each step as one CUDA graph, which takes a fraction of the time of a thousand
+                launches and gives the same numbers. Kernels and networks must then do the same in each step.
+                None: on a GPU, if a step can be recorded. True: raise an error if it cannot. False: never.
 
         Returns:
             Losses are estimates of the bound of all observations, each the mean over ``every`` steps.
 
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
-                last look at the loss.
+                last check of the loss.
             OptionError: An argument is not one of those above, or there is nothing to learn.
         """
         who, n = f"{type(self).__name__}.fit", len(self.X)
-        _deep_start.positive(who, samples=samples, batch=batch)
+        _start.check_positive(who, samples=samples, batch=batch)
         if steps is None and epochs is None and seconds is None:
             steps = _STEPS
-        plan = checked_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
-        source = _minibatches.own_generator(_checks.generator(who, generator, self.X.device), self.X.device)
+        plan = make_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
+        source = _minibatches.get_generator(
+            _checks.make_generator(who, generator, self.X.device), self.X.device
+        )
         task = _Task(self, samples)
-        training = _minibatches.Training(who, self, n, plan, task, source, resume, graph=graph)
-        return self._learned(training, progress, callback)
+        training = _minibatches.TrainingRun(who, self, n, plan, task, source, resume, graph=graph)
+        return self._run_training(training, progress, callback)
 
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """Options and the descriptions of the kernels."""
+        """Return options and the descriptions of the kernels."""
         return {
             **{name: getattr(self.plan, name) for name in ("mean", "whiten", "covariance", "jitter")},
             "widths": list(self.plan.widths[:-1]),
-            "kernels": [layer.kernel.config() for layer in self._layers()],
+            "kernels": [layer.kernel.config() for layer in self._list_layers()],
             "normalise": self.normalise,
             "vector": self.vector,
         }
@@ -273,7 +273,7 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description on the data that were saved."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         options = dict(config)
         kernels = [
@@ -286,34 +286,34 @@ class DeepGPRegression(_minibatches.Resumable, Layered):
 
     def extra_repr(self) -> str:
         """Size of the data, layers, inducing inputs and the noise."""
-        (n, d), U = self.X.shape, len(self._layers()[0].inducing)
+        (n, d), U = self.X.shape, len(self._list_layers()[0].inducing)
         widths, noise = self.plan.widths, self.noise_var.item()
         return f"n={n}, d={d}, widths={widths}, inducing={U}, noise_var={noise:.4g}"
 
     # Parts.
 
-    def _estimated(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
-        """The loss, by these rows of the data and numbers for them; nothing waits for the device."""
-        X, y = self._scaled(self.X[rows]), self._observed(self.y[rows])
-        layers = self._layers()
+    def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
+        """Return the loss, estimated from some rows and normal numbers, without waiting for the device."""
+        X, y = self._scale_inputs(self.X[rows]), self._scale_targets(self.y[rows])
+        layers = self._list_layers()
         prepared = [layer.prepare() for layer in layers]
-        mean, variance = _propagation.through(layers, prepared, X, normals)
-        of_data = expected_log_density(y - mean, variance, self.noise_var).mean(0).sum()
+        mean, variance = _propagation.propagate_samples(layers, prepared, X, normals)
+        of_data = compute_expected_log_density(y - mean, variance, self.noise_var).mean(0).sum()
         divergence = torch.stack([layer.kl(part) for layer, part in zip(layers, prepared, strict=True)]).sum()
         value = divergence - of_data * (len(self.X) / len(X))
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
 
-class _Task(_minibatches.Task):
-    """The bound, by Adam."""
+class _Task(_minibatches.TrainingTask):
+    """Minimises the bound by Adam."""
 
     def __init__(self, model: DeepGPRegression, samples: int) -> None:
         self.model, self.samples = model, samples
 
-    def normals(self, count: int) -> list[Tensor]:
-        """(samples, count, w) for each layer but the last."""
+    def make_normals(self, count: int) -> list[Tensor]:
+        """Return tensors (samples, count, w) for each layer but the last."""
         return [self.model.X.new_empty(self.samples, count, width) for width in self.model.plan.widths[:-1]]
 
     def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
-        """Of all data, by these."""
-        return self.model._estimated(minibatch.rows, minibatch.normals)
+        """Return the loss of all data, estimated from the minibatch."""
+        return self.model._estimate_loss(minibatch.rows, minibatch.normals)

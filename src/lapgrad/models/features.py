@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks, _sampling
-from lapgrad.models._parameters import Parametrised, Value, positive
-from lapgrad.models._products import product
+from lapgrad.models._parameters import ParametrisedModule, Value, positive
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER_OR_NUMBERS, PART, TEXT, Entry, check_entries
 
-#: All classes of features, those of users included, by name: what files refer to.
+#: All classes of features by name, including those of users: files refer to them by name.
 _KINDS: dict[str, type[Features]] = {}
 
 
-class Features(Parametrised, abc.ABC):
+class Features(ParametrisedModule, abc.ABC):
     """Features of inputs that files can describe: (*batch, n, d) to (*batch, n, m).
 
-    The constant 1 is not among them: it is the business of the model.
+    They do not include the constant 1, which models add.
 
     Attributes:
-        config_entries: What ``config`` returns: ``from_config`` of this class checks it.
+        config_entries: The entries of ``config``, which ``from_config`` checks.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {}
@@ -41,11 +41,11 @@ class Features(Parametrised, abc.ABC):
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
-        """The arguments of the constructor, in types that JSON knows."""
+        """Return the arguments of the constructor, in types that JSON knows."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Features:
-        """Features of this description; parameters and buffers are filled in from the file."""
+        """Return features of this description; parameters and buffers are filled in from the file."""
         check_entries(config, cls.config_entries, f"the features {cls.__name__}")
         return cls(**config)
 
@@ -55,7 +55,7 @@ class PolynomialFeatures(Features):
 
     Args:
         degree: The largest total degree, at least 1.
-        interactions: Products of different coordinates, too; else only powers of each.
+        interactions: Include products of different coordinates; else only powers of each.
 
     Raises:
         OptionError: ``degree`` is less than 1.
@@ -75,7 +75,7 @@ class PolynomialFeatures(Features):
         self.degree, self.interactions = degree, interactions
 
     def forward(self, X: Tensor) -> Tensor:
-        """All products of degree 1, then those of degree 2, and so on.
+        """Return all products of degree 1, then those of degree 2, and so on.
 
         Args:
             X: (*batch, n, d).
@@ -84,9 +84,9 @@ class PolynomialFeatures(Features):
             (*batch, n, m), with m = (d + degree)! / (d! degree!) - 1, or d degree without interactions.
         """
         coordinates = X.split(1, dim=-1)
-        # blocks[j]: the products of the last degree whose first coordinate is j. Those of the next degree
-        # with the first coordinate i are x_i times the blocks j >= i: each product once, in lexicographic
-        # order.
+        # blocks[j] holds the products of the last degree whose first coordinate is j. The products of the
+        # next degree with first coordinate i are x_i times the blocks j >= i: each product appears once, in
+        # lexicographic order.
         blocks = list(coordinates)
         levels = [X]
         for _ in range(self.degree - 1):
@@ -106,7 +106,8 @@ class PolynomialFeatures(Features):
         return f"degree={self.degree}, interactions={self.interactions}"
 
 
-#: Twice the order of the Matérn kernel whose frequencies have a t distribution; the RBF kernel: a normal one.
+#: Degrees of freedom of the t distribution of the frequencies: twice the order of a Matérn kernel. None:
+#: normal.
 _DEGREES_OF_FREEDOM = {"rbf": None, "matern12": 1, "matern32": 3, "matern52": 5}
 
 
@@ -167,13 +168,13 @@ class RandomFourierFeatures(Features):
                 f"{tuple(self.lengthscale.shape)}."
             )
         self.kernel = kernel
-        source = _checks.generator("RandomFourierFeatures", generator, torch.device("cpu"))
-        self.register_buffer("frequencies", _spectrum(kernel, dimension, count, source))
+        source = _checks.make_generator("RandomFourierFeatures", generator, torch.device("cpu"))
+        self.register_buffer("frequencies", _draw_frequencies(kernel, dimension, count, source))
 
     frequencies: Tensor
 
     def forward(self, X: Tensor) -> Tensor:
-        """Cosines, then sines.
+        """Return the cosines, then the sines.
 
         Args:
             X: (*batch, n, d).
@@ -186,7 +187,7 @@ class RandomFourierFeatures(Features):
                 f"RandomFourierFeatures: inputs must have {self.frequencies.shape[1]} columns, got shape "
                 f"{tuple(X.shape)}."
             )
-        angles = product(X, (self.frequencies / self.lengthscale).to(X).mT)
+        angles = multiply(X, (self.frequencies / self.lengthscale).to(X).mT)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(self.frequencies))
 
     def config(self) -> dict[str, Any]:
@@ -201,22 +202,22 @@ class RandomFourierFeatures(Features):
         return f"dimension={dimension}, count={count}, kernel={self.kernel}"
 
 
-def _spectrum(kernel: str, dimension: int, count: int, source: torch.Generator | None) -> Tensor:
-    """Frequencies (count, dimension) of the kernel with lengthscale 1.
+def _draw_frequencies(kernel: str, dimension: int, count: int, source: torch.Generator | None) -> Tensor:
+    """Draw frequencies (count, dimension) of the kernel with lengthscale 1.
 
-    Normal for the RBF kernel; for a Matérn kernel of order v multivariate t with 2 v degrees of freedom, that
-    is normal over the root of chi²(2 v) / (2 v).
+    They are normal for the RBF kernel. For a Matérn kernel of order v they have a multivariate t distribution
+    with 2 v degrees of freedom: normal numbers divided by the root of chi²(2 v) / (2 v).
     """
-    normal = _sampling.standard(source, count, dimension)
+    normal = _sampling.draw_standard_normal(source, count, dimension)
     degrees = _DEGREES_OF_FREEDOM[kernel]
     if degrees is None:
         return normal
-    squares = _sampling.standard(source, count, degrees).square().sum(1, keepdim=True)
+    squares = _sampling.draw_standard_normal(source, count, degrees).square().sum(1, keepdim=True)
     return normal * (degrees / squares).sqrt()
 
 
-def described(features: nn.Module | None) -> dict[str, Any]:
-    """What a file says of features: their class and arguments, or that a network must be passed in."""
+def describe_features(features: nn.Module | None) -> dict[str, Any]:
+    """Return the description of features for a file: class and arguments, or that they are a network."""
     if features is None:
         return {"kind": "inputs"}
     if isinstance(features, Features):
@@ -224,10 +225,10 @@ def described(features: nn.Module | None) -> dict[str, Any]:
     return {"kind": "module"}
 
 
-def from_description(
+def make_features(
     who: str, description: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> nn.Module | None:
-    """The inverse of ``described``; a network is taken from ``modules["features"]``.
+    """Return the features of a description; a network is taken from ``modules["features"]``.
 
     Raises:
         OptionError: The network is missing.
@@ -253,8 +254,8 @@ def from_description(
     return known.from_config(description["arguments"])
 
 
-def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
-    """The features (n, m) of X (n, d)."""
+def evaluate_features(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
+    """Return the features (n, m) of X (n, d); raise if the shape is wrong."""
     Phi = X if features is None else features(X)
     if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
         seen = tuple(Phi.shape) if isinstance(Phi, Tensor) else type(Phi).__name__
@@ -263,8 +264,8 @@ def evaluated(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def parameters_fixed(module: nn.Module | None) -> Iterator[None]:
-    """The parameters of a module need no gradients inside; its inputs keep theirs."""
+def fix_parameters(module: nn.Module | None) -> Iterator[None]:
+    """Inside the context the parameters of a module do not require gradients; its inputs still may."""
     learned = [] if module is None else [value for value in module.parameters() if value.requires_grad]
     for parameter in learned:
         parameter.requires_grad_(False)

@@ -9,9 +9,8 @@ With A = K + noise_var I = L Lᵀ and r = y - mean, at new inputs with K* = k(X,
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -20,14 +19,16 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _plots, _sampling, _scaling
+from lapgrad.models import _checks, _sampling, _scaling
+from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
-from lapgrad.models._prediction import Prediction, log_density
-from lapgrad.models._products import product
-from lapgrad.models._scaling import Standardised
+from lapgrad.models._prediction import Prediction, compute_log_density
+from lapgrad.models._products import multiply
+from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
+from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
@@ -36,18 +37,17 @@ from lapgrad.ops.trsm import trsm
 
 _MEANS = ("constant", "zero")
 _CHUNK_ELEMENTS = 1 << 24
-"""Of the matrix k(X, X_new), when ``predict`` chooses the chunks itself: 128 MB in float64."""
+"""Entries of the matrix k(X, X_new) if ``predict`` chooses the chunks: 128 MB in float64."""
 
 
 class _Posterior(NamedTuple):
-    """The factor L of A, weights = A⁻¹ (y - mean), and the parameters that these were computed at."""
+    """The factor L of A, and weights = A⁻¹ (y - mean)."""
 
     L: Tensor
     weights: Tensor
-    at: list[Tensor]
 
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "mean": TEXT,
     "normalise": FLAG,
@@ -56,19 +56,19 @@ _ENTRIES = {
 }
 
 
-class GPRegression(Standardised, Model):
+class GPRegression(StandardisedRegression, Model):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
     Value and gradient of the loss take two n² buffers and n³ flops.
 
     Args:
-        X: (n, d) or (n,), float32 or float64. The model lives on its device and in its dtype.
+        X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs: independent, with the same kernel and noise.
         kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
             model (not a copy), and follows it to its dtype and device.
         noise_var: Variance of the noise; None: a tenth of the variance of y.
-        noise_floor: What the variance of the noise stays above while it is learned, so that data without
-            noise leave a matrix that can be factorised; None: the root of the machine epsilon of the variance
+        noise_floor: Lower limit of the variance of the noise while it is learned, so that the matrix can be
+            factorised if the data have no noise; None: the root of the machine epsilon of the variance
             of y, or a hundredth of ``noise_var`` if that is less.
         mean: "constant": one learned constant per output, or "zero".
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters are
@@ -115,19 +115,16 @@ class GPRegression(Standardised, Model):
         if kernel is not None and not isinstance(kernel, Kernel):
             raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.inputs(who, X)
-        y = _checks.targets(who, y, X)
+        X = _checks.check_inputs(who, X)
+        y = _checks.check_targets(who, y, X)
         self.mean, self.normalise = mean, normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
-        for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.shift_and_scale(values, normalise)
-            pooled = scale.square().mean().sqrt() if name == "y" else scale
-            self.register_buffer(f"{name}_shift", shift)
-            self.register_buffer(f"{name}_scale", pooled)
-        inputs, outputs = self._scaled(self.X), self._observed(self.y)
-        variance = _scaling.spread(outputs).square().mean()
-        spread = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
+        _scaling.register_scaling(self, "x", self.X, normalise)
+        _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
+        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        variance = _scaling.compute_spread(outputs).square().mean()
+        spread = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
         self.kernel = RBF(spread, variance) if kernel is None else kernel
         noise = torch.as_tensor(0.1 * variance if noise_var is None else noise_var, dtype=torch.float64)
         floor = torch.minimum(math.sqrt(torch.finfo(X.dtype).eps) * variance, 0.01 * noise.abs().to(variance))
@@ -138,10 +135,10 @@ class GPRegression(Standardised, Model):
         if mean == "constant":
             self.constant = outputs.mean(0)
         self.to(dtype=X.dtype, device=X.device)
-        self._posterior: _Posterior | None = None
+        self._posterior: CachedValue[_Posterior] = CachedValue()
 
     def loss(self) -> Tensor:
-        """-log p(y | X), the negative log marginal likelihood of the observations: a scalar.
+        """Return -log p(y | X), the negative log marginal likelihood of the observations: a scalar.
 
         Raises:
             NotPositiveDefiniteError: The covariance of the observations is not positive definite, by more
@@ -149,30 +146,30 @@ class GPRegression(Standardised, Model):
             NonFiniteError: The kernel gives NaN or infinity.
 
         Warns:
-            JitterWarning: Something had to be added to the diagonal (``jitter`` says how much).
+            JitterWarning: Jitter had to be added to the diagonal (see the attribute ``jitter``).
         """
-        self._posterior = None  # n² of memory, and out of date with the next step of a fit
-        inputs, residuals = self._scaled(self.X), self._residuals()
+        self._posterior.clear()  # it takes n² of memory, and a fit changes the parameters in each step
+        inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
 
         def evaluate(jitter: float) -> Tensor:
-            return mvn_nll(self._covariance(inputs, jitter), residuals, overwrite=True)
+            return mvn_nll(self._compute_covariance(inputs, jitter), residuals, overwrite=True)
 
-        value, self.jitter = _jitter.retried(type(self).__name__, self.X.dtype, evaluate)
+        value, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, evaluate)
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     def predict(
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
     ) -> Prediction:
-        """The distribution of f, or of observations, at new inputs.
+        """Return the distribution of f, or of observations, at new inputs.
 
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             X_new: (m, d) or (m,).
-            noise: Of observations: with the variance of the noise.
-            full_cov: The covariance of all pairs in place of the variances.
-            chunk: Inputs that are treated at a time, to bound the memory at n · chunk; None: as many as take
-                128 MB. Without effect with ``full_cov``.
+            noise: Predict observations, with the variance of the noise.
+            full_cov: Return the covariance of all pairs in place of the variances.
+            chunk: Inputs per chunk, to limit the memory to n · chunk; None: as many as take 128 MB. Not used
+                with ``full_cov``.
 
         Returns:
             mean (m,) (or (m, k)), and variance (m,) or covariance (m, m), which all outputs share.
@@ -180,14 +177,14 @@ class GPRegression(Standardised, Model):
         Raises:
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
-        X_new = self._new_inputs("predict", X_new)
-        posterior = self._factorised()
+        X_new = self._check_new_inputs("predict", X_new)
+        posterior = self._get_posterior()
         if chunk is None:
             chunk = max(1, _CHUNK_ELEMENTS // len(self.X))
         elif chunk < 1:
             raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
         parts = [X_new] if full_cov or not len(X_new) else X_new.split(chunk)
-        found = [self._predicted(posterior, part, full_cov) for part in parts]
+        found = [self._predict_scaled(posterior, part, full_cov) for part in parts]
         mean = torch.cat([part for part, _ in found])
         spread = found[0][1] if full_cov else torch.cat([part for _, part in found])
         if noise:
@@ -204,12 +201,12 @@ class GPRegression(Standardised, Model):
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+        """Return draws of f (with ``noise``: of observations), each of one function at all new inputs.
 
         Args:
             X_new: (m, d) or (m,).
-            count: How many.
-            noise: Of observations.
+            count: How many draws.
+            noise: Draw observations.
             generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
@@ -217,55 +214,34 @@ class GPRegression(Standardised, Model):
         """
         mean, spread = self.predict(X_new, noise=noise, full_cov=True)
         columns = mean[:, None] if self.vector else mean
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, mean.device)
-        drawn = _sampling.normal(columns, spread, count, source)
+        source = _checks.make_generator(f"{type(self).__name__}.sample", generator, mean.device)
+        drawn = _sampling.draw_normal(columns, spread, count, source)
         return drawn[..., 0] if self.vector else drawn
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
-        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
+        """Return log p(y_new | X_new, data), the log density of observations at new inputs, noise included.
 
         Args:
             X_new: (m, d) or (m,).
             y_new: (m,), or (m, k) for k outputs.
-            joint: Of all m together, in place of each by itself.
+            joint: Return the density of all m together, not of each.
 
         Returns:
             (m,) (or (m, k)); with ``joint`` a scalar (or (k,)).
         """
         who = f"{type(self).__name__}.log_prob"
-        X_new = self._new_inputs("log_prob", X_new)
-        y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        X_new = self._check_new_inputs("log_prob", X_new)
+        y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
         mean, spread = self.predict(X_new, noise=True, full_cov=joint)
         residuals = y_new - (mean[:, None] if self.vector else mean)
         if joint:
             values = -mvn_nll(spread, residuals.mT[..., None])
         else:
-            values = log_density(residuals, spread[:, None])
+            values = compute_log_density(residuals, spread[:, None])
         return values[..., 0] if self.vector else values
 
-    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """The fit over one input: mean, 95 % band and data, with matplotlib.
-
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-            output: Which output, if there are several.
-            noise: The band of observations, else that of f.
-            margin: How far to go beyond the data, relative to their range.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ShapeError: There is more than one input.
-        """
-        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
-        with torch.no_grad():
-            mean, variance = self.predict(x, noise=noise)
-        shown = mean if self.vector else mean[:, output]
-        return _plots.fitted_curve(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
-
     def config(self) -> dict[str, Any]:
-        """Options and the description of the kernel."""
+        """Return options and the description of the kernel."""
         return {
             "mean": self.mean,
             "normalise": self.normalise,
@@ -277,7 +253,7 @@ class GPRegression(Standardised, Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description on the data that were saved."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         y = tensors["y"][:, 0] if config["vector"] else tensors["y"]
@@ -288,64 +264,44 @@ class GPRegression(Standardised, Model):
         n, d = self.X.shape
         return f"n={n}, d={d}, outputs={self.y.shape[1]}, noise_var={self.noise_var.item():.4g}"
 
-    def _residuals(self) -> Tensor:
-        y = self._observed(self.y)
+    def _compute_residuals(self) -> Tensor:
+        y = self._scale_targets(self.y)
         return y - self.constant if self.mean == "constant" else y
 
-    def _covariance(self, inputs: Tensor, jitter: float) -> Tensor:
-        """A, with jitter relative to the mean of its diagonal."""
+    def _compute_covariance(self, inputs: Tensor, jitter: float) -> Tensor:
+        """Return A, with jitter relative to the mean of its diagonal."""
         noise = self.noise_var
         if jitter:
             noise = noise + jitter * (self.kernel.diag(inputs).mean() + noise)
         return covariance(self.kernel, inputs, noise, lower_only=True)
 
     @torch.no_grad()
-    def _factorised(self) -> _Posterior:
-        """L and A⁻¹ r; computed again when a parameter has changed."""
-        present = [value.detach() for value in self.state_dict().values()]
-        known = self._posterior
-        if known is not None and all(map(_same, known.at, present)):
-            return known
-        inputs = self._scaled(self.X)
+    def _get_posterior(self) -> _Posterior:
+        """Return L and A⁻¹ r, computed again only if data or parameters have changed."""
+        return self._posterior(self.state_dict().values(), self._compute_posterior)
 
-        def evaluate(jitter: float) -> Tensor:
-            return potrf(self._covariance(inputs, jitter), overwrite=True)
+    def _compute_posterior(self) -> _Posterior:
+        inputs = self._scale_inputs(self.X)
 
-        L, self.jitter = _jitter.retried(type(self).__name__, self.X.dtype, evaluate)
-        at = [value.clone() for value in present]
-        self._posterior = _Posterior(L, cho_solve(L, self._residuals()), at)
-        return self._posterior
+        def factorise(jitter: float) -> Tensor:
+            return potrf(self._compute_covariance(inputs, jitter), overwrite=True)
 
-    def _predicted(self, posterior: _Posterior, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
-        """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y."""
-        inputs, X_new = self._scaled(self.X), self._scaled(X_new)
+        L, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, factorise)
+        return _Posterior(L, cho_solve(L, self._compute_residuals()))
+
+    def _predict_scaled(self, posterior: _Posterior, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
+        """Return mean (m, k) and variance (m,) or covariance (m, m) in the units of y."""
+        inputs, X_new = self._scale_inputs(self.X), self._scale_inputs(X_new)
         recording = torch.is_grad_enabled() and X_new.requires_grad
-        with _constant(self.kernel) if recording else torch.no_grad():
+        with fix_parameters(self.kernel) if recording else torch.no_grad():
             cross = self.kernel(inputs, X_new)
             prior = self.kernel(X_new) if full_cov else self.kernel.diag(X_new)
-        mean = product(cross.mT, posterior.weights)
+        mean = multiply(cross.mT, posterior.weights)
         if self.mean == "constant":
             mean = mean + self.constant.detach()
-        # The matrix is this function's own, unless it is a constant that all its elements share.
-        own = not recording and cross.is_contiguous()
-        V = trsm(posterior.L, cross, overwrite=own)
+        # The solve may overwrite the matrix, unless autograd has recorded it or its elements share memory.
+        may_overwrite = not recording and cross.is_contiguous()
+        V = trsm(posterior.L, cross, overwrite=may_overwrite)
         explained = syrk(V, transpose=True) if full_cov else V.square().sum(0)
         spread = prior - explained if full_cov else (prior - explained).clamp_min(0.0)
         return mean * self.y_scale + self.y_shift, spread * self.y_scale.square()
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-
-
-@contextlib.contextmanager
-def _constant(module: nn.Module) -> Iterator[None]:
-    """The parameters of a module need no gradients inside; inputs keep theirs."""
-    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in learned:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learned:
-            parameter.requires_grad_(True)

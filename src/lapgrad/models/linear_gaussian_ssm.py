@@ -1,9 +1,9 @@
-"""State space models of time series: a sum of components, seen with noise.
+"""State space models of time series: a sum of components, observed with noise.
 
     h[0] ~ N(m, P),  h[t+1] ~ N(A[t] h[t] + a[t], Q[t]),  y[t] ~ N(B[t] h[t] + b[t], R[t])
 
-The components give A, B, Q and the prior; R is the noise of the model. States of which nothing is known at
-first are treated exactly (``_diffuse.py``).
+The components define A, B, Q and the prior; R is the noise of the model. States with a flat prior are treated
+exactly (``_state_space/diffuse.py``).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import kalman_nll
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _plots
+from lapgrad.models import _checks, _plots, _sampling
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._state_space import diffuse as _diffuse
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
-from lapgrad.models.components.base import Block, Component, component_from, described
+from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "component": PART,
     "noise": TEXT,
@@ -47,13 +47,13 @@ _ENTRIES = {
 
 
 class Matrices(NamedTuple):
-    """The whole model for some times, as ``lapgrad.fused.kalman_nll`` takes it."""
+    """The matrices of the model for some times."""
 
     block: Block
     R: Tensor
 
-    def operands(self, y: Tensor) -> dict[str, Any]:
-        """Arguments of ``kalman_nll`` for the series y (N, T, p)."""
+    def list_operands(self, y: Tensor) -> dict[str, Any]:
+        """Return the arguments of ``fused.kalman_nll`` for the series y (N, T, p)."""
         return {
             "y": y,
             **{name: getattr(self.block, name) for name in "ABQ"},
@@ -71,13 +71,14 @@ class LinearGaussianSSM(Model):
     Args:
         y: (T,), one series; (T, p), one of p values at each time; (N, T, p), N series of one model; or a
             list of series (T_i,) or (T_i, p) of different length. NaN: missing.
-        component: What the series are made of, such as ``LocalLevel() + Seasonal(12)``; an int: that many
-            states with all matrices learned (``LinearDynamics``). It becomes part of the model.
+        component: The model of the series, such as ``LocalLevel() + Seasonal(12)``; an int:
+            ``LinearDynamics`` with that many states, all matrices learned. It becomes part of the model (not
+            a copy).
         noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: half the
             variance of the data; 0: no noise but that of the components. Learned.
         noise: "full": R may be any covariance; "diagonal".
-        diffuse_variance: None: nothing at all is known of diffuse states, exactly. A number: the variance of
-            a proper prior in its place.
+        diffuse_variance: None: diffuse states have a flat prior, which is treated exactly. A number: they
+            have a proper prior of this variance.
 
     Attributes:
         component: The component; its hyper-parameters are learned.
@@ -114,7 +115,7 @@ class LinearGaussianSSM(Model):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        series = _time_series.padded(who, y)
+        series = _time_series.pad_series(who, y)
         p = series.values.shape[-1]
         if isinstance(component, int) and not isinstance(component, bool):
             from lapgrad.models.components.learned import LinearDynamics
@@ -136,15 +137,15 @@ class LinearGaussianSSM(Model):
         self.register_buffer("y", series.values)
         self.register_buffer("lengths", series.lengths)
         self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
-        variances = _time_series.variances(series.values)
+        variances = _time_series.compute_variances(series.values)
         component.prepare(float(variances.mean()))
-        self.noise = self._noise(who, noise_var, variances, noise)
+        self.noise = self._make_noise(who, noise_var, variances, noise)
         self.to(dtype=series.values.dtype, device=series.values.device)
-        flat, batch = self._flat(self.matrices(), self.y)
-        self._start = _diffuse.steps_needed(who, batch, flat, self._diffuse_states)
+        flat, batch = self._flatten(self.matrices(), self.y)
+        self._start = _diffuse.count_diffuse_steps(who, batch, flat, self._diffuse_states)
 
     @staticmethod
-    def _noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
+    def _make_noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
         p = len(variances)
         if noise_var is None:
             return Covariance(0.5 * variances, diagonal=form == "diagonal")
@@ -166,7 +167,7 @@ class LinearGaussianSSM(Model):
         return R[0, 0] if self.vector else R
 
     def matrices(self, times: int | None = None) -> Matrices:
-        """The matrices for the times 0, ..., times - 1 (None: those of the data)."""
+        """Return the matrices for the times 0, ..., times - 1 (None: the times of the data)."""
         times = self.y.shape[1] if times is None else times
         block = self.component.block(times)
         p = self.y.shape[-1]
@@ -183,13 +184,13 @@ class LinearGaussianSSM(Model):
             return []
         return [i for i, flag in enumerate(self.component.diffuse) if flag]
 
-    def _flat(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
-        return _series.operands(type(self).__name__, **matrices.operands(y))
+    def _flatten(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
+        return _series.prepare_operands(type(self).__name__, **matrices.list_operands(y))
 
     def loss(self) -> Tensor:
-        """-log p(y), summed over the series.
+        """Return -log p(y), summed over the series.
 
-        With diffuse states it is the diffuse likelihood of Durbin and Koopman.
+        With diffuse states this is the diffuse likelihood of Durbin and Koopman.
 
         Raises:
             NotPositiveDefiniteError: The covariance of an observation, given those before it, is not positive
@@ -198,87 +199,91 @@ class LinearGaussianSSM(Model):
         return -self.log_likelihood().sum()
 
     def log_likelihood(self) -> Tensor:
-        """log p(y) of each series: (N,), or a number for one series."""
+        """Return log p(y) of each series: (N,), or a number for one series."""
         matrices = self.matrices()
-        value = self._log_likelihood(matrices, self.y)
+        value = self._compute_log_likelihood(matrices, self.y)
         return value[0] if self.single else value
 
-    def _log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
+    def _compute_log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
         if not self._start:
-            return -kalman_nll(**matrices.operands(y))
-        # A few steps with what is diffuse; from there on everything is proper.
-        k, (flat, batch) = self._start, self._flat(matrices, y)
-        walked = _diffuse.walk(type(self).__name__, batch, flat, self._diffuse_states, k)
-        m, P = _diffuse.collapsed(walked.mean, walked.covariance, walked.information)
-        y, A, B, Q, R, _, _, c = (X if i in (5, 6) else _time_series.later(X, k) for i, X in enumerate(flat))
-        return -_diffuse.nll(walked) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
+            return -kalman_nll(**matrices.list_operands(y))
+        # The first k steps determine the diffuse states; after them all distributions are proper.
+        k, (flat, batch) = self._start, self._flatten(matrices, y)
+        run = _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, k)
+        m, P = _diffuse.integrate_out_diffuse(run.mean, run.covariance, run.information)
+        y, A, B, Q, R, _, _, c = (
+            X if i in (5, 6) else _time_series.drop_times(X, k) for i, X in enumerate(flat)
+        )
+        return -_diffuse.compute_nll(run) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
 
     @torch.no_grad()
     def filter(self) -> Filtered:
-        """Moments of the states given the observations so far.
+        """Return moments of the states, given the observations so far.
 
         Returns:
-            (N, T, ...), or (T, ...) for one series. Where the observations so far do not determine diffuse
-            states, the moments, and all but the sum of the log likelihoods, do not exist: they are NaN.
+            (N, T, ...), or (T, ...) for one series. As long as the observations do not determine all diffuse
+            states, moments and log likelihoods do not exist: they are NaN.
         """
-        walked, (flat, _) = self._walk(0)
-        T, first = len(walked.steps), max(0, self._start - 1)
+        run, (flat, _) = self._run_filter(0)
+        T, first = len(run.steps), max(0, self._start - 1)
         found: list[tuple[Tensor, ...]] = []
-        for t, step in enumerate(walked.steps):
+        for t, step in enumerate(run.steps):
             if t < first:
                 found.append(
                     tuple(torch.full_like(x, torch.nan) for x in (step.mean[..., 0], step.covariance) * 2)
                 )
                 continue
-            filtered = _diffuse.collapsed(step.filtered_mean, step.filtered_covariance, step.information)
-            before = (
-                walked.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
+            filtered = _diffuse.integrate_out_diffuse(
+                step.filtered_mean, step.filtered_covariance, step.information
             )
+            before = run.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
             known = t > first or not self._start
             predicted = (
-                _diffuse.collapsed(step.mean, step.covariance, before)
+                _diffuse.integrate_out_diffuse(step.mean, step.covariance, before)
                 if known
                 else tuple(torch.full_like(x, torch.nan) for x in filtered)
             )
             found.append((*filtered, *predicted))
         parts = [torch.stack(part, 1) for part in zip(*found, strict=True)]
-        values = _log_likelihoods(flat, parts[2], parts[3])
+        values = _compute_log_likelihoods(flat, parts[2], parts[3])
         values[:, :first] = torch.nan if T and self._start else values[:, :first]
         return Filtered(*[part[0] if self.single else part for part in (*parts, values)])
 
     @torch.no_grad()
     def smooth(self) -> Smoothed:
-        """Moments of the states given all observations: (N, T, ...), or (T, ...) for one series.
+        """Return moments of the states, given all observations: (N, T, ...), or (T, ...) for one series.
 
-        Times past the end of a series are forecasts.
+        At times after the end of a series they are forecasts.
         """
-        walked, (flat, _) = self._walk(0)
-        steps = [(step.mean, step.covariance, step.seen) for step in walked.steps]
+        run, (flat, _) = self._run_filter(0)
+        steps = [(step.mean, step.covariance, step.seen) for step in run.steps]
         mean, covariance, cross, _ = smooth_back(flat, steps, flat[0].new_zeros(len(flat[0]), 0))
-        G = walked.information
+        G = run.information
         if mean.shape[-1] > 1:
             L, M = potrf(G[:, None, 1:, 1:]), mean[..., 1:]
-            cross = cross + product(M[:, 1:], cho_solve(L, M[:, :-1].mT))
-        mean, covariance = _diffuse.collapsed(mean, covariance, G[:, None])
-        parts = (mean, covariance, cross, _diffuse.nll(walked).neg())
+            cross = cross + multiply(M[:, 1:], cho_solve(L, M[:, :-1].mT))
+        mean, covariance = _diffuse.integrate_out_diffuse(mean, covariance, G[:, None])
+        parts = (mean, covariance, cross, _diffuse.compute_nll(run).neg())
         return Smoothed(*[part[0] if self.single else part for part in parts])
 
-    def _walk(self, steps_ahead: int) -> tuple[_diffuse.Walk, tuple[tuple[Tensor, ...], torch.Size]]:
-        """The filter over data and times after them."""
+    def _run_filter(
+        self, steps_ahead: int
+    ) -> tuple[_diffuse.FilterRun, tuple[tuple[Tensor, ...], torch.Size]]:
+        """Run the filter over the data and ``steps_ahead`` times after them; also return its operands."""
         y = torch.nn.functional.pad(self.y, (0, 0, 0, steps_ahead), value=torch.nan)
-        flat, batch = self._flat(self.matrices(y.shape[1]), y)
-        return _diffuse.walk(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
+        flat, batch = self._flatten(self.matrices(y.shape[1]), y)
+        return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
             flat,
             batch,
         )
 
     @torch.no_grad()
     def forecast(self, steps: int, *, noise: bool = True) -> Prediction:
-        """The distribution of the next observations of each series.
+        """Return the distribution of the next observations of each series.
 
         Args:
             steps: How many times after the end of each series.
-            noise: Of observations; False: of what they are the noisy observations of.
+            noise: Predict observations; False: predict the signal without the noise R.
 
         Returns:
             mean (steps,) and variance (steps,) of one series of numbers; (steps, p) and covariance (steps,
@@ -288,35 +293,35 @@ class LinearGaussianSSM(Model):
             OptionError: steps is negative.
             ShapeError: A component with inputs has none for these times.
         """
-        steps = _checked_steps(f"{type(self).__name__}.forecast", steps)
-        walked, (flat, _) = self._walk(steps)
-        after = _time_series.after(self.lengths, steps)
+        steps = _check_steps(f"{type(self).__name__}.forecast", steps)
+        run, (flat, _) = self._run_filter(steps)
+        after = _time_series.list_later_times(self.lengths, steps)
         predicted = [
-            _diffuse.collapsed(step.mean, step.covariance, walked.information)
-            for step in walked.steps[int(self.lengths.min()) :]
+            _diffuse.integrate_out_diffuse(step.mean, step.covariance, run.information)
+            for step in run.steps[int(self.lengths.min()) :]
         ]
         n = flat[1].shape[-1]
         if not predicted:
-            return self._answer(self.y.new_empty(len(self.y), 0, self.y.shape[-1]), None)
+            return self._shape_prediction(self.y.new_empty(len(self.y), 0, self.y.shape[-1]), None)
         first = int(self.lengths.min())
         m = torch.stack([mean for mean, _ in predicted], 1)
         P = torch.stack([covariance for _, covariance in predicted], 1)
         m = m.gather(1, (after - first)[..., None].expand(-1, -1, n))
         P = P.gather(1, (after - first)[..., None, None].expand(-1, -1, n, n))
-        B, R = (_time_series.at_times(X, after) for X in (flat[2], flat[4]))
-        mean = product(B, m[..., None])[..., 0] + self._observation_offset(walked, after)
-        covariance = product(B, P, B.mT) + (R if noise else 0.0)
-        return self._answer(mean, covariance)
+        B, R = (_time_series.gather_times(X, after) for X in (flat[2], flat[4]))
+        mean = multiply(B, m[..., None])[..., 0] + self._get_observation_offset(run, after)
+        covariance = multiply(B, P, B.mT) + (R if noise else 0.0)
+        return self._shape_prediction(mean, covariance)
 
-    def _observation_offset(self, walked: _diffuse.Walk, after: Tensor) -> Tensor | float:
-        offset = self.matrices(len(walked.steps)).block.observation_offset
+    def _get_observation_offset(self, run: _diffuse.FilterRun, after: Tensor) -> Tensor | float:
+        offset = self.matrices(len(run.steps)).block.observation_offset
         if offset is None:
             return 0.0
         flat = offset.expand(len(self.y), *offset.shape[-2:]) if offset.dim() == 2 else offset
-        return _time_series.at_times(flat, after)
+        return _time_series.gather_times(flat, after)
 
-    def _answer(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
-        """In the shapes of the data."""
+    def _shape_prediction(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
+        """Return a prediction in the shapes of the data."""
         if covariance is None:
             covariance = mean.new_empty(*mean.shape, mean.shape[-1])
         if self.vector:
@@ -325,8 +330,7 @@ class LinearGaussianSSM(Model):
 
     @torch.no_grad()
     def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Tensor:
-        """Draws of the next observations, given the data: each is one path, with its own course of the "
-        "states.
+        """Return draws of the next observations, given the data: each is one path, with its own states.
 
         Args:
             steps: How many times after the end of each series.
@@ -337,70 +341,69 @@ class LinearGaussianSSM(Model):
             (count, steps), with (N) before, and (p) after, for several series, and for several values.
         """
         who = f"{type(self).__name__}.sample"
-        steps = _checked_steps(who, steps)
-        source = _checks.generator(who, generator, self.y.device)
-        walked, (flat, _) = self._walk(steps)
+        steps = _check_steps(who, steps)
+        source = _checks.make_generator(who, generator, self.y.device)
+        run, (flat, _) = self._run_filter(steps)
         _, A, B, Q, R, _, _, c = flat
-        after = _time_series.after(self.lengths, steps)
+        after = _time_series.list_later_times(self.lengths, steps)
         N, p = len(self.y), self.y.shape[-1]
         drawn = self.y.new_empty(N, count, steps, p)
-        offset = self._observation_offset(walked, after)
+        offset = self._get_observation_offset(run, after)
 
-        def normal(mean: Tensor, covariance: Tensor) -> Tensor:
-            """(N, count, k) of means (N, count, k) and covariances (N, k, k)."""
+        def draw(mean: Tensor, covariance: Tensor) -> Tensor:
+            """Return draws (N, count, k) for means (N, count, k) and covariances (N, k, k)."""
             noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
-            return mean + product(noise, _time_series.root(covariance).mT)
+            return mean + multiply(noise, _sampling.compute_root(covariance).mT)
 
         if steps:
             states = [
-                _diffuse.collapsed(
-                    walked.steps[int(length)].mean[i],
-                    walked.steps[int(length)].covariance[i],
-                    walked.information[i],
+                _diffuse.integrate_out_diffuse(
+                    run.steps[int(length)].mean[i],
+                    run.steps[int(length)].covariance[i],
+                    run.information[i],
                 )
                 for i, length in enumerate(self.lengths)
             ]
-            h = normal(
+            h = draw(
                 torch.stack([mean for mean, _ in states])[:, None].expand(N, count, -1),
                 torch.stack([covariance for _, covariance in states]),
             )
         for k in range(steps):
             A_k, B_k, Q_k, R_k, c_k = (
-                _time_series.at_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
+                _time_series.gather_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
             )
-            drawn[:, :, k] = normal(product(h, B_k.mT), R_k)
-            h = normal(product(h, A_k.mT) + c_k[:, None], Q_k)
+            drawn[:, :, k] = draw(multiply(h, B_k.mT), R_k)
+            h = draw(multiply(h, A_k.mT) + c_k[:, None], Q_k)
         drawn = drawn + (offset if isinstance(offset, float) else offset[:, None])
         drawn = drawn[..., 0] if self.vector else drawn
         return drawn[0] if self.single else drawn
 
     @torch.no_grad()
     def decompose(self) -> list[Prediction]:
-        """What each component contributes to the observations, given all of them: mean and variance (N, "
-        "T, p).
+        """Return mean and variance of the contribution of each component, given all observations.
 
-        In the order in which they were added; shapes are those of the data.
+        They are in the order in which components were added, and have the shapes of the data.
         """
         found = self.smooth()
         mean, covariance = (x[None] if self.single else x for x in (found.mean, found.covariance))
         block = self.matrices().block
-        parts = getattr(self.component, "components", [self.component])
+        parts = self.component.components if isinstance(self.component, Sum) else [self.component]
         answers, before = [], 0
         for part in parts:
             own = slice(before, before + part.states)
             B = block.B[..., own]
-            value = product(B, mean[..., own, None])[..., 0]
-            answers.append(self._answer(value, product(B, covariance[..., own, own], B.mT)))
+            value = multiply(B, mean[..., own, None])[..., 0]
+            answers.append(self._shape_prediction(value, multiply(B, covariance[..., own, own], B.mT)))
             before += part.states
         return answers
 
     def plot(self, steps: int = 0, *, series: int = 0, times: Any = None, axes: Any = None) -> Any:
-        """The data of one series, the smoothed signal, and a forecast, with 95% bands (needs matplotlib).
+        """Plot the data of one series, the smoothed signal and a forecast, with 95% bands (needs matplotlib).
 
         Args:
             steps: Steps of the forecast.
             series: Which series.
-            times: (T + steps,), what is written along the axis; None: 0, 1, 2, ...
+            times: (T + steps,), coordinates of the time axis; None: 0, 1, 2, ...
             axes: Axes of matplotlib to draw into; None: new ones.
 
         Returns:
@@ -408,25 +411,25 @@ class LinearGaussianSSM(Model):
         """
         if self.y.shape[-1] > 1:
             raise _errors.ShapeError(f"{type(self).__name__}.plot: only series of one value at each time.")
-        axes = _plots.new_axes(axes)
+        axes = _plots.get_axes(axes)
         length = int(self.lengths[series])
         x = torch.arange(length + steps) if times is None else torch.as_tensor(times)
         found, matrices = self.smooth(), self.matrices()
         mean, covariance = (v[None] if self.single else v for v in (found.mean, found.covariance))
         B = matrices.block.B.detach()
-        signal = product(B, mean[..., None])[..., 0][series, :length, 0]
+        signal = multiply(B, mean[..., None])[..., 0][series, :length, 0]
         offset = matrices.block.observation_offset
         if offset is not None:
             signal = signal + offset.detach().expand(len(self.y), self.y.shape[1], 1)[series, :length, 0]
-        variance = product(B, covariance, B.mT)[series, :length, 0, 0]
-        _plots.points(axes, x[:length], self.y[series, :length, 0])
-        _plots.band(axes, x[:length], signal, variance, label="smoothed")
+        variance = multiply(B, covariance, B.mT)[series, :length, 0, 0]
+        _plots.plot_points(axes, x[:length], self.y[series, :length, 0])
+        _plots.plot_band(axes, x[:length], signal, variance, label="smoothed")
         if steps:
             ahead, spread = self.forecast(steps)
             if not self.single:
                 ahead, spread = ahead[series], spread[series]
             ahead, spread = (ahead, spread) if self.vector else (ahead[..., 0], spread[..., 0, 0])
-            _plots.band(
+            _plots.plot_band(
                 axes,
                 x[length : length + steps],
                 ahead,
@@ -435,12 +438,12 @@ class LinearGaussianSSM(Model):
                 colour=_plots.FORECAST_COLOUR,
             )
         axes.legend(frameon=False)
-        return _plots.tidy(axes)
+        return _plots.style_axes(axes)
 
     def config(self) -> dict[str, Any]:
-        """The description for files."""
+        """Return the description for files."""
         return {
-            "component": described(self.component),
+            "component": describe_component(self.component),
             "noise": self.noise_form,
             "without_noise": self.noise is None,
             "diffuse_variance": self.diffuse_variance,
@@ -452,7 +455,7 @@ class LinearGaussianSSM(Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of the same series and components."""
+        """Return a model of this description with the series that were saved."""
         check_entries(config, _ENTRIES)
         prefix = "component."
         own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -461,27 +464,27 @@ class LinearGaussianSSM(Model):
         values = [one[:, 0] for one in series] if config["vector"] else series
         return cls(
             values[0] if config["single"] else values,
-            component_from(config["component"], own, modules),
+            make_component(config["component"], own, modules),
             noise_var=0.0 if config["without_noise"] else None,
             noise=config["noise"],
             diffuse_variance=config["diffuse_variance"],
         )
 
 
-def _checked_steps(who: str, steps: int) -> int:
+def _check_steps(who: str, steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise _errors.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
     return steps
 
 
-def _log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
-    """log p(y[t] | before), (N, T), from predicted moments of the states."""
+def _compute_log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return log p(y[t] | y[0], ..., y[t-1]), (N, T), from predicted moments of the states."""
     y, _, B, _, R = flat[:5]
     there = ~y.isnan()
     seen = there.to(y.dtype)
     B = seen[..., None] * B
-    S = product(B, covariance, B.mT) + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
-    v = torch.where(there, y, 0.0) - product(B, mean[..., None])[..., 0]
+    S = multiply(B, covariance, B.mT) + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
+    v = torch.where(there, y, 0.0) - multiply(B, mean[..., None])[..., 0]
     known = ~mean.isnan().any(-1)
     S = torch.where(known[..., None, None], S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
     L = potrf(S)

@@ -18,15 +18,15 @@ from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import above, positive
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGERS, PART, TEXT, check_entries
-from lapgrad.models.bayesian_linear_regression import variance_of
+from lapgrad.models.bayesian_linear_regression import compute_variance
 from lapgrad.models.criteria.blr_nll import blr_nll
-from lapgrad.models.features import described, evaluated, from_description, parameters_fixed
+from lapgrad.models.features import describe_features, evaluate_features, fix_parameters, make_features
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "features": PART,
     "bias": FLAG,
@@ -40,14 +40,14 @@ class MultiTaskBLR(Model):
 
     The loss is the sum of the negative log marginal likelihoods of the tasks: gradients of all of them learn
     the features, while each task has its own noise and prior variances, and its weights are integrated out. A
-    task with few observations takes over what the others have taught the features (Perrone, Jenatton, Seeger
+    task with few observations benefits from features that the others have learned (Perrone, Jenatton, Seeger
     and Archambeau, 2017).
 
     Args:
         tasks: (X, y) of each task: X (n_t, d) or (n_t,), y (n_t,). Sizes may differ; they may be 0.
         features: An ``nn.Module`` that maps (n, d) to (n, m). It becomes part of the model, and moves to the
             dtype and device of the data. None: the inputs.
-        bias: Whether each task has the weight w_t0 of the constant 1, with a prior variance of its own.
+        bias: Include the weight w_t0 of the constant 1 in each task, with its own prior variance.
         method: "lq" or "cholesky", see ``blr_nll``.
 
     Attributes:
@@ -88,10 +88,10 @@ class MultiTaskBLR(Model):
         super().__init__()
         if method not in METHODS:
             raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
-        pairs = [_checked(t, *task) for t, task in enumerate(tasks)]
+        pairs = [_check_data(t, *task) for t, task in enumerate(tasks)]
         if not any(len(X) for X, _ in pairs):
             raise _errors.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
-        _checks.same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
+        _checks.check_same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
         columns = {X.shape[1] for X, _ in pairs}
         if len(columns) > 1:
             raise _errors.ShapeError(
@@ -105,9 +105,9 @@ class MultiTaskBLR(Model):
         self.features = features
         self.to(dtype=self.X.dtype, device=self.X.device)
         with torch.no_grad():
-            Phi = evaluated("MultiTaskBLR", self.features, self.X)
+            Phi = evaluate_features("MultiTaskBLR", self.features, self.X)
         self.feature_count = Phi.shape[1]
-        spreads = self.y.new_tensor([variance_of(y) for _, y in pairs])
+        spreads = self.y.new_tensor([compute_variance(y) for _, y in pairs])
         self.register_buffer("noise_floor", torch.finfo(torch.float64).eps ** 0.5 * spreads)
         self.noise_var = 0.1 * spreads
         self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
@@ -117,13 +117,14 @@ class MultiTaskBLR(Model):
         self.to(dtype=self.X.dtype, device=self.X.device)
 
     def loss(self) -> Tensor:
-        """The sum of the negative log marginal likelihoods of all tasks, in float64."""
+        """Return the sum of the negative log marginal likelihoods of all tasks, in float64."""
         Phi = self.design(self.X).split(self.sizes)
         y = self.y.double().split(self.sizes)
         noise, prior = self.noise_var.double(), self.weight_var().double()
         total = noise.new_zeros(())
-        for group in _of_similar_size(self.sizes):
-            # Rows of zeros are observations of 0 by features of 0: they add log N(0 | 0, noise), and no more.
+        for group in _group_by_size(self.sizes):
+            # Rows of zeros pad tasks to the same size. Each adds -log N(0 | 0, noise), which is subtracted
+            # below.
             padded = pad_sequence([Phi[t] for t in group], batch_first=True)
             targets = pad_sequence([y[t] for t in group], batch_first=True)
             rows = padded.shape[1] - noise.new_tensor([self.sizes[t] for t in group])
@@ -132,12 +133,12 @@ class MultiTaskBLR(Model):
         return total
 
     def design(self, X: Tensor) -> Tensor:
-        """The design matrix (n, m') in float64: 1 where there is a bias, then the features of X (n, d)."""
-        Phi = evaluated("MultiTaskBLR", self.features, X).double()
+        """Return the design matrix (n, m') of X (n, d) in float64: 1 for the bias, then the features."""
+        Phi = evaluate_features("MultiTaskBLR", self.features, X).double()
         return torch.cat([torch.ones_like(Phi[:, :1]), Phi], dim=1) if self.bias else Phi
 
     def weight_var(self) -> Tensor:
-        """The prior variance of each weight in each task, (T, m')."""
+        """Return the prior variance of each weight in each task, (T, m')."""
         prior = self.prior_var[:, None].expand(-1, self.feature_count)
         return torch.cat([self.bias_var[:, None], prior], dim=1) if self.bias else prior
 
@@ -149,30 +150,30 @@ class MultiTaskBLR(Model):
             X: (n', d) or (n',).
             y: (n',).
         """
-        task = self._number(task)
-        X = _checks.inputs("MultiTaskBLR.observe", X, columns=self.X.shape[1])
-        Y = _checks.targets("MultiTaskBLR.observe", y, X, outputs=1)
-        _checks.same_kind("MultiTaskBLR.observe", X=X, data=self.X)
+        task = self._check_task(task)
+        X = _checks.check_inputs("MultiTaskBLR.observe", X, columns=self.X.shape[1])
+        Y = _checks.check_targets("MultiTaskBLR.observe", y, X, outputs=1)
+        _checks.check_same_kind("MultiTaskBLR.observe", X=X, data=self.X)
         end = sum(self.sizes[: task + 1])
         self.X = torch.cat([self.X[:end], X.detach(), self.X[end:]])
         self.y = torch.cat([self.y[:end], Y[:, 0].detach(), self.y[end:]])
         self.sizes[task] += len(X)
 
     def data(self, task: int) -> tuple[Tensor, Tensor]:
-        """The observations of a task: X (n_t, d) and y (n_t,)."""
-        task = self._number(task)
+        """Return the observations of a task: X (n_t, d) and y (n_t,)."""
+        task = self._check_task(task)
         return self.X.split(self.sizes)[task], self.y.split(self.sizes)[task]
 
     def posterior(self, task: int) -> WeightPosterior:
-        """The distribution of the weights of a task.
+        """Return the distribution of the weights of a task.
 
         Returns:
             mean (m', 1), and factor (m', m') with factor factorᵀ the covariance. The weight of the bias comes
             first.
         """
-        task = self._number(task)
+        task = self._check_task(task)
         X, y = self.data(task)
-        return _weights.posterior(
+        return _weights.compute_posterior(
             "MultiTaskBLR",
             self.design(X),
             y[:, None].double(),
@@ -182,28 +183,28 @@ class MultiTaskBLR(Model):
         )
 
     def predict(self, task: int, X_new: Tensor, *, noise: bool = False, full_cov: bool = False) -> Prediction:
-        """The distribution of f_t at new inputs, or of observations there.
+        """Return the distribution of f_t, or of observations, at new inputs.
 
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             task: Number of the task.
             X_new: (n', d) or (n',).
-            noise: Of observations: with the variance of the noise.
-            full_cov: The covariance of all pairs in place of the variances.
+            noise: Predict observations, with the variance of the noise.
+            full_cov: Return the covariance of all pairs in place of the variances.
 
         Returns:
             mean (n'), and variance (n') or covariance (n', n').
         """
-        posterior, design = self._at(task, self._inputs("predict", X_new))
-        noise_var = self._noise(task) if noise else None
-        mean, spread = _weights.predicted(posterior, design, noise_var, full_cov)
+        posterior, design = self._prepare_prediction(task, self._check_new_inputs("predict", X_new))
+        noise_var = self._get_noise_var(task) if noise else None
+        mean, spread = _weights.predict_targets(posterior, design, noise_var, full_cov)
         return Prediction(mean.squeeze(-1).to(X_new.dtype), spread.to(X_new.dtype))
 
     def sample(
         self, task: int, X_new: Tensor, count: int = 1, *, generator: torch.Generator | int | None = None
     ) -> Tensor:
-        """Draws of f_t at new inputs, (count, n'): each is one function, at all of them.
+        """Return draws (count, n') of f_t, each of one function at all new inputs.
 
         Args:
             task: Number of the task.
@@ -211,9 +212,9 @@ class MultiTaskBLR(Model):
             count: How many draws.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
         """
-        posterior, design = self._at(task, self._inputs("sample", X_new))
-        source = _checks.generator("MultiTaskBLR.sample", generator, self.X.device)
-        return product(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
+        posterior, design = self._prepare_prediction(task, self._check_new_inputs("sample", X_new))
+        source = _checks.make_generator("MultiTaskBLR.sample", generator, self.X.device)
+        return multiply(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
 
     def log_prob(self, task: int, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
         """log p(y_new | X_new, data), the density of observations of a task at new inputs, noise included.
@@ -222,25 +223,25 @@ class MultiTaskBLR(Model):
             task: Number of the task.
             X_new: (n', d) or (n',).
             y_new: (n',).
-            joint: Of all n' together, in place of each by itself.
+            joint: Return the density of all n' together, not of each.
 
         Returns:
             (n'); with ``joint`` a scalar.
         """
-        X_new = self._inputs("log_prob", X_new)
-        Y_new = _checks.targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
-        posterior, design = self._at(task, X_new)
-        noise_var, Y_new = self._noise(task), Y_new.double()
+        X_new = self._check_new_inputs("log_prob", X_new)
+        Y_new = _checks.check_targets("MultiTaskBLR.log_prob", y_new, X_new, "y_new", outputs=1)
+        posterior, design = self._prepare_prediction(task, X_new)
+        noise_var, Y_new = self._get_noise_var(task), Y_new.double()
         if joint:
-            values = _weights.joint_log_density(posterior, design, Y_new, noise_var, self.method)
+            values = _weights.compute_joint_log_densities(posterior, design, Y_new, noise_var, self.method)
         else:
-            values = _weights.log_densities(posterior, design, Y_new, noise_var)
+            values = _weights.compute_log_densities(posterior, design, Y_new, noise_var)
         return values.squeeze(-1).to(X_new.dtype)
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors."""
+        """Return the arguments of the constructor that are no tensors."""
         return {
-            "features": described(self.features),
+            "features": describe_features(self.features),
             "bias": self.bias,
             "method": self.method,
             "sizes": self.sizes,
@@ -250,42 +251,42 @@ class MultiTaskBLR(Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description, with the data of the file."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         parts = (tensors[name].split(config["sizes"]) for name in ("X", "y"))
-        features = from_description(cls.__name__, config["features"], modules)
+        features = make_features(cls.__name__, config["features"], modules)
         return cls(list(zip(*parts, strict=True)), features, bias=config["bias"], method=config["method"])
 
-    def _at(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
-        """The posterior of a task and the design of new inputs, with all parameters as constants."""
+    def _prepare_prediction(self, task: int, X_new: Tensor) -> tuple[WeightPosterior, Tensor]:
+        """Return the posterior of a task and the design of new inputs, without gradients of parameters."""
         with torch.no_grad():
             posterior = self.posterior(task)
-        with parameters_fixed(self.features):
+        with fix_parameters(self.features):
             return posterior, self.design(X_new)
 
-    def _noise(self, task: int) -> Tensor:
-        return self.noise_var[self._number(task)].detach().double()
+    def _get_noise_var(self, task: int) -> Tensor:
+        return self.noise_var[self._check_task(task)].detach().double()
 
-    def _number(self, task: int) -> int:
+    def _check_task(self, task: int) -> int:
         if not -len(self.sizes) <= task < len(self.sizes):
             raise _errors.OptionError(f"MultiTaskBLR: there are {len(self.sizes)} tasks, no task {task}.")
         return task % len(self.sizes)
 
-    def _inputs(self, method: str, X_new: Tensor) -> Tensor:
+    def _check_new_inputs(self, method: str, X_new: Tensor) -> Tensor:
         who = f"MultiTaskBLR.{method}"
-        X_new = _checks.inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
-        _checks.same_kind(who, X_new=X_new, X=self.X)
+        X_new = _checks.check_inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
+        _checks.check_same_kind(who, X_new=X_new, X=self.X)
         return X_new
 
 
-def _checked(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _check_data(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     who = f"MultiTaskBLR: task {task}"
-    X = _checks.inputs(who, X, empty=True)
-    return X, _checks.targets(who, y, X, outputs=1)[:, 0]
+    X = _checks.check_inputs(who, X, empty=True)
+    return X, _checks.check_targets(who, y, X, outputs=1)[:, 0]
 
 
-def _of_similar_size(sizes: Sequence[int]) -> list[list[int]]:
-    """Tasks in groups whose sizes lie between two powers of 2: padding at most doubles them."""
+def _group_by_size(sizes: Sequence[int]) -> list[list[int]]:
+    """Group tasks whose sizes lie between two powers of 2, so that padding at most doubles them."""
     groups: dict[int, list[int]] = {}
     for task, size in enumerate(sizes):
         if size:

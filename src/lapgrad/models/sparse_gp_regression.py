@@ -11,23 +11,26 @@ from torch import Tensor, nn
 
 from lapgrad import _errors, fused
 from lapgrad.fused._sgp import kernel_function as _kernel_function
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
+from lapgrad.fused._sgp.evaluation import Evaluation
+from lapgrad.fused.sgp_nll import evaluate_criterion
 from lapgrad.models import _checks, _plots, _sampling, _scaling
+from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import sparse_posterior as _sparse_posterior
 from lapgrad.models._gp.sparse_posterior import SparsePosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
-from lapgrad.models._prediction import Prediction, log_density
-from lapgrad.models._scaling import Standardised
+from lapgrad.models._prediction import Prediction, compute_log_density
+from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 
 _MEANS = ("constant", "zero")
 
-#: Of the description in a file.
+#: The entries of the description in a file.
 _ENTRIES = {
     "mean": TEXT,
     "normalise": FLAG,
@@ -38,32 +41,32 @@ _ENTRIES = {
 }
 
 
-class SparseGPRegression(Standardised, Model):
-    """y = f(x) + noise with f a Gaussian process, seen through its values at U inducing inputs.
+class SparseGPRegression(StandardisedRegression, Model):
+    """y = f(x) + noise with f a Gaussian process, approximated by its values at U inducing inputs.
 
-    Learns kernel, noise, mean and inducing inputs together, by the collapsed variational bound of Titsias
-    (2009), which ``fused.sgp_nll`` streams over the data: n U² operations and U² of memory, where
-    ``GPRegression`` takes n³ and n². With more inducing inputs the model comes closer to the exact one.
+    Learns kernel, noise, mean and inducing inputs together by the collapsed variational bound of Titsias
+    (2009). ``fused.sgp_nll`` computes it in chunks of the data, with n U² operations and U² of memory, where
+    ``GPRegression`` needs n³ and n². With more inducing inputs the model comes closer to the exact one.
 
     All arithmetic is in float64, whatever the dtype of the data: float32 models work with thousands of
-    inducing inputs, too.
+    inducing inputs as well.
 
     Args:
-        X: (n, d) or (n,), float32 or float64. The model lives on its device and in its dtype.
+        X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs: independent, with the same kernel, noise and inducing inputs.
         kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
             model (not a copy), and follows it to its dtype and device.
         inducing: How many inducing inputs, chosen from the rows of X (no row twice, so there may be fewer);
             or where they are, (U, d) or (U,).
-        init: How they are chosen: "kmeans++", far from each other, or "random".
+        init: How inducing inputs are chosen: "kmeans++" (far from each other) or "random".
         noise_var: Variance of the noise; None: a tenth of the variance of y.
-        noise_floor: What the variance of the noise stays above while it is learned; None: 1.5e-8 of the
+        noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
         mean: "constant": one learned constant per output, or "zero".
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters, and
             the attribute ``inducing``, are then in these units; predictions and the loss are in those of y.
         jitter: Added to the diagonal of the kernel matrix of the inducing inputs, in units of its mean.
-        chunk: Rows of data that are worked on at a time; None: by size.
+        chunk: Rows of data per chunk; None: chosen by size.
         generator: Source of random numbers for ``init``, or a seed; None: torch's own.
 
     Attributes:
@@ -71,8 +74,8 @@ class SparseGPRegression(Standardised, Model):
         inducing: (U, d), the inducing inputs; learned, unless ``model.fix("inducing")`` keeps them.
         constant: (k,), the mean; learned (only with ``mean="constant"``).
         kernel: The kernel; its hyper-parameters are learned.
-        jitter: What had to be added beyond the jitter that was asked for, with a ``JitterWarning``. 0 is the
-            rule.
+        jitter: What had to be added in addition to the option ``jitter``, with a ``JitterWarning``; usually
+            0.
 
     Raises:
         DTypeError, DeviceError, ShapeError: The tensors are not float32 or float64, or do not fit.
@@ -114,35 +117,36 @@ class SparseGPRegression(Standardised, Model):
         who = type(self).__name__
         _check_options(who, kernel, init, mean, jitter, chunk)
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.inputs(who, X)
-        y = _checks.targets(who, y, X)
+        X = _checks.check_inputs(who, X)
+        y = _checks.check_targets(who, y, X)
         self.mean, self.normalise, self.inducing_jitter, self.chunk = mean, normalise, float(jitter), chunk
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
-        for name, values in (("x", self.X), ("y", self.y)):
-            shift, scale = _scaling.shift_and_scale(values, normalise)
-            pooled = scale.square().mean().sqrt() if name == "y" else scale
-            self.register_buffer(f"{name}_shift", shift)
-            self.register_buffer(f"{name}_scale", pooled)
-        source = _checks.generator(who, generator, X.device)
-        self.inducing = self._scaled(_inducing_inputs.given_or_chosen(who, inducing, self.X, init, source))
+        _scaling.register_scaling(self, "x", self.X, normalise)
+        _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
+        source = _checks.make_generator(who, generator, X.device)
+        self.inducing = self._scale_inputs(
+            _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
+        )
         self._initialise(kernel, noise_var, noise_floor)
         self.to(dtype=X.dtype, device=X.device)
-        with torch.no_grad():  # a kernel that does not fit the data says so here, not in the first step
-            self.kernel.diag(self._scaled(self.X[:1]))
-        self._known: tuple[SparsePosterior, list[Tensor]] | None = None
+        with torch.no_grad():  # raises here, not in the first step, if the kernel does not fit the data
+            self.kernel.diag(self._scale_inputs(self.X[:1]))
+        self._posterior: CachedValue[SparsePosterior] = CachedValue()
+        #: State that one evaluation of the loss passes to the next.
+        self.evaluation = Evaluation()
 
     def _initialise(self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None) -> None:
-        """Kernel, noise and mean from the spread of the data, where they are not given."""
-        inputs, outputs = self._scaled(self.X), self._observed(self.y)
-        variance = _scaling.spread(outputs).square().mean()
-        lengthscale = _scaling.spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
+        """Set kernel, noise and mean; those that are not given are chosen by the spread of the data."""
+        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        variance = _scaling.compute_spread(outputs).square().mean()
+        lengthscale = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
         self.kernel = RBF(lengthscale, variance) if kernel is None else kernel
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
             raise _errors.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
-        smallest = math.sqrt(torch.finfo(_inducing.ARITHMETIC).eps)
+        smallest = math.sqrt(torch.finfo(_statistics.ARITHMETIC).eps)
         floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
         self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))
         self.noise_var = noise
@@ -155,16 +159,16 @@ class SparseGPRegression(Standardised, Model):
     def replayable(self) -> bool:
         """Whether a fit on a GPU may record the loss as a CUDA graph, and replay it.
 
-        It may if neither the model nor its kernel has code of users in it, which may do something else in
-        each evaluation. A class of your own that does not can say so: ``replayable = True``.
+        It may if model and kernel consist of classes of lapgrad and torch. Code of users may do something
+        else in each evaluation; a class of your own that does not can set ``replayable = True``.
         """
         return all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.modules())
 
     def loss(self) -> Tensor:
-        """The bound of the negative log marginal likelihood of the observations: a scalar.
+        """Return the bound of the negative log marginal likelihood of the observations: a scalar.
 
-        ``torch.compile`` breaks its graph at the kernel, whose parameters are swapped for others; with
-        ``fullgraph=True`` it refuses.
+        ``torch.compile`` breaks its graph at the kernel, whose parameters are replaced for the call; with
+        ``fullgraph=True`` it raises an error.
 
         Raises:
             NotPositiveDefiniteError: The kernel matrix of the inducing inputs is not positive definite, by
@@ -172,21 +176,22 @@ class SparseGPRegression(Standardised, Model):
             NonFiniteError: The kernel gives NaN or infinity.
 
         Warns:
-            JitterWarning: More had to be added to the diagonal than ``jitter`` of the constructor.
+            JitterWarning: More jitter than that of the constructor had to be added to the diagonal.
         """
-        self._known = None  # U² of memory, and out of date with the next step of a fit
-        inputs, residuals = self._scaled(self.X), self._residuals()
-        value, self.jitter = _jitter.retried(
+        self._posterior.clear()  # it takes U² of memory, and a fit changes the parameters in each step
+        inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
+        value, self.jitter = _jitter.retry_with_jitter(
             type(self).__name__,
-            _inducing.ARITHMETIC,
-            lambda added: fused.sgp_nll(
+            _statistics.ARITHMETIC,
+            lambda added: evaluate_criterion(
+                self.evaluation,
                 self.kernel,
                 self.inducing,
                 inputs,
                 residuals,
                 self.noise_var,
-                jitter=self.inducing_jitter + added,
-                chunk=self.chunk,
+                self.inducing_jitter + added,
+                self.chunk,
             ),
         )
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
@@ -196,17 +201,17 @@ class SparseGPRegression(Standardised, Model):
     def predict(
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None
     ) -> Prediction:
-        """The distribution of f, or of observations, at new inputs.
+        """Return the distribution of f, or of observations, at new inputs.
 
         Differentiable with respect to ``X_new``; the parameters count as constants. The first call after a
         change of the parameters passes over the data.
 
         Args:
             X_new: (m, d) or (m,).
-            noise: Of observations: with the variance of the noise.
-            full_cov: The covariance of all pairs in place of the variances.
-            chunk: Inputs that are worked on at a time, to bound the memory at U · chunk; None: by size.
-                Without effect with ``full_cov``.
+            noise: Predict observations, with the variance of the noise.
+            full_cov: Return the covariance of all pairs in place of the variances.
+            chunk: Inputs per chunk, to limit the memory to U · chunk; None: chosen by size. Not used with
+                ``full_cov``.
 
         Returns:
             mean (m,) (or (m, k)), and variance (m,) or covariance (m, m), which all outputs share.
@@ -214,10 +219,10 @@ class SparseGPRegression(Standardised, Model):
         Raises:
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
-        X_new = self._new_inputs("predict", X_new)
+        X_new = self._check_new_inputs("predict", X_new)
         if chunk is not None and chunk < 1:
             raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
-        mean, spread = self._predicted(X_new, noise, full_cov, chunk)
+        mean, spread = self._predict_scaled(X_new, noise, full_cov, chunk)
         mean = mean[:, 0] if self.vector else mean
         return Prediction(mean.to(X_new.dtype), spread.to(X_new.dtype))
 
@@ -230,75 +235,63 @@ class SparseGPRegression(Standardised, Model):
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+        """Return draws of f (with ``noise``: of observations), each of one function at all new inputs.
 
         Args:
             X_new: (m, d) or (m,).
-            count: How many.
-            noise: Of observations.
+            count: How many draws.
+            noise: Draw observations.
             generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
             (count, m), or (count, m, k) for k outputs.
         """
-        X_new = self._new_inputs("sample", X_new)
-        mean, spread = self._predicted(X_new, noise, True, None)
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, mean.device)
-        drawn = _sampling.normal(mean, spread, count, source).to(X_new.dtype)
+        X_new = self._check_new_inputs("sample", X_new)
+        mean, spread = self._predict_scaled(X_new, noise, True, None)
+        source = _checks.make_generator(f"{type(self).__name__}.sample", generator, mean.device)
+        drawn = _sampling.draw_normal(mean, spread, count, source).to(X_new.dtype)
         return drawn[..., 0] if self.vector else drawn
 
     def log_prob(self, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
-        """log p(y_new | X_new, data), the density of observations at new inputs, noise included.
+        """Return log p(y_new | X_new, data), the log density of observations at new inputs, noise included.
 
         Args:
             X_new: (m, d) or (m,).
             y_new: (m,), or (m, k) for k outputs.
-            joint: Of all m together, in place of each by itself.
+            joint: Return the density of all m together, not of each.
 
         Returns:
             (m,) (or (m, k)); with ``joint`` a scalar (or (k,)).
         """
         who = f"{type(self).__name__}.log_prob"
-        X_new = self._new_inputs("log_prob", X_new)
-        y_new = _checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
-        mean, spread = self._predicted(X_new, True, joint, None)
+        X_new = self._check_new_inputs("log_prob", X_new)
+        y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        mean, spread = self._predict_scaled(X_new, True, joint, None)
         residuals = y_new.to(mean) - mean
         if joint:
             values = -fused.mvn_nll(spread, residuals.mT[..., None])
         else:
-            values = log_density(residuals, spread[:, None])
+            values = compute_log_density(residuals, spread[:, None])
         values = values.to(X_new.dtype)
         return values[..., 0] if self.vector else values
 
     def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """The fit over one input: mean, 95 % band, data and inducing inputs, with matplotlib.
+        """Plot mean, 95 % band, data and inducing inputs over one input, with matplotlib.
 
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-            output: Which output, if there are several.
-            noise: The band of observations, else that of f.
-            margin: How far to go beyond the data, relative to their range.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ShapeError: There is more than one input.
+        For arguments, result and errors see ``GPRegression.plot``.
         """
-        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
+        _plots.check_one_input(f"{type(self).__name__}.plot", self.X)
+        axes = _plots.get_axes(axes)
         with torch.no_grad():
-            mean, variance = self.predict(x, noise=noise)
-            places = (self.inducing * self.x_scale + self.x_shift)[:, 0]
-        axes = _plots.new_axes(axes)
-        bottom = torch.full_like(places, float(self.y[:, output].min()))
-        _plots.points(axes, places, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
-        shown = mean if self.vector else mean[:, output]
-        return _plots.fitted_curve(x, shown, variance, (self.X[:, 0], self.y[:, output]), axes)
+            inducing = (self.inducing * self.x_scale + self.x_shift)[:, 0]
+        bottom = torch.full_like(inducing, float(self.y[:, output].min()))
+        _plots.plot_points(axes, inducing, bottom, label="inducing inputs", colour=_plots.FORECAST_COLOUR)
+        return super().plot(axes, output=output, noise=noise, margin=margin)
 
     # Files.
 
     def config(self) -> dict[str, Any]:
-        """Options and the description of the kernel."""
+        """Return options and the description of the kernel."""
         return {
             "mean": self.mean,
             "normalise": self.normalise,
@@ -312,7 +305,7 @@ class SparseGPRegression(Standardised, Model):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A model of this description on the data that were saved."""
+        """Return a model of this description with the data that were saved."""
         check_entries(config, _ENTRIES)
         kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         return cls(
@@ -332,41 +325,42 @@ class SparseGPRegression(Standardised, Model):
         outputs, noise = self.y.shape[1], self.noise_var.item()
         return f"n={n}, d={d}, outputs={outputs}, inducing={U}, noise_var={noise:.4g}"
 
-    def _residuals(self) -> Tensor:
-        y = self._observed(self.y)
+    def _compute_residuals(self) -> Tensor:
+        y = self._scale_targets(self.y)
         return y - self.constant if self.mean == "constant" else y
 
     @torch.no_grad()
-    def _posterior(self) -> SparsePosterior:
-        """What the data say about the function; computed again when a parameter has changed."""
-        present = [value.detach() for value in self.state_dict().values()]
-        if self._known is not None and all(map(_same, self._known[1], present)):
-            return self._known[0]
+    def _get_posterior(self) -> SparsePosterior:
+        """Return the posterior of f, computed again only if data or parameters have changed."""
+        return self._posterior(self.state_dict().values(), self._compute_posterior)
+
+    def _compute_posterior(self) -> SparsePosterior:
         who = type(self).__name__
-        found, self.jitter = _jitter.retried(
+        found, self.jitter = _jitter.retry_with_jitter(
             who,
-            _inducing.ARITHMETIC,
-            lambda added: _sparse_posterior.posterior(
+            _statistics.ARITHMETIC,
+            lambda added: _sparse_posterior.compute_posterior(
                 who,
-                _kernel_function.of_module(self.kernel),
+                _kernel_function.wrap_module(self.kernel),
                 self.inducing,
-                self._scaled(self.X),
-                self._residuals(),
+                self._scale_inputs(self.X),
+                self._compute_residuals(),
                 self.noise_var,
                 self.inducing_jitter + added,
                 self.chunk,
             ),
         )
-        self._known = found, [value.clone() for value in present]
         return found
 
-    def _predicted(
+    def _predict_scaled(
         self, X_new: Tensor, noise: bool, full_cov: bool, chunk: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
-        posterior, inputs = self._posterior(), self._scaled(X_new)
-        width = _inducing.chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
-        parts = [posterior.at(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))]
+        """Return mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
+        posterior, inputs = self._get_posterior(), self._scale_inputs(X_new)
+        width = _statistics.choose_chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
+        parts = [
+            posterior.predict(part, full_cov) for part in ([inputs] if full_cov else inputs.split(width))
+        ]
         mean = torch.cat([part for part, _ in parts])
         spread = parts[0][1] if full_cov else torch.cat([part for _, part in parts])
         if self.mean == "constant":
@@ -376,10 +370,6 @@ class SparseGPRegression(Standardised, Model):
             spread = spread + (torch.diag_embed(added.expand(len(inputs))) if full_cov else added)
         shift, scale = self.y_shift.to(mean), self.y_scale.to(mean)
         return mean * scale + shift, spread * scale.square()
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
 
 
 def _check_options(

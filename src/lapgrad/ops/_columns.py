@@ -1,4 +1,4 @@
-"""One matrix for several right-hand sides: those that share it become columns of one solve."""
+"""Right-hand sides that share a matrix, as columns of one solve."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch import layout as _layout
-from lapgrad._torch.define import batched
+from lapgrad._torch.define import apply_to_batch
 
 
-def fitting_operands(
+def check_operands(
     name: str, argument: str, A: Tensor, other: str, B: Tensor
 ) -> tuple[Tensor, Tensor, Sequence[int]]:
-    """A square, B with as many rows, of one kind; and the leading dimensions that both broadcast to."""
-    A, B = _layout.square_matrix(name, argument, A), _layout.matrix(name, other, B)
+    """A (n x n) and B (n x m) after checks, of one kind, and their broadcast leading dimensions."""
+    A, B = _layout.check_square_matrix(name, argument, A), _layout.check_matrix(name, other, B)
     if A.dtype is not B.dtype or A.device != B.device:
-        _layout.same_kind(name, **{argument: A, other: B})
+        _layout.check_same_kind(name, **{argument: A, other: B})
     if A.shape[-1] != B.shape[-2]:
         wanted = f"{argument} must be n x n and {other} n x m"
         raise _errors.shapes_do_not_fit(name, {argument: A, other: B}, wanted)
@@ -28,7 +28,7 @@ def fitting_operands(
         return A, B, ()
     if A.shape[:-2] == B.shape[:-2]:
         return A, B, A.shape[:-2]
-    return A, B, _layout.common_batch(name, **{argument: A, other: B})
+    return A, B, _layout.broadcast_batch(name, **{argument: A, other: B})
 
 
 def solve_side_by_side(
@@ -36,7 +36,7 @@ def solve_side_by_side(
 ) -> Tensor:
     """``solve(A, B)`` with the leading dimensions that A does not have moved to the columns of B.
 
-    A is used, and an error in it named, as it was handed over: factorised once per matrix.
+    Each matrix of A is factorised once, and errors name it by its index in A.
     """
     own = A.shape[:-2]
     if own == batch:
@@ -54,11 +54,13 @@ def solve_side_by_side(
     return apart.clone(memory_format=torch.contiguous_format)
 
 
-def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Any:
-    """Mapped over the right-hand side only, the mapped dimension joins its columns."""
+def map_batch(
+    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> Any:
+    """The vmap rule. If only the right-hand side is mapped, the mapped dimension joins its columns."""
     A, B, *flags = arguments
     if in_dims[0] is not None or in_dims[1] is None:
-        return batched(dispatched, batch_size, in_dims, arguments)
+        return apply_to_batch(dispatched, batch_size, in_dims, arguments)
     B = B.movedim(in_dims[1], -2)
     sizes = B.shape[-2:]
     results = dispatched(A, B.flatten(-2, -1), *flags)

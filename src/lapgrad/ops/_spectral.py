@@ -1,8 +1,8 @@
-"""What the decompositions into eigenvalues and singular values share: close pairs and signs.
+"""The policies of syevd and gesvd for the derivative at equal eigenvalues or singular values.
 
-The derivative of an eigenvector divides by the gaps between eigenvalues. Where two of them meet, what a
-gradient can be is a matter of policy; see ``POLICIES``. The formulas are in tensor operations (``_gaps``);
-what depends on values (``report``) is called from kernels.
+The derivative of an eigenvector divides by the gaps between eigenvalues. ``POLICIES`` lists what a gradient
+can be where a gap vanishes. The formulas are in ``_formulas/gaps.py``. ``report`` reads values, and is
+therefore called from kernels only.
 """
 
 from __future__ import annotations
@@ -13,70 +13,34 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._formulas.gaps import (
-    close_gap,
-    discard,
-    gaps,
-    largest,
-    only_rounding,
-    reciprocal,
-    reciprocal_gap,
-    row_noise,
-    row_signs,
-    threshold,
-    tied,
-    tolerance,
-)
 
-#: What a gradient makes of a gap t that is not larger than ``tol`` times the largest value, in place of 1/t:
+#: What gradients use in place of 1/t for a gap t of up to ``tol`` times the largest value:
 #: mask     0: exact when the loss depends on close values and their vectors only through what they have in
 #:          common (the space spanned, a symmetric function of the values). Also 0 for wider gaps, up to
-#:          eps^(1/4) of the largest value, where what is divided is only rounding (``only_rounding``);
+#:          eps^(1/4) of the largest value, where what is divided is only rounding (``find_rounding``);
 #: lorentz  t / (t^2 + tol^2), also for wider gaps: smooth;
 #: clamp    1 / (sign(t) max(|t|, tol)), where a gap of 0 has the sign of the index order;
-#: nan      1/t, whatever comes of it;
+#: nan      1/t, also where that is infinite or NaN;
 #: raise    as mask, and an exception when the loss is not of the kind for which that is exact.
 POLICIES = ("mask", "lorentz", "clamp", "nan", "raise")
 
-#: A policy for formulas that know what they do: mask without the warning.
+#: For formulas of this library whose loss is known to be of that kind: as mask, without the check.
 QUIET = "quiet"
-
-__all__ = [
-    "POLICIES",
-    "QUIET",
-    "check_policy",
-    "check_tolerance",
-    "close_gap",
-    "discard",
-    "gaps",
-    "largest",
-    "only_rounding",
-    "reciprocal",
-    "reciprocal_gap",
-    "report",
-    "row_noise",
-    "row_signs",
-    "rule",
-    "threshold",
-    "tied",
-    "tolerance",
-    "warn_once",
-]
 
 
 def check_policy(operator: str, degeneracy: str) -> None:
-    """``degeneracy`` names a policy."""
+    """Raises if ``degeneracy`` is not the name of a policy."""
     if degeneracy not in POLICIES:
         raise _errors.unknown_option(operator, "degeneracy", degeneracy, POLICIES)
 
 
-def rule(degeneracy: str) -> str:
+def resolve_policy(degeneracy: str) -> str:
     """The policy whose formula ``degeneracy`` follows."""
     return "mask" if degeneracy == QUIET else degeneracy
 
 
 def check_tolerance(operator: str, tol: float | None) -> None:
-    """``tol`` is None or a number that is not negative."""
+    """Raises if ``tol`` is neither None nor a number >= 0."""
     if tol is not None and not tol >= 0.0:
         raise _errors.OptionError(f"{operator}: tol must be None or a number >= 0, got {tol!r}.")
 

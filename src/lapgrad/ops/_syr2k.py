@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import fresh_matrix
+from lapgrad._torch.layout import allocate_matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -21,7 +21,7 @@ def _multiply(A: Tensor, B: Tensor, alpha: float) -> Tensor:
 
 def _fake(A: Tensor, B: Tensor, alpha: float) -> Tensor:
     n = A.shape[-2]
-    return fresh_matrix(A, n, n)
+    return allocate_matrix(A, n, n)
 
 
 def _vjp(

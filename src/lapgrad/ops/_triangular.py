@@ -1,4 +1,4 @@
-"""What trsm and trmm share: their arguments, one triangle for a batch, the gradient of the triangle."""
+"""Common parts of trsm and trmm: checks, one triangle for a batch, the gradient of the triangle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch import layout as _layout
-from lapgrad._torch.define import Operator, batched
+from lapgrad._torch.define import Operator, apply_to_batch
 from lapgrad._torch.private import reshape_fresh, skips_dispatcher
 from lapgrad.ops import gemmt as _gemmt
 
 SCHEMA = "(Tensor L, Tensor A, bool lower, bool transpose, bool rightside) -> Tensor"
 
 
-def run(
+def apply(
     name: str,
     operator: Operator,
     L: Tensor,
@@ -30,22 +30,22 @@ def run(
     overwrite: bool,
     refuse: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Check and align the operands of a public call, apply alpha, and go through the door that fits.
+    """Checks and aligns the operands of a public call, applies alpha, and calls the operator.
 
-    ``refuse`` raises on an L that the kernel would refuse, for when that has to be known beforehand.
+    ``refuse`` raises on an L that the kernel would refuse; it is called before operands are overwritten.
     """
-    L, A = _layout.square_matrix(name, "L", L), _layout.matrix(name, "A", A)
+    L, A = _layout.check_square_matrix(name, "L", L), _layout.check_matrix(name, "A", A)
     if L.dtype is not A.dtype or L.device != A.device:
-        _layout.same_kind(name, L=L, A=A)
+        _layout.check_same_kind(name, L=L, A=A)
     if L.shape[-1] != A.shape[-1 if rightside else -2]:
         wanted = f"L must be n x n and A {'m x n (rightside=True)' if rightside else 'n x m'}"
         raise _errors.shapes_do_not_fit(name, {"L": L, "A": A}, wanted)
 
-    # Slices of shapes take half a microsecond, which a small matrix feels.
+    # Slices of shapes take half a microsecond, which is noticeable for a small matrix.
     if alpha == 1.0 and not overwrite and L.dim() == 2 and A.dim() == 2:
         return operator.call(L, A, lower, transpose, rightside)
     same_batch = L.shape[:-2] == A.shape[:-2]
-    batch = A.shape[:-2] if same_batch else _layout.common_batch(name, L=L, A=A)
+    batch = A.shape[:-2] if same_batch else _layout.broadcast_batch(name, L=L, A=A)
     door = operator.call
     if overwrite:
         if A.shape[:-2] != batch:
@@ -58,7 +58,7 @@ def run(
     if same_batch:
         return door(L, A, lower, transpose, rightside)
     if _layout.is_shared(L) and not overwrite:
-        return _with_shared_triangle(operator, L, A, batch, lower, transpose, rightside)
+        return _apply_shared_triangle(operator, L, A, batch, lower, transpose, rightside)
     if A.shape[:-2] != batch:
         A, door = _layout.expand_batch(A, batch), operator.call
     try:
@@ -81,7 +81,7 @@ def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor
     return L
 
 
-def _with_shared_triangle(
+def _apply_shared_triangle(
     operator: Operator,
     L: Tensor,
     A: Tensor,
@@ -90,7 +90,7 @@ def _with_shared_triangle(
     transpose: bool,
     rightside: bool,
 ) -> Tensor:
-    """One L for a batch of A: one call with more rows or columns, and a gradient of L without a batch."""
+    """One L for a batch of A, as one call with more rows or columns; so the gradient of L has no batch."""
     m, n = A.shape[-2:]
     items = math.prod(batch)
     L = L.reshape(L.shape[-2:])
@@ -103,11 +103,13 @@ def _with_shared_triangle(
     return reshape_fresh(apart, (*batch, m, n))
 
 
-def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Tensor:
-    """As above when only A is mapped: the mapped dimension joins the rows or the columns of A."""
+def map_batch(
+    dispatched: Any, batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> Tensor:
+    """The vmap rule. If only A is mapped, the mapped dimension joins the rows or the columns of A."""
     L, A, lower, transpose, rightside = arguments
     if in_dims[0] is not None or in_dims[1] is None:
-        return batched(dispatched, batch_size, in_dims, arguments)
+        return apply_to_batch(dispatched, batch_size, in_dims, arguments)
     beside = -3 if rightside else -2
     A = A.movedim(in_dims[1], beside)
     sizes = (A.shape[beside], A.shape[beside + 1])
@@ -115,7 +117,7 @@ def vmap(dispatched: Any, batch_size: int, in_dims: Sequence[int | None], argume
     return joined.unflatten(beside + 1, sizes).movedim(beside, 0)
 
 
-def gradient_of_triangle(
+def compute_triangle_vjp(
     gB: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, sign: float
 ) -> Tensor:
     """gL of B = t(L) A or B = A t(L), times ``sign``: the triangle of one product.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
 
 
@@ -42,12 +42,12 @@ def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor
         tensor([[1., 2.],
                 [2., 3.]])
     """
-    A = square_matrix("copyltu", "A", A)
+    A = check_square_matrix("copyltu", "A", A)
     return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
 
 
 def _mirror(A: Tensor, lower: bool) -> Tensor:
-    B = fresh(A)
+    B = allocate_like(A)
     lookup("copyltu", A)(B, A, lower)
     return B
 

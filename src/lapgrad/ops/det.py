@@ -12,10 +12,10 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import lu as _torch_lu
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import inverse as _inverse
-from lapgrad.ops._lu import room_for_factors
+from lapgrad.ops._lu import allocate_factors
 
 
 def det(A: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ def det(A: Tensor) -> Tensor:
         A: (*batch, n, n).
 
     Returns:
-        d, (*batch). It is 0 where a pivot is exactly zero, and infinite or 0 where a number has no room for
-        it: there ``slogdet`` helps. A matrix without rows has determinant 1.
+        d, (*batch). It is 0 where a pivot is exactly zero, and infinite or 0 where it
+        overflows or underflows: use ``slogdet`` then. A matrix without rows has determinant 1.
 
     Raises:
         NonFiniteError: A NaN or an infinity was met, or the factorisation overflows.
@@ -55,7 +55,7 @@ def det(A: Tensor) -> Tensor:
         tensor([[ 4., -2.],
                 [-2.,  1.]])
     """
-    determinant: Tensor = operator.call(square_matrix("det", "A", A))[0]
+    determinant: Tensor = operator.call(check_square_matrix("det", "A", A))[0]
     return determinant
 
 
@@ -68,26 +68,26 @@ def _factorise(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fake(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return A.new_empty(A.shape[:-2]), *room_for_factors(A)
+    return A.new_empty(A.shape[:-2]), *allocate_factors(A)
 
 
-def _pulled_back(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    gA = fresh(A)
+def _compute_vjp(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
+    gA = allocate_like(A)
     lookup("det_vjp", A)(gA, A, LU, pivots, weight)
     return gA
 
 
-def _pulled_back_composite(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
+def _compute_vjp_composite(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
     """gA = weight cof(A)."""
     return weight[..., None, None] * operator_cofactors.call(A)
 
 
-def _cofactors(A: Tensor) -> Tensor:
+def _compute_cofactors(A: Tensor) -> Tensor:
     _, LU, pivots = _factorise(A)
-    return _pulled_back(A, LU, pivots, A.new_ones(A.shape[:-2]))
+    return _compute_vjp(A, LU, pivots, A.new_ones(A.shape[:-2]))
 
 
-def _cofactors_composite(A: Tensor) -> Tensor:
+def _compute_cofactors_composite(A: Tensor) -> Tensor:
     """The transpose of adj A, by a formula that does not divide by what may vanish.
 
     In the singular vectors of A, held constant, A = U M V^T with M = diag(s) at the point itself. With M11
@@ -105,27 +105,27 @@ def _cofactors_composite(A: Tensor) -> Tensor:
     U, s, Vh, sign, constant = operator_basis.call(A)
     sign = sign[..., None, None]
     # A - constant is zero, but its derivative is not: M is exactly diagonal.
-    M = torch.diag_embed(s) + _product(_product(U.mT, A - constant), Vh.mT)
+    M = torch.diag_embed(s) + _multiply(_multiply(U.mT, A - constant), Vh.mT)
     regular = max(n - 3, 0)
     if regular == 0:
-        return sign * _product(_product(U, _adjugate_and_determinant(M)[0].mT), Vh)
+        return sign * _multiply(_multiply(U, _compute_adjugate(M)[0].mT), Vh)
     M11, M12 = M[..., :regular, :regular], M[..., :regular, regular:]
     M21, M22 = M[..., regular:, :regular], M[..., regular:, regular:]
     vanishes = (s[..., regular - 1] == 0)[..., None, None]
     M11 = torch.where(vanishes, torch.eye(regular, dtype=A.dtype, device=A.device), M11)
     X = _inverse.operator.call(M11)
     scale = torch.where(vanishes, 0.0, sign * operator.call(M11)[0][..., None, None])
-    XM12, M21X = _product(X, M12), _product(M21, X)
-    adjugate, determinant = _adjugate_and_determinant(M22 - _product(M21, XM12))
-    upper_right = -_product(XM12, adjugate)
-    upper_left = determinant * X - _product(upper_right, M21X)
-    lower_left = -_product(adjugate, M21X)
+    XM12, M21X = _multiply(X, M12), _multiply(M21, X)
+    adjugate, determinant = _compute_adjugate(M22 - _multiply(M21, XM12))
+    upper_right = -_multiply(XM12, adjugate)
+    upper_left = determinant * X - _multiply(upper_right, M21X)
+    lower_left = -_multiply(adjugate, M21X)
     upper = torch.cat((upper_left, upper_right), -1)
     lower = torch.cat((lower_left, adjugate), -1)
-    return scale * _product(_product(U, torch.cat((upper, lower), -2).mT), Vh)
+    return scale * _multiply(_multiply(U, torch.cat((upper, lower), -2).mT), Vh)
 
 
-def _singular_basis(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _compute_singular_basis(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """U, s, V^T, det(U) det(V) and A itself, as constants: ``detach`` does not serve under all transforms."""
     U, s, Vh = torch.linalg.svd(A)
     sign = (_torch_lu.det(U) * _torch_lu.det(Vh)).sign()
@@ -137,12 +137,12 @@ def _fake_basis(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return U, s, Vh, A.new_empty(A.shape[:-2]), constant
 
 
-def _product(A: Tensor, B: Tensor) -> Tensor:
+def _multiply(A: Tensor, B: Tensor) -> Tensor:
     result: Tensor = _gemm2.operator.call(A, B, False, False, 1.0)
     return result
 
 
-def _adjugate_and_determinant(S: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_adjugate(S: Tensor) -> tuple[Tensor, Tensor]:
     """adj S and det S (*batch, 1, 1) of a matrix of order 1, 2 or 3: polynomials in its entries."""
     order = S.shape[-1]
     if order == 1:
@@ -153,12 +153,12 @@ def _adjugate_and_determinant(S: Tensor) -> tuple[Tensor, Tensor]:
     else:
         # Column i of adj S is the cross product of the two rows of S after row i.
         x, y, z = S.unbind(-2)
-        adjugate = torch.stack((_cross(y, z), _cross(z, x), _cross(x, y)), -1)
+        adjugate = torch.stack((_compute_cross(y, z), _compute_cross(z, x), _compute_cross(x, y)), -1)
     determinant = (S[..., :1, :] * adjugate[..., :, :1].mT).sum(-1, keepdim=True)
     return adjugate, determinant
 
 
-def _cross(x: Tensor, y: Tensor) -> Tensor:
+def _compute_cross(x: Tensor, y: Tensor) -> Tensor:
     a, b, c = x.unbind(-1)
     d, e, f = y.unbind(-1)
     return torch.stack((b * f - c * e, c * d - a * f, a * e - b * d), -1)
@@ -183,7 +183,7 @@ _BASIS = (0, 1, 2, 3, 4)
 operator_basis = define(
     "det_basis",
     "(Tensor A) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    kernel=_singular_basis,
+    kernel=_compute_singular_basis,
     fake=_fake_basis,
     formulas=Formulas(
         saves=((),),
@@ -196,17 +196,17 @@ operator_basis = define(
 operator_cofactors = define_fused(
     "det_cofactors",
     "(Tensor A) -> Tensor",
-    kernel=_cofactors,
+    kernel=_compute_cofactors,
     fake=lambda A: A.new_empty(A.shape),
-    composite=_cofactors_composite,
+    composite=_compute_cofactors_composite,
 )
 
 operator_vjp = define_fused(
     "det_vjp",
     "(Tensor A, Tensor LU, Tensor pivots, Tensor weight) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda A, LU, pivots, weight: A.new_empty(A.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 _A, _LU, _PIVOTS = 0, 2, 3

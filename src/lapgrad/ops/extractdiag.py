@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import square_matrix
+from lapgrad._torch.layout import check_square_matrix
 from lapgrad.ops import makediag as _makediag
 
 
@@ -42,7 +42,7 @@ def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
         >>> lapgrad.extractdiag(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), offset=1)
         tensor([2.])
     """
-    A = square_matrix("extractdiag", "A", A)
+    A = check_square_matrix("extractdiag", "A", A)
     if offset and abs(offset) > A.shape[-1]:
         raise _errors.ShapeError(
             f"extractdiag: offset {offset} lies outside A of shape {tuple(A.shape)}; "

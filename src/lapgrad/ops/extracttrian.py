@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import square_matrix
+from lapgrad._torch.layout import check_square_matrix
 from lapgrad.ops import maketrian as _maketrian
 
 
@@ -46,7 +46,7 @@ def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         >>> lapgrad.extracttrian(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([1., 3., 4.])
     """
-    A = square_matrix("extracttrian", "A", A)
+    A = check_square_matrix("extracttrian", "A", A)
     if offset and abs(offset) > A.shape[-1]:
         raise _errors.ShapeError(
             f"extracttrian: offset {offset} lies outside A of shape {tuple(A.shape)}; "

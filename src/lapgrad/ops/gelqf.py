@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, fresh_matrix, matrix
+from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
@@ -87,7 +87,7 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
         >>> torch.allclose(L @ Q, A, atol=1e-5)
         True
     """
-    A = matrix("gelqf", "A", A)
+    A = check_matrix("gelqf", "A", A)
     if mode == "reduced":
         return LQ(*operator.call(A, positive))
     if mode == "l":
@@ -97,10 +97,10 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
 
 def _fake(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
     m, n = A.shape[-2:]
-    return fresh_matrix(A, min(m, n), n), fresh_matrix(A, m, min(m, n))
+    return allocate_matrix(A, min(m, n), n), allocate_matrix(A, m, min(m, n))
 
 
-def _factor(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
+def _factorise(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
     Q, L = _fake(A, positive)
     spoilt = lookup("gelqf", A)(L, Q, A, positive)
     if spoilt is not None:
@@ -110,10 +110,10 @@ def _factor(A: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
 
 def _fake_l(A: Tensor, positive: bool) -> Tensor:
     m, n = A.shape[-2:]
-    return fresh_matrix(A, m, min(m, n))
+    return allocate_matrix(A, m, min(m, n))
 
 
-def _factor_l(A: Tensor, positive: bool) -> Tensor:
+def _factorise_l(A: Tensor, positive: bool) -> Tensor:
     L = _fake_l(A, positive)
     spoilt = lookup("gelqf", A)(L, None, A, positive)
     if spoilt is not None:
@@ -121,16 +121,17 @@ def _factor_l(A: Tensor, positive: bool) -> Tensor:
     return L
 
 
-def _asked_for_dependent_rows(L: Tensor, columns: int) -> Callable[[], None]:
-    """L has the rows of A; A has that many columns. What is left of a row must be more than rounding.
+def _check_rows_later(L: Tensor, columns: int) -> Callable[[], None]:
+    """Starts the check that no row of A depends on those before it; the function returned raises if one does.
 
-    The function that is returned refuses. A GPU works on between the question and the answer.
+    A row depends on others if its diagonal entry of L is only rounding; ``columns`` is the width of A. On a
+    GPU other work can be launched between start and result.
     """
     tolerance = max(L.shape[-2], columns) * torch.finfo(L.dtype).eps
-    answer = lookup("dependent_row_later", L)(L, tolerance, False)
+    wait_for_check = lookup("dependent_row_later", L)(L, tolerance, False)
 
     def refuse() -> None:
-        found = answer()
+        found = wait_for_check()
         if found is not None:
             consequence = "The factors of such a matrix have no derivative."
             raise _errors.rank_deficient("gelqf", L.shape[:-2], found, "row", consequence)
@@ -138,21 +139,21 @@ def _asked_for_dependent_rows(L: Tensor, columns: int) -> Callable[[], None]:
     return refuse
 
 
-def _top(A: Tensor, rank: int) -> Tensor:
+def _select_top(A: Tensor, rank: int) -> Tensor:
     """The first ``rank`` rows."""
     return A if A.shape[-2] == rank else A[..., :rank, :]
 
 
-def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    refuse_dependent_rows = _asked_for_dependent_rows(L, Q.shape[-1])
-    gA = _fake_pulled_back(Q, L, gQ, gL)
+def _compute_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    refuse_dependent_rows = _check_rows_later(L, Q.shape[-1])
+    gA = _fake_vjp(Q, L, gQ, gL)
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
     refuse_dependent_rows()
     return gA
 
 
-def _fake_pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    return fresh_matrix(L, L.shape[-2], Q.shape[-1])
+def _fake_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+    return allocate_matrix(L, L.shape[-2], Q.shape[-1])
 
 
 def _solve_checked(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
@@ -161,22 +162,22 @@ def _solve_checked(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     return X
 
 
-def pulled_back_composite(
+def compute_vjp_composite(
     Q: Tensor,
     L: Tensor,
     gQ: Tensor | None,
     gL: Tensor | None,
     solve: Callable[[Tensor, Tensor, bool], Tensor] = _solve_checked,
 ) -> Tensor:
-    """gA1 = L1^-T (gQ + Z Q), gA2 = gL2 Q, with Z as in ``_middle``; L1 is the first r rows, L2 the rest.
+    """gA1 = L1^-T (gQ + Z Q), gA2 = gL2 Q, Z of ``_compute_middle``; L1 has the first r rows, L2 the rest.
 
     ``solve(L, B, transpose)`` returns t(L)^-1 B.
     """
     rank = L.shape[-1]
-    top = _gemm2.operator.call(_middle(Q, L, gQ, gL), Q, False, False, 1.0)
+    top = _gemm2.operator.call(_compute_middle(Q, L, gQ, gL), Q, False, False, 1.0)
     if gQ is not None:
         top = top + gQ
-    top = solve(_top(L, rank), top, True)
+    top = solve(_select_top(L, rank), top, True)
     if L.shape[-2] == rank:
         return top
     bottom = (
@@ -187,7 +188,7 @@ def pulled_back_composite(
     return torch.cat([top, bottom], -2)
 
 
-def _middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+def _compute_middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
     """Z = K + copyltu(L1^T gL1 - gQ Q^T - K), K = gL2^T L2.
 
     K = (gL2^T A2) Q^T is what the rows A2 = L2 Q add to gQ Q^T. Below the diagonal it cancels.
@@ -195,7 +196,9 @@ def _middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -
     rank = L.shape[-1]
     parts = []
     if gL is not None:
-        parts.append(_trmm.operator.call(_top(L, rank), _top(gL, rank).tril(), True, True, False))
+        parts.append(
+            _trmm.operator.call(_select_top(L, rank), _select_top(gL, rank).tril(), True, True, False)
+        )
     if gQ is not None and Q is not None:
         parts.append(_gemm2.operator.call(gQ, Q, False, True, -1.0))
     middle = _copyltu.operator.call(parts[0] if len(parts) == 1 else parts[0] + parts[1], True)
@@ -205,25 +208,25 @@ def _middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -
     return middle + (below - below.mT).triu(1)
 
 
-def _pulled_back_l(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
-    refuse_dependent_rows = _asked_for_dependent_rows(L, A.shape[-1])
-    gA = fresh(A)
+def _compute_vjp_l(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
+    refuse_dependent_rows = _check_rows_later(L, A.shape[-1])
+    gA = allocate_like(A)
     lookup("gelqf_l_vjp", L)(gA, A, L, gL)
     refuse_dependent_rows()
     return gA
 
 
-def _pulled_back_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
-    """As above, with Q = L1^-1 A1."""
+def _compute_vjp_l_composite(A: Tensor, L: Tensor, gL: Tensor) -> Tensor:
+    """``compute_vjp_composite`` with Q = L1^-1 A1 and without gQ."""
     rank = L.shape[-1]
-    Q = operator_solve.call(_top(L, rank), _top(A, rank), False)
-    return pulled_back_composite(Q, L, None, gL)
+    Q = operator_solve.call(_select_top(L, rank), _select_top(A, rank), False)
+    return compute_vjp_composite(Q, L, None, gL)
 
 
 def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B, where B has as many columns as A; refuses an L that is singular up to rounding."""
-    refuse_dependent_rows = _asked_for_dependent_rows(L, B.shape[-1])
-    X = fresh(B)
+    refuse_dependent_rows = _check_rows_later(L, B.shape[-1])
+    X = allocate_like(B)
     lookup("trsm", B)(X, L, B, True, transpose, False)
     refuse_dependent_rows()
     return X
@@ -267,7 +270,7 @@ def _vjp_l(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any],
     return (operator_l_vjp.call(A, L, gL),)
 
 
-def pushed_forward(
+def compute_jvp(
     Q: Tensor,
     L: Tensor,
     dA: Tensor,
@@ -278,8 +281,8 @@ def pushed_forward(
     A2 = L2 Q then gives dL2 = dA2 Q^T - L2 dQ Q^T = dA2 Q^T - L2 (C - X).
     """
     rank = L.shape[-1]
-    L1 = _top(L, rank)
-    W = solve(L1, _top(dA, rank), False)
+    L1 = _select_top(L, rank)
+    W = solve(L1, _select_top(dA, rank), False)
     C = _gemm2.operator.call(W, Q, False, True, 1.0)
     X = C.tril() + C.triu(1).mT
     dL = _trmm.operator.call(L1, X, True, False, False)
@@ -292,14 +295,14 @@ def pushed_forward(
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
     Q, L = saved
-    return pushed_forward(Q, L, dA)
+    return compute_jvp(Q, L, dA)
 
 
 def _jvp_l(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     A, L = saved
     rank = L.shape[-1]
-    Q = operator_solve.call(_top(L, rank), _top(A, rank), False)
-    return pushed_forward(Q, L, dA)[1]
+    Q = operator_solve.call(_select_top(L, rank), _select_top(A, rank), False)
+    return compute_jvp(Q, L, dA)[1]
 
 
 _L_SOLVED, _X = 0, 2
@@ -315,17 +318,17 @@ operator_solve = define(
 operator_vjp = define_fused(
     "gelqf_vjp",
     "(Tensor Q, Tensor L, Tensor? gQ, Tensor? gL) -> Tensor",
-    kernel=_pulled_back,
-    fake=_fake_pulled_back,
-    composite=pulled_back_composite,
+    kernel=_compute_vjp,
+    fake=_fake_vjp,
+    composite=compute_vjp_composite,
 )
 
 operator_l_vjp = define_fused(
     "gelqf_l_vjp",
     "(Tensor A, Tensor L, Tensor gL) -> Tensor",
-    kernel=_pulled_back_l,
+    kernel=_compute_vjp_l,
     fake=lambda A, L, gL: A.new_empty(A.shape),
-    composite=_pulled_back_l_composite,
+    composite=_compute_vjp_l_composite,
 )
 
 _Q, _L = 1, 2
@@ -333,7 +336,7 @@ _Q, _L = 1, 2
 operator = define(
     "gelqf",
     "(Tensor A, bool positive) -> (Tensor, Tensor)",
-    kernel=_factor,
+    kernel=_factorise,
     fake=_fake,
     formulas=Formulas(saves=((_Q, _L),), vjp=_vjp, jvp=_jvp),
 )
@@ -343,7 +346,7 @@ _A, _L_ALONE = 0, 1
 operator_l = define(
     "gelqf_l",
     "(Tensor A, bool positive) -> Tensor",
-    kernel=_factor_l,
+    kernel=_factorise_l,
     fake=_fake_l,
     formulas=Formulas(saves=((_A, _L_ALONE),), vjp=_vjp_l, jvp=_jvp_l),
 )

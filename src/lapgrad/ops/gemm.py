@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import common_batch, expand_batch, matrix, same_kind
+from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, expand_batch
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -64,15 +64,15 @@ def gemm(
         tensor([[11., 12.],
                 [13., 14.]])
     """
-    A, B, C = matrix("gemm", "A", A), matrix("gemm", "B", B), matrix("gemm", "C", C)
-    same_kind("gemm", A=A, B=B, C=C)
+    A, B, C = check_matrix("gemm", "A", A), check_matrix("gemm", "B", B), check_matrix("gemm", "C", C)
+    check_same_kind("gemm", A=A, B=B, C=C)
     rows, inner = (A.shape[-1], A.shape[-2]) if transpose_a else (A.shape[-2], A.shape[-1])
     inner_b, columns = (B.shape[-1], B.shape[-2]) if transpose_b else (B.shape[-2], B.shape[-1])
     if inner != inner_b or C.shape[-2] != rows or C.shape[-1] != columns:
         wanted = "the product ta(A) tb(B) must exist and have the rows and columns of C"
         raise _errors.shapes_do_not_fit("gemm", {"A": A, "B": B, "C": C}, wanted)
     if not A.shape[:-2] == B.shape[:-2] == C.shape[:-2]:
-        batch = common_batch("gemm", A=A, B=B, C=C)
+        batch = broadcast_batch("gemm", A=A, B=B, C=C)
         if overwrite and C.shape[:-2] != batch:
             raise _errors.overwritten_broadcast("gemm", "C", C.shape, (*batch, rows, columns))
         A, B, C = expand_batch(A, batch), expand_batch(B, batch), expand_batch(C, batch)
@@ -109,8 +109,8 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As for gemm2, and gC = beta gD."""
     (A, B), (transpose_a, transpose_b, alpha, beta) = saved, flags
-    gA = _gemm2.gradient_of_first(B, gD, transpose_a, transpose_b, alpha) if needs[0] else None
-    gB = _gemm2.gradient_of_second(A, gD, transpose_a, transpose_b, alpha) if needs[1] else None
+    gA = _gemm2.compute_first_vjp(B, gD, transpose_a, transpose_b, alpha) if needs[0] else None
+    gB = _gemm2.compute_second_vjp(A, gD, transpose_a, transpose_b, alpha) if needs[1] else None
     gC = None if not needs[2] else gD if beta == 1.0 else gD * beta
     return gA, gB, gC
 

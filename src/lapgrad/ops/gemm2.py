@@ -12,7 +12,14 @@ from torch.compiler import is_compiling
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import common_batch, expand_batch, fresh_matrix, is_shared, matrix, same_kind
+from lapgrad._torch.layout import (
+    allocate_matrix,
+    broadcast_batch,
+    check_matrix,
+    check_same_kind,
+    expand_batch,
+    is_shared,
+)
 from lapgrad._torch.private import reshape_fresh
 
 
@@ -53,20 +60,20 @@ def gemm2(
         tensor([[10., 14.],
                 [14., 20.]])
     """
-    A, B = matrix("gemm2", "A", A), matrix("gemm2", "B", B)
-    same_kind("gemm2", A=A, B=B)
+    A, B = check_matrix("gemm2", "A", A), check_matrix("gemm2", "B", B)
+    check_same_kind("gemm2", A=A, B=B)
     if A.shape[-2 if transpose_a else -1] != B.shape[-1 if transpose_b else -2]:
         raise _errors.shapes_do_not_fit("gemm2", {"A": A, "B": B}, "the product ta(A) tb(B) must exist")
     if alpha != 1.0 and is_compiling():
         # A number in the call would be compiled in, and every new value compiled again.
-        return _aligned(A, B, transpose_a, transpose_b, 1.0) * alpha
-    return _aligned(A, B, transpose_a, transpose_b, alpha)
+        return _align_operands(A, B, transpose_a, transpose_b, 1.0) * alpha
+    return _align_operands(A, B, transpose_a, transpose_b, alpha)
 
 
-def _aligned(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+def _align_operands(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     if A.shape[:-2] == B.shape[:-2]:
         return operator.call(A, B, transpose_a, transpose_b, alpha)
-    batch = common_batch("gemm2", A=A, B=B)
+    batch = broadcast_batch("gemm2", A=A, B=B)
     if is_shared(B) and not transpose_a:
         # One B for a batch of A is one product with more rows, and a gradient of B without a batch.
         m, k = A.shape[-2:]
@@ -83,17 +90,17 @@ def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha:
 
 
 def _fake(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
-    return fresh_matrix(A, A.shape[-1 if transpose_a else -2], B.shape[-2 if transpose_b else -1])
+    return allocate_matrix(A, A.shape[-1 if transpose_a else -2], B.shape[-2 if transpose_b else -1])
 
 
-def gradient_of_first(B: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+def compute_first_vjp(B: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     """gA of C = alpha ta(A) tb(B): gC tb(B)^T, or its transpose tb(B) gC^T."""
     if transpose_a:
         return operator.call(B, gC, transpose_b, True, alpha)
     return operator.call(gC, B, False, not transpose_b, alpha)
 
 
-def gradient_of_second(A: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+def compute_second_vjp(A: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     """gB of C = alpha ta(A) tb(B): ta(A)^T gC, or its transpose gC^T ta(A)."""
     if transpose_b:
         return operator.call(gC, A, True, transpose_a, alpha)
@@ -104,8 +111,8 @@ def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gC: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     A, B = saved
-    gA = gradient_of_first(B, gC, *flags) if needs[0] else None
-    gB = gradient_of_second(A, gC, *flags) if needs[1] else None
+    gA = compute_first_vjp(B, gC, *flags) if needs[0] else None
+    gB = compute_second_vjp(A, gC, *flags) if needs[1] else None
     return gA, gB
 
 

@@ -11,7 +11,13 @@ from torch.compiler import is_compiling
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import common_batch, expand_batch, fresh_matrix, matrix, same_kind
+from lapgrad._torch.layout import (
+    allocate_matrix,
+    broadcast_batch,
+    check_matrix,
+    check_same_kind,
+    expand_batch,
+)
 from lapgrad.ops import trmm as _trmm
 
 
@@ -59,15 +65,15 @@ def gemmt(
         tensor([[ 5.,  0.],
                 [11., 25.]])
     """
-    A, B = matrix("gemmt", "A", A), matrix("gemmt", "B", B)
-    same_kind("gemmt", A=A, B=B)
+    A, B = check_matrix("gemmt", "A", A), check_matrix("gemmt", "B", B)
+    check_same_kind("gemmt", A=A, B=B)
     rows, inner = (A.shape[-1], A.shape[-2]) if transpose_a else (A.shape[-2], A.shape[-1])
     inner_b, columns = (B.shape[-1], B.shape[-2]) if transpose_b else (B.shape[-2], B.shape[-1])
     if inner != inner_b or rows != columns:
         wanted = "the product ta(A) tb(B) of n x k and k x n must exist and be square"
         raise _errors.shapes_do_not_fit("gemmt", {"A": A, "B": B}, wanted)
     if A.shape[:-2] != B.shape[:-2]:
-        batch = common_batch("gemmt", A=A, B=B)
+        batch = broadcast_batch("gemmt", A=A, B=B)
         A, B = expand_batch(A, batch), expand_batch(B, batch)
     if alpha != 1.0 and is_compiling():
         # A number in the call would be compiled in, and every new value compiled again.
@@ -79,14 +85,14 @@ def _multiply(
     A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
 ) -> Tensor:
     n = A.shape[-1] if transpose_a else A.shape[-2]
-    C = fresh_matrix(A, n, n)
+    C = allocate_matrix(A, n, n)
     lookup("gemmt", A)(C, A, B, lower, transpose_a, transpose_b, alpha)
     return C
 
 
 def _fake(A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     n = A.shape[-1] if transpose_a else A.shape[-2]
-    return fresh_matrix(A, n, n)
+    return allocate_matrix(A, n, n)
 
 
 def _vjp(
@@ -97,14 +103,14 @@ def _vjp(
     gA = gB = None
     if needs[0]:
         factor = B.mT if transpose_a == transpose_b else B
-        gA = _scaled(_trmm.operator.call(gC, factor, lower, transpose_a, transpose_a), alpha)
+        gA = _scale(_trmm.operator.call(gC, factor, lower, transpose_a, transpose_a), alpha)
     if needs[1]:
         factor = A.mT if transpose_a == transpose_b else A
-        gB = _scaled(_trmm.operator.call(gC, factor, lower, transpose_b, not transpose_b), alpha)
+        gB = _scale(_trmm.operator.call(gC, factor, lower, transpose_b, not transpose_b), alpha)
     return gA, gB
 
 
-def _scaled(fresh: Tensor, alpha: float) -> Tensor:
+def _scale(fresh: Tensor, alpha: float) -> Tensor:
     return fresh if alpha == 1.0 else fresh.mul_(alpha)
 
 

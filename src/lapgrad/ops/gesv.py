@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
-from lapgrad._torch.define import Formulas, batched, define, define_fused
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.define import Formulas, apply_to_batch, define, define_fused
+from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _columns
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -58,7 +58,7 @@ def gesv(A: Tensor, B: Tensor, *, transpose: bool = False) -> Tensor:
     """
     if B.dim() == 1:
         return gesv(A, B[:, None], transpose=transpose).squeeze(-1)
-    A, B, batch = _columns.fitting_operands("gesv", "A", A, "B", B)
+    A, B, batch = _columns.check_operands("gesv", "A", A, "B", B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, transpose)[0], A, B, batch)
 
 
@@ -80,7 +80,7 @@ def _fake(A: Tensor, B: Tensor, transpose: bool) -> tuple[Tensor, Tensor, Tensor
 
 
 def _solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) -> Tensor:
-    X = fresh(B)
+    X = allocate_like(B)
     lookup("gesv_factored", B)(X, LU, pivots, B, transpose)
     return X
 
@@ -97,8 +97,8 @@ def _vmap_solve_again(
     """Mapped over the right-hand side only, the mapped dimension joins its columns."""
     A, LU, pivots, B, transpose = arguments
     if any(dim is not None for dim in in_dims[:3]):
-        return batched(dispatched, batch_size, in_dims, arguments)
-    return _columns.vmap(
+        return apply_to_batch(dispatched, batch_size, in_dims, arguments)
+    return _columns.map_batch(
         lambda A, B: dispatched(A, LU, pivots, B, transpose), batch_size, (None, in_dims[3]), (A, B)
     )
 
@@ -147,5 +147,5 @@ operator = define(
     formulas=Formulas(
         saves=((_A, _X, _LU, _PIVOTS), (_A, _LU, _PIVOTS)), vjp=_vjp, jvp=_jvp, constant_results=(1, 2)
     ),
-    vmap=_columns.vmap,
+    vmap=_columns.map_batch,
 )

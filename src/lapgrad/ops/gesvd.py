@@ -8,11 +8,17 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors
-from lapgrad._formulas.gesvd import DISCARDS, coefficients, inverse_values, pull_back
+from lapgrad._formulas import gaps as _gaps
+from lapgrad._formulas.gesvd import (
+    DISCARDING_POLICIES,
+    NOT_FINITE,
+    compute_coefficients,
+    compute_vjp,
+    invert_values,
+)
 from lapgrad._kernels.table import lookup
-from lapgrad._kernels.torch.gesvd import NOT_FINITE
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh_matrix, matrix
+from lapgrad._torch.layout import allocate_matrix, check_matrix
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -118,13 +124,13 @@ def gesvd(
         >>> torch.allclose(U.mT @ S.diag() @ V, torch.tensor([[0.0, 2.0], [-3.0, 0.0]]))
         True
     """
-    A = matrix("gesvd", "A", A)
+    A = check_matrix("gesvd", "A", A)
     _spectral.check_policy("gesvd", degeneracy)
     _spectral.check_tolerance("gesvd", tol)
     if rank is not None:
         _check_rank(rank, A)
     if not vectors:
-        # Where a gradient may be asked for, the vectors cost less now than the whole again in the backward.
+        # If a gradient may follow, computing the vectors now costs less than a decomposition in the backward.
         recorded = A.requires_grad and is_grad_enabled()
         S = operator.call(A, degeneracy, tol)[1] if recorded else operator_values.call(A, degeneracy, tol)
         return S if rank is None else S[..., :rank].clone()
@@ -143,17 +149,17 @@ def _check_rank(rank: int, A: Tensor) -> None:
 
 def _decompose(A: Tensor, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     U, S, V = _fake(A, degeneracy, tol)
-    _refuse(A, lookup("gesvd", A)(S, U, V, A))
+    _raise_failure(A, lookup("gesvd", A)(S, U, V, A))
     return U, S, V
 
 
-def _values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
+def _compute_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     S = _fake_values(A, degeneracy, tol)
-    _refuse(A, lookup("gesvd", A)(S, None, None, A))
+    _raise_failure(A, lookup("gesvd", A)(S, None, None, A))
     return S
 
 
-def _refuse(A: Tensor, failure: tuple[int, int] | None) -> None:
+def _raise_failure(A: Tensor, failure: tuple[int, int] | None) -> None:
     if failure is not None:
         flat, code = failure
         explain = _errors.not_finite if code == NOT_FINITE else _errors.not_converged
@@ -163,18 +169,18 @@ def _refuse(A: Tensor, failure: tuple[int, int] | None) -> None:
 def _fake(A: Tensor, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     m, n = A.shape[-2:]
     k = min(m, n)
-    return fresh_matrix(A, k, m), A.new_empty((*A.shape[:-2], k)), fresh_matrix(A, k, n)
+    return allocate_matrix(A, k, m), A.new_empty((*A.shape[:-2], k)), allocate_matrix(A, k, n)
 
 
 def _fake_values(A: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     return A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
 
 
-def _fake_gradient(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
-    return fresh_matrix(U, U.shape[-1], V.shape[-1])
+def _fake_vjp(U: Tensor, S: Tensor, V: Tensor, *_: Any) -> Tensor:
+    return allocate_matrix(U, U.shape[-1], V.shape[-1])
 
 
-def _pulled_back(
+def _compute_vjp(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -184,15 +190,15 @@ def _pulled_back(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    gA = _fake_gradient(U, S, V)
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.rule(degeneracy), allowed)
+    gA = _fake_vjp(U, S, V)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
+    ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.resolve_policy(degeneracy), allowed)
     if ambiguous is not None and degeneracy != _spectral.QUIET:
         _spectral.report("gesvd", degeneracy, ambiguous, "singular values")
     return gA
 
 
-def _pulled_back_composite(
+def _compute_vjp_composite(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -202,9 +208,11 @@ def _pulled_back_composite(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    policy = _spectral.rule(degeneracy)
-    return pull_back(U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDS)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
+    policy = _spectral.resolve_policy(degeneracy)
+    return compute_vjp(
+        U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDING_POLICIES
+    )
 
 
 def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
@@ -229,12 +237,12 @@ def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tens
     C is the one of the gradient, so that forward and reverse mode are adjoint under every policy.
     """
     (U, S, V), (degeneracy, tol) = saved, flags
-    degeneracy = _spectral.rule(degeneracy)
+    degeneracy = _spectral.resolve_policy(degeneracy)
     if U.shape[-1] > V.shape[-1]:
         dV, dS, dU = jvp((V, S, U), flags, dA.mT)
         return dU, dS, dV
-    allowed = _spectral.tolerance(S.shape[-1], S.dtype, tol)
-    C = coefficients(S, degeneracy, allowed)
+    allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
+    C = compute_coefficients(S, degeneracy, allowed)
     moved = _multiply(U, dA, False, False)
     M = _multiply(moved, V, False, True)
     turn_left, turn_right = C * M, C.mT * M
@@ -243,7 +251,7 @@ def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tens
     dV = _multiply(turn_right.mT - turn_right, V, False, False)
     if U.shape[-1] < V.shape[-1]:
         outside = moved - _multiply(M, V, False, False)
-        dV = dV + inverse_values(S, degeneracy, allowed) * outside
+        dV = dV + invert_values(S, degeneracy, allowed) * outside
     return dU, dS, dV
 
 
@@ -267,9 +275,9 @@ operator_vjp = define_fused(
     "gesvd_vjp",
     "(Tensor U, Tensor S, Tensor V, Tensor? gU, Tensor? gS, Tensor? gV, str degeneracy, float? tol)"
     " -> Tensor",
-    kernel=_pulled_back,
-    fake=_fake_gradient,
-    composite=_pulled_back_composite,
+    kernel=_compute_vjp,
+    fake=_fake_vjp,
+    composite=_compute_vjp_composite,
 )
 
 _A, _U, _S, _V = 0, 1, 2, 3
@@ -285,7 +293,7 @@ operator = define(
 operator_values = define(
     "gesvd_values",
     "(Tensor A, str degeneracy, float? tol) -> Tensor",
-    kernel=_values,
+    kernel=_compute_values,
     fake=_fake_values,
     formulas=Formulas(saves=((_A,),), vjp=_vjp_values, jvp=_jvp_values),
 )

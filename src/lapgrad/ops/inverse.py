@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -51,12 +51,12 @@ def inverse(A: Tensor, *, overwrite: bool = False) -> Tensor:
         tensor([[ 0.5000,  0.0000],
                 [-1.0000,  2.0000]])
     """
-    A = square_matrix("inverse", "A", A)
+    A = check_square_matrix("inverse", "A", A)
     return operator.overwrite(A) if overwrite else operator.call(A)
 
 
 def _invert(A: Tensor) -> Tensor:
-    B = fresh(A)
+    B = allocate_like(A)
     _invert_into(B, A)
     return B
 
@@ -75,13 +75,13 @@ def _invert_into(B: Tensor, A: Tensor) -> None:
     raise _errors.elimination_failed("inverse", A.shape[:-2], failure)
 
 
-def _pulled_back(B: Tensor, gB: Tensor) -> Tensor:
-    gA = fresh(B)
+def _compute_vjp(B: Tensor, gB: Tensor) -> Tensor:
+    gA = allocate_like(B)
     lookup("inverse_vjp", B)(gA, B, gB)
     return gA
 
 
-def _pulled_back_composite(B: Tensor, gB: Tensor) -> Tensor:
+def _compute_vjp_composite(B: Tensor, gB: Tensor) -> Tensor:
     """gA = -B^T gB B^T."""
     return _gemm2.operator.call(_gemm2.operator.call(B, gB, True, False, 1.0), B, False, True, -1.0)
 
@@ -100,9 +100,9 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
 operator_vjp = define_fused(
     "inverse_vjp",
     "(Tensor B, Tensor gB) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda B, gB: B.new_empty(B.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 _A, _B = 0, 1

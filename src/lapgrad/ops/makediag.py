@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import order_of_result, vector
+from lapgrad._torch.layout import check_order, check_vector
 from lapgrad.ops import extractdiag as _extractdiag
 
 
@@ -41,8 +41,8 @@ def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
         tensor([[0., 0.],
                 [5., 0.]])
     """
-    d = vector("makediag", "d", d)
-    order_of_result("makediag", "d", d, d.shape[-1] + abs(offset))
+    d = check_vector("makediag", "d", d)
+    check_order("makediag", "d", d, d.shape[-1] + abs(offset))
     return operator.call(d, offset)
 
 

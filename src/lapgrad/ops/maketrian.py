@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import order_of_result, vector
+from lapgrad._torch.layout import check_order, check_vector
 from lapgrad.ops import extracttrian as _extracttrian
 
 
@@ -45,19 +45,19 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         tensor([[1., 0.],
                 [3., 4.]])
     """
-    v = vector("maketrian", "v", v)
+    v = check_vector("maketrian", "v", v)
     length = v.shape[-1]
-    k = _order(length)
+    k = _find_order(length)
     if k * (k + 1) // 2 != length:
         raise _errors.ShapeError(
             f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, "
             f"got shape {tuple(v.shape)}."
         )
-    n = order_of_result("maketrian", "v", v, k + abs(offset))
+    n = check_order("maketrian", "v", v, k + abs(offset))
     return operator.call(v, n, offset, lower)
 
 
-def _order(length: int) -> int:
+def _find_order(length: int) -> int:
     """The k with k (k + 1) / 2 = length, if there is one; exact while lengths stay below 2^50.
 
     In floating point because ``math.isqrt`` takes no symbolic sizes.

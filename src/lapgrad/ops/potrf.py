@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm
@@ -65,7 +65,7 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[2., 0.],
                 [1., 2.]])
     """
-    A = square_matrix("potrf", "A", A)
+    A = check_square_matrix("potrf", "A", A)
     return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
 
 
@@ -102,48 +102,48 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
         >>> info
         tensor([0, 2], dtype=torch.int32)
     """
-    A = square_matrix("potrf_ex", "A", A)
+    A = check_square_matrix("potrf_ex", "A", A)
     result = operator_ex.overwrite(A, lower) if overwrite else operator_ex.call(A, lower)
     return Factorisation(*result)
 
 
-def _factor(A: Tensor, lower: bool) -> Tensor:
-    L = fresh(A)
+def _factorise(A: Tensor, lower: bool) -> Tensor:
+    L = allocate_like(A)
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("potrf", A.shape[:-2], failure, "potrf_ex")
     return L
 
 
-def _factor_in_place(A: Tensor, lower: bool) -> None:
+def _factorise_in_place(A: Tensor, lower: bool) -> None:
     failure = lookup("potrf", A)(A, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("potrf", A.shape[:-2], failure, "potrf_ex")
 
 
-def _factor_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    L, info = fresh(A), _fresh_status(A)
+def _factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    L, info = allocate_like(A), _allocate_status(A)
     lookup("potrf", A)(L, A, lower, info)
     return L, info
 
 
-def _factor_with_status_in_place(A: Tensor, lower: bool) -> tuple[Tensor]:
-    info = _fresh_status(A)
+def _factorise_with_status_in_place(A: Tensor, lower: bool) -> tuple[Tensor]:
+    info = _allocate_status(A)
     lookup("potrf", A)(A, A, lower, info)
     return (info,)
 
 
-def _fresh_status(A: Tensor) -> Tensor:
+def _allocate_status(A: Tensor) -> Tensor:
     return A.new_empty(A.shape[:-2], dtype=torch.int32)
 
 
-def _pulled_back(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
-    gA = fresh(L)
+def _compute_vjp(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
+    gA = allocate_like(L)
     lookup("potrf_vjp", L)(gA, L, gL, lower, info)
     return gA
 
 
-def _pulled_back_composite(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
+def _compute_vjp_composite(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
     """gA = 1/2 L^-T copyltu(L^T tril(gL)) L^-1; for A = R^T R the same with L = R^T, gL = gR^T."""
     if not lower:
         L, gL = L.mT, gL.mT
@@ -169,7 +169,7 @@ def _vjp_ex(
     return (operator_vjp.call(L, gL, info, lower),)
 
 
-def pushed_forward(L: Tensor, dA: Tensor, lower: bool) -> Tensor:
+def compute_jvp(L: Tensor, dA: Tensor, lower: bool) -> Tensor:
     """dL = L phi(L^-1 sym(dA) L^-T); for A = R^T R: dR = phi(R^-T sym(dA) R^-1) R, phi of the upper triangle.
 
     Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every
@@ -185,21 +185,21 @@ def pushed_forward(L: Tensor, dA: Tensor, lower: bool) -> Tensor:
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     (L,) = saved
-    return pushed_forward(L, dA, *flags)
+    return compute_jvp(L, dA, *flags)
 
 
 def _jvp_ex(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, None]:
     L, info = saved
     dA = dA.masked_fill((info != 0)[..., None, None], 0.0)
-    return pushed_forward(L, dA, *flags), None
+    return compute_jvp(L, dA, *flags), None
 
 
 operator_vjp = define_fused(
     "potrf_vjp",
     "(Tensor L, Tensor gL, Tensor? info, bool lower) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, gL, info, lower: L.new_empty(L.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 _A, _L, _INFO = 0, 1, 2
@@ -207,17 +207,17 @@ _A, _L, _INFO = 0, 1, 2
 operator = define(
     "potrf",
     "(Tensor A, bool lower) -> Tensor",
-    kernel=_factor,
+    kernel=_factorise,
     fake=lambda A, lower: A.new_empty(A.shape),
     formulas=Formulas(saves=((_L,),), vjp=_vjp, jvp=_jvp),
-    overwriting=Overwriting(_A, "A", _factor_in_place),
+    overwriting=Overwriting(_A, "A", _factorise_in_place),
 )
 
 operator_ex = define(
     "potrf_ex",
     "(Tensor A, bool lower) -> (Tensor, Tensor)",
-    kernel=_factor_with_status,
-    fake=lambda A, lower: (A.new_empty(A.shape), _fresh_status(A)),
+    kernel=_factorise_with_status,
+    fake=lambda A, lower: (A.new_empty(A.shape), _allocate_status(A)),
     formulas=Formulas(saves=((_L, _INFO),), vjp=_vjp_ex, jvp=_jvp_ex, constant_results=(1,)),
-    overwriting=Overwriting(_A, "A", _factor_with_status_in_place),
+    overwriting=Overwriting(_A, "A", _factorise_with_status_in_place),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import trsm as _trsm
 
 
@@ -48,12 +48,12 @@ def potri(L: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[ 0.5000, -0.5000],
                 [-0.5000,  1.0000]])
     """
-    L = square_matrix("potri", "L", L)
+    L = check_square_matrix("potri", "L", L)
     return operator.overwrite(L, lower) if overwrite else operator.call(L, lower)
 
 
 def _invert(L: Tensor, lower: bool) -> Tensor:
-    B = fresh(L)
+    B = allocate_like(L)
     failure = lookup("potri", L)(B, L, lower)
     if failure is not None:
         item, index = failure
@@ -68,13 +68,13 @@ def _invert_in_place(L: Tensor, lower: bool) -> None:
         raise _errors.singular("potri", _errors.batch_index(item, L.shape[:-2]), index)
 
 
-def _pulled_back(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
-    gL = fresh(L)
+def _compute_vjp(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
+    gL = allocate_like(L)
     lookup("potri_vjp", L)(gL, L, gB, lower)
     return gL
 
 
-def _pulled_back_composite(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
+def _compute_vjp_composite(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
     """gL = -tril(L^-T Z), Z = L^-1 (gB + gB^T) L^-T; with L = R^T and gL = gR^T for the upper factor.
 
     As R^-T is what L^-1 is, the steps are the same: gR = -triu(Z R^-T).
@@ -103,9 +103,9 @@ _L = 0
 operator_vjp = define_fused(
     "potri_vjp",
     "(Tensor L, Tensor gB, bool lower) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda L, gB, lower: L.new_empty(L.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(

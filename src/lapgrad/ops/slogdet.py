@@ -11,9 +11,9 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import inverse as _inverse
-from lapgrad.ops._lu import room_for_factors
+from lapgrad.ops._lu import allocate_factors
 
 
 class LogDeterminant(NamedTuple):
@@ -63,7 +63,7 @@ def slogdet(A: Tensor) -> LogDeterminant:
         >>> lapgrad.slogdet(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
         LogDeterminant(sign=tensor(-1.), logabsdet=tensor(0.))
     """
-    sign, logabsdet, _, _ = operator.call(square_matrix("slogdet", "A", A))
+    sign, logabsdet, _, _ = operator.call(check_square_matrix("slogdet", "A", A))
     return LogDeterminant(sign, logabsdet)
 
 
@@ -77,11 +77,11 @@ def _factorise(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _fake(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = A.shape[:-2]
-    return A.new_empty(batch), A.new_empty(batch), *room_for_factors(A)
+    return A.new_empty(batch), A.new_empty(batch), *allocate_factors(A)
 
 
-def _pulled_back(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    gA = fresh(A)
+def _compute_vjp(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
+    gA = allocate_like(A)
     failure = lookup("slogdet_vjp", A)(gA, A, LU, pivots, weight)
     if failure is not None:
         raise _errors.elimination_failed(
@@ -90,8 +90,8 @@ def _pulled_back(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tenso
     return gA
 
 
-def _pulled_back_composite(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    """gA = weight A^-T. Items without weight count as constant: they may be singular."""
+def _compute_vjp_composite(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
+    """gA = weight A^-T. Items with weight 0 are treated as constant, because they may be singular."""
     weight = weight[..., None, None]
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     return weight * _inverse.operator.call(torch.where(weight == 0, identity, A)).mT
@@ -120,9 +120,9 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
 operator_vjp = define_fused(
     "slogdet_vjp",
     "(Tensor A, Tensor LU, Tensor pivots, Tensor weight) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda A, LU, pivots, weight: A.new_empty(A.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 _A, _SIGN, _LOGABSDET, _LU, _PIVOTS = 0, 1, 2, 3, 4

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import extractdiag as _extractdiag
 from lapgrad.ops import makediag as _makediag
 
@@ -43,22 +43,22 @@ def sumlogdiag(A: Tensor) -> Tensor:
         >>> lapgrad.sumlogdiag(torch.tensor([[1.0, 0.0], [5.0, 1.0]]))
         tensor(0.)
     """
-    return operator.call(square_matrix("sumlogdiag", "A", A))
+    return operator.call(check_square_matrix("sumlogdiag", "A", A))
 
 
-def _sum(A: Tensor) -> Tensor:
+def _sum_logs(A: Tensor) -> Tensor:
     s = A.new_empty(A.shape[:-2])
     lookup("sumlogdiag", A)(s, A)
     return s
 
 
-def _pulled_back(A: Tensor, gs: Tensor) -> Tensor:
-    gA = fresh(A)
+def _compute_vjp(A: Tensor, gs: Tensor) -> Tensor:
+    gA = allocate_like(A)
     lookup("sumlogdiag_vjp", A)(gA, A, gs)
     return gA
 
 
-def _pulled_back_composite(A: Tensor, gs: Tensor) -> Tensor:
+def _compute_vjp_composite(A: Tensor, gs: Tensor) -> Tensor:
     """gA = diag(gs / a_ii)."""
     return _makediag.operator.call(gs.unsqueeze(-1) / _extractdiag.operator.call(A, 0), 0)
 
@@ -79,15 +79,15 @@ _A = 0
 operator_vjp = define_fused(
     "sumlogdiag_vjp",
     "(Tensor A, Tensor gs) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda A, gs: A.new_empty(A.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(
     "sumlogdiag",
     "(Tensor A) -> Tensor",
-    kernel=_sum,
+    kernel=_sum_logs,
     fake=lambda A: A.new_empty(A.shape[:-2]),
     formulas=Formulas(saves=((_A,),), vjp=_vjp, jvp=_jvp),
 )

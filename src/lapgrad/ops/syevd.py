@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
+from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, square_matrix
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -137,7 +138,7 @@ def syevd(
         >>> lapgrad.syevd(A, k=1).U
         tensor([[0.7071, 0.7071]])
     """
-    A = square_matrix("syevd", "A", A)
+    A = check_square_matrix("syevd", "A", A)
     _spectral.check_policy("syevd", degeneracy)
     _spectral.check_tolerance("syevd", tol)
     if k is not None:
@@ -145,48 +146,38 @@ def syevd(
             raise _errors.OptionError(
                 f"syevd: k must be between 0 and n, got {k} for shape {tuple(A.shape)}."
             )
-        return _largest(A, lower, degeneracy, tol, k, vectors)
+        return _find_largest(A, lower, degeneracy, tol, k, vectors)
     if vectors:
         return Eigendecomposition(*operator.call(A, lower, degeneracy, tol))
-    if _recorded(A):
+    if _is_recorded(A):
         return operator.call(A, lower, degeneracy, tol)[1]
     return operator_values.call(A, lower, degeneracy, tol)
 
 
-def _largest(
+def _find_largest(
     A: Tensor, lower: bool, degeneracy: str, tol: float | None, k: int, vectors: bool
 ) -> Eigendecomposition | Tensor:
-    if vectors or _recorded(A):
+    if vectors or _is_recorded(A):
         U, eigenvalues, _, _ = operator_top.call(A, lower, k, degeneracy, tol)
         return Eigendecomposition(U, eigenvalues) if vectors else eigenvalues
     eigenvalues = operator_values.call(A, lower, degeneracy, tol)
-    return _copied(eigenvalues[..., A.shape[-1] - k :])
+    return _copy(eigenvalues[..., A.shape[-1] - k :])
 
 
-def row_signs(U: Tensor) -> Tensor:
-    """For each row the sign that makes its first entry of nearly the largest size positive, (*batch, k)."""
-    if U.shape[-1] == 0:
-        return U.new_ones(U.shape[:-1])
-    size = U.detach().abs()
-    leads = size >= (1.0 - 1e-6) * size.amax(-1, keepdim=True)
-    decisive = U.detach().gather(-1, leads.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(-1)
-    return torch.where(decisive < 0, -1.0, 1.0).to(U.dtype)
-
-
-def _copied(part: Tensor) -> Tensor:
+def _copy(part: Tensor) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
-def _recorded(A: Tensor) -> bool:
+def _is_recorded(A: Tensor) -> bool:
     return A.requires_grad and torch.is_grad_enabled()
 
 
 def decompose(name: str, A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    """U and the eigenvalues; ``name`` is that of the operator in messages."""
-    U, eigenvalues = fresh(A), A.new_empty(A.shape[:-1])
+    """U and the eigenvalues of A; ``name`` is the operator's name in messages."""
+    U, eigenvalues = allocate_like(A), A.new_empty(A.shape[:-1])
     failure = lookup("syevd", A)(eigenvalues, U, A, lower)
     if failure is not None:
-        raise _failed(name, A, failure)
+        raise _explain_failure(name, A, failure)
     return U, eigenvalues
 
 
@@ -199,24 +190,24 @@ def _decompose_top(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     U, eigenvalues = _decompose(A, lower, degeneracy, tol)
     rest = A.shape[-1] - k
-    return _copied(U[..., rest:, :]), _copied(eigenvalues[..., rest:]), U, eigenvalues
+    return _copy(U[..., rest:, :]), _copy(eigenvalues[..., rest:]), U, eigenvalues
 
 
-def _values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> Tensor:
+def _compute_values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> Tensor:
     eigenvalues = A.new_empty(A.shape[:-1])
     failure = lookup("syevd", A)(eigenvalues, None, A, lower)
     if failure is not None:
-        raise _failed("syevd", A, failure)
+        raise _explain_failure("syevd", A, failure)
     return eigenvalues
 
 
-def _failed(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
+def _explain_failure(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
     flat, code = failure
     explain = _errors.not_finite if code < 0 else _errors.not_converged
     return explain(name, "A", A.shape[:-2], flat)
 
 
-def _pulled_back(
+def _compute_vjp(
     U: Tensor,
     eigenvalues: Tensor,
     gU: Tensor | None,
@@ -224,12 +215,12 @@ def _pulled_back(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    gA = fresh(U)
-    relative = _spectral.tolerance(U.shape[-1], U.dtype, tol)
+    gA = allocate_like(U)
+    relative = _gaps.choose_tolerance(U.shape[-1], U.dtype, tol)
     if not (has_kernel("syevd_vjp", U) and lookup("serves_syevd_vjp", U)(U, gU, slope)):
         turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
-        gA = _pulled_back_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
-        marked = _uneven(eigenvalues, turned, slope, relative)
+        gA = _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
+        marked = _find_uneven(eigenvalues, turned, slope, relative)
     else:
         uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
         if uneven is None:
@@ -241,17 +232,17 @@ def _pulled_back(
     return gA
 
 
-def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
-    """Per item: does the loss tell apart what belongs to one eigenvalue?
+def _find_uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, tol: float) -> Tensor:
+    """bool (*batch), True where the loss distinguishes vectors or values of one repeated eigenvalue.
 
-    Within such a group the skew part of ``turned``, gU U^T, and differences of the slopes, must vanish. Rows
-    that are not among the k have cotangent zero.
+    Among equal eigenvalues the skew part of ``turned``, gU U^T, and differences of the slopes must vanish.
+    Rows that are not among the last k have cotangent zero.
     """
     n, allowed = eigenvalues.shape[-1], _UNEVEN[eigenvalues.dtype]
     found = torch.zeros(eigenvalues.shape[:-1], dtype=torch.bool, device=eigenvalues.device)
     if n == 0:
         return found
-    apart = ~_spectral.tied(_spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), tol)
+    apart = ~_gaps.find_ties(_gaps.compute_gaps(eigenvalues), _gaps.find_largest(eigenvalues), tol)
     if turned is not None:
         P = turned.new_zeros((*turned.shape[:-2], n, n))
         P[..., n - turned.shape[-2] :, :] = turned
@@ -260,21 +251,21 @@ def _uneven(eigenvalues: Tensor, turned: Tensor | None, slope: Tensor | None, to
     if slope is not None:
         full = torch.zeros_like(eigenvalues)
         full[..., n - slope.shape[-1] :] = slope
-        steps = _spectral.gaps(full).masked_fill(apart, 0.0)
+        steps = _gaps.compute_gaps(full).masked_fill(apart, 0.0)
         found |= steps.abs().amax((-2, -1)) > allowed * full.abs().amax(-1)
     return found
 
 
-def _inverse_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
+def _invert_gaps(eigenvalues: Tensor, degeneracy: str, tol: float | None) -> Tensor:
     """F_ij = 1 / (l_i - l_j) as the policy says, F_ii = 0."""
-    policy = _spectral.rule(degeneracy)
-    relative = _spectral.tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
-    return _spectral.reciprocal_gap(
-        _spectral.gaps(eigenvalues), _spectral.largest(eigenvalues), policy, relative
+    policy = _spectral.resolve_policy(degeneracy)
+    relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
+    return _gaps.invert_gaps(
+        _gaps.compute_gaps(eigenvalues), _gaps.find_largest(eigenvalues), policy, relative
     )
 
 
-def _pulled_back_composite(
+def _compute_vjp_composite(
     U: Tensor,
     eigenvalues: Tensor,
     gU: Tensor | None,
@@ -283,10 +274,10 @@ def _pulled_back_composite(
     tol: float | None,
 ) -> Tensor:
     turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
-    return _pulled_back_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
+    return _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
 
 
-def _pulled_back_turned(
+def _compute_vjp_turned(
     U: Tensor,
     eigenvalues: Tensor,
     turned: Tensor | None,
@@ -300,17 +291,17 @@ def _pulled_back_turned(
     ``turned`` is gU U^T. S is half of its skew part between the k rows, and ``turned`` itself between them
     and the others: skew first, because quotients by small gaps would not cancel.
     """
-    rest = U.shape[-1] - _rows(gU, slope)
+    rest = U.shape[-1] - _count_rows(gU, slope)
     top = U[..., rest:, :]
     W: Any = 0.0
     if gU is not None and turned is not None:
-        F = _inverse_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
+        F = _invert_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
         between = turned[..., rest:]
         skew = between - between.mT
         if rest:
             skew = torch.cat([2.0 * turned[..., :rest], skew], -1)
         if degeneracy in _DISCARDS:
-            skew = _spectral.discard(skew, _only_rounding(skew, eigenvalues, gU, slope))
+            skew = _gaps.discard_entries(skew, _find_rounding(skew, eigenvalues, gU, slope))
         W = _gemm2.operator.call(0.5 * skew * F, U, False, False, 1.0)
     if slope is not None:
         W = W + slope.unsqueeze(-1) * top
@@ -318,23 +309,23 @@ def _pulled_back_turned(
     return 0.5 * (product + product.mT)
 
 
-def _only_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor | None) -> Tensor:
-    """Where entries of ``skew``, of the last k rows, are rounding that the gap would magnify."""
+def _find_rounding(skew: Tensor, eigenvalues: Tensor, gU: Tensor, slope: Tensor | None) -> Tensor:
+    """bool, True where an entry of ``skew`` (the last k rows) is only rounding, and its gap small."""
     rest = eigenvalues.shape[-1] - gU.shape[-2]
 
-    def of_all(rows: Tensor) -> Tensor:
-        """With zeros for the rows that are not among the k."""
+    def extend_to_all(rows: Tensor) -> Tensor:
+        """``rows`` of the last k, with zeros before them for the others."""
         return torch.cat([rows.new_zeros((*rows.shape[:-1], rest)), rows], -1) if rest else rows
 
-    noise = _spectral.row_noise(gU)
-    pairs = noise.unsqueeze(-1) + of_all(noise).unsqueeze(-2)
+    noise = _gaps.bound_row_noise(gU)
+    pairs = noise.unsqueeze(-1) + extend_to_all(noise).unsqueeze(-2)
     gap = eigenvalues[..., rest:].unsqueeze(-1) - eigenvalues.unsqueeze(-2)
-    step = None if slope is None else slope.unsqueeze(-1) - of_all(slope).unsqueeze(-2)
-    close = _spectral.close_gap(_spectral.largest(eigenvalues))
-    return _spectral.only_rounding(skew, pairs, gap, close, step)
+    step = None if slope is None else slope.unsqueeze(-1) - extend_to_all(slope).unsqueeze(-2)
+    close = _gaps.compute_close_gap(_gaps.find_largest(eigenvalues))
+    return _gaps.find_rounding(skew, pairs, gap, close, step)
 
 
-def _rows(gU: Tensor | None, slope: Tensor | None) -> int:
+def _count_rows(gU: Tensor | None, slope: Tensor | None) -> int:
     if gU is not None:
         return gU.shape[-2]
     assert slope is not None
@@ -361,7 +352,7 @@ def _vjp_top(
     gU_all: Tensor | None,
     slope_all: Tensor | None,
 ) -> tuple[Tensor]:
-    """All eigenvectors are results, too: second derivatives reach them through the formula of the first."""
+    """gA also from cotangents of all eigenvectors, which the formula of the first derivative reads."""
     (U, eigenvalues), (_, _, degeneracy, tol) = saved, flags
     parts = [
         operator_vjp.call(U, eigenvalues, *pair, degeneracy, tol)
@@ -379,7 +370,7 @@ def _vjp_values(
     return (operator_vjp.call(U, eigenvalues, None, slope, degeneracy, tol),)
 
 
-def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
+def compute_jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:
     """dl = diag(M), dU = (M o F) U, M = U sym(dA) U^T.
 
     Symmetrised, the map is the exact adjoint of the vjp, so that forward and reverse mode agree on every
@@ -388,7 +379,7 @@ def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tens
     (U, eigenvalues), (_, degeneracy, tol) = saved, flags
     M = _gemm2.operator.call(U, 0.5 * (dA + dA.mT), False, False, 1.0)
     M = _gemm2.operator.call(M, U, False, True, 1.0)
-    F = _inverse_gaps(eigenvalues, degeneracy, tol)
+    F = _invert_gaps(eigenvalues, degeneracy, tol)
     dU = _gemm2.operator.call(M * F, U, False, False, 1.0)
     return dU, M.diagonal(dim1=-2, dim2=-1).clone()
 
@@ -397,9 +388,9 @@ def _jvp_top(
     saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lower, k, degeneracy, tol = flags
-    dU, slope = jvp(saved, (lower, degeneracy, tol), dA)
+    dU, slope = compute_jvp(saved, (lower, degeneracy, tol), dA)
     rest = dA.shape[-1] - k
-    return _copied(dU[..., rest:, :]), _copied(slope[..., rest:]), dU, slope
+    return _copy(dU[..., rest:, :]), _copy(slope[..., rest:]), dU, slope
 
 
 def _jvp_values(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
@@ -423,9 +414,9 @@ def _fake_top(
 operator_vjp = define_fused(
     "syevd_vjp",
     "(Tensor U, Tensor eigenvalues, Tensor? gU, Tensor? slope, str degeneracy, float? tol) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda U, eigenvalues, gU, slope, degeneracy, tol: U.new_empty(U.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 _A, _U, _EIGENVALUES = 0, 1, 2
@@ -435,7 +426,7 @@ operator = define(
     "(Tensor A, bool lower, str degeneracy, float? tol) -> (Tensor, Tensor)",
     kernel=_decompose,
     fake=_fake,
-    formulas=Formulas(saves=((_U, _EIGENVALUES),), vjp=_vjp, jvp=jvp),
+    formulas=Formulas(saves=((_U, _EIGENVALUES),), vjp=_vjp, jvp=compute_jvp),
 )
 
 _ALL_U, _ALL_EIGENVALUES = 3, 4
@@ -451,7 +442,7 @@ operator_top = define(
 operator_values = define(
     "syevd_values",
     "(Tensor A, bool lower, str degeneracy, float? tol) -> Tensor",
-    kernel=_values,
+    kernel=_compute_values,
     fake=lambda A, lower, degeneracy, tol: A.new_empty(A.shape[:-1]),
     formulas=Formulas(saves=((_A,),), vjp=_vjp_values, jvp=_jvp_values),
 )

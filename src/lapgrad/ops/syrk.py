@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import fresh, fresh_matrix, matrix
+from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -44,7 +44,7 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
         tensor([[ 5., 11.],
                 [11., 25.]])
     """
-    B = operator.call(matrix("syrk", "A", A), transpose)
+    B = operator.call(check_matrix("syrk", "A", A), transpose)
     return B if alpha == 1.0 else B.mul_(alpha)
 
 
@@ -56,16 +56,16 @@ def _multiply(A: Tensor, transpose: bool) -> Tensor:
 
 def _fake(A: Tensor, transpose: bool) -> Tensor:
     n = A.shape[-1 if transpose else -2]
-    return fresh_matrix(A, n, n)
+    return allocate_matrix(A, n, n)
 
 
-def _pulled_back(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
-    gA = fresh(A)
+def _compute_vjp(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
+    gA = allocate_like(A)
     lookup("syrk_vjp", A)(gA, A, gB, transpose)
     return gA
 
 
-def _pulled_back_composite(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
+def _compute_vjp_composite(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
     """gA = (gB + gB^T) A, or A (gB + gB^T)."""
     both = gB + gB.mT
     first, second = (A, both) if transpose else (both, A)
@@ -89,9 +89,9 @@ _A = 0
 operator_vjp = define_fused(
     "syrk_vjp",
     "(Tensor A, Tensor gB, bool transpose) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_compute_vjp,
     fake=lambda A, gB, transpose: A.new_empty(A.shape),
-    composite=_pulled_back_composite,
+    composite=_compute_vjp_composite,
 )
 
 operator = define(

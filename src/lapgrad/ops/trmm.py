@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
 
 
@@ -65,11 +65,11 @@ def trmm(
         tensor([[2.],
                 [5.]])
     """
-    return _triangular.run("trmm", operator, L, A, lower, transpose, rightside, alpha, overwrite)
+    return _triangular.apply("trmm", operator, L, A, lower, transpose, rightside, alpha, overwrite)
 
 
 def _multiply(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
-    B = fresh(A)
+    B = allocate_like(A)
     lookup("trmm", A)(B, L, A, lower, transpose, rightside)
     return B
 
@@ -83,7 +83,7 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """B = t(L) A gives gA = t(L)^T gB and gL = tri(gB A^T), the other sides and transpositions likewise."""
     (L, A), (lower, transpose, rightside) = saved, flags
-    gL = _triangular.gradient_of_triangle(gB, A, lower, transpose, rightside, 1.0) if needs[0] else None
+    gL = _triangular.compute_triangle_vjp(gB, A, lower, transpose, rightside, 1.0) if needs[0] else None
     gA = operator.call(L, gB, lower, not transpose, rightside) if needs[1] else None
     return gL, gA
 
@@ -105,6 +105,6 @@ operator = define(
     kernel=_multiply,
     fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
     formulas=Formulas(saves=((_A,), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_triangular.vmap,
+    vmap=_triangular.map_batch,
     overwriting=Overwriting(_A, "A", _multiply_in_place),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import fresh
+from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
@@ -68,7 +68,7 @@ def trsm(
         tensor([[1.],
                 [2.]])
     """
-    return _triangular.run(
+    return _triangular.apply(
         "trsm", operator, L, A, lower, transpose, rightside, alpha, overwrite, _refuse_singular
     )
 
@@ -82,7 +82,7 @@ def _refuse_singular(L: Tensor) -> None:
 
 
 def _solve(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
-    X = fresh(A)
+    X = allocate_like(A)
     failure = lookup("trsm", A)(X, L, A, lower, transpose, rightside)
     if failure is not None:
         item, index = failure
@@ -100,10 +100,10 @@ def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
 def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """gA = t(L)^-T gX; and t(L) X = A makes gL minus the gradient of L in the product t(L) X, at gA."""
+    """gA = t(L)^-T gX, and gL is minus the gradient of L in the product t(L) X = A with cotangent gA."""
     (L, X), (lower, transpose, rightside) = saved, flags
     gA = operator.call(L, gX, lower, not transpose, rightside)
-    gL = _triangular.gradient_of_triangle(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
+    gL = _triangular.compute_triangle_vjp(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
     return gL, gA if needs[1] else None
 
 
@@ -126,6 +126,6 @@ operator = define(
     kernel=_solve,
     fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
     formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
-    vmap=_triangular.vmap,
+    vmap=_triangular.map_batch,
     overwriting=Overwriting(_A, "A", _solve_in_place),
 )

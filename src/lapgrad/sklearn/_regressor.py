@@ -1,4 +1,4 @@
-"""What the estimators share: arrays to tensors and back, fitting, and scikit-learn's conventions."""
+"""The base class of the estimators: conversion of arrays, fitting, and scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _Part = TypeVar("_Part")
 class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     """A model of ``lapgrad.models`` as an estimator.
 
-    Subclasses have a constructor that only keeps its arguments, among them ``normalise``, ``optimizer``,
-    ``steps`` and ``device`` (and ``random_state``, if anything is random), and give ``_model``.
+    The constructor of a subclass only stores its arguments, among them ``normalise``, ``optimizer``,
+    ``steps`` and ``device`` (and ``random_state``, if anything is random). Subclasses implement
+    ``_make_model``.
     """
 
     model_: Regression
@@ -40,8 +41,8 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     device: str
 
     @abc.abstractmethod
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
-        """The model of these data, not fitted. Arguments of the constructor must not be changed."""
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
+        """Return a new model of these data. It must not change arguments of the constructor."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn the hyper-parameters by the marginal likelihood.
@@ -55,14 +56,14 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         """
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
         X, y = np.array(X), np.array(y, dtype=np.float64)
-        self._shift, self._scale = _shift_and_scale(X, self.normalise)
-        self._target_shift, scales = _shift_and_scale(y, self.normalise)
-        # One scale for all targets: the model has one variance for all of them.
+        self._shift, self._scale = _compute_shift_and_scale(X, self.normalise)
+        self._target_shift, scales = _compute_shift_and_scale(y, self.normalise)
+        # All targets share one scale, because the model has one variance for all of them.
         self._target_scale = float(np.sqrt(np.mean(np.square(scales))))
-        # A seed that a generator of torch can have, from whatever random_state is.
+        # Whatever the type of random_state, it gives a seed for a generator of torch.
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        targets = self._tensor((y - self._target_shift) / self._target_scale)
-        self.model_ = self._model(self._inputs(X), targets, seed)
+        targets = self._make_tensor((y - self._target_shift) / self._target_scale)
+        self.model_ = self._make_model(self._scale_inputs(X), targets, seed)
         self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps)
         self.log_marginal_likelihood_ = -self.fit_result_.loss - y.size * float(np.log(self._target_scale))
         return self
@@ -70,12 +71,12 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     def predict(
         self, X: ArrayLike, return_std: bool = False, return_cov: bool = False
     ) -> Floats | tuple[Floats, Floats]:
-        """The mean at new inputs.
+        """Return the mean at new inputs.
 
         Args:
             X: (m, d).
-            return_std: Also the standard deviation (m,) of observations there, noise included.
-            return_cov: Also the covariance (m, m) of observations there. One of both at most.
+            return_std: Also return the standard deviation (m,) of observations there, noise included.
+            return_cov: Also return the covariance (m, m) of observations there. Not with ``return_std``.
 
         Returns:
             The mean, (m,) or (m, k), or a tuple with what was asked for besides.
@@ -85,17 +86,17 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         """
         if return_std and return_cov:
             raise ValueError(f"{type(self).__name__}.predict: return_std and return_cov exclude each other.")
-        inputs = self._new_inputs(X)
+        inputs = self._check_new_inputs(X)
         with torch.no_grad():
             mean, spread = self.model_.predict(inputs, noise=True, full_cov=return_cov)
-        located = _array(mean) * self._target_scale + self._target_shift
+        located = _to_array(mean) * self._target_scale + self._target_shift
         if not (return_std or return_cov):
             return located
-        variance = _array(spread) * self._target_scale**2
+        variance = _to_array(spread) * self._target_scale**2
         return located, variance if return_cov else np.sqrt(variance)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Floats:
-        """Draws of the function at new inputs, without noise.
+        """Return draws of the function at new inputs, without noise.
 
         Args:
             X: (m, d).
@@ -105,41 +106,41 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         Returns:
             (m, n_samples), or (m, k, n_samples).
         """
-        inputs = self._new_inputs(X)
+        inputs = self._check_new_inputs(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with torch.no_grad():
             draws = self.model_.sample(inputs, n_samples, generator=seed)
-        located = _array(draws) * self._target_scale + self._target_shift
+        located = _to_array(draws) * self._target_scale + self._target_shift
         return np.moveaxis(located, 0, -1)
 
     def __sklearn_tags__(self) -> Any:
-        """Several targets are allowed."""
+        """Return scikit-learn's tags: several targets are allowed."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def _new_inputs(self, X: ArrayLike) -> Tensor:
+    def _check_new_inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        return self._inputs(validate_data(self, X, dtype=np.float64, reset=False))
+        return self._scale_inputs(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _inputs(self, X: Floats) -> Tensor:
-        return self._tensor((X - self._shift) / self._scale)
+    def _scale_inputs(self, X: Floats) -> Tensor:
+        return self._make_tensor((X - self._shift) / self._scale)
 
-    def _tensor(self, values: Floats) -> Tensor:
+    def _make_tensor(self, values: Floats) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self.device)
 
 
-def own_copy(part: _Part) -> _Part:
-    """A copy of a kernel or of features, which a fit changes: arguments of estimators stay as they are."""
+def copy_part(part: _Part) -> _Part:
+    """Return a copy of a kernel or of features, because a fit must not change arguments of estimators."""
     return copy.deepcopy(part)
 
 
-def _array(values: Tensor) -> Floats:
+def _to_array(values: Tensor) -> Floats:
     return values.cpu().numpy()
 
 
-def _shift_and_scale(values: Floats, wanted: bool) -> tuple[Any, Any]:
-    """Mean and standard deviation of each column; 0 and 1 when not wanted, 1 where a column does not vary."""
+def _compute_shift_and_scale(values: Floats, wanted: bool) -> tuple[Any, Any]:
+    """Return mean and standard deviation of each column (1 if it is constant); 0 and 1 if not wanted."""
     if not wanted:
         return 0.0, 1.0
     deviation = values.std(0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models import BayesianLinearRegression, PolynomialFeatures, RandomFourierFeatures
 from lapgrad.models._linear.ridge import Method
-from lapgrad.sklearn._regressor import ModelRegressor, own_copy
+from lapgrad.sklearn._regressor import ModelRegressor, copy_part
 
 _FEATURES = ("polynomial", "fourier")
 
@@ -28,11 +28,11 @@ class BayesianLinearRegressor(ModelRegressor):
         optimizer: "lbfgs" or "adam".
         steps: Evaluations of the loss at most; None: the default of the optimiser.
         random_state: Seed of the frequencies, a ``numpy.random.RandomState``, or None.
-        device: Where the model lives: "cpu", "cuda".
+        device: The device of the model: "cpu" or "cuda".
 
     Attributes:
         model_: The fitted ``BayesianLinearRegression``, in normalised units.
-        fit_result_: How the fit went.
+        fit_result_: The outcome of the fit.
         log_marginal_likelihood_: In the units of the targets.
 
     Example:
@@ -70,14 +70,14 @@ class BayesianLinearRegressor(ModelRegressor):
         self.random_state = random_state
         self.device = device
 
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> BayesianLinearRegression:
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> BayesianLinearRegression:
         return BayesianLinearRegression(
-            X, y, self._own_features(X.shape[1], seed), ard=self.ard, method=self.method
+            X, y, self._copy_features(X.shape[1], seed), ard=self.ard, method=self.method
         )
 
-    def _own_features(self, inputs: int, seed: int) -> nn.Module | None:
+    def _copy_features(self, inputs: int, seed: int) -> nn.Module | None:
         if self.features is None or isinstance(self.features, nn.Module):
-            return own_copy(self.features)
+            return copy_part(self.features)
         if self.features == "polynomial":
             return PolynomialFeatures(self.degree)
         if self.features == "fourier":

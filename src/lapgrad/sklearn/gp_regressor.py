@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lapgrad.models import GPRegression
 from lapgrad.models.kernels.base import Kernel
-from lapgrad.sklearn._regressor import ModelRegressor, own_copy
+from lapgrad.sklearn._regressor import ModelRegressor, copy_part
 
 
 class GPRegressor(ModelRegressor):
@@ -20,11 +20,11 @@ class GPRegressor(ModelRegressor):
             kernel are in these units.
         optimizer: "lbfgs" or "adam".
         steps: Evaluations of the loss at most; None: the default of the optimiser.
-        device: Where the model lives: "cpu", "cuda".
+        device: The device of the model: "cpu" or "cuda".
 
     Attributes:
         model_: The fitted ``GPRegression``, in normalised units.
-        fit_result_: How the fit went.
+        fit_result_: The outcome of the fit.
         log_marginal_likelihood_: In the units of the targets.
 
     Example:
@@ -53,5 +53,5 @@ class GPRegressor(ModelRegressor):
         self.steps = steps
         self.device = device
 
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> GPRegression:
-        return GPRegression(X, y, own_copy(self.kernel), mean=self.mean)
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> GPRegression:
+        return GPRegression(X, y, copy_part(self.kernel), mean=self.mean)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lapgrad.models import SparseGPRegression
 from lapgrad.models.kernels.base import Kernel
-from lapgrad.sklearn._regressor import ModelRegressor, own_copy
+from lapgrad.sklearn._regressor import ModelRegressor, copy_part
 
 
 class SparseGPRegressor(ModelRegressor):
@@ -24,11 +24,11 @@ class SparseGPRegressor(ModelRegressor):
         optimizer: "lbfgs" or "adam".
         steps: Evaluations of the loss at most; None: the default of the optimiser.
         random_state: Seed of the choice of inducing inputs, a ``numpy.random.RandomState``, or None.
-        device: Where the model lives: "cpu", "cuda".
+        device: The device of the model: "cpu" or "cuda".
 
     Attributes:
         model_: The fitted ``SparseGPRegression``, in normalised units.
-        fit_result_: How the fit went.
+        fit_result_: The outcome of the fit.
         log_marginal_likelihood_: Its lower bound, in the units of the targets.
 
     Example:
@@ -61,7 +61,7 @@ class SparseGPRegressor(ModelRegressor):
         self.random_state = random_state
         self.device = device
 
-    def _model(self, X: Tensor, y: Tensor, seed: int) -> SparseGPRegression:
+    def _make_model(self, X: Tensor, y: Tensor, seed: int) -> SparseGPRegression:
         return SparseGPRegression(
-            X, y, own_copy(self.kernel), inducing=self.inducing, mean=self.mean, generator=seed
+            X, y, copy_part(self.kernel), inducing=self.inducing, mean=self.mean, generator=seed
         )

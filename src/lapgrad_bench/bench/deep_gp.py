@@ -20,13 +20,13 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models import DeepGP
-from lapgrad.models._deep.algebra import torch_linalg
 from lapgrad.models._deep.latent_layer import DeepLayer
-from lapgrad.models._deep.learning import DeepTask, natural_length
+from lapgrad.models._deep.learning import DeepTask, choose_natural_length
 from lapgrad.models._training.cuda_graph import REHEARSALS
-from lapgrad.models._training.minibatches import Training
-from lapgrad.models._training.plan import Plan
+from lapgrad.models._training.minibatches import TrainingRun
+from lapgrad.models._training.plan import TrainingPlan
 from lapgrad_bench.bench.timing import Thunk
+from lapgrad_bench.bench.torch_layers import replace_operators_by_torch
 
 
 class Sizes(NamedTuple):
@@ -92,7 +92,7 @@ def with_torch(problem: Problem) -> Thunk:
     evaluate = ours(problem)
 
     def by_torch() -> tuple[Tensor, ...]:
-        with torch_linalg():
+        with replace_operators_by_torch():
             found: tuple[Tensor, ...] = evaluate()
             return found
 
@@ -112,17 +112,17 @@ class TrainingStep:
     def __init__(self, problem: Problem, data: Tensor, *, by_torch: bool, graph: bool | None) -> None:
         model, who = copy.deepcopy(problem.model), "bench"
         layers = [layer for layer in model.layers if isinstance(layer, DeepLayer)]
-        task = DeepTask(layers, data, 1, 0, natural_length(who, layers, None))
-        learned = task.left_to_adam(list(model.parameters()))
-        plan = Plan(len(problem.Y), None, None, _RATE, 1.0, 1)
+        task = DeepTask(layers, data, 1, 0, choose_natural_length(who, layers, None))
+        learned = task.select_for_adam(list(model.parameters()))
+        plan = TrainingPlan(len(problem.Y), None, None, _RATE, 1.0, 1)
         source = torch.Generator(data.device).manual_seed(0)
-        self._training = Training(who, model, len(data), plan, task, source, None, learned, graph)
+        self._training = TrainingRun(who, model, len(data), plan, task, source, None, learned, graph)
         self._by_torch = by_torch
 
     def __call__(self) -> tuple[Tensor, ...]:
         """A step; the sum of all losses so far, and where the parameters are now."""
-        with torch_linalg() if self._by_torch else contextlib.nullcontext(), without_waiting():
-            self._training.move()
+        with replace_operators_by_torch() if self._by_torch else contextlib.nullcontext(), without_waiting():
+            self._training.take_step()
         return self._training.total, *self._training.moved
 
     def close(self) -> None:

@@ -16,13 +16,13 @@ from lapgrad._errors import LARGEST_DIMENSION
 Operand = tuple[int, int, int, int]
 
 
-def transposed(operand: Operand) -> Operand:
+def transpose_operand(operand: Operand) -> Operand:
     address, batch_stride, row_stride, col_stride = operand
     return address, batch_stride, col_stride, row_stride
 
 
-def strides(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Batch, row and column stride, if one stride walks all batch dimensions and BLAS reads the matrices."""
+def get_strides(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Batch, row and column stride; None if there is no common batch stride or BLAS cannot read it."""
     *batch_strides, row_stride, col_stride = tensor.stride()
     *batch_shape, rows, cols = tensor.shape
     if row_stride == 1 and col_stride == rows > 1 < cols and not batch_shape:  # what LAPACK's factors are
@@ -50,31 +50,32 @@ def strides(tensor: Tensor) -> tuple[int, int, int] | None:
     return batch_stride, row_stride, col_stride
 
 
-def readable(tensor: Tensor) -> Tensor:
+def make_readable(tensor: Tensor) -> Tensor:
     """``tensor`` itself, copied only if its strides cannot be handed over."""
-    return tensor if tensor.is_contiguous() or strides(tensor) is not None else tensor.contiguous()
+    return tensor if tensor.is_contiguous() or get_strides(tensor) is not None else tensor.contiguous()
 
 
-def operand(tensor: Tensor) -> Operand:
-    """What the core takes for a readable or writable tensor."""
+def describe_operand(tensor: Tensor) -> Operand:
+    """Address and strides of a tensor of ``make_readable`` or ``make_writable``."""
     if tensor.is_contiguous():
         shape = tensor.shape
         cols = shape[-1]
         return tensor.data_ptr(), shape[-2] * cols, cols, 1
-    found = strides(tensor)
+    found = get_strides(tensor)
     assert found is not None
     return tensor.data_ptr(), *found
 
 
 def hand_over(tensor: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
-    """``readable``, ``operand`` and, if ``flipped``, ``transposed`` in one: small matrices feel each call.
+    """A readable tensor and its operand, transposed if ``flipped``.
 
-    The tensor, which may be a copy, must outlive the call of the core.
+    All in one function, because small matrices feel the time of each Python call. The tensor, which may be a
+    copy, must outlive the call of the core.
     """
     if tensor.is_contiguous():
         *_, rows, cols = tensor.shape
         return tensor, (tensor.data_ptr(), rows * cols, *((1, cols) if flipped else (cols, 1)))
-    found = strides(tensor)
+    found = get_strides(tensor)
     if found is None:
         return hand_over(tensor.contiguous(), flipped)
     batch_stride, row_stride, col_stride = found
@@ -83,12 +84,12 @@ def hand_over(tensor: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
     return tensor, (tensor.data_ptr(), batch_stride, row_stride, col_stride)
 
 
-def writable(out: Tensor) -> Tensor:
+def make_writable(out: Tensor) -> Tensor:
     """``out`` itself if the core can write into it, else a contiguous tensor to be copied back."""
-    if out.is_contiguous() or strides(out) is not None:
+    if out.is_contiguous() or get_strides(out) is not None:
         return out
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
-def items(tensor: Tensor) -> int:
+def count_items(tensor: Tensor) -> int:
     return 1 if tensor.dim() == 2 else tensor.shape[:-2].numel()

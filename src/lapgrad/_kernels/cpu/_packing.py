@@ -1,4 +1,4 @@
-"""What extracttrian and maketrian share: the triangle that is meant, and operands of any strides."""
+"""Operands of extracttrian and maketrian for the compiled core: which triangle, addresses and strides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def is_upper(offset: int, lower: bool) -> bool:
     return offset > 0 or (offset == 0 and not lower)
 
 
-def matrices(A: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
+def describe_matrices(A: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
     """A and what the core takes for it, or for its transpose; copied only if no stride walks all items.
 
     No BLAS reads it: rows and columns may have any stride. The tensor must outlive the call of the core.
@@ -26,7 +26,7 @@ def matrices(A: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
     return A, (A.data_ptr(), batch[0] if batch else 0, *((column, row) if flipped else (row, column)))
 
 
-def vectors(v: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+def describe_vectors(v: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
     """v and its address, the stride between vectors, and the stride of their entries; copied likewise."""
     if v.is_contiguous():
         return v, (v.data_ptr(), v.shape[-1], 1)

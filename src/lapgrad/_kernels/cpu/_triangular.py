@@ -1,4 +1,4 @@
-"""What trsm and trmm share: the triangle and the side become strides."""
+"""trsm and trmm on the compiled core: triangle and side are expressed by strides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import hand_over, items, writable
+from lapgrad._kernels.cpu._operands import count_items, hand_over, make_writable
 
 
 def run_triangle(
@@ -16,12 +16,12 @@ def run_triangle(
     flipped = transpose != rightside
     L, triangle = hand_over(L, flipped)
     source, read = hand_over(A, rightside)
-    target, written = hand_over(writable(X), rightside)
+    target, written = hand_over(make_writable(X), rightside)
     if flipped:
         lower = not lower
     n = L.shape[-1]
     m = A.shape[-2] if rightside else A.shape[-1]
-    zero: int = routine(L.element_size(), *triangle, *read, *written, items(source), n, m, lower)
+    zero: int = routine(L.element_size(), *triangle, *read, *written, count_items(source), n, m, lower)
     if zero >= 0:
         return divmod(zero, n)
     if target is not X:

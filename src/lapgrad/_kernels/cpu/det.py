@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.cofactors import replace_cofactors
 from lapgrad._kernels.cpu import _determinant
-from lapgrad._kernels.torch._cofactors import replace_cofactors
 
 
 def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:

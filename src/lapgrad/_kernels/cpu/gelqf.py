@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, readable
+from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable
 from lapgrad._kernels.native import core
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    A = _in_rows(A)
+    A = _make_row_major(A)
     m, n = A.shape[-2:]
     found: tuple[int, int] | None = core.gelqf(
         A.element_size(),
-        *operand(A),
+        *describe_operand(A),
         0 if Q is None else Q.data_ptr(),
         L.data_ptr(),
-        items(A),
+        count_items(A),
         m,
         n,
         positive,
@@ -27,9 +27,9 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
 
 
 def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
-    L = readable(L)
+    L = make_readable(L)
     found: tuple[int, int] | None = core.dependent_row(
-        L.element_size(), *operand(L), items(L), *L.shape[-2:], tolerance, relative_to_largest
+        L.element_size(), *describe_operand(L), count_items(L), *L.shape[-2:], tolerance, relative_to_largest
     )
     return found
 
@@ -52,20 +52,20 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
         0 if gQ is None else gQ.data_ptr(),
         0 if gL is None else gL.data_ptr(),
         gA.data_ptr(),
-        items(L),
+        count_items(L),
         *gA.shape[-2:],
     )
 
 
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    A, L, gL = _in_rows(A), L.contiguous(), gL.contiguous()
+    A, L, gL = _make_row_major(A), L.contiguous(), gL.contiguous()
     core.gelqf_l_vjp(
         L.element_size(),
-        *operand(A),
+        *describe_operand(A),
         L.data_ptr(),
         gL.data_ptr(),
         gA.data_ptr(),
-        items(L),
+        count_items(L),
         *gA.shape[-2:],
     )
 
@@ -74,8 +74,8 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
 _SMALL = 32 * 32
 
 
-def _in_rows(A: Tensor) -> Tensor:
+def _make_row_major(A: Tensor) -> Tensor:
     """A as it lies, if its strides can be handed over; small matrices in rows, for the kernels of batches."""
     if A.dim() > 2 and A.shape[-1] * A.shape[-2] <= _SMALL:
         return A.contiguous()
-    return readable(A)
+    return make_readable(A)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import hand_over, items
+from lapgrad._kernels.cpu._operands import count_items, hand_over
 from lapgrad._kernels.native import core
 
 
@@ -18,4 +18,4 @@ def gemmt(
     if not lower:
         left, right = right, left
     k = A.shape[-2] if transpose_a else A.shape[-1]
-    core.gemmt(A.element_size(), *left, *right, *result, items(C), C.shape[-1], k, alpha, False)
+    core.gemmt(A.element_size(), *left, *right, *result, count_items(C), C.shape[-1], k, alpha, False)

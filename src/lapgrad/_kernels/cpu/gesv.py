@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import hand_over, items
+from lapgrad._kernels.cpu._operands import count_items, hand_over
 from lapgrad._kernels.native import core
 
 
@@ -16,7 +16,7 @@ def gesv(
     n, m = B.shape[-2:]
     factors = LU.data_ptr(), pivots.data_ptr()
     failure: tuple[int, int] | None = core.gesv(
-        A.element_size(), *matrix, *right, *hand_over(X, False)[1], *factors, transpose, items(B), n, m
+        A.element_size(), *matrix, *right, *hand_over(X, False)[1], *factors, transpose, count_items(B), n, m
     )
     return failure
 
@@ -26,4 +26,6 @@ def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
     B, right = hand_over(B, False)
     n, m = B.shape[-2:]
     factors = LU.data_ptr(), pivots.data_ptr()
-    core.gesv_factored(B.element_size(), *factors, *right, *hand_over(X, False)[1], transpose, items(B), n, m)
+    core.gesv_factored(
+        B.element_size(), *factors, *right, *hand_over(X, False)[1], transpose, count_items(B), n, m
+    )

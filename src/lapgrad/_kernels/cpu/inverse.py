@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, readable, writable
+from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, make_writable
 from lapgrad._kernels.native import core
 
 
 def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
-    source, target = readable(A), writable(B)
+    source, target = make_readable(A), make_writable(B)
     failure: tuple[int, int] | None = core.inverse(
-        A.element_size(), *operand(source), *operand(target), items(A), A.shape[-1]
+        A.element_size(), *describe_operand(source), *describe_operand(target), count_items(A), A.shape[-1]
     )
     if target is not B:
         B.copy_(target)
@@ -19,5 +19,12 @@ def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
 
 
 def inverse_vjp(gA: Tensor, B: Tensor, gB: Tensor) -> None:
-    B, gB = readable(B), readable(gB)
-    core.inverse_vjp(B.element_size(), *operand(B), *operand(gB), *operand(gA), items(B), B.shape[-1])
+    B, gB = make_readable(B), make_readable(gB)
+    core.inverse_vjp(
+        B.element_size(),
+        *describe_operand(B),
+        *describe_operand(gB),
+        *describe_operand(gA),
+        count_items(B),
+        B.shape[-1],
+    )

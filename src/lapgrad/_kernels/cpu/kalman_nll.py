@@ -17,42 +17,42 @@ Address = tuple[int, int, int]
 def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
     dense = [operand.contiguous() for operand in operands]
     failure: tuple[int, int, int] | None = core.kalman_nll(
-        s.element_size(), _addresses(dense), s.data_ptr(), *_sizes(dense)
+        s.element_size(), _get_addresses(dense), s.data_ptr(), *_get_sizes(dense)
     )
     return failure
 
 
 def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor) -> None:
     gs, *dense = (operand.contiguous() for operand in (gs, *operands))
-    written = [None if result is None else _zeros_in(result) for result in results]
+    written = [None if result is None else _zero_results(result) for result in results]
     core.kalman_nll_vjp(
-        gs.element_size(), _addresses(dense), gs.data_ptr(), _addresses(written), *_sizes(dense)
+        gs.element_size(), _get_addresses(dense), gs.data_ptr(), _get_addresses(written), *_get_sizes(dense)
     )
     for result, found in zip(results, written, strict=True):
         if result is not None and found is not None and found is not result:
             result.copy_(found)
 
 
-def _zeros_in(result: Tensor) -> Tensor:
+def _zero_results(result: Tensor) -> Tensor:
     """``result``, or memory to be copied from: the core adds gradients up row by row."""
     return result.zero_() if result.is_contiguous() else result.new_zeros(result.shape)
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> list[Address]:
+def _get_addresses(tensors: Sequence[Tensor | None]) -> list[Address]:
     """Address, stride between series and stride between times: 0 where there is one for all."""
     return [
-        (0, 0, 0) if tensor is None else _address(tensor, has_times)
+        (0, 0, 0) if tensor is None else _get_address(tensor, has_times)
         for tensor, has_times in zip(tensors, _HAS_TIMES, strict=True)
     ]
 
 
-def _address(tensor: Tensor, has_times: bool) -> Address:
+def _get_address(tensor: Tensor, has_times: bool) -> Address:
     series, times = tensor.shape[0], tensor.shape[1] if has_times else 1
     size = tensor.shape[2 if has_times else 1 :].numel()
     return tensor.data_ptr(), 0 if series == 1 else times * size, 0 if times == 1 else size
 
 
-def _sizes(operands: Sequence[Tensor]) -> tuple[int, int, int, int]:
+def _get_sizes(operands: Sequence[Tensor]) -> tuple[int, int, int, int]:
     """Series, times, states, observations."""
     series, times, observations = operands[0].shape
     return series, times, operands[1].shape[-1], observations

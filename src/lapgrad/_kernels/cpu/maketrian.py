@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, transposed, writable
-from lapgrad._kernels.cpu._packing import is_upper, vectors
+from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_writable, transpose_operand
+from lapgrad._kernels.cpu._packing import describe_vectors, is_upper
 from lapgrad._kernels.native import core
 
 
 def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
-    v, read = vectors(v)
-    target = writable(A)
-    written = operand(target)
+    v, read = describe_vectors(v)
+    target = make_writable(A)
+    written = describe_operand(target)
     if is_upper(offset, lower):
-        written = transposed(written)
-    core.maketrian(v.element_size(), *read, *written, items(A), A.shape[-1], abs(offset))
+        written = transpose_operand(written)
+    core.maketrian(v.element_size(), *read, *written, count_items(A), A.shape[-1], abs(offset))
     if target is not A:
         A.copy_(target)

@@ -5,31 +5,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, readable, transposed, writable
+from lapgrad._kernels.cpu._operands import (
+    count_items,
+    describe_operand,
+    make_readable,
+    make_writable,
+    transpose_operand,
+)
 from lapgrad._kernels.native import core
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
     failure: tuple[int, int] | None
     if info is None and A.is_contiguous() and L.is_contiguous():
-        # Without the detours below: for a 4 x 4 matrix they cost more than the factorisation.
+        # A shortcut: for a 4 x 4 matrix the steps below would take longer than the factorisation.
         n = A.shape[-1]
         square, row, col = (n * n, n, 1) if lower else (n * n, 1, n)
-        count = 1 if A.dim() == 2 else items(A)
+        count = 1 if A.dim() == 2 else count_items(A)
         failure = core.potrf(
             A.element_size(), A.data_ptr(), square, row, col, L.data_ptr(), square, row, col, count, n, 0
         )
         return failure
-    source, target = readable(A), writable(L)
-    read, written = operand(source), operand(target)
+    source, target = make_readable(A), make_writable(L)
+    read, written = describe_operand(source), describe_operand(target)
     if not lower:
-        read, written = transposed(read), transposed(written)
+        read, written = transpose_operand(read), transpose_operand(written)
     status = info if info is None or info.is_contiguous() else torch.empty(info.shape, dtype=info.dtype)
     failure = core.potrf(
         A.element_size(),
         *read,
         *written,
-        items(A),
+        count_items(A),
         A.shape[-1],
         0 if status is None else status.data_ptr(),
     )
@@ -45,19 +51,23 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
         n = L.shape[-1]
         strides = (n * n, n, 1) if lower else (n * n, 1, n)
         operands = L.data_ptr(), *strides, gL.data_ptr(), *strides, gA.data_ptr(), *strides
-        core.potrf_vjp(L.element_size(), *operands, items(L), n, 0)
+        core.potrf_vjp(L.element_size(), *operands, count_items(L), n, 0)
         return
-    L, gL = readable(L), readable(gL)
-    factor, cotangent, gradient = operand(L), operand(gL), operand(gA)
+    L, gL = make_readable(L), make_readable(gL)
+    factor, cotangent, gradient = describe_operand(L), describe_operand(gL), describe_operand(gA)
     if not lower:
-        factor, cotangent, gradient = transposed(factor), transposed(cotangent), transposed(gradient)
+        factor, cotangent, gradient = (
+            transpose_operand(factor),
+            transpose_operand(cotangent),
+            transpose_operand(gradient),
+        )
     status = None if info is None else info.contiguous()
     core.potrf_vjp(
         L.element_size(),
         *factor,
         *cotangent,
         *gradient,
-        items(L),
+        count_items(L),
         L.shape[-1],
         0 if status is None else status.data_ptr(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, readable
+from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable
 from lapgrad._kernels.native import core
 
 
@@ -15,13 +15,13 @@ def sumlogdiag(s: Tensor, A: Tensor) -> None:
 def sum_logs_and_squares(
     s: Tensor, L: Tensor, W: Tensor | None, constant: float, logs: float, squares: float
 ) -> None:
-    L = readable(L)
-    matrix = operand(L)
+    L = make_readable(L)
+    matrix = describe_operand(L)
     rank, other = 0, matrix
     if W is not None:
-        W = readable(W)
-        rank, other = W.shape[-1], operand(W)
+        W = make_readable(W)
+        rank, other = W.shape[-1], describe_operand(W)
     n = L.shape[-1]
     core.sumlogdiag(
-        L.element_size(), *matrix, *other, s.data_ptr(), items(L), n, rank, constant, logs, squares
+        L.element_size(), *matrix, *other, s.data_ptr(), count_items(L), n, rank, constant, logs, squares
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, readable, transposed
+from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, transpose_operand
 from lapgrad._kernels.native import core
 
 #: Policies for small gaps, as csrc/base/gaps.h counts them. "raise" is a check more, not a rule.
@@ -14,14 +14,14 @@ _RULES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    A = readable(A)
-    read = operand(A) if lower else transposed(operand(A))
+    A = make_readable(A)
+    read = describe_operand(A) if lower else transpose_operand(describe_operand(A))
     failure: tuple[int, int] | None = core.syevd(
         A.element_size(),
         *read,
         0 if U is None else U.data_ptr(),
         eigenvalues.data_ptr(),
-        items(A),
+        count_items(A),
         A.shape[-1],
     )
     return failure
@@ -48,17 +48,17 @@ def syevd_vjp(
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
     n = U.shape[-1]
     U, eigenvalues = U.contiguous(), eigenvalues.contiguous()
-    gU = None if gU is None else readable(gU)
+    gU = None if gU is None else make_readable(gU)
     slope = None if slope is None else slope.contiguous()
     return core.syevd_vjp(
         U.element_size(),
         U.data_ptr(),
         eigenvalues.data_ptr(),
-        *((0, 0, 0, 0) if gU is None else operand(gU)),
+        *((0, 0, 0, 0) if gU is None else describe_operand(gU)),
         0 if slope is None else slope.data_ptr(),
         _RULES[degeneracy],
         tol,
         gA.data_ptr(),
-        items(U),
+        count_items(U),
         n,
     )

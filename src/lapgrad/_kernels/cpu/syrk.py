@@ -5,22 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import items, operand, readable, transposed
+from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, transpose_operand
 from lapgrad._kernels.native import core
 
 
 def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
-    A = readable(A)
-    left, result = operand(A), operand(B)
-    left = transposed(left) if transpose else left
+    A = make_readable(A)
+    left, result = describe_operand(A), describe_operand(B)
+    left = transpose_operand(left) if transpose else left
     k = A.shape[-2] if transpose else A.shape[-1]
-    core.gemmt(A.element_size(), *left, *transposed(left), *result, items(B), B.shape[-1], k, 1.0, True)
+    core.gemmt(
+        A.element_size(), *left, *transpose_operand(left), *result, count_items(B), B.shape[-1], k, 1.0, True
+    )
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
     # One product with the symmetric gB + gB' instead of two: a buffer for a third of the time.
-    gB = readable(gB)
+    gB = make_readable(gB)
     n = gB.shape[-1]
     symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)
-    core.add_transpose(gB.element_size(), *operand(gB), *operand(symmetric), items(gB), n, 0, n)
+    core.add_transpose(
+        gB.element_size(), *describe_operand(gB), *describe_operand(symmetric), count_items(gB), n, 0, n
+    )
     torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)

@@ -8,22 +8,22 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.small.triangular import finding_zero_pivots
+from lapgrad._kernels.cuda.small.triangular import plan_zero_pivot_search
 
 
 def find_zero_pivot(L: Tensor) -> tuple[int, int] | None:
-    """Returns (item, index) of the first zero on a diagonal, None if there is none or under graph capture."""
-    cell = _items.first_failure_cell(L)
+    """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
+    cell = _items.get_status_cell(L)
     if cell is None:
         return None
-    _launch.launch(*finding_zero_pivots(_items.readable(L), cell))
-    return _items.first_failure(cell)
+    _launch.launch(*plan_zero_pivot_search(_items.flatten_batch(L), cell))
+    return _items.read_first_failure(cell)
 
 
 def find_zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
-    """Starts the search; returns a function that waits for its result, not for what is launched after it."""
-    question = _items.Question.about(L)
-    if question is None:
-        return _items.no_failure
-    _launch.launch(*finding_zero_pivots(_items.readable(L), question.cell))
-    return question.sent()
+    """``find_zero_pivot`` as a function that waits for this check alone, not for later launches."""
+    status = _items.DeferredStatus.acquire(L)
+    if status is None:
+        return _items.report_no_failure
+    _launch.launch(*plan_zero_pivot_search(_items.flatten_batch(L), status.cell))
+    return status.send()

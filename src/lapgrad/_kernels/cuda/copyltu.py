@@ -11,9 +11,9 @@ from lapgrad._kernels.torch import copyltu as _fallback
 
 @on_its_device
 def copyltu(B: Tensor, A: Tensor, lower: bool) -> None:
-    if not B.numel() or not _device.storable(B):
+    if not B.numel() or not _device.is_storable(B):
         _fallback.copyltu(B, A, lower)
         return
     if B.data_ptr() != A.data_ptr() or B.stride() != A.stride():
         B.copy_(A)
-    _device.reshape(B, _device.MIRROR_UP if lower else _device.MIRROR_DOWN)
+    _device.reshape_triangle(B, _device.MIRROR_UP if lower else _device.MIRROR_DOWN)

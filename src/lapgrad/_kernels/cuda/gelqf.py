@@ -1,4 +1,4 @@
-"""gelqf: LQ factorisation, on CUDA: batches by Householder in own kernels, large ones as in ``_lq.py``."""
+"""gelqf: LQ factorisation, on CUDA: batches by own Householder kernels, large matrices by ``large/lq.py``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _sizes
-from lapgrad._kernels.cuda.large.lq import by_cholesky
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
@@ -17,28 +17,30 @@ from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.torch import gelqf as _fallback
 
-_prepared = threading.local()
-
 
 @on_its_device
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    """As ``_fallback.gelqf``. The diagonal of L is positive with either flag, as Cholesky's way leaves it."""
+    """``_fallback.gelqf``, but the diagonal of L is positive with either flag: Cholesky factors have such."""
     if _gelqf_batch.serves(A):
         return _gelqf_batch.gelqf(L, Q, A, True)
     if _gelqf_wide.serves(A):
         return _gelqf_wide.gelqf(L, Q, A)
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
-    serves = rank >= _sizes.LARGE and _sizes.one_by_one(items, rank) and not _stream.being_captured()
-    serves = serves and _stream.multiplies_float64_fast(A.get_device())
-    if not serves or not (Q is None or _device.storable(Q)):
+    serves = (
+        rank >= _thresholds.LARGE
+        and _thresholds.serves_items_one_by_one(items, rank)
+        and not _stream.is_capturing()
+    )
+    serves = serves and _stream.has_fast_float64(A.get_device())
+    if not serves or not (Q is None or _device.is_storable(Q)):
         return _fallback.gelqf(L, Q, A, True)
-    _prepare_torchs_driver(A)
-    matrices, factors, rows = (None if X is None else _device.flat(X) for X in (A, L, Q))
+    _prepare_torch_solver(A)
+    matrices, factors, rows = (None if X is None else _device.flatten_batch(X) for X in (A, L, Q))
     assert matrices is not None
     assert factors is not None
     for item in range(items):
-        found = by_cholesky(matrices[item, :rank], None if rows is None else rows[item])
+        found = factorise_by_cholesky(matrices[item, :rank], None if rows is None else rows[item])
         if found is None:
             return _fallback.gelqf(L, Q, A, True)
         factor, orthogonal = found
@@ -50,17 +52,26 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     return None
 
 
-def _prepare_torchs_driver(like: Tensor) -> None:
-    """Makes torch's handle of cuSOLVER: its driver serves while a graph is captured, and then it is too late.
+class _PreparedDevices(threading.local):
+    """The devices for which torch has made this thread's handle of cuSOLVER."""
 
-    Who captures a graph has called what is in it before: here, in the same thread.
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+
+# A thread-local, because torch keeps one handle per thread.
+_prepared = _PreparedDevices()
+
+
+def _prepare_torch_solver(like: Tensor) -> None:
+    """Has torch make its handle of cuSOLVER, if this thread has none for the device of ``like``.
+
+    While a graph is captured torch's own factorisation is used, and a handle cannot be made then. Callers
+    that capture a graph run its contents once before, in the same thread: that is when this is called.
     """
-    devices: set[int] | None = getattr(_prepared, "devices", None)
-    if devices is None:
-        devices = _prepared.devices = set()
-    if like.get_device() not in devices:
+    if like.get_device() not in _prepared.numbers:
         torch.linalg.qr(like.new_ones(1, 1))
-        devices.add(like.get_device())
+        _prepared.numbers.add(like.get_device())
 
 
 @on_its_device
@@ -82,18 +93,20 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
         _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
         return
     rank, items = Q.shape[-2], Q.shape[:-2].numel()
-    wide = L.shape[-2] == rank and _sizes.solves_by_blocks(rank, Q.shape[-1])
-    if not wide or not _sizes.one_by_one(items, rank) or not _device.storable(gA):
+    wide = L.shape[-2] == rank and _thresholds.solves_by_blocks(rank, Q.shape[-1])
+    if not wide or not _thresholds.serves_items_one_by_one(items, rank) or not _device.is_storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
-    of_q, of_l = (None if gradient is None else _device.readable(gradient) for gradient in (gQ, gL))
-    cut = _sizes.cut_of_long_product(Q.shape[-1])
-    _device.gelqf_vjp(gA, _device.readable(Q), _device.readable(L), of_q, of_l, _sizes.SOLVE_BLOCK, cut)
+    of_q, of_l = (None if gradient is None else _device.make_readable(gradient) for gradient in (gQ, gL))
+    cut = _thresholds.choose_product_cut(Q.shape[-1])
+    _device.gelqf_vjp(
+        gA, _device.make_readable(Q), _device.make_readable(L), of_q, of_l, _thresholds.SOLVE_BLOCK, cut
+    )
 
 
 @on_its_device
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    """The same with Q = L^-1 A."""
+    """``gelqf_vjp`` with Q = L^-1 A and without gQ."""
     rank = L.shape[-1]
     wide = L.shape[-2] == rank
     if wide and _gelqf_batch.serves_vjp(A, L):
@@ -101,12 +114,12 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
         return
     if (
         not wide
-        or not _sizes.one_by_one(A.shape[:-2].numel(), rank)
-        or not _sizes.solves_by_blocks(rank, A.shape[-1])
+        or not _thresholds.serves_items_one_by_one(A.shape[:-2].numel(), rank)
+        or not _thresholds.solves_by_blocks(rank, A.shape[-1])
         or not A.numel()
     ):
         _fallback.gelqf_l_vjp(gA, A, L, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)
-    _device.solve(Q, _device.readable(L), "l", _sizes.SOLVE_BLOCK)
+    _device.solve(Q, _device.make_readable(L), "l", _thresholds.SOLVE_BLOCK)
     gelqf_vjp(gA, Q, L, None, gL)

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
-from lapgrad._kernels.cuda.large.lq import by_cholesky
+from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
@@ -52,20 +52,22 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
         # Rare, and torch's driver may still find an answer; what has none gets the same message from it.
         return None if failure is None else _fallback.gesvd(S, U, V, A)
     m, n = A.shape[-2:]
-    large = min(m, n) >= _sizes.POLAR_FROM and _sizes.one_by_one(A.shape[:-2].numel(), min(m, n))
-    large = large and _stream.multiplies_float64_fast(A.get_device())
-    if U is None or V is None or not large or _stream.being_captured() or not bool(A.isfinite().all()):
+    large = min(m, n) >= _thresholds.POLAR_FROM and _thresholds.serves_items_one_by_one(
+        A.shape[:-2].numel(), min(m, n)
+    )
+    large = large and _stream.has_fast_float64(A.get_device())
+    if U is None or V is None or not large or _stream.is_capturing() or not bool(A.isfinite().all()):
         return _fallback.gesvd(S, U, V, A)
     flat = [X if X.dim() == dim else X.reshape(-1, *X.shape[1 - dim :]) for X, dim in ((A, 3), (S, 2))]
     results = []
     for item in flat[0] if A.dim() > 2 else (A,):
-        found = _decomposed(item if m <= n else item.mT)
+        found = _decompose(item if m <= n else item.mT)
         if found is None:
             return _fallback.gesvd(S, U, V, A)
         results.append(found if m <= n else (found[2], found[1], found[0]))
     for place, part in ((U, 0), (S, 1), (V, 2)):
         place.copy_(torch.stack([result[part] for result in results]).view(place.shape))
-    signs = _gaps.row_signs(U)[..., None]
+    signs = _gaps.find_row_signs(U)[..., None]
     U.mul_(signs)
     V.mul_(signs)
     return None
@@ -85,7 +87,7 @@ def gesvd_vjp(
 ) -> Tensor | None:
     kernels = (
         _gesvd_batch
-        if _gesvd_batch.serves_gradient(U, V)
+        if _gesvd_batch.serves_vjp(U, V)
         else _gesvd_vjp_medium
         if _gesvd_vjp_medium.serves(U, V)
         else _fallback
@@ -93,26 +95,26 @@ def gesvd_vjp(
     return kernels.gesvd_vjp(gA, U, S, V, gU, gS, gV, degeneracy, tol)
 
 
-def _decomposed(A: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """(U, S, V) of a wide or square matrix, in float64. None when the safe way is to be gone."""
     m, n = A.shape
     L, Q = A.to(torch.float64), None
     if m < n:
-        factors = by_cholesky(A, None)
+        factors = factorise_by_cholesky(A, None)
         if factors is None:
             return None
         L, Q = factors
-    found = _through_gram(L) if A.dtype == torch.float32 else _through_polar(L)
+    found = _decompose_by_gram(L) if A.dtype == torch.float32 else _decompose_by_polar(L)
     if found is None or Q is None:
         return found
     U, S, V = found
     return U, S, V @ Q
 
 
-def _through_gram(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+def _decompose_by_gram(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     _, columns = torch.linalg.eigh(L @ L.mT)
     U = columns.mT.flip(0)
-    factors = by_cholesky(U @ L, None)
+    factors = factorise_by_cholesky(U @ L, None)
     if factors is None:
         return None
     D, V = factors
@@ -120,8 +122,8 @@ def _through_gram(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     return U[order], S, V[order]
 
 
-def _through_polar(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    P = _polar_factor(L)
+def _decompose_by_polar(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    P = _compute_polar_factor(L)
     if P is None:
         return None
     H = P.mT @ L
@@ -133,7 +135,7 @@ def _through_polar(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     return U[order], S, W[order]
 
 
-def _polar_factor(A: Tensor) -> Tensor | None:
+def _compute_polar_factor(A: Tensor) -> Tensor | None:
     """The orthogonal P of A = P H; None when A is singular to working precision."""
     n = A.shape[0]
     eps = torch.finfo(A.dtype).eps
@@ -144,10 +146,10 @@ def _polar_factor(A: Tensor) -> Tensor | None:
     for step in range(_MOST_STEPS):
         if 1.0 - least < eps:
             break
-        a, b, c, least = _weights(least)
+        a, b, c, least = _choose_weights(least)
         if c > _CHOLESKY_BELOW:
             stacked = torch.cat([math.sqrt(c) * X.mT, identity], 1)
-            factors = by_cholesky(stacked, None, ill_conditioned=c > _BEYOND_TWO_ROUNDS)
+            factors = factorise_by_cholesky(stacked, None, ill_conditioned=c > _BEYOND_TWO_ROUNDS)
             if factors is None:
                 return None
             left, right = factors[1].split(n, 1)
@@ -157,18 +159,18 @@ def _polar_factor(A: Tensor) -> Tensor | None:
         _cholesky.factorise_upper(R, notes.data_ptr() + 4 * step)
         inverse_part = X.clone()
         # X (Rᵀ R)⁻¹, R upper: its transpose is the lower triangle that is inverted.
-        _device.solve(inverse_part, R.mT, "Rr", _sizes.SOLVE_BLOCK)
+        _device.solve(inverse_part, R.mT, "Rr", _thresholds.SOLVE_BLOCK)
         X = (b / c) * X + (a - b / c) * inverse_part
     excess = (X.mT @ X).sub_(identity)
     distance = torch.linalg.vector_norm(excess)
     failed, moved = torch.stack([notes.abs().sum().to(distance.dtype), distance]).tolist()
     if failed or not moved < _NEARLY_ORTHOGONAL:
         return None
-    # What rounding has left in the steps squares itself away: X (I - (Xᵀ X - I) / 2).
+    # One Newton step, X (I - (Xᵀ X - I) / 2), squares the rounding errors of the steps before.
     return torch.addmm(X, X, excess, alpha=-0.5)
 
 
-def _weights(least: float) -> tuple[float, float, float, float]:
+def _choose_weights(least: float) -> tuple[float, float, float, float]:
     """QDWH's (a, b, c) for singular values from ``least`` to 1, and the least one after the step."""
     square = least * least
     d = (4.0 * (1.0 - square) / (square * square)) ** (1.0 / 3.0)

@@ -1,6 +1,7 @@
 """kalman_nll: the Kalman filter as a log likelihood, and its adjoint, on CUDA.
 
-Models of more than 32 states or 16 observations, and without any or without steps, run in plain PyTorch.
+Models with more than 32 states or 16 observations, and those without states, observations or steps, run in
+plain PyTorch.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from lapgrad._kernels.torch import kalman_nll as _fallback
 def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
     if not _kalman_batch.serves(operands[0], operands[1]):
         return _fallback.kalman_nll(s, *operands)
-    cell = _items.first_failure_cell(s)
-    _launch.launch(*_kalman_batch.filtering(s, _kalman_batch.dense(operands), cell))
-    return _kalman_batch.first_failure(cell)
+    cell = _items.get_status_cell(s)
+    _launch.launch(*_kalman_batch.plan_filter(s, _kalman_batch.make_dense(operands), cell))
+    return _kalman_batch.read_first_failure(cell)
 
 
 @on_its_device
@@ -30,4 +31,4 @@ def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tens
     if not _kalman_batch.serves(operands[0], operands[1]):
         _fallback.kalman_nll_vjp(gs, results, *operands)
         return
-    _kalman_batch.pull_back(_launch.launch, gs, results, _kalman_batch.dense(operands))
+    _kalman_batch.compute_vjp(_launch.launch, gs, results, _kalman_batch.make_dense(operands))

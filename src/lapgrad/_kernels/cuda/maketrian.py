@@ -7,7 +7,7 @@ from torch import Tensor
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
-from lapgrad._kernels.cuda.small.packing import unpacking
+from lapgrad._kernels.cuda.small.packing import plan_unpacking
 from lapgrad._kernels.torch import maketrian as _fallback
 
 
@@ -16,8 +16,8 @@ def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
     if not v.numel():
         A.zero_()
         return
-    target = _items.writable(A)
+    target = _items.view_batch(A)
     if target is None:
         _fallback.maketrian(A, v, offset, lower)
         return
-    _launch.launch(*unpacking(target, _items.readable(v.unsqueeze(-2)), offset, lower))
+    _launch.launch(*plan_unpacking(target, _items.flatten_batch(v.unsqueeze(-2)), offset, lower))

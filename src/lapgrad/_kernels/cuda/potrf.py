@@ -1,8 +1,8 @@
 """potrf: Cholesky factorisation, on CUDA.
 
-The factorisation is cuSOLVER's. It is faster on the lower triangle of a column-major matrix, which is the
-upper one of our row-major memory: for ``lower`` it is turned over before, on its way into the memory of the
-result, and the factor after, in place.
+cuSOLVER factorises. It is faster on the lower triangle of a column-major matrix, which is the upper one of
+our row-major memory. For ``lower`` the triangle is therefore transposed while it is copied into the result,
+and the factor is transposed back in place.
 The gradient is the recursive reverse sweep of csrc/gpu/device_potrf.h.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -30,10 +30,10 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if _potrf_batch.serves(A):
         return _potrf_batch.potrf(L, A, lower, info)
     items, n = A.shape[:-2].numel(), A.shape[-1]
-    if not A.numel() or not _sizes.one_by_one(items, n) or not _device.storable(L):
+    if not A.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
-    source, target = _items.readable(A if lower else A.mT), _device.flat(L)
-    # LAPACK's codes, rows with a NaN or an infinity, and what both come to.
+    source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
+    # Rows: LAPACK's code, the first row with a NaN or an infinity, and the status made of both; per item.
     notes = torch.zeros(3, items, dtype=torch.int32, device=L.device)
     code, spoilt, status = (notes.data_ptr() + 4 * items * row for row in range(3))
     tiles = -(-n // _TILE)
@@ -51,7 +51,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if info is not None:
         info.copy_(notes[2].view(info.shape))
         return None
-    if _stream.being_captured():
+    if _stream.is_capturing():
         return None
     return next(((item, failure) for item, failure in enumerate(notes[2].tolist()) if failure), None)
 
@@ -62,13 +62,13 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
         _potrf_batch.potrf_vjp(gA, L, gL, lower, info)
         return
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not L.numel() or not _sizes.one_by_one(items, n) or not _device.storable(gA):
+    if not L.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(gA):
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)
     # The sweep multiplies what is above the diagonal by zeros, which does not rid it of a NaN.
-    _device.reshape(gA, _device.CLEAR_UPPER)
-    factor = _device.readable(L if lower else L.mT)
-    _device.potrf_vjp(gA, factor, _sizes.REVERSE_BLOCK, _sizes.PRODUCT_CUT)
+    _device.reshape_triangle(gA, _device.CLEAR_UPPER)
+    factor = _device.make_readable(L if lower else L.mT)
+    _device.potrf_vjp(gA, factor, _thresholds.REVERSE_BLOCK, _thresholds.PRODUCT_CUT)
     if info is not None:
         gA.masked_fill_((info != 0)[..., None, None], 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
@@ -14,9 +14,6 @@ from lapgrad._kernels.torch import potri as _fallback
 
 _TILE = 32
 
-#: Up to so many columns their product is added in passing; more are worth a product of their own.
-_FEW_COLUMNS = 4
-
 
 @on_its_device
 def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
@@ -24,8 +21,8 @@ def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
         return _fallback.potri(B, L, lower)
     failure = find_zero_pivot(L)
     if failure is None:
-        _inverse(B, L, lower)
-        _device.reshape(B, _device.MIRROR_UP)
+        _invert(B, L, lower)
+        _device.reshape_triangle(B, _device.MIRROR_UP)
     return failure
 
 
@@ -36,9 +33,9 @@ def potri_update(
     if not _serves(B):
         _fallback.potri_update(B, L, X, weight, lower, scale, ratio)
         return
-    _inverse(B, L, lower)
-    if X is not None and X.shape[-1] > _FEW_COLUMNS:
-        _device.syrk(B, _device.readable(X), lower=True, alpha=ratio, beta=1.0)
+    _invert(B, L, lower)
+    if X is not None and X.shape[-1] > _thresholds.POTRI_FEW_COLUMNS:
+        _device.syrk(B, _device.make_readable(X), lower=True, alpha=ratio, beta=1.0)
         X = None
     _finish(B, X, weight, scale, ratio)
 
@@ -50,18 +47,18 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
         _fallback.potri_vjp(gL, L, gB, lower)
         return
     torch.add(gB, gB.mT, out=gL)
-    _device.solve(gL, _device.readable(L if lower else L.mT), "lRL", _sizes.SOLVE_BLOCK, alpha=-1.0)
+    _device.solve(gL, _device.make_readable(L if lower else L.mT), "lRL", _thresholds.SOLVE_BLOCK, alpha=-1.0)
     if lower:
-        _device.reshape(gL, _device.CLEAR_UPPER)
+        _device.reshape_triangle(gL, _device.CLEAR_UPPER)
         return
     # The gradient of R is the transpose of the lower triangle.
-    _device.reshape(gL, _device.MIRROR_UP)
-    _device.reshape(gL, _device.CLEAR_LOWER)
+    _device.reshape_triangle(gL, _device.MIRROR_UP)
+    _device.reshape_triangle(gL, _device.CLEAR_LOWER)
 
 
 def _finish(B: Tensor, X: Tensor | None, weight: Tensor, scale: float, ratio: float) -> None:
-    """B := weight scale (B + ratio X Xᵀ), of B's lower triangle and symmetric: one pass over the matrix."""
-    address, items, step, n, _, row, _ = _device.blocks(B)
+    """B := weight scale (B + ratio X Xᵀ) from B's lower triangle, mirrored, in one pass over the matrix."""
+    address, items, step, n, _, row, _ = _device.describe_blocks(B)
     columns = B.new_empty(items, n, 0) if X is None else X.reshape(items, n, X.shape[-1])
     weights = weight.reshape(items).contiguous()
     tiles = -(-n // _TILE)
@@ -74,14 +71,18 @@ def _finish(B: Tensor, X: Tensor | None, weight: Tensor, scale: float, ratio: fl
 
 def _serves(B: Tensor) -> bool:
     n = B.shape[-1]
-    return n >= _sizes.LARGE and _sizes.one_by_one(B.shape[:-2].numel(), n) and _device.storable(B)
+    return (
+        n >= _thresholds.LARGE
+        and _thresholds.serves_items_one_by_one(B.shape[:-2].numel(), n)
+        and _device.is_storable(B)
+    )
 
 
-def _inverse(B: Tensor, L: Tensor, lower: bool) -> None:
+def _invert(B: Tensor, L: Tensor, lower: bool) -> None:
     """The lower triangle of B := (L Lᵀ)⁻¹, or (Rᵀ R)⁻¹."""
     in_place = B.data_ptr() == L.data_ptr() and B.stride() == L.stride()
     if not in_place:
         B.copy_(L if lower else L.mT)
     elif not lower:
-        _device.reshape(B, _device.MOVE_DOWN)
-    _device.potri(B, _sizes.INVERSE_BLOCK)
+        _device.reshape_triangle(B, _device.MOVE_DOWN)
+    _device.potri(B, _thresholds.INVERSE_BLOCK)

@@ -1,7 +1,7 @@
 """syevd: eigenvalues and eigenvectors of a symmetric matrix, on CUDA.
 
-Small matrices have a kernel of their own, batches of medium ones cuSOLVER's batched routine, and one after
-another is what torch does with the rest.
+Small matrices have a kernel of their own, and batches of medium ones use cuSOLVER's batched routine. torch
+decomposes the others one after another.
 """
 
 from __future__ import annotations
@@ -11,26 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad._formulas.signs import fix_signs
+from lapgrad._formulas.gaps import fix_signs
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import solver as _solver
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad._kernels.torch import syevd as _fallback
 
-#: cuSOLVER's batched routine against one matrix after another: from two items on, up to this order.
-_BATCHED_UP_TO = 512
-
-#: Its work space is some 14 times its operand: a batch is cut so that it stays below this many bytes.
-_WORK_SPACE = 256 * 2**20
-
 
 @on_its_device
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     if _syevd_batch.serves(A):
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
-    if 0 < A.shape[-1] <= _BATCHED_UP_TO and A.shape[:-2].numel() > 1:
-        return _batched(eigenvalues, U, A, lower)
+    if 0 < A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.shape[:-2].numel() > 1:
+        return _decompose_batch(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
 
 
@@ -39,7 +34,7 @@ def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool
 
     Else it is a few products, which the operator composes.
     """
-    return _syevd_batch.serves_gradient(U, gU, slope)
+    return _syevd_batch.serves_vjp(U, gU, slope)
 
 
 @on_its_device
@@ -56,13 +51,16 @@ def syevd_vjp(
     return _syevd_batch.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 
-def _batched(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """By cusolverDnXsyevBatched, which overwrites a copy of A with columns, to us rows, of eigenvectors."""
+def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """``syevd`` by cusolverDnXsyevBatched, which overwrites a copy of A with the eigenvectors.
+
+    They are columns to cuSOLVER, and rows of our row-major memory.
+    """
     n, items = A.shape[-1], A.shape[:-2].numel()
     source = A.reshape(items, n, n)
     rows = source.tril() if lower else source.triu()
     spoilt = ~rows.isfinite().flatten(-2).all(-1)
-    rows.masked_fill_(spoilt[:, None, None], 0.0)  # the solver may not come back from what is not finite
+    rows.masked_fill_(spoilt[:, None, None], 0.0)  # the solver may never return from NaN or infinity
     values = torch.empty((items, n), dtype=A.dtype, device=A.device)
     status = torch.empty(items, dtype=torch.int32, device=A.device)
     _solve(values, rows, status, lower, vectors=U is not None)
@@ -71,49 +69,49 @@ def _batched(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> t
     if U is not None:
         fix_signs(rows)
         U.copy_(rows.view(U.shape))
-    if _stream.being_captured():
+    if _stream.is_capturing():
         return None
     codes = torch.where(values.isfinite().all(-1), (status != 0).int(), -1)
-    return _first_of(codes)
+    return _find_first_failure(codes)
 
 
 def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-    """``rows`` := eigenvectors, or scratch, of the symmetric matrices of which it holds one triangle."""
+    """Overwrites ``rows``, triangles of symmetric matrices, with eigenvectors, or scratch if not wanted."""
     device = rows.get_device()
     items, n, _ = rows.shape
     kind = _solver.DATA_TYPES[rows.dtype]
-    handle = _solver.handle(device)
+    handle = _solver.get_handle(device)
     problem = (
-        _solver.parameters(device),
+        _solver.get_parameters(device),
         _solver.WITH_VECTORS if vectors else _solver.VALUES_ONLY,
         _solver.UPPER if lower else _solver.LOWER,  # of the transpose, which is what cuSOLVER sees
         n,
     )
 
-    def operands(begin: int) -> tuple[int, ...]:
+    def pack_operands(begin: int) -> tuple[int, ...]:
         return kind, rows[begin].data_ptr(), n, kind, values[begin].data_ptr(), kind
 
-    def wanted(count: int) -> tuple[int, int]:
-        sizes: tuple[int, int] = _solver.routine("xsyev_batched_buffer_size")(
-            handle, *problem, *operands(0), count
+    def get_workspace_sizes(count: int) -> tuple[int, int]:
+        sizes: tuple[int, int] = _solver.get_routine("xsyev_batched_buffer_size")(
+            handle, *problem, *pack_operands(0), count
         )
         return sizes
 
     together = items
-    while together > 1 and wanted(together)[0] > _WORK_SPACE:
+    while together > 1 and get_workspace_sizes(together)[0] > _thresholds.SYEVD_WORKSPACE:
         together = (together + 1) // 2
-    on_device, on_host = wanted(together)
-    device_memory, host_memory = _solver.work_space(on_device, on_host, rows)
+    on_device, on_host = get_workspace_sizes(together)
+    device_memory, host_memory = _solver.allocate_workspace(on_device, on_host, rows)
     memory = (device_memory.data_ptr(), on_device, host_memory.data_ptr(), on_host)
     for begin in range(0, items, together):
         count = min(together, items - begin)
-        _solver.routine("xsyev_batched")(
-            handle, *problem, *operands(begin), *memory, status[begin].data_ptr(), count
+        _solver.get_routine("xsyev_batched")(
+            handle, *problem, *pack_operands(begin), *memory, status[begin].data_ptr(), count
         )
 
 
-def _first_of(codes: Tensor) -> tuple[int, int] | None:
-    """(item, code) of the first code of a batch that is not 0. Asks the device once when all went well."""
+def _find_first_failure(codes: Tensor) -> tuple[int, int] | None:
+    """(item, code) of the first code that is not 0; None, after one read from the device, if all are."""
     if not bool(codes.any()):
         return None
     item = int((codes != 0).int().argmax())

@@ -1,4 +1,8 @@
-"""Where one algorithm takes over from another: measured on an H200, one place for all of them."""
+"""Where one CUDA algorithm takes over from another, measured on an H200.
+
+The geometry of a launch (threads, lanes, tiles) is not here: it belongs to a kernel, and stands beside its
+plan in ``small/``.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,17 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
-#: A triangle of a product is cut into blocks down to this order, and those are computed whole.
+#: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
 
-#: In gelqf's gradient, where sums are as long as A is wide: from this many terms on blocks of half that order
-#: are large enough.
+#: In gelqf's gradient sums are as long as A is wide. From this many terms on, blocks of half that order are
+#: large enough.
 LONG_SUM = 4096
 
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
-#: From this order on a singular value decomposition goes by polar decomposition or Gram matrix.
+#: From this order on singular values are computed by a polar decomposition or the Gram matrix.
 POLAR_FROM = 256
 
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
@@ -31,17 +35,56 @@ SOLVE_BY_BLOCKS_COLUMNS = 256
 #: From this one on with any number of columns: a single one takes cuBLAS 9 ms at n = 16384.
 SOLVE_ANY_BY_BLOCKS_FROM = 4096
 
+# Batches of small matrices: the largest order, or side, that a kernel of its own serves. Up to the second
+# number of a pair the kernel uses a part of a warp, one warp or registers only; above it a block.
+POTRF_SMALL = 128
+POTRF_IN_WARP = 32
+#: The code for a step of gelqf is written out for each column that a lane has: 32 of them take seconds to
+#: compile, and no longer fit the instruction cache.
+GELQF_SMALL = 128
+GELQF_IN_GROUP = 16
+TRIANGULAR_SMALL = 128
+TRIANGULAR_IN_REGISTERS = 16
+#: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
+SYEVD_SMALL = 64
+GESVD_SMALL = 64
+#: Above it every matrix fills the device by itself.
+GESVD_VJP_MEDIUM = 512
+KALMAN_STATES = 32
+KALMAN_OBSERVATIONS = 16
 
-def one_by_one(items: int, n: int) -> bool:
+#: Triangles above order TRIANGULAR_ALONE are left to a library, which gives each the whole device, in batches
+#: of up to TRIANGULAR_FEW items.
+TRIANGULAR_ALONE = 64
+TRIANGULAR_FEW = 2
+#: The fewest items: a kernel gives one matrix one multiprocessor, a library gives it the whole device.
+GELQF_WIDE_FEWEST = 4
+GESVD_MEDIUM_FEWEST = 2
+#: cuSOLVER's batched routine is faster than one matrix after another up to this order, from two items on.
+SYEVD_BATCHED = 512
+#: The product of up to this many columns is added in the last pass over an inverse.
+POTRI_FEW_COLUMNS = 4
+#: From this many threads on each one moves several rows of a packed triangle.
+PACKING_MANY_THREADS = 1 << 20
+
+# Bytes of workspace: batches are cut into parts that stay below.
+GESVD_WORKSPACE = 64 * 2**20
+SYEVD_WORKSPACE = 256 * 2**20  # cuSOLVER's is some 14 times its operand
+#: Predicted moments and sums of gradients of all series of a launch, and moments of one series.
+KALMAN_WORKSPACE = 1 << 27
+KALMAN_KEPT = 1 << 19
+
+
+def serves_items_one_by_one(items: int, n: int) -> bool:
     """Whether a batch is served by the algorithms for one large matrix."""
     return items <= FEW or n >= ORDER_THAT_FILLS
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:
-    """Whether a triangular solve of order n pays for the inverses of the diagonal blocks."""
+    """Whether a triangular solve of order n is faster with inverted diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
 
 
-def cut_of_long_product(terms: int) -> int:
-    """The order down to which a triangle of a product with sums of that many terms is cut."""
+def choose_product_cut(terms: int) -> int:
+    """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT

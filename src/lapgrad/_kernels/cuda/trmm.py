@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import trmm as _trmm_batch
@@ -17,8 +17,8 @@ def trmm(B: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
         _trmm_batch.trmm(B, L, A, lower, transpose, rightside)
         return
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not B.numel() or not _sizes.one_by_one(items, n) or not _device.storable(B):
+    if not B.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(B):
         _fallback.trmm(B, L, A, lower, transpose, rightside)
         return
-    source, factor = A if _device.storable(A) else A.contiguous(), _device.readable(L)
+    source, factor = A if _device.is_storable(A) else A.contiguous(), _device.make_readable(L)
     _device.trmm(B, factor.mT if transpose else factor, source, lower != transpose, rightside)

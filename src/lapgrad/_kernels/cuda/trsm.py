@@ -1,14 +1,14 @@
 """trsm: triangular solve, on CUDA.
 
-cuBLAS's own substitution reaches a fifth of the speed of its product at n = 2048. With the inverses of the
-diagonal blocks all that is left are products; that pays from some hundred rows and columns on.
+cuBLAS's own substitution reaches a fifth of the speed of its product at n = 2048. With inverted diagonal
+blocks a solve consists of products, which is faster from some hundred rows and columns on.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _sizes
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot, find_zero_pivot_later
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -24,24 +24,24 @@ def trsm(
     if _trsm_batch.serves(L, A):
         return _trsm_batch.trsm(X, L, A, lower, transpose, rightside)
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not X.numel() or not _sizes.one_by_one(items, n) or not _device.storable(X):
+    if not X.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(X):
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
     if in_place:
-        # What is overwritten must not be lost to a zero on the diagonal.
+        # Checked first: A must stay as it is if L is singular.
         failure = find_zero_pivot(L)
         if failure is not None:
             return failure
-    answer = _items.no_failure if in_place else find_zero_pivot_later(L)
-    factor = _device.readable(L)
-    by_blocks = _sizes.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
-    source = A if by_blocks and _device.storable(A) else X
+    answer = _items.report_no_failure if in_place else find_zero_pivot_later(L)
+    factor = _device.make_readable(L)
+    by_blocks = _thresholds.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
+    source = A if by_blocks and _device.is_storable(A) else X
     if source is X and not in_place:
         X.copy_(A)
     if by_blocks:
-        # A lower triangle is what is inverted: L, or the transpose of an upper one.
+        # The core inverts lower triangles: L itself, or the transpose of an upper L.
         step = ("r" if rightside else "l") if lower != transpose else ("R" if rightside else "L")
-        _device.solve(X, factor if lower else factor.mT, step, _sizes.SOLVE_BLOCK, source=source)
+        _device.solve(X, factor if lower else factor.mT, step, _thresholds.SOLVE_BLOCK, source=source)
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
     return answer()

@@ -1,4 +1,4 @@
-"""What inverse, det and slogdet share: the LU factorisation, its status and what is kept of it."""
+"""The LU factorisation for inverse, det and slogdet: factors, their status, and what is derived from them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch import lu as _torch_lu
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 
 
-def status_of(LU: Tensor, A: Tensor | None = None) -> Tensor:
+def find_status(LU: Tensor, A: Tensor | None = None) -> Tensor:
     """Per item: 0; +k: pivot k (from 1) is zero; -k: row k is not finite, which counts more.
 
-    All of a row, and that of A too: routines that leave out products with zeros let no NaN reach the pivots,
-    and cuSOLVER's pass over one in their search for a pivot.
+    Whole rows are checked, of A too, because a NaN need not reach a pivot: some routines skip products with
+    zeros, and cuSOLVER's search for a pivot ignores NaN.
     """
     pivots, finite = LU.diagonal(dim1=-2, dim2=-1), LU.isfinite().all(-1)
     if A is not None:
         finite = finite & A.isfinite().all(-1)
-    zero, bad = _first(pivots == 0), _first(~finite)
+    zero, bad = _find_first(pivots == 0), _find_first(~finite)
     return torch.where(bad != 0, -bad, zero)
 
 
-def _first(mark: Tensor) -> Tensor:
+def _find_first(mark: Tensor) -> Tensor:
     """The number (from 1) of the first mark in each row, 0 where there is none."""
     n = mark.shape[-1]
     if n == 0:
@@ -31,16 +31,16 @@ def _first(mark: Tensor) -> Tensor:
     return torch.where(mark.any(-1), position, 0)
 
 
-def first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None:
+def find_first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None:
     """The first item that failed, and its status."""
-    if not may_look_at(failed) or not failed.any():
+    if not may_read(failed) or not failed.any():
         return None
     item = int(failed.flatten().to(torch.uint8).argmax())
     return item, int(status.flatten()[item])
 
 
 def factorise(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of A; they are left, transposed, in LU and pivots when those have room for them."""
+    """The factors of A; also written, transposed, to LU and pivots unless those are empty."""
     factors, exchanges = _torch_lu.lu_factor(A)
     if LU.numel():
         LU.copy_(factors.mT)
@@ -48,20 +48,20 @@ def factorise(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
     return factors, exchanges
 
 
-def kept_factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
+def get_factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of A, from LU and pivots if they were kept there."""
     if LU.numel() or not A.numel():
         return LU.mT, pivots
     return _torch_lu.lu_factor(A)
 
 
-def transposed_inverse(factors: Tensor, exchanges: Tensor) -> Tensor:
+def invert_transposed(factors: Tensor, exchanges: Tensor) -> Tensor:
     """A^-T from the factors of A."""
     identity = torch.eye(factors.shape[-1], dtype=factors.dtype, device=factors.device)
     return torch.linalg.lu_solve(factors, exchanges, identity.expand_as(factors), adjoint=True)
 
 
-def determinant(factors: Tensor, exchanges: Tensor) -> tuple[Tensor, Tensor]:
+def compute_determinant(factors: Tensor, exchanges: Tensor) -> tuple[Tensor, Tensor]:
     """Mantissa (1/2 <= |m| < 1, or 0) and exponent: products of pivots overflow before determinants do."""
     n = factors.shape[-1]
     number = torch.arange(1, n + 1, device=factors.device)
@@ -73,10 +73,3 @@ def determinant(factors: Tensor, exchanges: Tensor) -> tuple[Tensor, Tensor]:
         mantissa, carry = torch.frexp(mantissa * mantissas[..., k])
         exponent = exponent + exponents[..., k] + carry
     return mantissa, exponent
-
-
-def scaled(x: Tensor, exponent: Tensor) -> Tensor:
-    """x * 2^exponent, in two steps so that neither power is out of range before the result is."""
-    exponent = exponent.clamp(-4000, 4000)
-    half = exponent // 2
-    return torch.ldexp(torch.ldexp(x, half), exponent - half)

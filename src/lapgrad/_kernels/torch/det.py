@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.torch._cofactors import replace_cofactors
+from lapgrad._formulas.cofactors import replace_cofactors, scale_by_power
 from lapgrad._kernels.torch._lu import (
-    determinant,
+    compute_determinant,
     factorise,
-    first_failure,
-    kept_factors,
-    scaled,
-    status_of,
-    transposed_inverse,
+    find_first_failure,
+    find_status,
+    get_factors,
+    invert_transposed,
 )
 from lapgrad._torch.precision import in_full_precision
 
@@ -21,9 +20,9 @@ from lapgrad._torch.precision import in_full_precision
 def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:
     """d := det A. Returns the first (item, status) that is not finite."""
     factors, exchanges = factorise(A, LU, pivots)
-    status = status_of(factors, A)
-    d.copy_(scaled(*determinant(factors, exchanges)).masked_fill(status > 0, 0.0))
-    return first_failure(status < 0, status)
+    status = find_status(factors, A)
+    d.copy_(scale_by_power(*compute_determinant(factors, exchanges)).masked_fill(status > 0, 0.0))
+    return find_first_failure(status < 0, status)
 
 
 @in_full_precision
@@ -35,12 +34,12 @@ def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -
     """
     if not A.numel():
         return
-    factors, exchanges = kept_factors(A, LU, pivots)
-    singular = status_of(factors) != 0
+    factors, exchanges = get_factors(A, LU, pivots)
+    singular = find_status(factors) != 0
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     regular = torch.where(singular[..., None, None], identity, factors)
-    mantissa, exponent = determinant(regular, exchanges)
-    inverse = transposed_inverse(regular, exchanges)
-    gA.copy_(scaled((weight * mantissa)[..., None, None] * inverse, exponent[..., None, None]))
+    mantissa, exponent = compute_determinant(regular, exchanges)
+    inverse = invert_transposed(regular, exchanges)
+    gA.copy_(scale_by_power((weight * mantissa)[..., None, None] * inverse, exponent[..., None, None]))
     overflows = ~inverse.flatten(-2).isfinite().all(-1)
     replace_cofactors(gA, A, weight, singular | overflows)

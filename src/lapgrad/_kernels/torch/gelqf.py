@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch.precision import in_full_precision
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 
 
 @in_full_precision
@@ -31,7 +31,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     if Q is not None:
         torch.mul(orthogonal.mT, signs.mT if positive else signs, out=Q)
     spoilt = ~L.isfinite().all(-1)
-    if may_look_at(L) and spoilt.any():
+    if may_read(L) and spoilt.any():
         item, row = divmod(int(spoilt.flatten().to(torch.uint8).argmax()), m)
         return item, row + 1
     return None
@@ -43,7 +43,7 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
     The tolerance counts in units of the largest entry of the row, or of the largest |l_jj|.
     """
     rank = L.shape[-1]
-    if not L.numel() or not may_look_at(L):
+    if not L.numel() or not may_read(L):
         return None
     left = L.diagonal(dim1=-2, dim2=-1).abs()
     scale = left.amax(-1, keepdim=True) if relative_to_largest else L[..., :rank, :].tril().abs().amax(-1)
@@ -56,16 +56,16 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
 def dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    """The same as a function that has the answer: on a GPU work goes on while the answer is on its way."""
+    """``dependent_row`` as a function to be called later: on a GPU other work is launched in between."""
     found = dependent_row(L, tolerance, relative_to_largest)
     return lambda: found
 
 
 @in_full_precision
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
-    """gA1 := L1^-T (gQ + Z Q), gA2 := gL2 Q, with Z as in ``_middle``."""
+    """gA1 := L1^-T (gQ + Z Q), gA2 := gL2 Q, with Z as in ``_compute_middle``."""
     rank = Q.shape[-2]
-    top = _middle(Q, L, gQ, gL) @ Q
+    top = _compute_middle(Q, L, gQ, gL) @ Q
     if gQ is not None:
         top = top + gQ
     gA[..., :rank, :] = torch.linalg.solve_triangular(L[..., :rank, :].mT, top, upper=True)
@@ -77,13 +77,13 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 
 @in_full_precision
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    """The same with Q = L1^-1 A1."""
+    """``gelqf_vjp`` with Q = L1^-1 A1 and without gQ."""
     rank = L.shape[-1]
     Q = torch.linalg.solve_triangular(L[..., :rank, :], A[..., :rank, :], upper=False)
     gelqf_vjp(gA, Q, L, None, gL)
 
 
-def _middle(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+def _compute_middle(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
     """Z = copyltu(L1^T gL1 - gQ Q^T) + (K - K^T above the diagonal), K = gL2^T L2."""
     rank = L.shape[-1]
     lower = L.new_zeros(())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.torch._lu import first_failure, status_of
+from lapgrad._kernels.torch._lu import find_first_failure, find_status
 from lapgrad._torch import lu as _torch_lu
 
 #: Matrices with entries within this power of two of the ends of the range are multiplied by it.
@@ -24,8 +24,8 @@ def gesv(
     LU.copy_(factors.mT)
     pivots[..., :-1] = exchanges
     pivots[..., -1] = exponent
-    status = status_of(factors, A)
-    failure = first_failure(status != 0, status)
+    status = find_status(factors, A)
+    failure = find_first_failure(status != 0, status)
     if failure is None:
         gesv_factored(X, LU, pivots, B, transpose)
     return failure

@@ -7,10 +7,14 @@ from torch import Tensor
 
 from lapgrad._errors import TORCH_LINALG_ERROR
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._formulas.gesvd import DISCARDS, find_ambiguous, pull_back
+from lapgrad._formulas.gesvd import (
+    DISCARDING_POLICIES,
+    NOT_CONVERGED,
+    NOT_FINITE,
+    compute_vjp,
+    subtract_transpose,
+)
 from lapgrad._torch.precision import in_full_precision
-
-NOT_FINITE, NOT_CONVERGED = 1, 2
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
@@ -21,7 +25,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     try:
         _decompose(S, U, V, A)
     except TORCH_LINALG_ERROR:
-        return _first_failure(S, U, V, A)
+        return _find_first_failure(S, U, V, A)
     return None
 
 
@@ -30,13 +34,13 @@ def _decompose(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> None
         S.copy_(torch.linalg.svdvals(A))
         return
     columns, values, rows = torch.linalg.svd(A, full_matrices=False)
-    signs = _gaps.row_signs(columns.mT)[..., None]
+    signs = _gaps.find_row_signs(columns.mT)[..., None]
     S.copy_(values)
     torch.mul(columns.mT, signs, out=U)
     torch.mul(rows, signs, out=V)
 
 
-def _first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+def _find_first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
     """One item at a time: which one fails, also when its transpose is tried."""
     batch = A.shape[:-2]
     for flat in range(batch.numel()):
@@ -49,7 +53,7 @@ def _first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> 
             except TORCH_LINALG_ERROR:
                 _decompose(s, v, u, matrix.mT)
                 if u is not None and v is not None:
-                    signs = _gaps.row_signs(u)[:, None]
+                    signs = _gaps.find_row_signs(u)[:, None]
                     u.mul_(signs)
                     v.mul_(signs)
         except TORCH_LINALG_ERROR:
@@ -69,12 +73,12 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """gA := the gradient. Returns where the loss tells apart what A does not determine, None if nowhere."""
-    discards = degeneracy in DISCARDS and _has_close_values(S)
-    gA.copy_(pull_back(U, S, V, gU, gS, gV, degeneracy, tol, discards=discards))
+    """gA := the gradient. Returns bool (*batch), True for items without a derivative; None: no item."""
+    discards = degeneracy in DISCARDING_POLICIES and _has_close_values(S)
+    gA.copy_(compute_vjp(U, S, V, gU, gS, gV, degeneracy, tol, discards=discards))
     if U.shape[-1] > V.shape[-1]:
         U, V, gU, gV = V, U, gV, gU
-    return find_ambiguous(U, S, V, gU, gS, gV, tol)
+    return _find_ambiguous_items(U, S, V, gU, gS, gV, tol)
 
 
 def _has_close_values(S: Tensor) -> bool:
@@ -82,4 +86,55 @@ def _has_close_values(S: Tensor) -> bool:
     if S.numel() == 0:
         return False
     steps = torch.cat([S[..., :-1] - S[..., 1:], S[..., -1:]], -1)
-    return bool((steps < _gaps.close_gap(S[..., :1])).any())
+    return bool((steps < _gaps.compute_close_gap(S[..., :1])).any())
+
+
+def _find_ambiguous_items(
+    U: Tensor, S: Tensor, V: Tensor, gU: Tensor | None, gS: Tensor | None, gV: Tensor | None, tol: float
+) -> Tensor | None:
+    """bool (*batch): the loss is not a function of A near this A, as far as its cotangents tell.
+
+    Among equal singular values the vectors are free up to one rotation of U and V, so that the skew part of
+    gU U^T + gV V^T has to vanish, and gS has to be constant. Among zeros U and V rotate independently: each
+    skew part has to vanish. The vectors of a wide A that belong to zeros are free in all directions.
+
+    A loss of U^T diag(S) V meets the vectors of zeros with cotangents as small as what is left of S there:
+    how large these have to be to count is relative to that, and to their own row.
+    """
+    gap, scale = _gaps.compute_gaps(S), _gaps.find_largest(S)
+    diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)
+    ties = _gaps.find_ties(gap, scale, tol) & ~diagonal
+    null = S[..., None] <= _gaps.compute_threshold(scale, tol)
+    wide = U.shape[-1] < V.shape[-1]
+    if not ties.any() and not (wide and null.any()):
+        return None
+    small = torch.finfo(S.dtype).eps ** 0.5
+    found = torch.zeros(S.shape[:-1], dtype=torch.bool, device=S.device)
+    if gS is not None:
+        unequal = _gaps.compute_gaps(gS).abs() > small * gS.abs().amax(-1)[..., None, None]
+        found = found | (unequal & ties).flatten(-2).any(-1)
+    sizes = [g.abs().amax((-2, -1)) for g in (gU, gV) if g is not None]
+    if not sizes:
+        return found
+    allowed = small * torch.stack(sizes).amax(0)[..., None, None]
+    slope = allowed / torch.where(scale > 0, scale, torch.inf)
+    if gS is not None:
+        slope = torch.maximum(slope, small * gS.abs().amax(-1)[..., None, None])
+
+    def bound_at_zeros(g: Tensor) -> Tensor:
+        row = small * g.abs().amax(-1, keepdim=True)
+        return torch.minimum(allowed, torch.maximum(S[..., None] * slope, row))
+
+    zeros = null & null.mT
+    both = torch.zeros_like(gap)
+    for g, W in ((gU, U), (gV, V)):
+        if g is not None:
+            turning, least = subtract_transpose(g @ W.mT), bound_at_zeros(g)
+            both = both + turning
+            notable = turning.abs() > torch.maximum(least, least.mT)
+            found = found | (notable & ties & zeros).flatten(-2).any(-1)
+    found = found | ((both.abs() > allowed) & ties & ~zeros).flatten(-2).any(-1)
+    if wide and gV is not None:
+        outside = gV - (gV @ V.mT) @ V
+        found = found | ((outside.abs() > bound_at_zeros(gV)) & null).flatten(-2).any(-1)
+    return found

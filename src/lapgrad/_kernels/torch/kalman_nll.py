@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapgrad._formulas.kalman import OPERANDS, Model, goes_on, gradients, observe, predict, symmetric
+from lapgrad._formulas.kalman import (
+    OPERANDS,
+    Model,
+    compute_vjp,
+    find_continuing_steps,
+    observe,
+    predict,
+    symmetrise,
+)
 from lapgrad._torch.precision import in_full_precision
 
 
@@ -21,8 +29,8 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
     """
     model = Model(*operands)
     series, times, p = model.y.shape
-    m, P = model.m, symmetric(model.P)
-    terms, infos, pivots, going_on = [], [], [], goes_on(model.y)
+    m, P = model.m, symmetrise(model.P)
+    terms, infos, pivots, going_on = [], [], [], find_continuing_steps(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         logs = seen.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -42,11 +50,11 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
         return None
     at = int(bad.flatten().to(torch.uint8).argmax())
     first, step = divmod(at, times)
-    return first, step, _code(int(info[first, step]), pivots[step][first], p)
+    return first, step, _find_code(int(info[first, step]), pivots[step][first], p)
 
 
-def _code(info: int, pivots: Tensor, p: int) -> int:
-    """LAPACK tells NaN and a pivot that is not positive by one and the same number."""
+def _find_code(info: int, pivots: Tensor, p: int) -> int:
+    """The code of a failure; LAPACK has one number for NaN and for a pivot that is not positive."""
     finite = pivots.isfinite().tolist()
     wrong = [i + 1 for i in range(p if info == 0 else info) if not finite[i]]
     if wrong:
@@ -57,7 +65,7 @@ def _code(info: int, pivots: Tensor, p: int) -> int:
 @in_full_precision
 def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor) -> None:
     """Results := the gradients of y, A, B, Q, R, m, P, c; None: not wanted."""
-    found = gradients(Model(*operands), gs)
+    found = compute_vjp(Model(*operands), gs)
     for name, result in zip(OPERANDS, results, strict=True):
         if result is not None:
             result.copy_(found[name])

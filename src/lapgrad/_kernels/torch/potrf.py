@@ -6,29 +6,29 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch.precision import in_full_precision
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
     """L := the factor of A's named triangle, the identity where it fails. Returns the first (item, code)."""
-    # On CUDA torch's batched routines are not trusted with a NaN in the other triangle.
+    # On CUDA torch's batched routines may read the other triangle, where a NaN would spoil the result.
     named = A if A.is_cpu else A.tril() if lower else A.triu()
     factor, code = torch.linalg.cholesky_ex(named, upper=not lower)
     if info is None:
         # An infinity on the diagonal passes LAPACK as success, but leaves an infinite pivot.
-        if may_look_at(A) and (code.any() or not factor.diagonal(dim1=-2, dim2=-1).isfinite().all()):
-            return _potrf_failed(L, A, factor, code, lower)
+        if may_read(A) and (code.any() or not factor.diagonal(dim1=-2, dim2=-1).isfinite().all()):
+            return _report_failure(L, A, factor, code, lower)
         L.copy_(factor)
         return None
-    code = _with_non_finite_rows(code, A, lower)
+    code = _mark_non_finite_rows(code, A, lower)
     info.copy_(code)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     L.copy_(torch.where((code == 0)[..., None, None], factor, identity))
     return None
 
 
-def _potrf_failed(L: Tensor, A: Tensor, factor: Tensor, code: Tensor, lower: bool) -> tuple[int, int]:
-    code = _with_non_finite_rows(code, A, lower)
+def _report_failure(L: Tensor, A: Tensor, factor: Tensor, code: Tensor, lower: bool) -> tuple[int, int]:
+    code = _mark_non_finite_rows(code, A, lower)
     failed = code != 0
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     L.copy_(torch.where(failed[..., None, None], identity, factor))
@@ -36,7 +36,7 @@ def _potrf_failed(L: Tensor, A: Tensor, factor: Tensor, code: Tensor, lower: boo
     return item, int(code.flatten()[item])
 
 
-def _with_non_finite_rows(code: Tensor, A: Tensor, lower: bool) -> Tensor:
+def _mark_non_finite_rows(code: Tensor, A: Tensor, lower: bool) -> Tensor:
     """LAPACK's status, with -k where row k of the triangle is the first to hold a NaN or an infinity.
 
     Such a row makes pivot k NaN or infinite, unless an earlier minor already was not positive. No value is

@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch.precision import in_full_precision
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 
 
 @in_full_precision
 def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
     """B := (L L^T)^-1, or (R^T R)^-1. Returns (item, index) of the first zero pivot; B is then untouched."""
-    if may_look_at(L):
+    if may_read(L):
         zero = L.diagonal(dim1=-2, dim2=-1) == 0
         if zero.any():
             position = int(zero.flatten().to(torch.uint8).argmax())
             return divmod(position, L.shape[-1])
-    B.copy_(_inverse(L, lower))
+    B.copy_(_invert(L, lower))
     return None
 
 
@@ -26,7 +26,7 @@ def potri_update(
     B: Tensor, L: Tensor, X: Tensor | None, weight: Tensor, lower: bool, scale: float, ratio: float
 ) -> None:
     """B := weight scale ((L L^T)^-1 + ratio X X^T), with one weight per item; without X the inverse alone."""
-    inverse = _inverse(L, lower)
+    inverse = _invert(L, lower)
     if X is not None:
         product = X @ X.mT
         inverse += ratio * (product.tril() + product.tril(-1).mT)
@@ -43,7 +43,7 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
     gL.copy_(middle if lower else middle.mT)
 
 
-def _inverse(L: Tensor, lower: bool) -> Tensor:
+def _invert(L: Tensor, lower: bool) -> Tensor:
     """Symmetric to the last bit."""
     factor = L if lower else L.mT
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.torch._lu import (
-    determinant,
+    compute_determinant,
     factorise,
-    first_failure,
-    kept_factors,
-    status_of,
-    transposed_inverse,
+    find_first_failure,
+    find_status,
+    get_factors,
+    invert_transposed,
 )
 from lapgrad._torch.precision import in_full_precision
 
@@ -21,13 +21,13 @@ from lapgrad._torch.precision import in_full_precision
 def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:
     """sign, logabsdet := those of det A. Returns the first (item, status) that is not finite."""
     factors, exchanges = factorise(A, LU, pivots)
-    status = status_of(factors, A)
-    mantissa, exponent = determinant(factors, exchanges)
+    status = find_status(factors, A)
+    mantissa, exponent = compute_determinant(factors, exchanges)
     singular = status > 0
     sign.copy_(mantissa.sign().masked_fill(singular, 0.0))
     logarithm = (2.0 * mantissa.abs()).log() + (exponent - 1).to(A.dtype) * math.log(2.0)
     logabsdet.copy_(logarithm.masked_fill(singular, -math.inf))
-    return first_failure(status < 0, status)
+    return find_first_failure(status < 0, status)
 
 
 @in_full_precision
@@ -35,11 +35,11 @@ def slogdet_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tenso
     """gA := weight A^-T, 0 where A is singular. Returns the first (item, status) of those with a weight."""
     if not A.numel():
         return None
-    factors, exchanges = kept_factors(A, LU, pivots)
-    status = status_of(factors)
+    factors, exchanges = get_factors(A, LU, pivots)
+    status = find_status(factors)
     failed = status != 0
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     regular = torch.where(failed[..., None, None], identity, factors)
-    gA.copy_(weight[..., None, None] * transposed_inverse(regular, exchanges))
+    gA.copy_(weight[..., None, None] * invert_transposed(regular, exchanges))
     gA.masked_fill_(failed[..., None, None], 0.0)
-    return first_failure(failed & (weight != 0), status)
+    return find_first_failure(failed & (weight != 0), status)

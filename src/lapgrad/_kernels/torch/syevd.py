@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor
 
 from lapgrad._errors import TORCH_LINALG_ERROR
-from lapgrad._formulas.signs import fix_signs
+from lapgrad._formulas.gaps import fix_signs
 from lapgrad._torch.precision import in_full_precision
 
 
@@ -19,7 +17,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     Returns None, or (item, code): code -1 for NaN or infinity, 1 for an iteration that did not converge.
     """
     read = A.tril() if lower else A.triu()
-    if failure := _first(~read.isfinite().flatten(-2).all(-1)):
+    if failure := _find_first(~read.isfinite().flatten(-2).all(-1)):
         return failure[0], -1
     try:
         if U is None:
@@ -29,15 +27,24 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
             eigenvalues.copy_(values)
             U.copy_(columns.mT)
             fix_signs(U)
-    except TORCH_LINALG_ERROR as error:
-        named = re.search(r"Batch element (\d+)", str(error))
-        return int(named.group(1)) if named else 0, 1
-    if failure := _first(~eigenvalues.isfinite().all(-1)):
+    except TORCH_LINALG_ERROR:
+        return _find_failed_item(read, lower), 1
+    if failure := _find_first(~eigenvalues.isfinite().all(-1)):
         return failure[0], -1
     return None
 
 
-def _first(marked: Tensor) -> tuple[int, int] | None:
+def _find_failed_item(A: Tensor, lower: bool) -> int:
+    """The first item on which torch's iteration fails by itself; 0 if it fails on the batch only."""
+    for flat, item in enumerate(A.reshape(-1, *A.shape[-2:])):
+        try:
+            torch.linalg.eigh(item, UPLO="L" if lower else "U")
+        except TORCH_LINALG_ERROR:
+            return flat
+    return 0
+
+
+def _find_first(marked: Tensor) -> tuple[int, int] | None:
     """(item, 1) of the first item that is marked. One number is read from the device."""
     if not bool(marked.any()):
         return None

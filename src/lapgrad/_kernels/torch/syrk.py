@@ -34,9 +34,9 @@ _WHOLE_ELSEWHERE = 1024
 
 @in_full_precision
 def syrk_add(B: Tensor, A: Tensor) -> None:
-    """B := B + A A^T in the lower triangle; above it B holds anything then. Matrices, not batches.
+    """The lower triangle of B := B + A A^T; parts of the upper one are overwritten. Matrices, not batches.
 
-    By halves: only the leaves on the diagonal are whole.
+    The matrix is halved recursively, and only small blocks on the diagonal are computed whole.
     """
     n = len(B)
     if n <= _WHOLE.get(B.device.type, _WHOLE_ELSEWHERE):

@@ -12,7 +12,7 @@ def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
     """X := t(L)^-1 A, or A t(L)^-1. Returns (item, index) of the first zero pivot; X is then untouched."""
-    if _waiting.may_look_at(L):
+    if _waiting.may_read(L):
         zero = L.diagonal(dim1=-2, dim2=-1) == 0
         if zero.any():
             position = int(zero.flatten().to(torch.uint8).argmax())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
-from lapgrad._torch.synchronisation import may_look_at
+from lapgrad._torch.synchronisation import may_read
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
@@ -19,22 +19,24 @@ from lapgrad.ops.trsm import trsm
 LOG_2_PI = math.log(2.0 * math.pi)
 
 
-def noise_variance(operator: str, value: Tensor | float, like: Tensor) -> Tensor:
-    """``value`` as a tensor of the kind of ``like``; it must be positive."""
+def check_noise_variance(operator: str, value: Tensor | float, like: Tensor) -> Tensor:
+    """``value`` as a tensor of the dtype and device of ``like``; raises if it is not positive."""
     if not isinstance(value, Tensor):
         value = like.new_tensor(value)
     if value.dtype is not like.dtype:
         raise _errors.mixed_dtypes(operator, {"X": like, "noise_var": value})
     if value.device != like.device:
         raise _errors.mixed_devices(operator, {"X": like, "noise_var": value})
-    if skips_dispatcher((value,)) and may_look_at(value) and not (value > 0).all():
+    if skips_dispatcher((value,)) and may_read(value) and not (value > 0).all():
         raise _errors.OptionError(
             f"{operator}: noise_var must be positive, got {value.detach().min().item():g}."
         )
     return value
 
 
-def bound(operator: str, Kuu: Tensor, Kuf: Tensor, variances: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
+def compute_bound(
+    operator: str, Kuu: Tensor, Kuf: Tensor, variances: Tensor, Y: Tensor, noise_var: Tensor
+) -> Tensor:
     """-log N(Y | 0, Q + v I) + k / 2v (sum(variances) - tr Q), with Q = Kuf^T Kuu^-1 Kuf and v = noise_var.
 
     With Kuu = Lu Lu^T, B = Lu^-1 Kuf, M = I + B B^T / v = Lm Lm^T and c = Lm^-1 B Y / v:
@@ -51,10 +53,10 @@ def bound(operator: str, Kuu: Tensor, Kuf: Tensor, variances: Tensor, Y: Tensor,
     """
     n, k = Y.shape[-2:]
     v = noise_var[..., None, None]
-    B = trsm(_factor(operator, "Kuu", Kuu), Kuf)
+    B = trsm(_factorise(operator, "Kuu", Kuu), Kuf)
     W = syrk(B)
     identity = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
-    Lm = _factor(operator, "I + Kuf^T Kuu^-1 Kuf / noise_var", identity + W / v)
+    Lm = _factorise(operator, "I + Kuf^T Kuu^-1 Kuf / noise_var", identity + W / v)
     c = trsm(Lm, gemm2(B, Y)) / v
     squares = Y.square().sum((-2, -1)) / noise_var - c.square().sum((-2, -1))
     determinant = n * (LOG_2_PI + noise_var.log()) + 2.0 * sumlogdiag(Lm)
@@ -62,10 +64,9 @@ def bound(operator: str, Kuu: Tensor, Kuf: Tensor, variances: Tensor, Y: Tensor,
     return 0.5 * (squares + k * (determinant + unexplained))
 
 
-def _factor(operator: str, name: str, A: Tensor) -> Tensor:
-    """The Cholesky factor; an error tells users which of the matrices it is about."""
+def _factorise(operator: str, name: str, A: Tensor) -> Tensor:
+    """The Cholesky factor of A; an error is raised in the name of ``operator``, and calls A by ``name``."""
     try:
         return potrf(A)
     except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
-        error.args = (str(error).replace("potrf: A", f"{operator}: {name}", 1),)
-        raise
+        raise _errors.restate_failure(operator, name, error) from None

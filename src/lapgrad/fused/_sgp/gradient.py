@@ -1,6 +1,6 @@
 """The bound of a sparse Gaussian process with its gradient, in two passes over chunks of the data.
 
-With v the noise variance and the sums W, b of ``_inducing``, M = I + W / v and a = M^-1 b / v, the value is
+With v the noise variance and the sums W, b of ``statistics``, M = I + W / v and a = M^-1 b / v, the value is
 
     s = 1/2v (|Y|^2 - tr(a^T b)) + k/2 (n log(2 pi v) + log det M + (tr K_ff - tr W) / v)
 
@@ -15,13 +15,14 @@ give
 factorisation is a solve). What reaches the kernel's parameters goes through the kernel's own autograd, per
 chunk.
 
-With little noise and a K_uu that is nearly singular, entries of G are as large as 1 / (jitter v), and
-rounding errors of G K_c larger than what is left of it in the gradient of the parameters. If so
-(``_imprecision``, ``_sparse_questions.IMPRECISE``), each chunk is solved for instead,
+With little noise and a nearly singular K_uu, entries of G are as large as 1 / (jitter v). Most of G K_c then
+cancels in the gradient of the parameters, and its rounding errors are larger than what remains. In that case
+(``_bound_imprecision`` above ``evaluation.IMPRECISE``) each chunk is solved for instead,
 
     gK_c = Lu^-T (S B_c - a Y_c^T) / v,   B_c = Lu^-1 K_c,   S = k M^-1 + a a^T - k I
 
-for 4 n U^2 flops in place of 2 n U^2: errors of B_c are those of a K_c changed in its last digits.
+for 4 n U^2 flops in place of 2 n U^2. A solve is backward stable: its B_c belongs to a K_c that differs in
+the last digits only.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ from torch import Tensor
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp import kernel_function as _kernel_function
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.bound import LOG_2_PI
-from lapgrad.fused._sgp.deferred_checks import Guesses, Looks, sums_not_factorised
+from lapgrad.fused._sgp.evaluation import (
+    DeferredChecks,
+    Evaluation,
+    ImmediateChecks,
+    explain_sums_failure,
+)
 from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution
 from lapgrad.fused._sgp.kernel_function import KernelFunction
 from lapgrad.fused._sgp.statistics import ARITHMETIC, Statistics
@@ -53,7 +59,8 @@ class Inputs(NamedTuple):
     parameters: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, values: Sequence[Tensor]) -> Inputs:
+    def from_sequence(cls, values: Sequence[Tensor]) -> Inputs:
+        """From tensors in the order of the attributes, those of the parameters last."""
         Z, X, Y, noise_var, *parameters = values
         return cls(Z, X, Y, noise_var, tuple(parameters))
 
@@ -68,22 +75,24 @@ class Needs(NamedTuple):
     parameters: tuple[bool, ...]
 
     @classmethod
-    def of(cls, values: Sequence[bool]) -> Needs:
+    def from_sequence(cls, values: Sequence[bool]) -> Needs:
+        """From flags in the order of the attributes, those of the parameters last."""
         Z, X, Y, noise_var, *parameters = values
         return cls(Z, X, Y, noise_var, tuple(parameters))
 
     @property
     def kernel(self) -> bool:
-        """Whether something that the kernel matrices depend on does."""
+        """Whether Z, X or a parameter of the kernel needs a gradient."""
         return self.Z or self.X or any(self.parameters)
 
     @property
     def any(self) -> bool:
+        """Whether any tensor needs a gradient."""
         return self.kernel or self.Y or self.noise_var
 
 
 class Gradients(NamedTuple):
-    """Gradients of ``Inputs``, in their dtype; None where none was asked for."""
+    """Gradients of ``Inputs``, in their dtype; None where none is needed."""
 
     Z: Tensor | None
     X: Tensor | None
@@ -92,60 +101,61 @@ class Gradients(NamedTuple):
     parameters: tuple[Tensor | None, ...]
 
 
-class _Core(NamedTuple):
-    """What the U x U matrices give; see the formulas above.
+class _MatrixGradients(NamedTuple):
+    """The gradients that need U x U matrices only, and the rule for those of a chunk; formulas above.
 
     Attributes:
-        noise_var: (), the derivative by the noise variance.
+        noise_var: (), the gradient of the noise variance.
         Kuu: (U, U), the gradient of K_uu.
-        chunks: The gradient of K_c and Y_c.
+        chunks: Computes the gradients of K_c and Y_c.
     """
 
     noise_var: Tensor
     Kuu: Tensor
-    chunks: _Product | _Solved
+    chunks: _ChunkProducts | _ChunkSolves
 
 
-class _Product(NamedTuple):
+class _ChunkProducts(NamedTuple):
     """gK_c = G K_c + g Y_c^T."""
 
     G: Tensor
     g: Tensor
 
-    def of_matrix(self, K: Tensor, Y: Tensor, room: Tensor) -> Tensor:
-        """gK_c, in the memory of ``room``."""
-        return torch.mm(self.G, K, out=room).addmm_(self.g, Y.mT)
+    def differentiate_matrix(self, K: Tensor, Y: Tensor, out: Tensor) -> Tensor:
+        """gK_c, in the memory of ``out``."""
+        return torch.mm(self.G, K, out=out).addmm_(self.g, Y.mT)
 
-    def of_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
+    def differentiate_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
         """gY_c."""
         return torch.addmm(Y / v, K.mT, self.g)
 
 
-class _Solved(NamedTuple):
-    """gK_c = Lu^-T (S B_c + s Y_c^T), B_c = Lu^-1 K_c, with S as above over v, and s = -a / v."""
+class _ChunkSolves(NamedTuple):
+    """gK_c = Lu^-T (S B_c + s Y_c^T), B_c = Lu^-1 K_c; S is divided by v here, and s = -a / v."""
 
     Lu: Tensor
     S: Tensor
     s: Tensor
 
-    def of_matrix(self, K: Tensor, Y: Tensor, room: Tensor) -> Tensor:
-        """gK_c, in the memory of ``room``; B_c takes as much again."""
-        gB = torch.mm(self.S, self._solved(K), out=room).addmm_(self.s, Y.mT)
+    def differentiate_matrix(self, K: Tensor, Y: Tensor, out: Tensor) -> Tensor:
+        """gK_c, in the memory of ``out``; B_c takes a second buffer of that size."""
+        gB = torch.mm(self.S, self._whiten(K), out=out).addmm_(self.s, Y.mT)
         lookup("trsm", gB)(gB, self.Lu, gB, True, True, False)
         return gB
 
-    def of_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
+    def differentiate_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
         """gY_c."""
-        return torch.addmm(Y / v, self._solved(K).mT, self.s)
+        return torch.addmm(Y / v, self._whiten(K).mT, self.s)
 
-    def _solved(self, K: Tensor) -> Tensor:
+    def _whiten(self, K: Tensor) -> Tensor:
+        """B_c = Lu^-1 K_c."""
         B = torch.empty_like(K)
         lookup("trsm", K)(B, self.Lu, K, True, False, False)
         return B
 
 
 class _Leaves:
-    """What the kernel matrices depend on beside the data, in float64, and the sums of its gradients."""
+    """Z and the parameters of the kernel in float64, and the sums of their gradients over the chunks."""
 
     def __init__(self, tensors: Sequence[Tensor], needs: Sequence[bool]) -> None:
         self.originals, self.needs = tensors, needs
@@ -159,7 +169,7 @@ class _Leaves:
     def add(
         self, results: Sequence[Tensor], cotangents: Sequence[Tensor], further: Sequence[Tensor] = ()
     ) -> list[Tensor | None]:
-        """Adds the gradients of a part of the criterion, and returns those of the ``further`` tensors."""
+        """Adds the vjp of ``results`` to the sums; returns the gradients of the ``further`` tensors."""
         pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
         sources = [*self.wanted, *further]
         if not pairs or not sources:
@@ -171,13 +181,13 @@ class _Leaves:
                 total += gradient
         return list(found[len(self.sums) :])
 
-    def forget(self) -> None:
-        """Starts the sums anew."""
+    def reset_sums(self) -> None:
+        """Sets the sums to zero."""
         for total in self.sums:
             total.zero_()
 
-    def gradients(self) -> list[Tensor | None]:
-        """One per tensor that needs one, in its dtype."""
+    def convert_sums(self) -> list[Tensor | None]:
+        """The sums in the dtypes of the original tensors; None for those that need no gradient."""
         found = iter(self.sums)
         return [
             next(found).to(tensor.dtype) if need else None
@@ -186,39 +196,48 @@ class _Leaves:
 
 
 def evaluate(
-    operator: str, kernel: KernelFunction, inputs: Inputs, needs: Needs, jitter: float, width: int
+    evaluation: Evaluation,
+    operator: str,
+    kernel: KernelFunction,
+    inputs: Inputs,
+    needs: Needs,
+    jitter: float,
+    width: int,
 ) -> tuple[Tensor, Gradients]:
-    """The value and the gradients that are needed. ``operator`` is the name in messages."""
+    """The value, and the gradients that are needed. ``operator`` is the name in messages."""
     leaves = _Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
     kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:]))
     problem = _Problem(operator, kernel, leaves, inputs, needs, jitter, width)
-    return _kernel_function.with_parameters(kernel, leaves.tensors[0], lambda: _guessed_or_looked(problem))
+    return _kernel_function.call_with_parameters(
+        kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
+    )
 
 
-def _guessed_or_looked(problem: _Problem) -> tuple[Tensor, Gradients]:
-    operator, kernel, leaves, inputs, _, jitter, _ = problem
+def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tensor, Gradients]:
+    """Evaluates with deferred checks on a GPU, and once more if what was assumed turns out wrong."""
+    operator, kernel, leaves, inputs, needs, jitter, width = problem
     X, Z = inputs.X.detach(), leaves.tensors[0]
-    near, holds = _kernel_function.for_points(kernel, Z, X)
-    if not _guesses(X):
-        with near:
-            return _evaluated(problem, Looks(operator, jitter))
-    guesses = Guesses(operator, jitter, Z, holds)
-    with near, without_waiting():
-        result = _evaluated(problem, guesses)
-    if guesses.leave_open() or guesses.were_right():
+    prepared, assumption = _kernel_function.prepare_points(kernel, Z, X)
+    fast_problem = _Problem(operator, prepared, leaves, inputs, needs, jitter, width)
+    if not _defers_checks(X):
+        return _evaluate_once(fast_problem, ImmediateChecks(operator, jitter))
+    checks = DeferredChecks(operator, jitter, Z, evaluation, assumption)
+    with without_waiting():
+        result = _evaluate_once(fast_problem, checks)
+    if checks.hand_over() or checks.are_passed():
         return result
     del result
-    leaves.forget()
-    return _evaluated(problem, Looks(operator, jitter))
+    leaves.reset_sums()
+    return _evaluate_once(problem, ImmediateChecks(operator, jitter, checks.found_imprecise))
 
 
-def _guesses(X: Tensor) -> bool:
-    """Whether a look at X is so slow that guessing, and being wrong sometimes, is faster."""
+def _defers_checks(X: Tensor) -> bool:
+    """Whether reading a number from the device of X is so slow that repeating some evaluations costs less."""
     return not X.is_cpu
 
 
 class _Problem(NamedTuple):
-    """What is to be evaluated."""
+    """The arguments of one evaluation."""
 
     operator: str
     kernel: KernelFunction
@@ -229,12 +248,12 @@ class _Problem(NamedTuple):
     width: int
 
 
-def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, Gradients]:
+def _evaluate_once(problem: _Problem, checks: ImmediateChecks | DeferredChecks) -> tuple[Tensor, Gradients]:
     operator, kernel, leaves, inputs, needs, jitter, width = problem
     dtype, X, Y = inputs.Z.dtype, inputs.X.detach(), inputs.Y.detach()
     v = inputs.noise_var.detach().to(ARITHMETIC)
     Z, *parameters = leaves.tensors
-    statistics = _inducing.gather(
+    statistics = _statistics.gather(
         operator,
         kernel,
         Z,
@@ -243,29 +262,29 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
         jitter,
         width,
         record=bool(leaves.wanted),
-        info=questions.info_of_factor,
-        # Without a gradient it is not asked whether products are precise.
-        regular=questions.products_are_precise and needs.any,
+        info=checks.factor_info,
+        # The precision of products is checked only if there is a gradient to compute.
+        may_invert=checks.are_products_precise and needs.any,
     )
-    Lm, a, value = _factor_and_value(problem, questions, statistics, v)
+    Lm, a, value = _factor_and_value(problem, checks, statistics, v)
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
     with without_waiting():  # all factors are known to be regular now
-        core = _core(statistics, Lm, a, v, jitter, Y, questions)
-    last, room = statistics.last, statistics.room
-    del statistics, Lm  # of three U x U matrices one is not needed any more
-    # Forces of the variances and of the matrices on a point nearly cancel: their sum is that of float64.
+        gradients = _differentiate_matrices(statistics, Lm, a, v, jitter, Y, checks)
+    last, workspace = statistics.last, statistics.workspace
+    del statistics, Lm  # frees one of three U x U matrices
+    # Summed in float64: the contributions of the kernel's diagonal and of its matrices nearly cancel.
     gX = torch.zeros_like(X, dtype=ARITHMETIC) if needs.X else None
     gY = torch.empty_like(Y) if needs.Y else None
     if needs.kernel or needs.Y:
-        _stream_back(kernel, leaves, core, (X, Y, v), (gX, gY), width, (last, room))
-    gKuu, gv = core.Kuu, core.noise_var
-    del core, last, room
+        _stream_back(kernel, leaves, gradients.chunks, (X, Y, v), (gX, gY), width, (last, workspace))
+    gKuu, gv = gradients.Kuu, gradients.noise_var
+    del gradients, last, workspace
     if leaves.wanted:
         with torch.enable_grad():
             Kuu = kernel.matrix(Z, Z, *parameters)
         leaves.add([Kuu], [gKuu])
-    gZ, *of_parameters = leaves.gradients()
+    gZ, *of_parameters = leaves.convert_sums()
     gX = None if gX is None else gX.to(dtype)
     return value.to(dtype), Gradients(
         gZ, gX, gY, gv.to(dtype) if needs.noise_var else None, tuple(of_parameters)
@@ -273,15 +292,15 @@ def _evaluated(problem: _Problem, questions: Looks | Guesses) -> tuple[Tensor, G
 
 
 def _factor_and_value(
-    problem: _Problem, questions: Looks | Guesses, statistics: Statistics, v: Tensor
+    problem: _Problem, checks: ImmediateChecks | DeferredChecks, statistics: Statistics, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The Cholesky factor of M, a, and the criterion."""
     W, b, (n, k) = statistics.W, statistics.b, problem.inputs.Y.shape
     Lm = W / v
     Lm.diagonal().add_(1.0)
-    failure = lookup("potrf", Lm)(Lm, Lm, True, questions.info_of_sums)
-    if failure is not None and questions.info_of_sums is None:
-        raise sums_not_factorised(problem.operator, failure[1])
+    failure = lookup("potrf", Lm)(Lm, Lm, True, checks.sums_info)
+    if failure is not None and checks.sums_info is None:
+        raise explain_sums_failure(problem.operator, failure[1])
     a = torch.empty_like(b)
     with without_waiting():
         lookup("cho_solve", b)(a, Lm, b, True)
@@ -290,77 +309,81 @@ def _factor_and_value(
     squares = (statistics.squares - (a * b).sum()) / v
     per_output = n * (LOG_2_PI + v.log()) + 2.0 * logs + (statistics.variances - explained) / v
     value = 0.5 * (squares + k * per_output)
-    questions.check(value)
+    checks.check_value(value)
     return Lm, a, value
 
 
-def _core(
+def _differentiate_matrices(
     statistics: Statistics,
     Lm: Tensor,
     a: Tensor,
     v: Tensor,
     jitter: float,
     Y: Tensor,
-    questions: Looks | Guesses,
-) -> _Core:
-    """Takes the memory of Lm for G, and that of W for gK_uu. 8/3 U^3 flops."""
+    checks: ImmediateChecks | DeferredChecks,
+) -> _MatrixGradients:
+    """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu."""
     whitening, W, b, squares, variances, *_ = statistics
     U, (n, k) = len(W), Y.shape
     unexplained = variances - W.diagonal().sum()
     inverse = Lm
     lookup("potri", Lm)(inverse, Lm, True)
-    # tr(I - M^-1): the directions that the data say something about.
+    # tr(I - M^-1) counts the directions that the data determine.
     determined = U - inverse.diagonal().sum()
     by_squares = ((a * b).sum() - squares) / v + a.square().sum()
     gv = 0.5 / v * (by_squares + k * (n - determined - unexplained / v))
 
-    g = whitening.transposed(a).div_(-v)
+    g = whitening.apply_transposed(a).div_(-v)
     inverse.diagonal().sub_(1.0)
     S = inverse.mul_(k).addmm_(a, a.mT)
     lookup("copyltu", W)(W, W, True)
     W.mul_(k / v)
-    chunks: _Product | _Solved
-    if questions.solves(_imprecision(whitening, g, v, statistics.last.detach(), k)):
-        assert isinstance(whitening, Substitution)  # as far as is known beforehand: see products_are_precise
+    chunks: _ChunkProducts | _ChunkSolves
+    if checks.needs_solves(_bound_imprecision(whitening, g, v, statistics.last.detach(), k)):
+        assert isinstance(whitening, Substitution)  # see are_products_precise
         gKuu = whitening.sandwich(W.add_(S))
-        chunks = _Solved(whitening.Lu, S.div_(v), -a / v)
+        chunks = _ChunkSolves(whitening.Lu, S.div_(v), -a / v)
     else:
         gKuu = whitening.sandwich(W).add_(whitening.sandwich(S))
-        chunks = _Product(S.div_(v), g)
+        chunks = _ChunkProducts(S.div_(v), g)
     gKuu.mul_(0.5)
     if U:  # the jitter is a multiple of the mean diagonal
         gKuu.diagonal().add_(jitter * gKuu.diagonal().mean())
-    return _Core(gv, gKuu, chunks)
+    return _MatrixGradients(gv, gKuu, chunks)
 
 
-def _imprecision(whitening: Substitution | Inverse, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
-    """A bound of the rounding errors of k_i^T G k_i, for columns k_i of K: of the derivative of one datum's
-    part of the criterion by the logarithm of the kernel's variance.
+def _bound_imprecision(whitening: Substitution | Inverse, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
+    """A bound of the rounding error of k_i^T G k_i, averaged over the columns k_i of K.
 
-    G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T, where M^-1 - I has eigenvalues between -1 and 0, and the
-    least pivot stands for the least eigenvalue of K_uu. It is ten to a hundred times what is measured.
+    k_i^T G k_i is what one observation adds to the derivative by the logarithm of the kernel's variance. With
+    G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T the eigenvalues of M^-1 - I lie between -1 and 0, and the
+    smallest pivot of Lu stands in for the root of K_uu's smallest eigenvalue. The bound is ten to a hundred
+    times the error that is measured.
     """
     if not K.numel():
         return v.new_zeros(())
-    size = k / (v * whitening.least_pivot().square()) + v * g.square().sum()
+    size = k / (v * whitening.find_least_pivot().square()) + v * g.square().sum()
     return torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size
 
 
 def _stream_back(
     kernel: KernelFunction,
     leaves: _Leaves,
-    core: _Core,
+    chunks: _ChunkProducts | _ChunkSolves,
     data: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor | None, Tensor | None],
     width: int,
-    at_hand: tuple[Tensor, Tensor],
+    buffers: tuple[Tensor, Tensor],
 ) -> None:
-    """The second pass, from the last chunk, whose K_c is at hand, to the first."""
+    """The second pass over the data, from the last chunk to the first.
+
+    ``buffers``: K_c of the last chunk, which the first pass has left, and a workspace of that size.
+    """
     (X, Y, v), (gX, gY) = data, gradients
     Z, *parameters = leaves.tensors
-    last, room = at_hand
-    _variances_back(kernel, leaves, X, gX, 0.5 * Y.shape[-1] / v)
-    for rows in reversed(list(_inducing.chunks(len(X), width))):
+    last, workspace = buffers
+    _differentiate_variances(kernel, leaves, X, gX, 0.5 * Y.shape[-1] / v)
+    for rows in reversed(list(_statistics.split_rows(len(X), width))):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
         if gX is not None:
             inputs = inputs.detach().requires_grad_()
@@ -369,24 +392,24 @@ def _stream_back(
             K = last if known else kernel.matrix(Z, inputs, *parameters)
         values = K.detach()
         if gY is not None:
-            gY[rows] = core.chunks.of_targets(values, targets, v)
+            gY[rows] = chunks.differentiate_targets(values, targets, v)
         if not leaves.wanted and gX is None:
             continue
-        gK = core.chunks.of_matrix(values, targets, room[: values.numel()].view(values.shape))
+        gK = chunks.differentiate_matrix(values, targets, workspace[: values.numel()].view(values.shape))
         further = [] if gX is None else [inputs]
         found = leaves.add([K], [gK], further)
         if gX is not None and found[0] is not None:
             gX[rows] += found[0]
-        last = K = values = gK  # the graph of this chunk goes before that of the next one comes
+        last = K = values = gK  # frees the graph of this chunk before the next one is made
 
 
-def _variances_back(
+def _differentiate_variances(
     kernel: KernelFunction, leaves: _Leaves, X: Tensor, gX: Tensor | None, weight: Tensor
 ) -> None:
-    """The gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
+    """Adds the gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
     if not leaves.wanted and gX is None:
         return
-    for rows in _inducing.chunks(len(X), _inducing.VARIANCES):
+    for rows in _statistics.split_rows(len(X), _statistics.VARIANCE_ROWS):
         inputs = X[rows].to(ARITHMETIC)
         if gX is not None:
             inputs = inputs.detach().requires_grad_()

@@ -1,9 +1,8 @@
-"""Lu^-1, as solves with the Cholesky factor of K_uu or as products with its inverse.
+"""Applying Lu^-1, by solves with the Cholesky factor Lu of K_uu or by products with its inverse.
 
-A GPU is twice as fast at products as at solves, and the inverse is asked for once per chunk and four times
-more. Products with it are as good where K_uu is so regular that products of chunks are precise enough, too
-(``_sparse_gradient``): the residual of L^-1 K by the inverse is that of a substitution times the condition of
-L.
+A GPU is twice as fast at products as at solves, and an evaluation applies Lu^-1 once per chunk and four times
+more. The residual of L^-1 K by the inverse is that of a solve times the condition of L. So the inverse is
+used only where K_uu is regular enough for the chunk products in ``gradient`` to be precise, too.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 
-#: Order up to which both sides of a sandwich are solved one after the other, for twice the flops.
-_SANDWICH = {"cpu": 256}
-_SANDWICH_ELSEWHERE = 4096
-#: The inverse is cut into so many rows of blocks, whose zeros are not multiplied; a multiple of so many rows
-#: each.
+#: Order up to which L^-T X L^-1 is computed by two plain solves: twice the flops, but fewer launches.
+_TWO_SOLVES = {"cpu": 256}
+_TWO_SOLVES_ELSEWHERE = 4096
+#: The inverse is multiplied in at most this many block rows, which leave out the zeros above the diagonal.
+#: The rows of a block are a multiple of _ROWS.
 _BLOCKS, _ROWS = 4, 64
 
 
@@ -28,11 +27,11 @@ class Substitution(NamedTuple):
 
     Lu: Tensor
 
-    def of(self, K: Tensor, out: Tensor) -> None:
+    def apply(self, K: Tensor, out: Tensor) -> None:
         """out := Lu^-1 K (U, m)."""
         lookup("trsm", K)(out, self.Lu, K, True, False, False)
 
-    def transposed(self, a: Tensor) -> Tensor:
+    def apply_transposed(self, a: Tensor) -> Tensor:
         """Lu^-T a (U, k)."""
         out = torch.empty_like(a)
         lookup("trsm", a)(out, self.Lu, a, True, True, False)
@@ -42,8 +41,8 @@ class Substitution(NamedTuple):
         """X := Lu^-T X Lu^-1 for a symmetric X, in place. The result is symmetric to the last bit."""
         return _sandwich(X, self.Lu)
 
-    def least_pivot(self) -> Tensor:
-        """The least number on the diagonal of Lu."""
+    def find_least_pivot(self) -> Tensor:
+        """The smallest diagonal entry of Lu."""
         return self.Lu.diagonal().min()
 
 
@@ -52,22 +51,22 @@ class Inverse(NamedTuple):
 
     W: Tensor
 
-    def of(self, K: Tensor, out: Tensor) -> None:
+    def apply(self, K: Tensor, out: Tensor) -> None:
         """out := W K (U, m), in 5/4 U^2 m flops."""
-        for part in _parts(len(K)):
+        for part in _split_into_blocks(len(K)):
             torch.mm(self.W[part, : part.stop], K[: part.stop], out=out[part])
 
-    def transposed(self, a: Tensor) -> Tensor:
+    def apply_transposed(self, a: Tensor) -> Tensor:
         """W^T a (U, k)."""
         return self.W.mT @ a
 
     def sandwich(self, X: Tensor) -> Tensor:
         """X := W^T X W for a symmetric X, in place: 15/8 U^3 flops. Symmetric to the last bit.
 
-        Columns from the left: those of X W ask for columns of X to the right of them alone. Then rows from
-        the top, of the lower triangle.
+        X W is formed by columns from the left: each block needs only columns of X that are not overwritten
+        yet. Then W^T (X W) is formed by rows from the top, the lower triangle only.
         """
-        W, parts = self.W, _parts(len(X))
+        W, parts = self.W, _split_into_blocks(len(X))
         for part in parts:
             X[:, part] = X[:, part.start :] @ W[part.start :, part]
         for part in parts:
@@ -75,17 +74,17 @@ class Inverse(NamedTuple):
         lookup("copyltu", X)(X, X, True)
         return X
 
-    def least_pivot(self) -> Tensor:
-        """The least number on the diagonal of Lu."""
+    def find_least_pivot(self) -> Tensor:
+        """The smallest diagonal entry of Lu."""
         return self.W.diagonal().max().reciprocal()
 
 
-def inverted(Lu: Tensor) -> Inverse:
+def invert_factor(Lu: Tensor) -> Inverse:
     """The inverse, in the memory of Lu, whose upper triangle must be zero. 5/8 U^3 flops.
 
-    Block rows from the top, W_i the inverse of a diagonal block: W_i,<i = -W_i (L_i,<i W_<i).
+    By block rows from the top, where W_i is the inverse of diagonal block i: W_i,<i = -W_i (L_i,<i W_<i).
     """
-    parts = _parts(len(Lu))
+    parts = _split_into_blocks(len(Lu))
     _invert_diagonal_blocks(Lu, parts)
     for part in parts[1:]:
         left = Lu[part, : part.start]
@@ -94,14 +93,14 @@ def inverted(Lu: Tensor) -> Inverse:
     return Inverse(Lu)
 
 
-def _parts(n: int) -> list[slice]:
+def _split_into_blocks(n: int) -> list[slice]:
     """Rows 0 to n in blocks of one size, but for the last."""
     size = max(1, -(-n // (_BLOCKS * _ROWS))) * _ROWS
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _invert_diagonal_blocks(L: Tensor, parts: list[slice]) -> None:
-    """All blocks of one size at once; the last one may be smaller."""
+    """Inverts the diagonal blocks in place: all of one size at once, then the last one if it is smaller."""
     size = parts[0].stop if parts else 0
     whole = sum(part.stop - part.start == size for part in parts)
     row, column = L.stride()
@@ -122,7 +121,7 @@ def _sandwich(X: Tensor, L: Tensor) -> Tensor:
         N = L21^T (C - P / 2)
     """
     n, solve = len(X), lookup("trsm", X)
-    if n <= _SANDWICH.get(X.device.type, _SANDWICH_ELSEWHERE):
+    if n <= _TWO_SOLVES.get(X.device.type, _TWO_SOLVES_ELSEWHERE):
         solve(X, L, X, True, False, True)
         solve(X, L, X, True, True, False)
         lookup("copyltu", X)(X, X, True)

@@ -1,13 +1,14 @@
-"""Kernels as pure functions of their inputs and parameters, whatever they come as."""
+"""Kernels as pure functions of their inputs and parameters, made from a module or given by the user."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,11 @@ from lapgrad import _errors
 
 _Result = TypeVar("_Result")
 
-#: Parameters are put into a module for all threads: one at a time, or the last one out would leave those of
-#: another behind.
-_in_turn: weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]]
-_in_turn = weakref.WeakKeyDictionary()
-_one_at_a_time = threading.Lock()
+#: One lock per module. ``torch.func.functional_call`` puts parameters into the module itself, where every
+#: thread sees them: two threads at once would leave one's parameters in the module for good. The table is
+#: global because each call with a module makes its own ``_ModuleMatrix``.
+_locks: weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]] = weakref.WeakKeyDictionary()
+_locks_guard = threading.Lock()
 
 
 class KernelFunction(NamedTuple):
@@ -49,7 +50,36 @@ class KernelFunction(NamedTuple):
     parameters: tuple[Tensor, ...] = ()
 
 
-def kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> KernelFunction:
+@runtime_checkable
+class ChunkedKernel(Protocol):
+    """A kernel module that is evaluated faster when it knows that the caller cuts the points into chunks."""
+
+    def find_shortcuts(self, X: Tensor, Z: Tensor) -> tuple[object, Tensor | None]:
+        """Find out once which faster formulas are precise enough for X and all rows of Z.
+
+        Returns:
+            An argument for ``evaluate_chunk``; and None (it may be used), or a flag on a GPU, to be read
+            later, whether results with it are right.
+        """
+
+    def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object) -> Tensor:
+        """The matrix of X and some rows of Z, which the kernel does not cut into blocks itself.
+
+        Z None: the matrix of X with itself, exactly symmetric. ``shortcuts``: None, or of ``find_shortcuts``.
+        """
+
+
+@runtime_checkable
+class PreparableMatrix(Protocol):
+    """A ``KernelFunction.matrix`` that finds out once what depends on all of the points."""
+
+    def prepare_points(
+        self, A: Tensor, B: Tensor, *parameters: Tensor
+    ) -> tuple[Callable[..., Tensor], Tensor | None]:
+        """The matrix function for A and rows of B; and None, or a flag: whether its results are right."""
+
+
+def as_kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> KernelFunction:
     """``kernel`` itself, or a module as a pure function of its parameters."""
     if isinstance(kernel, KernelFunction):
         return kernel
@@ -58,11 +88,11 @@ def kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> Kernel
             f"{operator}: kernel must be a KernelFunction, or a torch.nn.Module with forward(A, B) and "
             f"diag(A), got {type(kernel).__name__}."
         )
-    return of_module(kernel)
+    return wrap_module(kernel)
 
 
-class _Methods(nn.Module):
-    """``functional_call`` runs a module's forward: this one's is anything that uses the kernel."""
+class _KernelCaller(nn.Module):
+    """A module whose forward runs any function on the kernel: ``functional_call`` can run a forward only."""
 
     def __init__(self, kernel: nn.Module) -> None:
         super().__init__()
@@ -72,95 +102,101 @@ class _Methods(nn.Module):
         return use(self.kernel)
 
 
-class _OfModule:
-    """``matrix`` of a module. Parameters are put in for each call, or once for all of ``with_parameters``.
+class _ModuleMatrix:
+    """``KernelFunction.matrix`` of a module.
 
-    A kernel that would make its matrix in blocks may have a method ``in_one_piece``: here chunks are blocks.
-    One that takes a look at the points may have ``for_points(A, B)``: a context for calls on rows of these.
+    Parameters are put into the module for each call, or once for all calls inside ``call_with_parameters``.
     """
 
     def __init__(self, kernel: nn.Module) -> None:
-        self._methods = _Methods(kernel)
-        named, self._buffers = dict(self._methods.named_parameters()), dict(self._methods.named_buffers())
+        self._caller = _KernelCaller(kernel)
+        named, self._buffers = dict(self._caller.named_parameters()), dict(self._caller.named_buffers())
         self._names, self.parameters = tuple(named), tuple(named.values())
-        self._of_chunk = "in_one_piece" if hasattr(kernel, "in_one_piece") else "forward"
-        self._looks = hasattr(kernel, "for_points")
-        self._put_in: tuple[Tensor, ...] | None = None
+        self._is_chunked = isinstance(kernel, ChunkedKernel)
+        self._current: tuple[Tensor, ...] | None = None
 
     def __call__(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
-        def matrix(kernel: Any) -> Any:
-            # One argument is the symmetric matrix, which kernels make symmetric to the last bit.
-            return kernel(A) if B is A else getattr(kernel, self._of_chunk)(A, B)
-
-        result: Tensor = self._used(matrix, parameters, A)
-        return result
+        return self._evaluate(None, A, B, *parameters)
 
     def diagonal(self, A: Tensor, *parameters: Tensor) -> Tensor:
-        result: Tensor = self._used(lambda kernel: kernel.diag(A), parameters, A)
+        result: Tensor = self._call(lambda kernel: kernel.diag(A), parameters, A)
         return result
 
-    def for_points(self, A: Tensor, B: Tensor, *parameters: Tensor) -> Any:
-        if not self._looks:
-            return contextlib.nullcontext(), None
-        return self._used(lambda kernel: kernel.for_points(A, B.to(A)), parameters, A)
+    def prepare_points(
+        self, A: Tensor, B: Tensor, *parameters: Tensor
+    ) -> tuple[Callable[..., Tensor], Tensor | None]:
+        if not self._is_chunked:
+            return self, None
+        shortcuts, flag = self._call(lambda kernel: kernel.find_shortcuts(A, B.to(A)), parameters, A)
+        return functools.partial(self._evaluate, shortcuts), flag
 
-    def with_parameters(
+    def _evaluate(self, shortcuts: object, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
+        # Kernels make the matrix of points with themselves symmetric to the last bit.
+        other = None if B is A else B
+
+        def compute(kernel: Any) -> Any:
+            if self._is_chunked:
+                return kernel.evaluate_chunk(A, other, shortcuts)
+            return kernel(A) if other is None else kernel(A, other)
+
+        result: Tensor = self._call(compute, parameters, A)
+        return result
+
+    def call_with_parameters(
         self, parameters: Sequence[Tensor], like: Tensor, body: Callable[[], _Result]
     ) -> _Result:
-        """``body()``; calls in it with these parameters, and points of the kind of ``like``, cost less."""
+        """``body()``, with these parameters in the module: calls with them need not put them in again."""
         held = tuple(parameters)
 
         def run(_: Any) -> _Result:
-            before, self._put_in = self._put_in, held
+            before, self._current = self._current, held
             try:
                 return body()
             finally:
-                self._put_in = before
+                self._current = before
 
-        result: _Result = self._used(run, held, like)
+        result: _Result = self._call(run, held, like)
         return result
 
-    def _used(self, use: Callable[[Any], Any], parameters: Sequence[Tensor], like: Tensor) -> Any:
-        held = self._put_in
+    def _call(self, use: Callable[[Any], Any], parameters: Sequence[Tensor], like: Tensor) -> Any:
+        """``use(kernel)`` with these parameters, and with buffers of the dtype and device of ``like``."""
+        held = self._current
         if held is not None and all(one is other for one, other in zip(held, parameters, strict=True)):
-            return use(self._methods.kernel)
+            return use(self._caller.kernel)
         tensors = dict(zip(self._names, parameters, strict=True))
         for name, value in self._buffers.items():
             tensors[name] = value.to(like) if value.is_floating_point() else value
-        with _turn_of(self._methods.kernel):
-            return torch.func.functional_call(self._methods, tensors, (use,))
+        with _get_lock(self._caller.kernel):
+            return torch.func.functional_call(self._caller, tensors, (use,))
 
 
-def _turn_of(kernel: nn.Module) -> AbstractContextManager[Any]:
-    if is_compiling():  # threads are no matter of what is traced
+def _get_lock(kernel: nn.Module) -> AbstractContextManager[Any]:
+    if is_compiling():  # a lock cannot be traced, and a trace runs in one thread
         return contextlib.nullcontext()
-    with _one_at_a_time:
-        return _in_turn.setdefault(kernel, threading.RLock())
+    with _locks_guard:
+        return _locks.setdefault(kernel, threading.RLock())
 
 
-def of_module(kernel: nn.Module) -> KernelFunction:
+def wrap_module(kernel: nn.Module) -> KernelFunction:
     """The kernel as a function of its parameters; its buffers take their dtype."""
-    matrix = _OfModule(kernel)
+    matrix = _ModuleMatrix(kernel)
     return KernelFunction(matrix, matrix.diagonal, matrix.parameters)
 
 
-def with_parameters(kernel: KernelFunction, like: Tensor, body: Callable[[], _Result]) -> _Result:
+def call_with_parameters(kernel: KernelFunction, like: Tensor, body: Callable[[], _Result]) -> _Result:
     """``body()``, in which ``kernel`` is called with its own parameters many times."""
-    if isinstance(kernel.matrix, _OfModule):
-        return kernel.matrix.with_parameters(kernel.parameters, like, body)
+    if isinstance(kernel.matrix, _ModuleMatrix):
+        return kernel.matrix.call_with_parameters(kernel.parameters, like, body)
     return body()
 
 
-def for_points(
-    kernel: KernelFunction, Z: Tensor, X: Tensor
-) -> tuple[AbstractContextManager[None], Tensor | None]:
-    """A context in which ``kernel.matrix`` is called with Z and rows of X, and whether it may be used.
+def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> tuple[KernelFunction, Tensor | None]:
+    """The kernel for matrices of Z and rows of X; and None, or a flag on a GPU: whether it may be used.
 
-    Z is of the kind that the kernel is called with, X need not be. The second result is None, or a number on
-    a GPU that is to be looked at in the end.
+    Z has the dtype that the kernel is called with, X may have another. The flag is to be read at the end.
     """
-    known = getattr(kernel.matrix, "for_points", None)
-    if known is None:
-        return contextlib.nullcontext(), None
-    found: tuple[AbstractContextManager[None], Tensor | None] = known(Z, X, *kernel.parameters)
-    return found
+    matrix: object = kernel.matrix
+    if isinstance(matrix, PreparableMatrix):
+        prepared, flag = matrix.prepare_points(Z, X, *kernel.parameters)
+        return KernelFunction(prepared, kernel.diagonal, kernel.parameters), flag
+    return kernel, None

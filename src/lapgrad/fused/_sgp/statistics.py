@@ -1,11 +1,11 @@
-"""What a sparse Gaussian process asks of its data, gathered chunk by chunk in matrices of U x U.
+"""Sums over the data that the bound of a sparse Gaussian process needs, gathered chunk by chunk.
 
 K_uu is the kernel matrix of the U inducing inputs, K_c that of inducing inputs and the inputs of chunk c:
 
     K_uu + jitter I = Lu Lu^T,   B_c = Lu^-1 K_c,   W = sum_c B_c B_c^T,   b = sum_c B_c Y_c
 
-All of it in float64, whatever the dtype of the data: K_uu of smooth kernels has eigenvalues down to the
-jitter, and float32 leaves of B_c, and of the gradients that come back through Lu, nothing but noise there.
+All of it is computed in float64, whatever the dtype of the data: K_uu of smooth kernels has eigenvalues down
+to the jitter, and in those directions float32 would leave nothing but noise in B_c and in the gradients.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
-from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution, inverted
+from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution, invert_factor
 from lapgrad.fused._sgp.kernel_function import KernelFunction
 
-#: Of all that is U x U or U x chunk.
+#: The dtype of all matrices of U x U and U x chunk.
 ARITHMETIC = torch.float64
 
 
 class _Sizes(NamedTuple):
-    """Where a device is fast.
+    """The sizes at which a kind of device is fast.
 
     Attributes:
-        chunk: Entries of K_c, if `chunk` is not given.
-        columns: Of K_c, a multiple of this, but for the last.
-        inverse: Order of K_uu from which on the inverse of its factor pays.
+        chunk: Entries of K_c, if the caller does not give the rows of a chunk.
+        columns: The number of columns of every K_c but the last is a multiple of this.
+        inverse: Order of K_uu from which on inverting its factor is faster than solving.
     """
 
     chunk: int
@@ -41,34 +41,34 @@ class _Sizes(NamedTuple):
     inverse: float
 
 
-#: 4 MB of K_c stay in the cache between the passes over them.
+#: 4 MB of K_c stay in the cache while several operations read them.
 _ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
-#: A GPU has memory for 64 MB, and wants few, large products: a launch takes the time of 10^8 flops. An odd
+#: A launch on a GPU takes the time of 10^8 flops, so a few large products (64 MB of K_c) are best. An odd
 #: number of columns makes them slower by a fifth.
 _ON_GPU = _Sizes(chunk=1 << 23, columns=64, inverse=1024)
-#: Columns per inducing input, at least: BLAS reads U x U for every chunk, which wants to be worth it.
+#: Columns of a chunk per inducing input, at least: each chunk reads a U x U matrix, which has to pay.
 _LEAST_COLUMNS = 1 / 3
-#: Rows of data whose variances are computed at a time.
-VARIANCES = 1 << 16
+#: Rows of data of which the kernel's diagonal is computed at a time.
+VARIANCE_ROWS = 1 << 16
 
 
-def _sizes(device: torch.device) -> _Sizes:
+def _get_sizes(device: torch.device) -> _Sizes:
     return _ON_CPU if device.type == "cpu" else _ON_GPU
 
 
-def chunks(n: int, width: int) -> Iterator[slice]:
-    """The data in pieces of ``width`` rows."""
+def split_rows(n: int, width: int) -> Iterator[slice]:
+    """Rows 0 to n in pieces of ``width`` rows; the last one may be smaller."""
     return (slice(begin, min(begin + width, n)) for begin in range(0, n, width))
 
 
-def chunk_width(n: int, inducing: int, chunk: int | None, device: torch.device) -> int:
-    """Rows of data per chunk; if nothing was asked for, chunks of about one size."""
+def choose_chunk_width(n: int, inducing: int, chunk: int | None, device: torch.device) -> int:
+    """Rows of data per chunk: ``chunk``, or if that is None as many as suit the device, in equal chunks."""
     if chunk is not None:
         return max(1, min(chunk, n))
-    most = max(1, int(_LEAST_COLUMNS * inducing), _sizes(device).chunk // max(inducing, 1))
+    most = max(1, int(_LEAST_COLUMNS * inducing), _get_sizes(device).chunk // max(inducing, 1))
     if not n:
         return 1
-    columns = _sizes(device).columns
+    columns = _get_sizes(device).columns
     return min(n, -(-n // -(-n // most) // columns) * columns)
 
 
@@ -76,13 +76,13 @@ class Statistics(NamedTuple):
     """Sums over the data; see the formulas above.
 
     Attributes:
-        whitening: Lu^-1, of the Cholesky factor of K_uu + jitter.
-        W: (U, U), of which the lower triangle counts; the other one holds anything.
+        whitening: Applies Lu^-1, for the Cholesky factor Lu of K_uu + jitter I.
+        W: (U, U); only the lower triangle is set.
         b: (U, k).
         squares: (), the sum of the squares of Y.
         variances: (), the sum of the kernel's diagonal over the data.
-        last: K_c of the last chunk, which need not be computed again.
-        room: Memory for another matrix of the size of any K_c.
+        last: K_c of the last chunk, which the second pass begins with.
+        workspace: A buffer for one more matrix of the size of any K_c.
     """
 
     whitening: Substitution | Inverse
@@ -91,23 +91,25 @@ class Statistics(NamedTuple):
     squares: Tensor
     variances: Tensor
     last: Tensor
-    room: Tensor
+    workspace: Tensor
 
 
-def factor(operator: str, Kuu: Tensor, jitter: float, info: Tensor | None = None) -> Tensor:
+def factorise_inducing(operator: str, Kuu: Tensor, jitter: float, info: Tensor | None = None) -> Tensor:
     """Lu with K_uu + jitter mean(diag K_uu) I = Lu Lu^T, in the memory of K_uu.
 
-    With ``info`` nothing is raised: the status is left there (``potrf_ex``), for ``not_factorised``.
+    With ``info`` nothing is raised: the status is written there, as by ``potrf_ex``, and
+    ``explain_factor_failure`` makes an error of it.
     """
     diagonal = Kuu.diagonal()
     diagonal.add_(jitter * diagonal.mean() if len(Kuu) else 0.0)
     failure = lookup("potrf", Kuu)(Kuu, Kuu, True, info)
     if failure is not None and info is None:
-        raise not_factorised(operator, jitter, failure[1])
+        raise explain_factor_failure(operator, jitter, failure[1])
     return Kuu
 
 
-def not_factorised(operator: str, jitter: float, code: int) -> _errors.LapgradError:
+def explain_factor_failure(operator: str, jitter: float, code: int) -> _errors.LapgradError:
+    """The error for K_uu without a Cholesky factor; ``code`` as of ``potrf``."""
     if code < 0:
         return _errors.NonFiniteError(
             f"{operator}: K_uu contains NaN or infinity: pivot {-code} is not finite. Check Z and the "
@@ -134,38 +136,48 @@ def gather(
     *,
     record: bool = False,
     info: Tensor | None = None,
-    regular: bool = False,
+    may_invert: bool = False,
 ) -> Statistics:
-    """One pass over the data. Z and the parameters are in ``ARITHMETIC`` already, X and Y need not be.
+    """Gathers the statistics in one pass over the data, in 2 n U^2 flops.
 
-    2 n U^2 flops: n U^2 for the solves, n U^2 for one triangle of the products. Call it without gradients;
-    with ``record`` the last K_c alone has a graph. ``info`` as in ``factor``. ``regular``: K_uu is far
-    enough from a singular matrix for an inverse.
+    n U^2 are for the solves and n U^2 for one triangle of the products. Call it under ``torch.no_grad()``.
+
+    Args:
+        operator: The name in messages.
+        kernel: With parameters in ``ARITHMETIC``.
+        Z: (U, d), in ``ARITHMETIC``.
+        X: (n, d), of any dtype.
+        Y: (n, k), of any dtype.
+        jitter: In units of the mean of K_uu's diagonal.
+        width: Rows of a chunk.
+        record: Record the last K_c for autograd.
+        info: As in ``factorise_inducing``.
+        may_invert: K_uu is far enough from singular to invert its factor where that is faster.
     """
     U, n, k = len(Z), len(X), Y.shape[-1]
     matrix, diagonal, parameters = kernel
     Kuu = matrix(Z, Z, *parameters)
-    Lu = factor(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
+    Lu = factorise_inducing(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
     squares = Z.new_zeros(())
-    room = Z.new_empty(U * width)
+    workspace = Z.new_empty(U * width)
     with without_waiting():  # a Cholesky factor has no zeros on its diagonal
-        inverts = regular and _sizes(Z.device).inverse <= U
-        whitening = inverted(Lu) if inverts else Substitution(Lu)
+        inverts = may_invert and _get_sizes(Z.device).inverse <= U
+        whitening = invert_factor(Lu) if inverts else Substitution(Lu)
     K = Z.new_empty(U, 0)
-    for rows in chunks(n, width):
+    for rows in split_rows(n, width):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
-        del K  # before there is another one
+        del K  # frees it before the next one is made
         with torch.set_grad_enabled(record and rows.stop == n):
             K = matrix(Z, inputs, *parameters)
-        B = room[: K.numel()].view(K.shape)
+        B = workspace[: K.numel()].view(K.shape)
         with without_waiting():
-            whitening.of(K.detach(), B)
+            whitening.apply(K.detach(), B)
         lookup("syrk_add", W)(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
     variances = Z.new_zeros(())
-    for rows in chunks(n, VARIANCES):
+    for rows in split_rows(n, VARIANCE_ROWS):
         variances += diagonal(X[rows].to(ARITHMETIC), *parameters).sum()
-    return Statistics(whitening, W, b, squares, variances, K, room)
+    return Statistics(whitening, W, b, squares, variances, K, workspace)

@@ -1,7 +1,7 @@
-"""The bound of a deep Gaussian process, its latent variables and their weights, as functions of its layers.
+"""The bound of a deep Gaussian process, and the importance weights of its latent variables.
 
-Layers come with that of the data first: ``layers[0]`` maps h_1 to data, ``layers[-1]`` the latent variables
-h_L at the top, ~ N(0, I), to those below. ``drawn(shape)`` gives standard normal numbers.
+The lowest layer comes first: ``layers[0]`` maps h_1 to the data, and ``layers[-1]`` maps the latent variables
+h_L ~ N(0, I) at the top to those below. ``draw(shape)`` returns standard normal numbers.
 """
 
 from __future__ import annotations
@@ -13,52 +13,53 @@ import torch
 from torch import Tensor
 
 from lapgrad.models._deep.latent_layer import DeepLayer, fit_functions
-from lapgrad.models._deep.sparse_layer import Prepared
+from lapgrad.models._deep.sparse_layer import LayerFactors
+from lapgrad.models._training.adam import minimise_with_adam
 
 _LOG_2_PI = math.log(2.0 * math.pi)
-#: Learning rate at the start of a refinement of q(h_1 | y), for latent variables of variance 1, about.
+#: Initial learning rate of a refinement of q(h_1 | y); latent variables have a variance of about 1.
 _REFINEMENT = 0.02
 
-Drawn = Callable[[tuple[int, ...]], Tensor]
-#: Mean and log variance (b, w) of q(h_1 | y), in place of what the recognition network says.
-First = tuple[Tensor, Tensor]
+NormalSource = Callable[[tuple[int, ...]], Tensor]
+#: Mean and log variance (b, w) of q(h_1 | y), in place of those of the recognition network.
+LatentPosterior = tuple[Tensor, Tensor]
 
 
-def prepared(layers: Sequence[DeepLayer]) -> list[Prepared]:
-    """The factorisations of a step, one per layer."""
+def prepare_layers(layers: Sequence[DeepLayer]) -> list[LayerFactors]:
+    """Return the factorisations that a step needs, one per layer."""
     return [layer.functions.prepare() for layer in layers]
 
 
-def bound(
+def estimate_bound(
     layers: Sequence[DeepLayer],
     Y: Tensor,
     total: int,
     noise: Sequence[Tensor],
     latent_weight: float | Tensor,
-    first: First | None = None,
+    first: LatentPosterior | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """An estimate of the bound of the log density of ``total`` data, from some of them.
+    """Return an estimate of the bound of the log density of ``total`` data, from a minibatch.
 
         total / b · Σ_n [Σ_l E log N(h_(l-1) | f_l(h_l), noise_l) + log p(h_L) - log q(h | y_n)] - Σ_l KL_l
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         Y: (b, D), a minibatch.
         total: How many data there are.
         noise: (samples, b, w) standard normal numbers per layer.
-        latent_weight: Of all terms but the fit to the data and the divergences KL_l of q(u_l).
+        latent_weight: Weight of all terms except the fit to the data and the divergences KL_l of q(u_l).
         first: q(h_1 | y); None: that of the recognition network.
 
     Returns:
         The bound, a scalar in float64; and the latent variables, (samples, b, w) per layer, as constants.
     """
-    known, latent = prepared(layers), list[Tensor]()
+    known, latent = prepare_layers(layers), list[Tensor]()
     lower, terms = Y, Y.new_zeros(())
     mean = log_variance = Y
     for level, layer in enumerate(layers):
         mean, log_variance = first if first and level == 0 else layer.recognition(lower)
         H = mean + (0.5 * log_variance).exp() * noise[level]
-        fit = layer.expected_log_density(lower, H, known[level])
+        fit = layer.compute_expected_log_density(lower, H, known[level])
         # The entropy of q(h_l | h_(l-1)), given h_(l-1).
         entropy = 0.5 * (log_variance.sum(-1) + mean.shape[-1] * (1.0 + _LOG_2_PI))
         terms = terms + (fit if level == 0 else latent_weight * fit) + latent_weight * entropy
@@ -80,15 +81,15 @@ def move_functions(
     rate: float | Tensor,
     latent_weight: float | Tensor,
 ) -> None:
-    """A step of all q(u) along the natural gradient of the bound.
+    """Move all q(u) one step along the natural gradient of the bound.
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         Y: (b, D), the minibatch.
-        latent: Its latent variables, (samples, b, w) per layer: constants.
+        latent: Its latent variables without a graph, (samples, b, w) per layer.
         total: How many data there are.
         rate: Length of the step, 0 to 1; less than 1 if it is a tensor, a scalar in float64.
-        latent_weight: As in ``bound``.
+        latent_weight: As in ``estimate_bound``.
     """
     samples = len(latent[0])
     lower = Y.expand(samples, *Y.shape)
@@ -100,44 +101,44 @@ def move_functions(
         lower = H
 
 
-def refined(layers: Sequence[DeepLayer], Y: Tensor, steps: int, samples: int, drawn: Drawn) -> First:
-    """q(h_1 | y) of each datum by itself: that of the network, after ``steps`` of Adam on the bound.
+def refine_posterior(
+    layers: Sequence[DeepLayer], Y: Tensor, steps: int, samples: int, draw: NormalSource
+) -> LatentPosterior:
+    """Return q(h_1 | y) of each datum: that of the network, improved by ``steps`` of Adam on the bound.
 
-    A network that was learned on some data is not as good on others, by more than the functions are. Any
-    q(h | y) is right for importance sampling, and a better one needs fewer samples.
+    On data that it was not trained on, the network is worse than the functions are. Importance sampling is
+    unbiased with any q(h | y), and a better one needs fewer samples.
     """
     with torch.no_grad():
         mean, log_variance = (part.clone() for part in layers[0].recognition(Y))
-    learned = [mean.requires_grad_(), log_variance.requires_grad_()]
-    optimizer = torch.optim.Adam(learned, _REFINEMENT)
+    parameters = [mean.requires_grad_(), log_variance.requires_grad_()]
     widths = [layer.functions.inducing.shape[1] for layer in layers]
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = _REFINEMENT * (1.0 - step / steps)
-        noise = [drawn((samples, len(Y), width)) for width in widths]
+
+    def evaluate() -> tuple[Tensor, Sequence[Tensor]]:
+        noise = [draw((samples, len(Y), width)) for width in widths]
         with torch.enable_grad():
-            value, _ = bound(layers, Y, len(Y), noise, 1.0, (mean, log_variance))
-            found = torch.autograd.grad(-value, learned)
-        for parameter, gradient in zip(learned, found, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
+            value, _ = estimate_bound(layers, Y, len(Y), noise, 1.0, (mean, log_variance))
+            return value, torch.autograd.grad(-value, parameters)
+
+    minimise_with_adam(parameters, evaluate, lambda step: _REFINEMENT * (1.0 - step / steps), steps=steps)
     return mean.detach(), log_variance.detach()
 
 
-def log_weights(
+def compute_log_weights(
     layers: Sequence[DeepLayer],
     Y: Tensor,
     samples: int,
-    known: Sequence[Prepared],
-    drawn: Drawn,
-    first: First | None = None,
+    known: Sequence[LayerFactors],
+    draw: NormalSource,
+    first: LatentPosterior | None = None,
 ) -> Tensor:
-    """log p(y | h_1) + log p(h_1 | h_2) + ... + log p(h_L) - log q(h | y) at samples of q: (samples, b)."""
+    """Return log p(y | h_1) + ... + log p(h_L) - log q(h | y) at samples of q: (samples, b)."""
     lower, total, H = Y, Y.new_zeros(()), Y
     for level, (layer, factors) in enumerate(zip(layers, known, strict=True)):
         mean, log_variance = first if first and level == 0 else layer.recognition(lower)
-        noise = drawn((samples, len(Y), mean.shape[-1]))
+        noise = draw((samples, len(Y), mean.shape[-1]))
         H = mean + (0.5 * log_variance).exp() * noise
         of_q = -0.5 * (noise.square() + log_variance + _LOG_2_PI).sum(-1)
-        total = total + layer.log_density(lower, H, factors) - of_q
+        total = total + layer.compute_log_density(lower, H, factors) - of_q
         lower = H
     return total - 0.5 * (H.square() + _LOG_2_PI).sum(-1)

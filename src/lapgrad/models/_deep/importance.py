@@ -2,9 +2,9 @@
 
     log p(y) ≈ log 1/S Σ_s w_s,   w_s = p(y | h_1) p(h_1 | h_2) ... p(h_L) / q(h_1, ..., h_L | y)
 
-The weights differ by hundreds of nats: they stay logarithms, and are summed in float64, relative to the
-largest so far. The error of the logarithm of a mean of S weights is that of the mean, relative to it (the
-delta method): its variance is (Σ w² / (Σ w)² - 1 / S) · S / (S - 1).
+The logarithms of weights differ by hundreds, so weights are summed in float64 relative to the largest one so
+far. The error of the logarithm of a mean of S weights is the relative error of the mean (the delta method):
+its variance is (Σ w² / (Σ w)² - 1 / S) · S / (S - 1).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class LogLikelihood(NamedTuple):
     """Log densities of observations that a model has not seen.
 
     Attributes:
-        mean: Of all observations.
-        standard_error: Of that mean, by how much the observations differ.
-        sampling_error: Of that mean, by how much it would differ with other samples of the latent variables
-            (a lower bound of it: samples that were missed do not show).
+        mean: Mean over all observations.
+        standard_error: Standard error of that mean, from the differences between observations.
+        sampling_error: Standard error of that mean, from the finite number of samples of latent variables (a
+            lower bound, because important samples may have been missed).
         values: (n,), float64, one per observation.
-        effective_samples: (n,), float64: how many samples of equal weight would say as much, (Σ w)² / Σ w².
+        effective_samples: (n,), float64: the number of samples of equal weight with the same error, (Σ w)² /
+            Σ w².
     """
 
     mean: float
@@ -35,8 +36,8 @@ class LogLikelihood(NamedTuple):
     effective_samples: Tensor
 
 
-class Weights:
-    """Sums over samples s of the weights w_s (n,), and of their squares, as they come in.
+class WeightSums:
+    """Running sums over samples s of the weights w_s (n,) and of their squares.
 
     Args:
         n: Observations.
@@ -49,7 +50,7 @@ class Weights:
         self.sums, self.squares = (torch.zeros(n, dtype=torch.float64, device=device) for _ in range(2))
 
     def add(self, rows: slice, log_weights: Tensor) -> None:
-        """Samples (s, b) for the observations of ``rows``."""
+        """Add the log weights (s, b) of samples for the observations ``rows``."""
         log_weights = log_weights.to(torch.float64)
         largest = torch.maximum(self.largest[rows], log_weights.amax(0))
         before = (self.largest[rows] - largest).exp()
@@ -58,8 +59,8 @@ class Weights:
         self.squares[rows] = self.squares[rows] * before.square() + scaled.square().sum(0)
         self.largest[rows] = largest
 
-    def result(self, samples: int) -> LogLikelihood:
-        """The estimates of ``samples`` samples for each observation."""
+    def estimate(self, samples: int) -> LogLikelihood:
+        """Return the estimates, after ``samples`` samples have been added for each observation."""
         values = self.largest + self.sums.log() - math.log(samples)
         effective = self.sums.square() / self.squares
         relative = (1.0 / effective - 1.0 / samples).clamp_min(0.0) * samples / max(1, samples - 1)

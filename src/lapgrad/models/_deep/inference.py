@@ -1,43 +1,43 @@
-"""What layers of Gaussian processes say about new inputs, by samples of the inner ones."""
+"""Predictions of layers of Gaussian processes, by samples of the inner layers."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from lapgrad.models import _checks, _plots, _sampling
+from lapgrad.models import _checks, _sampling
 from lapgrad.models._deep import propagation as _propagation
-from lapgrad.models._deep import start as _deep_start
+from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import above
-from lapgrad.models._prediction import Prediction, log_density
-from lapgrad.models._scaling import Standardised
-from lapgrad.models.features import parameters_fixed
+from lapgrad.models._prediction import Prediction, compute_log_density
+from lapgrad.models._scaling import StandardisedRegression
+from lapgrad.models.features import fix_parameters
 
 _CHUNK_ENTRIES = 1 << 22
-"""Of the kernel matrix of inducing inputs and all samples of a chunk, in predictions: 32 MB in float64."""
+"""Entries of the kernel matrix of a chunk of a prediction: 32 MB in float64."""
 
 
-class Layered(Standardised, StoredModel):
-    """A model y = f_L(... f_1(x)) + noise of data it holds; how it is learned is left to others.
+class LayeredRegression(StandardisedRegression, StoredModel):
+    """A model y = f_L(... f_1(x)) + noise that holds its data; subclasses learn it.
 
     Attributes:
         X, y: (n, d) and (n, k), the data.
-        x_shift, x_scale, y_shift, y_scale: What makes of them what the layers see, with ``normalise``.
-        noise_var: Variance of the noise, in units of what the layers see.
-        layers: ``SparseLayer`` s, the first one first.
-        plan: What they were made of.
+        x_shift, x_scale, y_shift, y_scale: Standardise the data, with ``normalise``.
+        noise_var: Variance of the noise, in standardised units.
+        layers: The layers, each a ``SparseLayer``.
+        plan: Their options.
         vector: Whether y was given as (n,).
     """
 
     noise_floor: Tensor
     noise_var = above("noise_floor")
     layers: nn.ModuleList
-    plan: _deep_start.Plan
+    plan: _start.LayerPlan
     vector: bool
 
     def predict(
@@ -49,17 +49,18 @@ class Layered(Standardised, StoredModel):
         chunk: int | None = None,
         generator: torch.Generator | int | None = 0,
     ) -> Prediction:
-        """Mean and variance of f, or of observations, at new inputs, by samples of the inner layers.
+        """Return mean and variance of f, or of observations, at new inputs.
 
-        The distribution is a mixture of normal ones, one for each sample. All new inputs share the random
-        numbers of a sample: predictions are smooth functions of the inputs, and chunks change nothing.
+        The distribution is a mixture of normal ones, one for each sample of the inner layers. All new inputs
+        share the random numbers of a sample, so that predictions are smooth functions of the inputs and do
+        not depend on ``chunk``.
         Differentiable with respect to ``X_new``; the parameters count as constants.
 
         Args:
             X_new: (m, d) or (m,).
-            noise: Of observations: with the variance of the noise.
-            samples: How many go through the layers.
-            chunk: Inputs that are worked on at a time, to bound the memory; None: by size.
+            noise: Predict observations, with the variance of the noise.
+            samples: How many samples of the inner layers.
+            chunk: Inputs per chunk, to limit the memory; None: chosen by size.
             generator: Source of random numbers, or a seed: by default the same ones in every call. None:
                 torch's own.
 
@@ -69,9 +70,9 @@ class Layered(Standardised, StoredModel):
         Raises:
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
-        parts = self._predicted("predict", X_new, samples, chunk, generator)
+        parts = self._predict_parts("predict", X_new, samples, chunk, generator)
         mean = torch.cat([mean.mean(0) for mean, _ in parts])
-        # Of the mixture: the mean of the variances, and the variance of the means.
+        # The variance of a mixture is the mean of the variances plus the variance of the means.
         within = torch.cat([variance.mean(0) for _, variance in parts])
         variance = within + torch.cat([(mean - mean.mean(0)).square().mean(0) for mean, _ in parts])
         if noise:
@@ -89,26 +90,28 @@ class Layered(Standardised, StoredModel):
         chunk: int | None = None,
         generator: torch.Generator | int | None = 0,
     ) -> Tensor:
-        """log p(y_new | X_new, data) of each observation at new inputs, noise included.
+        """Return log p(y_new | X_new, data) of each observation, noise included.
 
         The density is an average over samples of the inner layers.
 
         Args:
             X_new: (m, d) or (m,).
             y_new: (m,), or (m, k) for k outputs.
-            joint: Of all outputs of an observation together, in place of each by itself.
+            joint: The density of all outputs of an observation together, not of each output.
             samples, chunk, generator: As in ``predict``.
 
         Returns:
             (m,) (or (m, k); with ``joint`` (m,)).
         """
         who = f"{type(self).__name__}.log_prob"
-        X_new = self._new_inputs("log_prob", X_new)
-        y_new = self._observed(_checks.targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1]))
-        parts = self._predicted("log_prob", X_new, samples, chunk, generator)
+        X_new = self._check_new_inputs("log_prob", X_new)
+        y_new = self._scale_targets(
+            _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1])
+        )
+        parts = self._predict_parts("log_prob", X_new, samples, chunk, generator)
         noise, densities, begin = self.noise_var.detach(), [], 0
         for mean, variance in parts:
-            each = log_density(y_new[begin : begin + mean.shape[1]] - mean, variance + noise)
+            each = compute_log_density(y_new[begin : begin + mean.shape[1]] - mean, variance + noise)
             each = each - self.y_scale.log()
             each = each.sum(-1, keepdim=True) if joint else each
             densities.append(each.logsumexp(0) - math.log(len(each)))
@@ -125,26 +128,26 @@ class Layered(Standardised, StoredModel):
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Draws of f (with ``noise``: of observations) at new inputs: each is one function, at all of them.
+        """Return draws of f (with ``noise``: of observations), each of one function at all new inputs.
 
         Args:
             X_new: (m, d) or (m,).
-            count: How many.
-            noise: Of observations.
+            count: How many draws.
+            noise: Draw observations.
             generator: Source of randomness, or a seed; None: torch's own.
 
         Returns:
             (count, m), or (count, m, k) for k outputs.
         """
-        H = self._scaled(self._new_inputs("sample", X_new))
-        source = _checks.generator(f"{type(self).__name__}.sample", generator, H.device)
-        first, *later = self._layers()
-        drawn = _sampling.normal(*first.joint(H), count, source)
+        H = self._scale_inputs(self._check_new_inputs("sample", X_new))
+        source = _checks.make_generator(f"{type(self).__name__}.sample", generator, H.device)
+        first, *later = self._list_layers()
+        drawn = _sampling.draw_normal(*first.predict_jointly(H), count, source)
         chunk = max(1, _CHUNK_ENTRIES // max(1, len(H) * len(H) * max(self.plan.widths)))
         for layer in later:
             prepared = layer.prepare()
-            parts = [layer.joint(part, prepared) for part in drawn.split(chunk)]
-            drawn = torch.cat([_sampling.normal_each(*part, source) for part in parts])
+            parts = [layer.predict_jointly(part, prepared) for part in drawn.split(chunk)]
+            drawn = torch.cat([_sampling.draw_each_normal(*part, source) for part in parts])
         if noise:
             deviation = self.noise_var.sqrt()
             drawn = drawn + deviation * torch.randn(
@@ -153,31 +156,10 @@ class Layered(Standardised, StoredModel):
         drawn = drawn * self.y_scale + self.y_shift
         return drawn[..., 0] if self.vector else drawn
 
-    def plot(self, axes: Any = None, *, output: int = 0, noise: bool = True, margin: float = 0.1) -> Any:
-        """The fit over one input: mean, 95 % band and data, with matplotlib.
-
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-            output: Which output, if there are several.
-            noise: The band of observations, else that of f.
-            margin: How far to go beyond the data, relative to their range.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ShapeError: There is more than one input.
-        """
-        x = _plots.around(f"{type(self).__name__}.plot", self.X, margin)
-        mean, variance = self.predict(x, noise=noise)
-        if not self.vector:
-            mean, variance = mean[:, output], variance[:, output]
-        return _plots.fitted_curve(x, mean, variance, (self.X[:, 0], self.y[:, output]), axes)
-
-    def _layers(self) -> list[SparseLayer]:
+    def _list_layers(self) -> list[SparseLayer]:
         return [cast(SparseLayer, layer) for layer in self.layers]
 
-    def _predicted(
+    def _predict_parts(
         self,
         function: str,
         X_new: Tensor,
@@ -185,23 +167,23 @@ class Layered(Standardised, StoredModel):
         chunk: int | None,
         generator: torch.Generator | int | None,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Of each chunk: mean and variance (samples, chunk, k) of f given each sample, in scaled units."""
+        """Return mean and variance (samples, rows, k) of f given each sample, for each chunk of rows."""
         who = f"{type(self).__name__}.{function}"
-        X_new = self._new_inputs(function, X_new)
-        _deep_start.positive(who, samples=samples, chunk=1 if chunk is None else chunk)
+        X_new = self._check_new_inputs(function, X_new)
+        _start.check_positive(who, samples=samples, chunk=1 if chunk is None else chunk)
         inner = self.plan.widths[:-1]
         samples = samples if inner else 1
-        source = _checks.generator(who, generator, X_new.device)
-        normals = _propagation.normals(samples, 1, inner, X_new, source)
+        source = _checks.make_generator(who, generator, X_new.device)
+        normals = _propagation.draw_normals(samples, 1, inner, X_new, source)
         recording = torch.is_grad_enabled() and X_new.requires_grad
-        with parameters_fixed(self.layers) if recording else torch.no_grad():
-            layers = self._layers()
+        with fix_parameters(self.layers) if recording else torch.no_grad():
+            layers = self._list_layers()
             prepared = [layer.prepare() for layer in layers]
             for layer in layers:
                 layer.check()
             if chunk is None:
                 chunk = max(1, _CHUNK_ENTRIES // (samples * len(layers[0].inducing)))
             return [
-                _propagation.through(layers, prepared, self._scaled(part), normals)
+                _propagation.propagate_samples(layers, prepared, self._scale_inputs(part), normals)
                 for part in X_new.split(chunk)
             ]

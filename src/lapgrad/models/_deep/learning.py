@@ -1,4 +1,4 @@
-"""Learning of a deep Gaussian process without inputs: the bound of minibatches, and natural gradients."""
+"""The training task of a deep Gaussian process without inputs: its bound, and natural gradients."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._deep import bound as _deep_bound
+from lapgrad.models._deep import bound as _bound
 from lapgrad.models._deep.latent_layer import DeepLayer
-from lapgrad.models._training.minibatches import Minibatch, Task
+from lapgrad.models._training.minibatches import Minibatch, TrainingTask
 
-#: Length of natural gradient steps at the start, if they are taken.
+#: Default length of the first natural gradient steps.
 _NATURAL = 0.1
 
 
-class DeepTask(Task):
-    """Minus the bound per datum, by Adam, and q(u) by natural gradients.
+class DeepTask(TrainingTask):
+    """Minimises minus the bound per datum by Adam, and moves q(u) along natural gradients.
 
     Args:
-        layers: Those of the model.
+        layers: The layers of the model, the lowest one first.
         Y: (n, D), the data.
-        samples: Of latent variables per datum.
+        samples: Samples of latent variables per datum.
         annealing: Steps in which the weight of the terms of latent variables rises to 1.
-        natural: Length of the first steps along the natural gradient; 0: q(u) is left to Adam. It is left to
-            Adam, too, if any of its parameters does not require gradients.
+        natural: Length of the first steps along the natural gradient. If it is 0, or any parameter of q(u)
+            does not require gradients, q(u) is left to Adam.
     """
 
     def __init__(
@@ -33,47 +33,47 @@ class DeepTask(Task):
     ) -> None:
         self.layers, self.Y, self.samples = layers, Y, samples
         self.annealing, self.natural = annealing, natural
-        of_q = [value for layer in layers for value in layer.functions.parameters_of_q()]
+        of_q = [value for layer in layers for value in layer.functions.list_q_parameters()]
         moves = bool(natural) and all(value.requires_grad for value in of_q)
         self.moved = of_q if moves else []
-        # Numbers that differ between steps are read from where a graph finds them, too.
+        # Numbers that differ between steps are in tensors, so that a CUDA graph can read them.
         self.length = torch.zeros((), dtype=torch.float64, device=Y.device)
         self.weight: Tensor | float = torch.ones_like(self.length) if annealing else 1.0
         self.seen: tuple[Tensor, list[Tensor]] | None = None
 
-    def left_to_adam(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Those of these parameters that natural gradients do not move."""
+    def select_for_adam(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters that natural gradients do not move."""
         moved = {id(value) for value in self.moved}
         return [value for value in parameters if id(value) not in moved]
 
-    def normals(self, count: int) -> list[Tensor]:
-        """(samples, count, w) for the latent variables of each layer."""
+    def make_normals(self, count: int) -> list[Tensor]:
+        """Return tensors (samples, count, w) for the latent variables of each layer."""
         widths = [layer.functions.inducing.shape[1] for layer in self.layers]
         return [self.Y.new_empty(self.samples, count, width) for width in widths]
 
-    def before(self, step: int, rate: float) -> None:
-        """The length of a natural gradient step, and the weight of latent variables."""
+    def prepare_step(self, step: int, rate: float) -> None:
+        """Set the length of the natural gradient step, and the weight of latent variables."""
         self.length.fill_(self.natural * rate)
         if isinstance(self.weight, Tensor):
             self.weight.fill_(min(1.0, (step + 1) / self.annealing))
 
     def loss(self, minibatch: Minibatch) -> Tensor:
-        """Minus the bound of all data, by these, per datum."""
+        """Return minus the bound of all data per datum, estimated from the minibatch."""
         some, total = self.Y[minibatch.rows], len(self.Y)
-        found, latent = _deep_bound.bound(self.layers, some, total, minibatch.normals, self.weight)
+        found, latent = _bound.estimate_bound(self.layers, some, total, minibatch.normals, self.weight)
         self.seen = some, latent
         return -found / total
 
-    def after(self) -> None:
-        """A step of q(u) with the latent variables of the minibatch."""
+    def finish_step(self) -> None:
+        """Move q(u), with the latent variables of the minibatch."""
         assert self.seen is not None
-        (some, latent), self.seen = self.seen, None  # a graph would keep their memory
+        (some, latent), self.seen = self.seen, None  # or a CUDA graph would keep their memory
         if self.moved:
-            _deep_bound.move_functions(self.layers, some, latent, len(self.Y), self.length, self.weight)
+            _bound.move_functions(self.layers, some, latent, len(self.Y), self.length, self.weight)
 
 
-def natural_length(who: str, layers: Sequence[DeepLayer], given: float | None) -> float:
-    """The option ``natural`` of a fit."""
+def choose_natural_length(who: str, layers: Sequence[DeepLayer], given: float | None) -> float:
+    """Return the option ``natural`` of a fit, or its default for these layers; raise if it is invalid."""
     shared = all(layer.functions.covariance == "shared" for layer in layers)
     if given is None:
         return _NATURAL if shared else 0.0

@@ -1,7 +1,7 @@
 """Mean functions of the layers of deep Gaussian processes: fixed linear maps.
 
-A Gaussian process around zero forgets its inputs where its lengthscales are long, and a chain of them becomes
-a constant map. Around a linear map of full rank a layer starts as that map, and learns how to depart from it.
+A Gaussian process with mean zero and long lengthscales is nearly constant, and so is a chain of them. With a
+linear map of full rank as its mean, a layer starts as that map and learns how to deviate from it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad.linalg.pca import pca
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 
 
 class LinearMean(nn.Module):
-    """h W with a fixed matrix W (d, k)."""
+    """The linear function h W with a fixed matrix W (d, k)."""
 
     weights: Tensor
 
@@ -23,15 +23,15 @@ class LinearMean(nn.Module):
         self.register_buffer("weights", weights)
 
     def forward(self, H: Tensor) -> Tensor:
-        """(..., k) for H (..., d)."""
-        return product(H, self.weights)
+        """Return H W, (..., k) for H (..., d)."""
+        return multiply(H, self.weights)
 
 
-def linear_map(H: Tensor, width: int) -> nn.Module:
-    """A map from d to ``width`` variables that loses as little as possible.
+def make_linear_map(H: Tensor, width: int) -> nn.Module:
+    """Return a linear map from d to ``width`` variables that preserves as much as possible.
 
-    The identity where both are the same number; the principal components where there are fewer outputs; zeros
-    beside the inputs where there are more.
+    It is the identity if both numbers are equal, principal components if there are fewer outputs, and the
+    inputs followed by zeros if there are more.
 
     Args:
         H: (n, d), the points to be mapped.
@@ -42,7 +42,7 @@ def linear_map(H: Tensor, width: int) -> nn.Module:
         return nn.Identity()
     weights = torch.eye(d, width, dtype=H.dtype, device=H.device)
     if width < d and len(H) > 1:
-        directions = pca(H).components[:width]  # fewer than that, of fewer points
+        directions = pca(H).components[:width]  # there are fewer if there are few points
         weights = torch.zeros_like(weights)
         weights[:, : len(directions)] = directions.mT
     return LinearMean(weights)

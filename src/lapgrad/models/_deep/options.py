@@ -1,4 +1,4 @@
-"""What the options of a deep Gaussian process without inputs may be."""
+"""Checks of the options of ``DeepGP``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ def check_options(
     noise_var: float | None,
     covariance: str,
 ) -> None:
-    """Raise an ``OptionError`` that names the first one that is not.
+    """Raise an ``OptionError`` that names the first invalid option of ``DeepGP``; ``who`` is for messages."""
 
-    Args: As of ``DeepGP``; ``who`` is its name, for messages.
-    """
-
-    def positive(value: object) -> bool:
+    def is_positive(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
-    if not widths or not all(map(positive, widths)):
+    if not widths or not all(map(is_positive, widths)):
         raise _errors.OptionError(f"{who}: widths must be positive numbers, one per layer, got {widths}.")
-    if not all(map(positive, hidden)):
+    if not all(map(is_positive, hidden)):
         raise _errors.OptionError(f"{who}: hidden must be positive numbers, got {hidden}.")
-    if not positive(inducing):
+    if not is_positive(inducing):
         raise _errors.OptionError(f"{who}: inducing must be a positive number, got {inducing!r}.")
     if kernels is not None and len(kernels) != len(widths):
         raise _errors.OptionError(f"{who}: {len(kernels)} kernels for {len(widths)} layers.")

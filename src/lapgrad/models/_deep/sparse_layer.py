@@ -1,4 +1,4 @@
-"""A layer of functions: Gaussian processes that share a kernel, seen through inducing variables.
+"""A layer of functions: sparse Gaussian processes that share a kernel and inducing inputs.
 
 With U inducing inputs Z, k outputs f_j = mean_j + g_j, g_j ~ GP(0, kernel), and u_j = g_j(Z),
 
@@ -25,32 +25,35 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models import _checks
-from lapgrad.models._deep import algebra as _layer_algebra
-from lapgrad.models._gp.jitter import added
-from lapgrad.models._parameters import Parametrised, unbounded
-from lapgrad.models._products import product
+from lapgrad.models._gp.jitter import add_jitter
+from lapgrad.models._parameters import ParametrisedModule, unbounded
+from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, PART, TEXT, check_entries
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.ops.potrf import potrf_ex
+from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.syrk import syrk
+from lapgrad.ops.trmm import trmm
+from lapgrad.ops.trsm import trsm
 
 COVARIANCES = ("shared", "separate")
 
-#: K_uu, its factor, and solves with it: K_uu of smooth kernels has eigenvalues down to its jitter, of which
-#: float32 leaves nothing, least of all in the gradient.
+#: The dtype of K_uu, its factor and solves with it. K_uu of a smooth kernel has eigenvalues as small as the
+#: jitter, which are below the rounding errors of float32.
 ARITHMETIC = torch.float64
 
 
-#: Of the description of a layer in a file.
+#: The entries of the description of a layer in a file.
 _ENTRIES = {"outputs": INTEGER, "kernel": PART, "whiten": FLAG, "covariance": TEXT, "jitter": NUMBER}
 
 
-class Prepared(NamedTuple):
-    """What a step needs of a layer, whatever the inputs: one factorisation for ``forward`` and ``kl``.
+class LayerFactors(NamedTuple):
+    """The part of a step that does not depend on the inputs, shared by ``forward`` and ``kl``.
 
     Attributes:
         factor: (U, U), Lu, in float64.
-        mean: (U, k), of the whitened inducing variables.
-        root: (U, U) or (k, U, U), lower triangular: R of the covariances R Rᵀ of the whitened ones.
+        mean: (U, k), means of the whitened inducing variables.
+        root: (U, U) or (k, U, U), lower triangular: R of their covariances R Rᵀ.
     """
 
     factor: Tensor
@@ -58,24 +61,23 @@ class Prepared(NamedTuple):
     root: Tensor
 
 
-class SparseLayer(Parametrised):
-    """k functions with Gaussian process priors that share a kernel, and a Gaussian q(u) for each of them.
+class SparseLayer(ParametrisedModule):
+    """k functions with Gaussian process priors that share a kernel, and a Gaussian q(u) for each.
 
     K_uu, its Cholesky factor and the solves with it are float64, whatever the dtype of the layer, so that
-    float32 layers are learned as reliably; the products with means and covariances, the larger part of the
-    work when there are many outputs, are in the layer's dtype. For n inputs that is n U² flops of 2 n U k +
-    2 n U² in double precision.
+    float32 layers are learned as reliably. Products with means and covariances are in the layer's dtype. For
+    n inputs, n U² of the 2 n U k + 2 n U² flops are in double precision.
 
-    On CUDA tensors nothing waits for the device: a factorisation that fails leaves its status in a tensor,
-    the identity in place of the factor, and no gradient. ``check`` reads the status. The triangular solves
-    do not wait inside of ``without_waiting()`` (with a gradient: around ``backward``, too).
-    On CPU tensors a failure is raised at once.
+    With CUDA tensors nothing waits for the device. A factorisation that fails writes its status to a tensor,
+    which ``check`` reads, and returns the identity without a gradient. The triangular solves do not wait
+    inside of ``without_waiting()``, which must include ``backward``. With CPU tensors a failure is raised at
+    once.
 
     Args:
-        inducing: (U, d), where the inducing inputs start; learned. The layer takes its dtype and device.
-        outputs: k.
+        inducing: (U, d), the initial inducing inputs; learned. The layer takes its dtype and device.
+        outputs: k, the number of functions.
         kernel: Covariance of the functions. It becomes part of the layer.
-        whiten: Parameters of q are those of Lu⁻¹ u, in place of u.
+        whiten: Parametrise the distribution of Lu⁻¹ u in place of that of u.
         covariance: "shared": one S for all outputs, or "separate": one per output.
         mean: A module that maps (..., n, d) to (..., n, k) (or to something that broadcasts to it); None:
             zero.
@@ -85,7 +87,7 @@ class SparseLayer(Parametrised):
         inducing: (U, d).
         q_mean: (U, k), the means of q.
         q_log_deviations: (U,) or (k, U), logarithms of the diagonal of the factor of S.
-        q_below: (U, U) or (k, U, U), of which what is below the diagonal counts, the rest of that factor.
+        q_below: (U, U) or (k, U, U), the part of that factor below the diagonal; other entries are not used.
 
     Raises:
         DTypeError, ShapeError, NonFiniteError: ``inducing`` is not (U, d), float32 or float64, and finite.
@@ -117,7 +119,7 @@ class SparseLayer(Parametrised):
         jitter: float = 1e-6,
     ) -> None:
         super().__init__()
-        inducing = _checks.inputs("SparseLayer", inducing, "inducing")
+        inducing = _checks.check_inputs("SparseLayer", inducing, "inducing")
         _check_options(outputs, kernel, covariance, mean, jitter)
         self.outputs, self.whiten, self.covariance, self.jitter = outputs, whiten, covariance, float(jitter)
         self.kernel, self.mean = kernel, mean
@@ -129,18 +131,18 @@ class SparseLayer(Parametrised):
         self.q_below = nn.Parameter(torch.zeros(*batch, U, U))
         self.register_buffer("status", torch.zeros((), dtype=torch.int32), persistent=False)
         self.to(dtype=inducing.dtype, device=inducing.device)
-        if not whiten:  # q(u) starts as the prior, as it does when whitened
+        if not whiten:  # q(u) starts as the prior, with and without whitening
             with torch.no_grad():
-                self.set_posterior(root=self._factor())
+                self.set_posterior(root=self._factorise())
 
     @torch.no_grad()
     def set_posterior(self, mean: Tensor | None = None, root: Tensor | None = None) -> None:
-        """Set q: of whitened inducing variables if the layer whitens, else of the inducing variables.
+        """Set q of the inducing variables, or of the whitened ones if the layer whitens.
 
         Args:
-            mean: (U, k), or what broadcasts to it; None: as it is.
+            mean: (U, k), or a shape that broadcasts to it; None: unchanged.
             root: (U, U), or (k, U, U) for separate covariances, lower triangular with a positive diagonal: S
-                = root rootᵀ; None: as it is.
+                = root rootᵀ; None: unchanged.
         """
         if mean is not None:
             self.q_mean.copy_(mean)
@@ -148,50 +150,50 @@ class SparseLayer(Parametrised):
             self.q_log_deviations.copy_(root.diagonal(dim1=-2, dim2=-1).log())
             self.q_below.copy_(root.tril(-1))
 
-    def parameters_of_q(self) -> tuple[nn.Parameter, ...]:
-        """``q_mean``, ``q_log_deviations`` and ``q_below``."""
+    def list_q_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Return ``q_mean``, ``q_log_deviations`` and ``q_below``."""
         return self.q_mean, self.q_log_deviations, self.q_below
 
-    def prepare(self) -> Prepared:
-        """The factor of K_uu, and q of the whitened inducing variables: for all that one step asks."""
-        Lu, mean, root = self._factor(), self.q_mean, self.root()
+    def prepare(self) -> LayerFactors:
+        """Return the factor of K_uu and q of the whitened inducing variables, for the other methods."""
+        Lu, mean, root = self._factorise(), self.q_mean, self.build_root()
         if self.whiten:
-            return Prepared(Lu, mean, root)
+            return LayerFactors(Lu, mean, root)
         U, k = mean.shape
         flat = root if root.dim() == 2 else root.transpose(0, 1).reshape(U, k * U)
-        both = _layer_algebra.solved(Lu, torch.cat([mean, flat], 1).to(ARITHMETIC)).to(mean.dtype)
+        both = trsm(Lu, torch.cat([mean, flat], 1).to(ARITHMETIC)).to(mean.dtype)
         mean, flat = both.split([k, flat.shape[1]], 1)
-        return Prepared(Lu, mean, flat if root.dim() == 2 else flat.view(U, k, U).transpose(0, 1))
+        return LayerFactors(Lu, mean, flat if root.dim() == 2 else flat.view(U, k, U).transpose(0, 1))
 
-    def forward(self, H: Tensor, prepared: Prepared | None = None) -> tuple[Tensor, Tensor]:
-        """Means and variances of q(f) at inputs, each input by itself.
+    def forward(self, H: Tensor, prepared: LayerFactors | None = None) -> tuple[Tensor, Tensor]:
+        """Return means and variances of q(f) at inputs.
 
         Args:
             H: (..., n, d).
-            prepared: What ``prepare`` has returned for the present parameters; None: computed here.
+            prepared: The result of ``prepare`` for the present parameters; None: computed here.
 
         Returns:
             mean (..., n, k), and variance (..., n, k), or (..., n, 1) when all outputs share it.
         """
         Lu, m, R = self.prepare() if prepared is None else prepared
         points = H.reshape(-1, H.shape[-1])
-        A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
+        A = trsm(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
         unexplained = self.kernel.diag(points) - A.square().sum(0)
         A = A.to(H.dtype)
-        mean = product(A.mT, m)
-        spread = _layer_algebra.multiplied_transposed(R, A).square().sum(-2)
-        # Below zero by rounding alone.
+        mean = multiply(A.mT, m)
+        spread = trmm(R, A, transpose=True).square().sum(-2)
+        # The difference is negative only by rounding.
         variance = unexplained.clamp_min(0.0).to(H.dtype) + spread
         variance = variance[:, None] if variance.dim() == 1 else variance.mT
         mean, variance = (part.reshape(*H.shape[:-1], part.shape[-1]) for part in (mean, variance))
         return mean if self.mean is None else mean + self.mean(H), variance
 
-    def joint(self, H: Tensor, prepared: Prepared | None = None) -> tuple[Tensor, Tensor]:
-        """Means of q(f) at inputs, and covariances of all pairs of them.
+    def predict_jointly(self, H: Tensor, prepared: LayerFactors | None = None) -> tuple[Tensor, Tensor]:
+        """Return means of q(f) at inputs, and covariances of all pairs of inputs.
 
         Args:
             H: (*batch, n, d).
-            prepared: What ``prepare`` has returned for the present parameters; None: computed here.
+            prepared: The result of ``prepare`` for the present parameters; None: computed here.
 
         Returns:
             mean (*batch, n, k), and covariance: (*batch, n, n) when all outputs share it, else (*batch, k, n,
@@ -199,22 +201,21 @@ class SparseLayer(Parametrised):
         """
         Lu, m, R = self.prepare() if prepared is None else prepared
         points = H.reshape(-1, H.shape[-1])
-        A = _layer_algebra.solved(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
+        A = trsm(Lu, self.kernel(self.inducing, points).to(ARITHMETIC))
         A = A.view(len(Lu), *H.shape[:-1]).movedim(0, -2)
         unexplained = (self.kernel(H) - syrk(A, transpose=True)).to(H.dtype)
         A = A.to(H.dtype)
-        mean = product(A.mT, m)
+        mean = multiply(A.mT, m)
         if R.dim() > 2:
             A, unexplained = A.unsqueeze(-3), unexplained.unsqueeze(-3)
-        covariance = unexplained + syrk(_layer_algebra.multiplied_transposed(R, A), transpose=True)
+        covariance = unexplained + syrk(trmm(R, A, transpose=True), transpose=True)
         return mean if self.mean is None else mean + self.mean(H), covariance
 
-    def kl(self, prepared: Prepared | None = None) -> Tensor:
-        """KL(q(u) || p(u)), of all outputs: a scalar.
+    def kl(self, prepared: LayerFactors | None = None) -> Tensor:
+        """Return KL(q(u) || p(u)), summed over the outputs: a scalar.
 
         Args:
-            prepared: What ``prepare`` has returned for the present parameters; None: computed here, if it
-                takes any.
+            prepared: The result of ``prepare`` for the present parameters; None: computed here if needed.
         """
         U, k = self.q_mean.shape
         if self.whiten:
@@ -223,7 +224,7 @@ class SparseLayer(Parametrised):
         else:
             _, mean, root = self.prepare() if prepared is None else prepared
             squares = root.tril().square().sum()
-            logarithms, squared_mean = _layer_algebra.sum_log_diagonal(root).sum(), mean.square().sum()
+            logarithms, squared_mean = sumlogdiag(root).sum(), mean.square().sum()
         of_covariances = 0.5 * squares - logarithms
         if self.covariance == "shared":
             of_covariances = k * of_covariances
@@ -255,7 +256,7 @@ class SparseLayer(Parametrised):
         )
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides tensors and ``mean``, in types that JSON knows."""
+        """Return the arguments of the constructor without tensors and ``mean``, in types that JSON knows."""
         return {
             "outputs": self.outputs,
             "kernel": self.kernel.config(),
@@ -272,7 +273,7 @@ class SparseLayer(Parametrised):
         modules: Mapping[str, nn.Module],
         mean: nn.Module | None = None,
     ) -> Self:
-        """A layer of this description, with the shapes of ``tensors``, its ``state_dict``."""
+        """Return a layer of this description, with the shapes of ``tensors``, its ``state_dict``."""
         check_entries(config, _ENTRIES, "a layer")
         kernel = kernel_from_config(config["kernel"], part_of_state(tensors, "kernel."), modules)
         options = {name: config[name] for name in ("whiten", "covariance", "jitter")}
@@ -284,13 +285,13 @@ class SparseLayer(Parametrised):
         q = f"{'whitened' if self.whiten else 'unwhitened'}, {self.covariance} covariance"
         return f"inputs={d}, outputs={self.outputs}, inducing={U}, {q}"
 
-    def root(self) -> Tensor:
-        """The factor of S, (U, U) or (k, U, U): lower triangular, with a positive diagonal."""
+    def build_root(self) -> Tensor:
+        """Return the factor of S, (U, U) or (k, U, U): lower triangular, with a positive diagonal."""
         return self.q_below.tril(-1) + torch.diag_embed(self.q_log_deviations.exp())
 
-    def _factor(self) -> Tensor:
+    def _factorise(self) -> Tensor:
         K = self.kernel(self.inducing.to(ARITHMETIC))
-        Lu, info = _layer_algebra.factorised(added(K, self.jitter))
+        Lu, info = potrf_ex(add_jitter(K, self.jitter))
         with torch.no_grad():
             self.status.copy_(torch.where(info != 0, info, self.status))
         if Lu.is_cpu:

@@ -1,4 +1,4 @@
-"""Where the layers of a deep Gaussian process start, before they are learned."""
+"""The initial layers of a deep Gaussian process."""
 
 from __future__ import annotations
 
@@ -33,26 +33,24 @@ _WORDS = {
 }
 Covariance = Literal["separate", "shared"]
 _INNER_DEVIATION = 1e-2
-"""Of the inducing variables of inner layers, in units of the prior: they start close to their mean functions.
-It is learned as a logarithm: from 1e-5 the way back to the prior, where nothing is known, is 1000 steps."""
+"""Initial deviation of the inducing variables of inner layers, relative to the prior: close to their means.
+Smaller values take longer to unlearn, because logarithms are learned: from 1e-5 it would be 1000 steps."""
 _INNER_VARIANCE = 0.1
-"""Of the kernels of inner layers, in units of the spread of their inputs: what lies between inducing inputs
-starts uncertain by less than that."""
+"""Initial variance of the kernels of inner layers, relative to that of their inputs: it limits how uncertain
+the functions are between inducing inputs."""
 _ROWS = 4096
-"""Of the data, that go through inner layers at a time."""
+"""Rows of data that go through the inner layers at a time."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What layers are made of, besides data.
+class LayerPlan:
+    """The options of the layers of a model.
 
     Attributes:
         widths: Outputs of each layer, the last one included.
-        kernels: One for each layer; None: ``RBF`` after the spread of the inputs of the layer.
-        mean: What inner layers depart from: "linear", "identity" or "zero".
-        whiten: As of ``SparseLayer``.
-        covariance: As of ``SparseLayer``.
-        jitter: As of ``SparseLayer``.
+        kernels: One for each layer; None: ``RBF``, scaled to the inputs of the layer.
+        mean: The mean function of inner layers: "linear", "identity" or "zero".
+        whiten, covariance, jitter: Options of ``SparseLayer``.
     """
 
     widths: tuple[int, ...]
@@ -63,15 +61,15 @@ class Plan:
     jitter: float
 
 
-def layers(who: str, plan: Plan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[SparseLayer]:
-    """The layers: inner ones start as linear maps, the last one as its prior.
+def make_layers(who: str, plan: LayerPlan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[SparseLayer]:
+    """Yield the layers: inner ones start as linear maps, the last one as its prior.
 
     Args:
         who: Name of the model, for messages.
-        plan: What they are made of.
-        X: (n, d), the data as the first layer sees them.
+        plan: Their options.
+        X: (n, d), the inputs of the first layer.
         y: (n, k).
-        Z: (U, d), inducing inputs of the first layer; those of later layers are their images.
+        Z: (U, d), inducing inputs of the first layer; the linear maps give those of later layers.
     """
     for number, (width, kernel) in enumerate(zip(plan.widths, plan.kernels, strict=True)):
         last = number + 1 == len(plan.widths)
@@ -80,33 +78,33 @@ def layers(who: str, plan: Plan, X: Tensor, y: Tensor, Z: Tensor) -> Iterator[Sp
                 f"{who}: mean='identity' wants layers of {X.shape[1]} outputs like the inputs, got a width "
                 f"of {width}. Use mean='linear'."
             )
-        around = None if last else _mean_functions.linear_map(X, width)
+        around = None if last else _mean_functions.make_linear_map(X, width)
         layer = SparseLayer(
             Z,
             width,
-            (_default_kernel(X, y, last) if kernel is None else kernel).to(X),
+            (_make_default_kernel(X, y, last) if kernel is None else kernel).to(X),
             whiten=plan.whiten,
             covariance=plan.covariance,
             mean=None if plan.mean == "zero" else around,
             jitter=plan.jitter,
         ).to(X)
-        layer.kernel.diag(X[:1])  # a kernel that does not fit the data says so here, not in the first step
+        layer.kernel.diag(X[:1])  # raises here, not in the first step, if the kernel does not fit the data
         if around is not None:
-            _start_as(layer, around, explicit=plan.mean == "zero")
+            _initialise_as(layer, around, explicit=plan.mean == "zero")
             X, Z = around(X), around(Z)
         yield layer
 
 
-def _default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
-    """Lengthscales after the spread of the inputs, variance after that of the values."""
-    spread = _scaling.spread(X)
+def _make_default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
+    """Return an RBF kernel with lengthscales from the spread of X, and a variance for its layer."""
+    spread = _scaling.compute_spread(X)
     variance = y.square().mean() if last else _INNER_VARIANCE * spread.square().mean()
     return RBF(spread * math.sqrt(max(1, X.shape[1])), variance if variance > 0 else 1.0)
 
 
 @torch.no_grad()
-def _start_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> None:
-    """The inducing variables are almost sure: the mean function, or with ``explicit`` values of it."""
+def _initialise_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> None:
+    """Set q(u) so that the layer is nearly ``function``: its mean function, unless ``explicit``."""
     prepared = layer.prepare()
     root = prepared.factor.new_tensor(_INNER_DEVIATION).expand(len(layer.inducing)).diag()
     mean = function(layer.inducing).to(root) if explicit else None
@@ -117,23 +115,23 @@ def _start_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -> Non
 
 
 @torch.no_grad()
-def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
-    """The last layer takes the best distribution for data X (n, d), y (n, k), if the others are their means.
+def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
+    """Set q(u) of the last layer to the optimal one for X (n, d), y (n, k), with the others at their means.
 
-    With the statistics of ``fused._inducing``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
+    With the statistics of ``fused._sgp.statistics``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
     u = Lu w have
 
         q(w) = N(M^-1 b / v, M^-1)
 
-    whose Kullback-Leibler divergence from the posterior of that model is least.
+    which has the smallest Kullback-Leibler divergence from the posterior.
     """
     *inner, last = layers
     for layer in inner:
         prepared = layer.prepare()
         X = torch.cat([layer(part, prepared)[0] for part in X.split(_ROWS)])
-    Lu, Lm, weights = _sparse_posterior.posterior(
+    Lu, Lm, weights = _sparse_posterior.compute_posterior(
         "SparseLayer",
-        _kernel_function.of_module(last.kernel),
+        _kernel_function.wrap_module(last.kernel),
         last.inducing,
         X,
         y,
@@ -147,24 +145,22 @@ def condition(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Te
     last.set_posterior(mean, root)
 
 
-def one_of_the_known(who: str, **options: str) -> None:
-    """Options that are words."""
+def check_words(who: str, **options: str) -> None:
+    """Raise if an option has a value that is not one of its known words."""
     for name, value in options.items():
         if value not in _WORDS[name]:
             raise _errors.unknown_option(who, name, value, _WORDS[name])
 
 
-def positive(who: str, **numbers: int) -> None:
-    """Options that are positive whole numbers."""
+def check_positive(who: str, **numbers: int) -> None:
+    """Raise if an option is not a positive integer."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise _errors.OptionError(f"{who}: {name} must be a positive number, got {number!r}.")
 
 
-def one_per_layer(
-    who: str, kernel: Kernel | Sequence[Kernel] | None, count: int
-) -> tuple[Kernel | None, ...]:
-    """The option ``kernel`` of a model: none, one, or one for each layer."""
+def list_kernels(who: str, kernel: Kernel | Sequence[Kernel] | None, count: int) -> tuple[Kernel | None, ...]:
+    """Return one kernel per layer (None: default) from the option ``kernel``: none, one, or one per layer."""
     if kernel is None:
         return (None,) * count
     if isinstance(kernel, Kernel):

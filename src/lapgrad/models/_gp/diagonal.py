@@ -1,4 +1,4 @@
-"""A matrix with something added to its diagonal: one buffer forward, none backward."""
+"""Adds values to the diagonal of a matrix, with one buffer forward and none backward."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from lapgrad._torch.private import skips_dispatcher
 
 
-def added_to_diagonal(K: Tensor, values: Tensor) -> Tensor:
-    """K + diag(values), a fresh matrix.
+def add_to_diagonal(K: Tensor, values: Tensor) -> Tensor:
+    """Return K + diag(values), in a new buffer.
 
     Args:
         K: (*batch, n, n).
         values: A scalar, or (*batch, n); leading dimensions broadcast.
 
     Example:
-        >>> added_to_diagonal(torch.ones(2, 2), torch.tensor([1.0, 2.0]))
+        >>> add_to_diagonal(torch.ones(2, 2), torch.tensor([1.0, 2.0]))
         tensor([[2., 1.],
                 [1., 3.]])
     """
@@ -27,18 +27,18 @@ def added_to_diagonal(K: Tensor, values: Tensor) -> Tensor:
         return K + torch.diag_embed(values.expand(*batch, K.shape[-1]))
     K = K.expand(*batch, *K.shape[-2:])
     if torch.is_grad_enabled() and (K.requires_grad or values.requires_grad):
-        result: Tensor = _Added.apply(K, values)
+        result: Tensor = _AddToDiagonal.apply(K, values)
         return result
-    return _computed(K, values)
+    return _compute_sum(K, values)
 
 
-class _Added(torch.autograd.Function):
+class _AddToDiagonal(torch.autograd.Function):
     """The cotangent of K is that of the sum, the cotangent of the values is its diagonal."""
 
     @staticmethod
     def forward(ctx: Any, K: Tensor, values: Tensor) -> Tensor:
         ctx.shape = values.shape
-        return _computed(K, values)
+        return _compute_sum(K, values)
 
     @staticmethod
     def backward(ctx: Any, gA: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -48,7 +48,7 @@ class _Added(torch.autograd.Function):
         return gA if ctx.needs_input_grad[0] else None, g_values
 
 
-def _computed(K: Tensor, values: Tensor) -> Tensor:
+def _compute_sum(K: Tensor, values: Tensor) -> Tensor:
     A = K.clone(memory_format=torch.contiguous_format)
     A.diagonal(dim1=-2, dim2=-1).add_(values)
     return A

@@ -1,7 +1,7 @@
-"""Factorisations of matrices that are positive definite in theory, and not always in floating point.
+"""Factorisations of matrices that are positive definite except for rounding errors.
 
-What is added to the diagonal is relative to its mean, as little as suffices, and never silent: a
-``JitterWarning`` says how much it was, and models keep it in their attribute ``jitter``.
+If a factorisation fails, it is tried again with jitter added to the diagonal, as little as suffices, relative
+to the mean of the diagonal. A ``JitterWarning`` says how much it was, and models keep it as ``jitter``.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad.models._gp.diagonal import added_to_diagonal
+from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.ops.potrf import potrf
 
 _Result = TypeVar("_Result")
 
 _FIRST = 100.0
-"""The first jitter, in units of eps: rounding of a matrix of order 100."""
+"""The first jitter in units of eps: the rounding error of a matrix of order 100."""
 _GROWTH = 10.0
 _LARGEST = {torch.float64: 1e-4, torch.float32: 2e-2}
-"""More than this is no rounding error: the matrix is not positive semi-definite."""
+"""The largest jitter: a matrix that needs more is not positive semi-definite."""
 
 
-def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) -> tuple[_Result, float]:
-    """``evaluate(jitter)`` at the first jitter where it succeeds, starting from 0, and that jitter.
+def retry_with_jitter(
+    who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]
+) -> tuple[_Result, float]:
+    """Return the result of ``evaluate(jitter)`` for the first jitter that works, and that jitter.
 
     Args:
         who: Name of the model, for messages.
-        dtype: Decides the scale of rounding errors.
+        dtype: Determines the size of rounding errors.
         evaluate: Adds jitter times the mean of the diagonal to the diagonal, and factorises. It is called
-            again after a ``NotPositiveDefiniteError``, with a larger jitter.
+            with 0 first, and after each ``NotPositiveDefiniteError`` with a larger jitter.
 
     Returns:
         The result, and the jitter it took, relative to the mean of the diagonal.
@@ -42,9 +44,9 @@ def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) 
         NotPositiveDefiniteError: The largest jitter did not suffice.
 
     Warns:
-        JitterWarning: The result is that of a matrix with jitter.
+        JitterWarning: Jitter was added.
     """
-    for jitter in _schedule(dtype):
+    for jitter in _iterate_jitters(dtype):
         try:
             result = evaluate(jitter)
         except _errors.NotPositiveDefiniteError as error:
@@ -66,22 +68,22 @@ def retried(who: str, dtype: torch.dtype, evaluate: Callable[[float], _Result]) 
     ) from failure
 
 
-def factorised(who: str, A: Tensor) -> tuple[Tensor, float]:
-    """The Cholesky factor of ``A`` (*batch, n, n), with jitter where it takes some, and that jitter.
+def factorise_with_jitter(who: str, A: Tensor) -> tuple[Tensor, float]:
+    """Return the Cholesky factor of ``A`` (*batch, n, n), with jitter if it is needed, and that jitter.
 
-    Differentiable; the jitter counts as part of the function: A + jitter · mean(diag A) · I.
+    The gradient is that of the factor of A + jitter · mean(diag A) · I.
     """
-    return retried(who, A.dtype, lambda jitter: potrf(added(A, jitter)))
+    return retry_with_jitter(who, A.dtype, lambda jitter: potrf(add_jitter(A, jitter)))
 
 
-def added(A: Tensor, jitter: float) -> Tensor:
-    """A + jitter · mean(diag A) · I; A itself without jitter."""
+def add_jitter(A: Tensor, jitter: float) -> Tensor:
+    """Return A + jitter · mean(diag A) · I; A itself if the jitter is 0."""
     if not jitter:
         return A
-    return added_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
+    return add_to_diagonal(A, jitter * A.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
 
 
-def _schedule(dtype: torch.dtype) -> Iterator[float]:
+def _iterate_jitters(dtype: torch.dtype) -> Iterator[float]:
     yield 0.0
     jitter, largest = _FIRST * torch.finfo(dtype).eps, _LARGEST[dtype]
     while jitter < largest:

@@ -1,7 +1,7 @@
 """The posterior of a sparse Gaussian process at new inputs.
 
-With the sums of ``fused._inducing`` over the data, K_uu = Lu Lu^T, M = I + W / v = Lm Lm^T and a = M^-1 b /
-v, the function at new inputs has
+With the sums of ``fused._sgp.statistics`` over the data, K_uu = Lu Lu^T, M = I + W / v = Lm Lm^T and
+a = M^-1 b / v, the function at new inputs has
 
     mean = K_*u Lu^-T a,   covariance = K_** - A^T A + C^T C,   A = Lu^-1 K_u*,   C = Lm^-1 A
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad.fused._sgp import statistics as _inducing
+from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.inverse_factor import Substitution
 from lapgrad.fused._sgp.kernel_function import KernelFunction
 from lapgrad.fused._sgp.statistics import ARITHMETIC
@@ -25,10 +25,10 @@ from lapgrad.ops.trsm import trsm
 
 
 class SparsePosterior(NamedTuple):
-    """What the data say about the function, in float64 and without a graph.
+    """The distribution of the function given the data, in float64 and without a graph.
 
     Attributes:
-        kernel: The kernel, with its parameters as they were.
+        kernel: The kernel, with copies of its parameters.
         Z: (U, d), the inducing inputs.
         Lu: (U, U).
         Lm: (U, U).
@@ -41,10 +41,10 @@ class SparsePosterior(NamedTuple):
     Lm: Tensor
     weights: Tensor
 
-    def at(self, X: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
-        """Mean (n, k), and variance (n,) or covariance (n, n), of the function at X (n, d), in float64.
+    def predict(self, X: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
+        """Return mean (n, k) and variance (n,) or covariance (n, n) of the function at X (n, d), in float64.
 
-        Gradients reach X alone.
+        Differentiable with respect to X only.
         """
         X = X.to(ARITHMETIC)
         matrix, diagonal, parameters = self.kernel
@@ -53,13 +53,13 @@ class SparsePosterior(NamedTuple):
         C = trsm(self.Lm, A)
         mean = K.mT @ self.weights
         if full_cov:
-            # X is passed once: the matrix of a set of points with itself is exactly symmetric.
+            # Passing the same tensor twice gives an exactly symmetric matrix.
             return mean, matrix(X, X, *parameters) - syrk(A, transpose=True) + syrk(C, transpose=True)
         variance = diagonal(X, *parameters) - A.square().sum(0) + C.square().sum(0)
         return mean, variance.clamp_min(0.0)  # below zero by rounding alone
 
 
-def posterior(
+def compute_posterior(
     who: str,
     kernel: KernelFunction,
     Z: Tensor,
@@ -69,14 +69,14 @@ def posterior(
     jitter: float,
     chunk: int | None,
 ) -> SparsePosterior:
-    """One pass over the data X (n, d), Y (n, k)."""
+    """Return the posterior for the data X (n, d), Y (n, k), by one pass over them."""
     with torch.no_grad():
         Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
         kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
-        width = _inducing.chunk_width(len(X), len(Z), chunk, X.device)
-        sums = _inducing.gather(who, kernel, Z, X, Y, jitter, width)
+        width = _statistics.choose_chunk_width(len(X), len(Z), chunk, X.device)
+        sums = _statistics.gather(who, kernel, Z, X, Y, jitter, width)
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
         assert isinstance(sums.whitening, Substitution)
-        return SparsePosterior(kernel, Z, sums.whitening.Lu, Lm, sums.whitening.transposed(a))
+        return SparsePosterior(kernel, Z, sums.whitening.Lu, Lm, sums.whitening.apply_transposed(a))

@@ -25,10 +25,10 @@ METHODS = ("lq", "cholesky")
 
 
 class Ridge(NamedTuple):
-    """The solution.
+    """The solution of the ridge regression.
 
     Attributes:
-        L: (*batch, d, d), lower triangular, L L^T = I + A A^T. Its diagonal has either sign.
+        L: (*batch, d, d), lower triangular, L L^T = I + A A^T. Its diagonal may be negative.
         W: (*batch, d, k), the minimiser.
         square: (*batch), the minimum, tr(Y^T (I + A^T A)^-1 Y).
     """
@@ -38,20 +38,20 @@ class Ridge(NamedTuple):
     square: Tensor
 
 
-def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
-    """Solves for the weights; A is (*batch, d, n), Y (*batch, n, k), the leading dimensions broadcast.
+def solve_ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
+    """Solve for the weights; A is (*batch, d, n), Y (*batch, n, k), the leading dimensions broadcast.
 
-    The minimum is taken as the sum of squares that it is: |Y|^2 - |L^-1 A Y|^2 cancels, and at the minimum
-    errors of W do not count.
+    The minimum is computed as a sum of squares, because |Y|^2 - |L^-1 A Y|^2 loses digits by cancellation.
+    Near the minimum, errors of W change that sum by their squares only.
     """
     if method == "lq":
         # [I, A] = L Q: A = L Q2, and W = L^-T Q2 Y.
-        Q, L = _lq(function, A)
+        Q, L = _factorise_lq(function, A)
         W = trsm(L, gemm2(Q[..., A.shape[-2] :], Y), transpose=True)
         residual = Y - gemm2(A, W, transpose_a=True)
     else:
-        # The normal equations, and one step of refinement with the residual from A itself.
-        L = _cholesky(function, A)
+        # The normal equations, followed by one step of iterative refinement with A itself.
+        L = _factorise_cholesky(function, A)
         W = cho_solve(L, gemm2(A, Y))
         residual = Y - gemm2(A, W, transpose_a=True)
         W = W + cho_solve(L, gemm2(A, residual) - W)
@@ -59,33 +59,33 @@ def ridge(function: str, A: Tensor, Y: Tensor, method: str) -> Ridge:
     return Ridge(L, W, W.square().sum((-2, -1)) + residual.square().sum((-2, -1)))
 
 
-def factor(function: str, A: Tensor, method: str) -> Tensor:
-    """L with L L^T = I + A A^T."""
-    return _lq(function, A)[1] if method == "lq" else _cholesky(function, A)
+def compute_factor(function: str, A: Tensor, method: str) -> Tensor:
+    """Return L with L L^T = I + A A^T."""
+    return _factorise_lq(function, A)[1] if method == "lq" else _factorise_cholesky(function, A)
 
 
-def _lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Q and L with [I, A] = L Q; A A^T is never formed.
+def _factorise_lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and L with [I, A] = L Q, without forming A A^T.
 
-    With Q, although L would do: the gradient of L alone takes Q to be L^-1 [I, A], and loses the digits that
-    the factorisation has saved. With 16 powers of x (condition number 1e8) it errs by 1e-3, that with Q by
-    1e-10.
+    Q is computed even where only L is needed, for the sake of the gradient. That of L alone would use
+    L^-1 [I, A] for Q, and lose the digits that the LQ factorisation has preserved: with 16 powers of x
+    (condition number 1e8) its error is 1e-3, and with Q 1e-10.
     """
     d = A.shape[-2]
     identity = torch.eye(d, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], d, d)
     try:
         Q, L = gelqf(torch.cat([identity, A], -1))
     except _errors.NonFiniteError as error:
-        raise _not_finite(function, error) from None
+        raise _make_non_finite_error(function, error) from None
     return Q, L
 
 
-def _cholesky(function: str, A: Tensor) -> Tensor:
+def _factorise_cholesky(function: str, A: Tensor) -> Tensor:
     identity = torch.eye(A.shape[-2], dtype=A.dtype, device=A.device)
     try:
         return potrf(syrk(A) + identity)
     except _errors.NonFiniteError as error:
-        raise _not_finite(function, error) from None
+        raise _make_non_finite_error(function, error) from None
     except _errors.NotPositiveDefiniteError as error:
         raise _errors.NotPositiveDefiniteError(
             f"{function}: the products of the features are singular up to rounding; take method='lq'.",
@@ -94,7 +94,7 @@ def _cholesky(function: str, A: Tensor) -> Tensor:
         ) from None
 
 
-def _not_finite(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
+def _make_non_finite_error(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
     return _errors.NonFiniteError(
         f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: "
         f"features must be finite, noise_var and prior_var positive.",

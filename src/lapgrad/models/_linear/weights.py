@@ -1,4 +1,4 @@
-"""The weights of a Bayesian linear regression: their posterior, and what follows from it for new inputs."""
+"""The posterior of the weights of a Bayesian linear regression, and its predictions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad.models._linear.ridge import Method, ridge
-from lapgrad.models._prediction import log_density
-from lapgrad.models.criteria.blr_nll import blr_nll, scaled
+from lapgrad.models._linear.ridge import Method, solve_ridge
+from lapgrad.models._prediction import compute_log_density
+from lapgrad.models.criteria.blr_nll import blr_nll, scale_problem
 from lapgrad.ops.gelqf import gelqf
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.syrk import syrk
@@ -31,11 +31,11 @@ class WeightPosterior(NamedTuple):
     factor: Tensor
 
     def covariance(self) -> Tensor:
-        """(m, m)."""
+        """Return the covariance (m, m)."""
         return syrk(self.factor)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of the weights, (count, m, k)."""
+        """Return draws of the weights, (count, m, k)."""
         m, k = self.mean.shape
         normal = torch.randn(
             m, count * k, dtype=self.mean.dtype, device=self.mean.device, generator=generator
@@ -44,13 +44,13 @@ class WeightPosterior(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """Y (n, k) = Phi (n, m) W + noise, perhaps with rows left out of which only a sum of squares is wanted.
+    """Observations Y (n, k) = Phi (n, m) W + noise, perhaps without rows in which the design is zero.
 
     Attributes:
         Phi: The design.
         Y: The targets.
-        rows: How many rows were left out.
-        square: The sum of squares of the targets in these rows, where the design is zero.
+        rows: How many rows of zeros were left out.
+        square: The sum of squares of the targets in these rows; None: no rows were left out.
     """
 
     Phi: Tensor
@@ -59,11 +59,12 @@ class Observations(NamedTuple):
     square: Tensor | None = None
 
 
-def compressed(Phi: Tensor, Y: Tensor) -> Observations:
-    """The same likelihood with m rows: rotated so that all other rows of the design are zero.
+def compress_observations(Phi: Tensor, Y: Tensor) -> Observations:
+    """Return m rows with the same likelihood: rotated so that all other rows of the design are zero.
 
-    Phi^T = L Q is Phi = Q^T [L, 0]^T with Q completed to a rotation, which noise of equal variances does not
-    see. The rows below have the targets (I - Q^T Q) Y, in another basis. No products of features are made.
+    Phi^T = L Q means Phi = Q^T L^T, and with Q completed to a rotation all but m rows of the rotated design
+    are zero. The rotation does not change the distribution of the noise. The sum of squares of the targets
+    in the rows of zeros is that of (I - Q^T Q) Y. Products of features are never formed.
     """
     Q, L = gelqf(Phi.mT)
     top = gemm2(Q, Y)
@@ -72,8 +73,8 @@ def compressed(Phi: Tensor, Y: Tensor) -> Observations:
     )
 
 
-def nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method: Method) -> Tensor:
-    """``blr_nll`` of observations: rows that were left out add log N(y | 0, noise)."""
+def compute_nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method: Method) -> Tensor:
+    """Return ``blr_nll`` of observations; each row that was left out adds -log N(y | 0, noise)."""
     Phi, Y, rows, square = observations
     value = blr_nll(Phi, Y, noise_var, prior_var, method=method)
     if square is None:
@@ -81,25 +82,25 @@ def nll(observations: Observations, noise_var: Tensor, prior_var: Tensor, method
     return value + 0.5 * (square / noise_var + rows * Y.shape[1] * (noise_var.log() + _LOG_2_PI))
 
 
-def posterior(
+def compute_posterior(
     who: str, Phi: Tensor, Y: Tensor, noise_var: Tensor, prior_var: Tensor, method: Method
 ) -> WeightPosterior:
-    """Of the weights of Y (n, k) = Phi (n, m) W + noise.
+    """Return the posterior of the weights of Y (n, k) = Phi (n, m) W + noise.
 
     With L L^T = I + A A^T of the problem in unit variances, w = S^(1/2) W and cov(w) = S^(1/2) L^-T L^-1
     S^(1/2), where S is the prior covariance.
     """
-    A, unit_Y, _ = scaled(who, Phi, Y, noise_var, prior_var, method)
-    L, W, _ = ridge(who, A, unit_Y, method)
+    A, unit_Y, _ = scale_problem(who, Phi, Y, noise_var, prior_var, method)
+    L, W, _ = solve_ridge(who, A, unit_Y, method)
     deviations = prior_var.sqrt().expand(Phi.shape[-1])[:, None]
     inverse = trsm(L, torch.eye(len(L), dtype=L.dtype, device=L.device), transpose=True)
     return WeightPosterior(deviations * W, deviations * inverse)
 
 
-def predicted(
+def predict_targets(
     found: WeightPosterior, Phi: Tensor, noise_var: Tensor | None, full_cov: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean (n, k) and variance (n) or covariance (n, n) of Phi w (with noise, when it is given)."""
+    """Return mean (n, k) and variance (n) or covariance (n, n) of Phi w, plus noise if it is given."""
     mean, spread = gemm2(Phi, found.mean), gemm2(Phi, found.factor)
     if full_cov:
         covariance = syrk(spread)
@@ -110,17 +111,17 @@ def predicted(
     return mean, variance if noise_var is None else variance + noise_var
 
 
-def log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
-    """log p(y | data) of each entry of Y (n, k) = Phi W + noise by itself."""
-    mean, variance = predicted(found, Phi, noise_var, False)
+def compute_log_densities(found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor) -> Tensor:
+    """Return log p(y | data) of each entry y of Y (n, k) = Phi W + noise."""
+    mean, variance = predict_targets(found, Phi, noise_var, False)
     variance = variance[:, None]
-    return log_density(Y - mean, variance)
+    return compute_log_density(Y - mean, variance)
 
 
-def joint_log_density(
+def compute_joint_log_densities(
     found: WeightPosterior, Phi: Tensor, Y: Tensor, noise_var: Tensor, method: Method
 ) -> Tensor:
-    """log p(y | data) of each column y of Y (n, k): the marginal likelihood with the posterior as the prior.
+    """Return log p(y | data) of each column y of Y (n, k), with the posterior as the prior of the weights.
 
     Y - Phi mean = (Phi factor) u + noise with u ~ N(0, I).
     """

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised, Value, positive, unbounded
+from lapgrad.models._parameters import ParametrisedModule, Value, positive, unbounded
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
 
 
-class Covariance(Parametrised):
-    """L Lᵀ, where L is lower triangular with a positive diagonal: any positive definite matrix.
+class Covariance(ParametrisedModule):
+    """A learned covariance L Lᵀ, with L lower triangular with a positive diagonal.
 
     Args:
         value: (n, n), positive definite, or (n,): a diagonal.
@@ -21,7 +21,7 @@ class Covariance(Parametrised):
 
     Attributes:
         deviations: (n,), the diagonal of L.
-        below: (n (n - 1) / 2,), what is below it, row by row; not with ``diagonal``.
+        below: (n (n - 1) / 2,), the entries of L below the diagonal, row by row; not with ``diagonal``.
     """
 
     deviations = positive()
@@ -43,12 +43,12 @@ class Covariance(Parametrised):
             self.below = L[rows, columns]
 
     def factor(self) -> Tensor:
-        """L, (n, n)."""
+        """Return L, (n, n)."""
         L = torch.diag_embed(self.deviations)
         if self.diagonal or len(self.deviations) < 2:
             return L
         return L + maketrian(self.below, offset=-1)
 
     def matrix(self) -> Tensor:
-        """L Lᵀ, (n, n)."""
+        """Return L Lᵀ, (n, n)."""
         return syrk(self.factor())

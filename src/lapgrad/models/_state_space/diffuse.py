@@ -1,9 +1,9 @@
-"""Kalman filtering when nothing is known of some of the first states: exactly, and not by a large variance.
+"""Kalman filtering with a flat prior of some states, exactly and not by a large variance.
 
 Write the first state as h[0] = h' + Z δ, where h' has a proper prior, Z picks the diffuse states, and δ has
-a flat one. Given δ everything is proper, and linear in δ: means become m + M δ, innovations v + V δ, and
-their covariances S do not depend on δ. So one filter carries the columns [m M], and collects what the
-observations say of δ (de Jong):
+a flat one. Given δ all distributions are proper, and linear in δ: means are m + M δ, innovations v + V δ, and
+their covariances S do not depend on δ. So one filter carries the columns [m M], and collects the information
+about δ in a matrix G (de Jong):
 
     G = Σ [v V]ᵀ S⁻¹ [v V],      δ | y ~ N(-G_δδ⁻¹ g_δ, G_δδ⁻¹)
     -log p(y) = 1/2 Σ log det S + 1/2 (g - g_δᵀ G_δδ⁻¹ g_δ) + 1/2 log det G_δδ + count/2 log(2π)
@@ -22,19 +22,19 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models._products import product
-from lapgrad.models.criteria.kalman_filter import Innovation, at, observe
+from lapgrad.models._products import multiply
+from lapgrad.models.criteria.kalman_filter import Innovation, get_at_time, observe
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
 
 Operands = tuple[Tensor, ...]
 
 _IDENTIFIED = 1e-10
-"""Of the scaled G_δδ: the smallest eigenvalue from which on δ counts as determined (float64)."""
+"""δ counts as determined if the smallest eigenvalue of the scaled G_δδ is at least this (float64)."""
 
 
-class Step(NamedTuple):
-    """One time: columns [m M] (N, n, 1 + d) and covariance, predicted and filtered; and G up to here."""
+class FilterStep(NamedTuple):
+    """One time step: columns [m M] (N, n, 1 + d) and covariances, predicted and filtered, and G so far."""
 
     mean: Tensor
     covariance: Tensor
@@ -44,18 +44,18 @@ class Step(NamedTuple):
     information: Tensor
 
 
-class Walk(NamedTuple):
-    """The filter over some steps.
+class FilterRun(NamedTuple):
+    """The results of the filter over some steps.
 
     Attributes:
-        steps: One by one.
-        mean: (N, n, 1 + d), predicted for the time after the last.
-        covariance: (N, n, n), of the same.
+        steps: The results of each step.
+        mean: (N, n, 1 + d), columns [m M] predicted for the time after the last step.
+        covariance: (N, n, n), the covariance predicted for that time.
         half_logdet: (N,), Σ log det L.
         observed: (N,), how many observations are not missing.
     """
 
-    steps: list[Step]
+    steps: list[FilterStep]
     mean: Tensor
     covariance: Tensor
     half_logdet: Tensor
@@ -67,8 +67,8 @@ class Walk(NamedTuple):
         return self.steps[-1].information
 
 
-def walk(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> Walk:
-    """The filter over the first ``steps`` times, with one column for each diffuse state."""
+def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> FilterRun:
+    """Run the filter over the first ``steps`` times, with one column for each diffuse state."""
     y, A, _, Q, _, m, P, c = model
     N = y.shape[0]
     n, d = A.shape[-1], len(diffuse)
@@ -79,21 +79,25 @@ def walk(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps
     covariance = (proper[:, None] * proper * P).expand(N, n, n)
     information = y.new_zeros(N, 1 + d, 1 + d)
     half_logdet, count = y.new_zeros(N), y.new_zeros(N)
-    found: list[Step] = []
+    found: list[FilterStep] = []
     for t in range(steps):
         filtered, filtered_covariance, seen = observe(who, batch, model, t, mean, covariance)
-        information = information + product(seen.v.mT, seen.u)
+        information = information + multiply(seen.v.mT, seen.u)
         half_logdet = half_logdet + sumlogdiag(seen.L)
         count = count + (~y[:, t].isnan()).sum(-1).to(y.dtype)
-        found.append(Step(mean, covariance, seen, filtered, filtered_covariance, information))
-        mean = product(at(A, t), filtered) + torch.nn.functional.pad(at(c, t)[..., None], (0, d))
-        covariance = product(at(A, t), filtered_covariance, at(A, t).mT) + at(Q, t)
+        found.append(FilterStep(mean, covariance, seen, filtered, filtered_covariance, information))
+        mean = multiply(get_at_time(A, t), filtered) + torch.nn.functional.pad(
+            get_at_time(c, t)[..., None], (0, d)
+        )
+        covariance = multiply(get_at_time(A, t), filtered_covariance, get_at_time(A, t).mT) + get_at_time(
+            Q, t
+        )
         covariance = 0.5 * (covariance + covariance.mT)
-    return Walk(found, mean, covariance, half_logdet, count)
+    return FilterRun(found, mean, covariance, half_logdet, count)
 
 
-def nll(walked: Walk) -> Tensor:
-    """-log p of what was walked over, (N,)."""
+def compute_nll(walked: FilterRun) -> Tensor:
+    """Return -log p(y) of the steps of a run, (N,)."""
     G = walked.information
     constant = 0.5 * math.log(2 * math.pi) * walked.observed
     if G.shape[-1] == 1:
@@ -103,33 +107,33 @@ def nll(walked: Walk) -> Tensor:
     return 0.5 * (G[:, 0, 0] - explained) + walked.half_logdet + sumlogdiag(L) + constant
 
 
-def collapsed(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments with δ integrated out, from columns (..., n, 1 + d), covariance (..., n, n) and G."""
+def integrate_out_diffuse(mean: Tensor, covariance: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance with δ integrated out, from [m M] (..., n, 1 + d), P (..., n, n) and G."""
     if mean.shape[-1] == 1:
         return mean[..., 0], covariance
     L = potrf(information[..., 1:, 1:])
     M = mean[..., 1:]
-    best = mean[..., :1] - product(M, cho_solve(L, information[..., 1:, :1]))
-    spread = product(M, cho_solve(L, M.mT))
+    best = mean[..., :1] - multiply(M, cho_solve(L, information[..., 1:, :1]))
+    spread = multiply(M, cho_solve(L, M.mT))
     return best[..., 0], covariance + 0.5 * (spread + spread.mT)
 
 
 @torch.no_grad()
-def steps_needed(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
-    """After how many steps all diffuse states of all series are determined by the observations.
+def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
+    """Return the number of steps after which the observations determine all diffuse states of all series.
 
     Raises:
-        DomainError: They never are.
+        DomainError: All observations together do not determine them.
     """
     if not diffuse:
         return 0
     times = model[0].shape[1]
     double = tuple(operand.double() for operand in model)
     open_series = torch.ones(model[0].shape[0], dtype=torch.bool, device=model[0].device)
-    # Twice as many steps until it is enough: mostly the number of diffuse states is.
+    # As many steps as diffuse states are usually enough. If not, the number of steps is doubled.
     reach = min(times, len(diffuse))
     while True:
-        walked = walk(who, batch, double, diffuse, reach)
+        walked = run_filter(who, batch, double, diffuse, reach)
         for t, step in enumerate(walked.steps):
             G = step.information[:, 1:, 1:]
             scale = G.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(torch.float64).tiny).rsqrt()

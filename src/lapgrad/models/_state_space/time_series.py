@@ -1,4 +1,4 @@
-"""Series as users hand them over, and times that differ from series to series."""
+"""Series of different lengths as one padded tensor."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.models import _checks
-from lapgrad.ops.potrf import potrf_ex
-from lapgrad.ops.syevd import syevd
 
 
 class Series(NamedTuple):
-    """Series side by side.
+    """Several series in one tensor.
 
     Attributes:
         values: (N, T, p), padded with NaN.
         lengths: (N,), how many steps each has.
-        single: One series was given, not a list or a batch.
-        vector: It has one number at each time, without a dimension for it.
+        single: Whether one series was given, not a list or a batch.
+        vector: Whether the series were given without a dimension p.
     """
 
     values: Tensor
@@ -30,10 +28,10 @@ class Series(NamedTuple):
     vector: bool
 
 
-def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
-    """The series as one tensor; raises what is wrong with them."""
+def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
+    """Check series, and return them as one tensor."""
     if isinstance(y, Tensor):
-        _checks.float_tensor(who, y, "y")
+        _checks.check_float_tensor(who, y, "y")
         if y.dim() not in (1, 2, 3):
             raise _errors.ShapeError(
                 f"{who}: y must have shape (T,), (T, p) or (N, T, p), got {tuple(y.shape)}."
@@ -43,7 +41,7 @@ def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     else:
         parts, single = list(y), False
         for i, part in enumerate(parts):
-            _checks.float_tensor(who, part, f"y[{i}]")
+            _checks.check_float_tensor(who, part, f"y[{i}]")
         vector = bool(parts) and all(part.dim() == 1 for part in parts)
     if not parts:
         raise _errors.ShapeError(f"{who}: y has no series, at least one is wanted.")
@@ -54,7 +52,7 @@ def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
             f"{who}: all series must have shape (T,) or (T, p) with one p, got shapes "
             f"{', '.join(str(tuple(part.shape)) for part in parts[:5])}."
         )
-    _checks.same_kind(who, **{f"y[{i}]": part for i, part in enumerate(columns)})
+    _checks.check_same_kind(who, **{f"y[{i}]": part for i, part in enumerate(columns)})
     lengths = [len(part) for part in columns]
     values = columns[0].new_full((len(columns), max(lengths), columns[0].shape[-1]), torch.nan)
     for i, part in enumerate(columns):
@@ -68,8 +66,8 @@ def padded(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     return Series(values, torch.tensor(lengths, device=values.device), single, vector)
 
 
-def variances(values: Tensor) -> Tensor:
-    """The variance of each of the p values over series and times, (p,); of constants their square, or 1."""
+def compute_variances(values: Tensor) -> Tensor:
+    """Return the variance (p,) over series and times; for a constant its square, and 1 for 0."""
     flat = values.reshape(-1, values.shape[-1]).double()
     mean = flat.nanmean(0)
     variance = (flat - mean).square().nanmean(0)
@@ -78,30 +76,21 @@ def variances(values: Tensor) -> Tensor:
     return torch.where(good, variance, torch.nan_to_num(substitute, nan=1.0))
 
 
-def later(X: Tensor, k: int) -> Tensor:
-    """(N, T, ...) from time k on; what does not vary with time stays."""
+def drop_times(X: Tensor, k: int) -> Tensor:
+    """Return X (N, T, ...) from time k on; X itself if it does not vary with time (T = 1)."""
     return X[:, k:] if X.shape[1] > 1 else X
 
 
-def after(lengths: Tensor, steps: int) -> Tensor:
-    """(N, steps), the times after the end of each series."""
+def list_later_times(lengths: Tensor, steps: int) -> Tensor:
+    """Return the ``steps`` times after the end of each series, (N, steps)."""
     return lengths[:, None] + torch.arange(steps, device=lengths.device)
 
 
-def at_times(X: Tensor, times: Tensor) -> Tensor:
-    """(N, steps, ...) of X (N or 1, T or 1, ...) at the times (N, steps)."""
+def gather_times(X: Tensor, times: Tensor) -> Tensor:
+    """Return the entries (N, steps, ...) of X (N or 1, T or 1, ...) at the times (N, steps)."""
     N, own = len(times), X.dim() - 2
     if X.shape[1] == 1:
         return X.expand(N, times.shape[1], *X.shape[2:])
     X = X.expand(N, *X.shape[1:])
     index = times.view(*times.shape, *(1,) * own).expand(*times.shape, *X.shape[2:])
     return X.gather(1, index)
-
-
-def root(covariance: Tensor) -> Tensor:
-    """R with R Rᵀ = covariance (*batch, n, n), which may be singular."""
-    L, info = potrf_ex(covariance)
-    if not bool(info.any()):
-        return L
-    U, eigenvalues = syevd(covariance)
-    return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]

@@ -1,1 +1,1 @@
-"""Models in files."""
+"""Saving models to files, and loading them."""

@@ -1,11 +1,11 @@
-"""Dictionaries of tensors, numbers and text in files that show every damage, and that hold no code.
+"""Files of tensors, numbers and text that contain no code, and in which every damage is noticed.
 
 An archive is the zip file that ``torch.save`` writes, and ends with a comment, which zip files may have::
 
     lapgrad sha256 <64 hexadecimal digits>
 
 The digits are the SHA-256 checksum of all bytes of the file before them. Any changed or missing byte is
-noticed, also those that ``torch.load`` does not look at, and nothing is unpacked before the checksum has been
+noticed, also where ``torch.load`` does not read, and nothing is unpacked before the checksum has been
 compared. ``torch.load(path, weights_only=True)`` reads archives as well.
 
 Earlier versions wrote the zip file without the comment. Such a file is checked by the CRC-32 checksums that
@@ -26,6 +26,7 @@ from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from torch.serialization import default_restore_location
 
 from lapgrad import _errors
 
@@ -37,12 +38,16 @@ _ZIP_START = b"PK\x03\x04"
 _ZIP_END, _ZIP_END_SIZE = b"PK\x05\x06", 22
 
 
+class _MissingDeviceError(Exception):
+    """This machine does not have the device that a tensor is to go to."""
+
+
 class Archive(NamedTuple):
-    """What was in a file.
+    """The content of a file.
 
     Attributes:
         content: The dictionary that was written.
-        sealed: Whether the file has a checksum of its own: those of earlier versions have not.
+        sealed: Whether the file ends with a checksum; files of earlier versions do not.
     """
 
     content: dict[str, Any]
@@ -57,7 +62,7 @@ def write_archive(path: str | PathLike[str], content: Mapping[str, Any]) -> None
         content: Tensors, numbers, text, and lists, tuples and dictionaries of them.
 
     Raises:
-        OSError: The file cannot be written. What was there before is unchanged.
+        OSError: The file cannot be written. An existing file is unchanged.
     """
     path = Path(path)
     # A name of its own, because several processes may write the same file.
@@ -79,7 +84,7 @@ def read_archive(path: str | PathLike[str], what: str, device: torch.device | st
 
     Args:
         path: The file.
-        what: What the file is to be, for messages: "a file of a lapgrad model".
+        what: What the file should be, for messages: "a file of a lapgrad model".
         device: Where the tensors go; None: to the device they were saved from.
 
     Raises:
@@ -94,7 +99,7 @@ def read_archive(path: str | PathLike[str], what: str, device: torch.device | st
             _check_seal(file, path)
             _check_start(file, path, what)
             return Archive(_unpack(file, path, what, place), sealed)
-        # In memory, where failures of the disk cannot be taken for faults of the content.
+        # The whole file is read first, so that an error of the disk is not reported as a damaged file.
         file.seek(0)
         whole = io.BytesIO(file.read())
     _check_start(whole, path, what)
@@ -121,7 +126,7 @@ def _has_seal(file: BinaryIO) -> bool:
 
 
 def _check_seal(file: BinaryIO, path: str | PathLike[str]) -> None:
-    """Raise if the checksum is not that of the bytes before it."""
+    """Raise if the checksum differs from that of the bytes before it."""
     left = file.seek(-_DIGITS, os.SEEK_END)
     stored = file.read()
     file.seek(0)
@@ -166,9 +171,15 @@ def _check_entries(file: io.BytesIO, path: str | PathLike[str]) -> None:
 def _unpack(
     file: BinaryIO, path: str | PathLike[str], what: str, device: torch.device | None
 ) -> dict[str, Any]:
+    def place_storage(storage: Any, location: str) -> Any:
+        try:
+            return default_restore_location(storage, location if device is None else str(device))
+        except RuntimeError as error:
+            raise _MissingDeviceError from error
+
     file.seek(0)
     try:
-        content = torch.load(file, map_location=device, weights_only=True)
+        content = torch.load(file, map_location=place_storage, weights_only=True)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except UnpicklingError as error:
@@ -176,12 +187,12 @@ def _unpack(
             f"{path} is not {what}: it holds something else than tensors, numbers and text, which is not "
             f"read because it could run code."
         ) from error
+    except _MissingDeviceError as error:
+        raise _errors.DeviceError(
+            f"{path}: the tensors cannot go to the device that was asked for, or that they were saved "
+            f"from, because it is not here: pass device='cpu'."
+        ) from error
     except Exception as error:
-        if isinstance(error, RuntimeError) and "deserialize object on" in str(error):
-            raise _errors.DeviceError(
-                f"{path}: the tensors cannot go to the device that was asked for, or that they were saved "
-                f"from, because it is not here: pass device='cpu'."
-            ) from error
         raise _errors.FileFormatError(f"{path} is not {what}: it cannot be unpacked: {error}") from error
     if not isinstance(content, dict):
         raise _errors.FileFormatError(f"{path} is not {what}: it holds a {type(content).__name__}.")

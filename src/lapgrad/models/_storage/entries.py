@@ -1,7 +1,7 @@
 """Entries of descriptions in files, and the types that they must have.
 
-A description is what ``config`` of a model or of one of its parts returns, read back from JSON. Constructors
-take many values that are not quite right (any text is true), so the types are checked before.
+A description is the result of ``config`` of a model or of one of its parts, read back from JSON. Constructors
+accept many wrong types (any text counts as true), so the types are checked before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     Attributes:
         wanted: What it must be, in words.
-        fits: Whether a value is that.
+        fits: Tells whether a value is that.
     """
 
     wanted: str
@@ -30,7 +30,7 @@ def check_entries(config: object, entries: Mapping[str, Entry], what: str = "the
 
     Args:
         config: The description.
-        entries: Those that must be there; others may be.
+        entries: The entries that must exist; there may be others.
         what: What is described, for messages.
 
     Raises:
@@ -55,27 +55,27 @@ def _is_number(value: Any) -> bool:
     return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _optional(entry: Entry) -> Entry:
+def _make_optional(entry: Entry) -> Entry:
     return Entry(f"{entry.wanted} or null", lambda value: value is None or entry.fits(value))
 
 
-def _list_of(entry: Entry, wanted: str) -> Entry:
+def _make_list(entry: Entry, wanted: str) -> Entry:
     return Entry(wanted, lambda value: isinstance(value, list | tuple) and all(map(entry.fits, value)))
 
 
-#: Numbers 0 and 1, too, which callers may have passed for flags.
+#: The numbers 0 and 1 are accepted too, because callers may have passed them as flags.
 FLAG = Entry("true or false", lambda value: isinstance(value, int) and value in (0, 1))
 TEXT = Entry("text", lambda value: isinstance(value, str))
 INTEGER = Entry("an integer", _is_integer)
 NUMBER = Entry("a finite number", _is_number)
 PART = Entry("a JSON object", lambda value: isinstance(value, Mapping))
-INTEGERS = _list_of(INTEGER, "a list of integers")
-FLAGS = _list_of(FLAG, "a list of true and false")
-NUMBERS = _list_of(NUMBER, "a list of finite numbers")
+INTEGERS = _make_list(INTEGER, "a list of integers")
+FLAGS = _make_list(FLAG, "a list of true and false")
+NUMBERS = _make_list(NUMBER, "a list of finite numbers")
 NUMBER_OR_NUMBERS = Entry(
     "a finite number, or a list", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)
 )
-PARTS = _list_of(PART, "a list of JSON objects")
-OPTIONAL_INTEGER = _optional(INTEGER)
-OPTIONAL_NUMBER = _optional(NUMBER)
-OPTIONAL_INTEGERS = _optional(INTEGERS)
+PARTS = _make_list(PART, "a list of JSON objects")
+OPTIONAL_INTEGER = _make_optional(INTEGER)
+OPTIONAL_NUMBER = _make_optional(NUMBER)
+OPTIONAL_INTEGERS = _make_optional(INTEGERS)

@@ -1,9 +1,8 @@
 """Models in files: data, parameters and a description, and no code.
 
-A file is an archive (``_archive.py``) of tensors, text and numbers. Opening a file from elsewhere runs
-nothing that is in it. What is read is checked before it becomes part of a model: all entries are there and
-have their types, tensors have the dtypes and the shapes of the model that they go into, and numbers are
-finite.
+A file is an archive (``archive.py``) of tensors, text and numbers. Opening a file of unknown origin does not
+run any code. The content is checked before it becomes part of a model: all entries exist and have the right
+types, tensors have the dtypes and shapes that the model expects, and numbers are finite.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 import lapgrad
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised
+from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import archive as _archive
 
 #: Format 1 had no checksum; files of both are read.
@@ -32,15 +31,15 @@ _ENTRIES: Mapping[str, type] = {"version": str, "kind": str, "config": str, "ten
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
-    """What a file holds.
+class SavedModel:
+    """The content of a file.
 
     Attributes:
         kind: Name of the class of the model.
-        config: What its constructor needs besides tensors, as JSON can express it.
+        config: The arguments of its constructor that are no tensors, in types that JSON knows.
         tensors: The ``state_dict``: data and parameters.
-        fixed: Names of the parameters that were not to be learned.
-        version: The lapgrad that wrote it.
+        fixed: Names of the parameters that are not learned.
+        version: The version of lapgrad that wrote the file.
     """
 
     kind: str
@@ -50,8 +49,8 @@ class Saved:
     version: str = ""
 
 
-def write(path: str | PathLike[str], saved: Saved) -> None:
-    """Write a file; one that is there is replaced, and only when the new one is complete."""
+def write_model(path: str | PathLike[str], saved: SavedModel) -> None:
+    """Write a model to a file. An existing file is replaced when the new one is complete."""
     content = {
         "what": _MAGIC,
         "format": FORMAT,
@@ -64,21 +63,21 @@ def write(path: str | PathLike[str], saved: Saved) -> None:
     _archive.write_archive(path, content)
 
 
-def read(path: str | PathLike[str], device: torch.device | str | None = None) -> Saved:
-    """Read a file.
+def read_model(path: str | PathLike[str], device: torch.device | str | None = None) -> SavedModel:
+    """Read a model from a file.
 
     Args:
         path: The file.
         device: Where the tensors go; None: to the device they were saved from.
 
     Raises:
-        FileFormatError: It is damaged, no file of a model, or of a newer format than this lapgrad knows.
+        FileFormatError: The file is damaged, not a file of a model, or of a newer format.
         DeviceError: It was saved from a device that this machine does not have.
     """
     content, sealed = _archive.read_archive(path, _WHAT, device)
     if content.get("what") != _MAGIC:
         raise _errors.FileFormatError(f"{path} is not {_WHAT}: its entry 'what' does not say so.")
-    found = _entry(path, content, "format", int)
+    found = _get_entry(path, content, "format", int)
     if found > FORMAT:
         raise _errors.FileFormatError(
             f"{path} has format {found} (written by lapgrad {content.get('version')}); this lapgrad "
@@ -89,24 +88,24 @@ def read(path: str | PathLike[str], device: torch.device | str | None = None) ->
             f"{path} is damaged: it says that it has format {found}, and has {'a' if sealed else 'no'} "
             f"checksum at its end."
         )
-    version, kind, config, tensors, fixed = (_entry(path, content, *entry) for entry in _ENTRIES.items())
+    version, kind, config, tensors, fixed = (_get_entry(path, content, *entry) for entry in _ENTRIES.items())
     for name, tensor in tensors.items():
         _check_tensor(path, name, tensor)
     if not all(isinstance(name, str) for name in fixed):
         raise _errors.FileFormatError(f"{path} is damaged: the entry 'fixed' has to be a list of names.")
-    return Saved(kind, _parsed(path, config), tensors, tuple(fixed), version)
+    return SavedModel(kind, _parse_config(path, config), tensors, tuple(fixed), version)
 
 
-def check_fit(model: nn.Module, saved: Saved) -> None:
-    """Raise if tensors of a file have not the dtypes and the shapes of the model that they are for.
+def check_fit(model: nn.Module, saved: SavedModel) -> None:
+    """Raise if tensors of a file do not have the dtypes and shapes that the model expects.
 
-    ``load_state_dict`` would convert numbers, and take the first of several for a scalar. It finds out itself
-    which names are missing, or are not known.
+    ``load_state_dict`` would convert dtypes, and take the first of several numbers for a scalar. Names that
+    are missing or unknown are left to it.
 
     Raises:
-        FileFormatError: With the name of the tensor; without the name of the file.
+        FileFormatError: Names the tensor; the caller adds the name of the file.
     """
-    own = _own_modules(model)
+    own = _find_own_modules(model)
     wanted = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -115,7 +114,7 @@ def check_fit(model: nn.Module, saved: Saved) -> None:
         place = wanted.get(name)
         if place is None or is_lazy(place):
             continue
-        if not _converts(tensor.dtype, place.dtype, exactly=name.rpartition(".")[0] in own):
+        if not _can_convert(tensor.dtype, place.dtype, exactly=name.rpartition(".")[0] in own):
             raise _errors.FileFormatError(f"{name!r} has dtype {tensor.dtype}; {place.dtype} was wanted.")
         if tensor.shape != place.shape:
             raise _errors.FileFormatError(
@@ -129,23 +128,23 @@ def check_fit(model: nn.Module, saved: Saved) -> None:
 
 
 def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """What is wrong with numbers that a model has, or is to get, in words; None: nothing.
+    """Return a description of the first value that a model must not have; None: there is none.
+
+    Parameters must be finite. Buffers too, except for NaN in those that ``may_have_nan`` of their class
+    names. Scales, by which data are divided, must be positive. Buffers of networks of users are not checked.
 
     Args:
-        model: Says which of them are parameters, and whose.
+        model: Has the parameters and buffers.
         tensors: A ``state_dict`` of the model.
-
-    Parameters are finite. So are buffers, but for NaN in those that ``may_have_nan`` of their class lists.
-    Those that data are divided by are positive. Buffers of networks of users may be anything.
     """
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name in tensors and not _is_finite(tensors[name]):
             return f"{name!r} has a value that is not finite."
-    for prefix, module in _own_modules(model).items():
-        allowed = module.may_have_nan if isinstance(module, Parametrised) else frozenset()
+    for prefix, module in _find_own_modules(model).items():
+        allowed = module.may_have_nan if isinstance(module, ParametrisedModule) else frozenset()
         for name, _ in module.named_buffers(recurse=False):
             path = f"{prefix}.{name}" if prefix else name
-            if path not in tensors:  # it is not for files
+            if path not in tensors:  # a buffer that is not saved
                 continue
             if not _is_finite(tensors[path], or_nan=name in allowed):
                 return f"{path!r} has a value that is not finite."
@@ -154,12 +153,12 @@ def find_fault(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Parts of a model, by path, that are classes of lapgrad or derived from them: not networks of users."""
+def _find_own_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the parts of a model, by path, whose classes are lapgrad's or derived from them."""
     return {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, Parametrised) or type(module).__module__.partition(".")[0] == "lapgrad"
+        if isinstance(module, ParametrisedModule) or type(module).__module__.partition(".")[0] == "lapgrad"
     }
 
 
@@ -169,8 +168,8 @@ def _is_finite(tensor: Tensor, *, or_nan: bool = False) -> bool:
     return not bool(tensor.isinf().any()) and (or_nan or not bool(tensor.isnan().any()))
 
 
-def _converts(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:
-    """Whether numbers may be converted: between floating point types, and ``exactly``: without rounding."""
+def _can_convert(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> bool:
+    """Return whether a floating point dtype may be converted to another; ``exactly``: without rounding."""
     if stored == wanted:
         return True
     if not (stored.is_floating_point and wanted.is_floating_point):
@@ -178,7 +177,7 @@ def _converts(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> boo
     return not exactly or torch.promote_types(stored, wanted) == wanted
 
 
-def _entry(path: str | PathLike[str], content: Mapping[str, Any], name: str, kind: type) -> Any:
+def _get_entry(path: str | PathLike[str], content: Mapping[str, Any], name: str, kind: type) -> Any:
     if name not in content:
         raise _errors.FileFormatError(f"{path} is damaged: missing entry {name!r}.")
     value = content[name]
@@ -200,7 +199,7 @@ def _check_tensor(path: str | PathLike[str], name: object, tensor: object) -> No
         raise _errors.FileFormatError(f"{path} is damaged: {name!r} is not a tensor with all its numbers.")
 
 
-def _parsed(path: str | PathLike[str], config: str) -> dict[str, Any]:
+def _parse_config(path: str | PathLike[str], config: str) -> dict[str, Any]:
     try:
         parsed = json.loads(config)
     except (ValueError, RecursionError) as error:

@@ -1,18 +1,18 @@
-"""A function that is called again and again, recorded as a CUDA graph and replayed.
+"""Functions that are called many times, recorded once as a CUDA graph and then replayed.
 
-A training step of a deep model is a thousand small launches, and a GPU spends most of its time waiting for
-the host to make them. A CUDA graph makes all of them at once. It repeats what was recorded, address by
-address: the function takes no arguments, returns nothing, and reads what differs from call to call from
-tensors that are filled before.
+A training step of a deep model makes about a thousand small kernel launches, and the GPU spends most of its
+time waiting for the host to make them. Replaying a CUDA graph makes all launches at once. A graph repeats the
+recorded launches on the recorded addresses. A function to be recorded therefore takes no arguments, returns
+nothing, and reads whatever differs between calls from tensors that the caller fills before each call.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol, TextIO
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,28 +21,21 @@ from lapgrad._torch import private as _torch_private
 
 Function = Callable[[], None]
 
-#: Calls that are made before one is recorded: kernels are compiled, handles and states of optimisers made.
+#: Ordinary calls before the recording: they compile kernels and create library handles and optimiser state.
 REHEARSALS = 3
-#: What torch says in its mode of looking for synchronisation.
-_WAITED = "called a synchronizing CUDA operation"
-_PROTOTYPE = "Synchronization debug mode"
-#: One recording at a time in a process: each begins with a look at the whole device.
-_one_at_a_time = threading.RLock()
+#: One recording at a time in the process: torch synchronises the whole device when a recording starts, which
+#: must not happen while another thread records.
+_recording_lock = threading.RLock()
+#: The side stream of each device, per thread. cuBLAS allocates 64 MB of workspace for every stream it is
+#: called on, and torch never frees it, so streams are kept for the next recorder.
 _streams = threading.local()
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """For what fits read from a device: not while a call of another thread is watched.
+def describe_storage(module: nn.Module) -> list[object]:
+    """Return what recordings of a module depend on; they are out of date when this has changed.
 
-    Torch's mode of looking for synchronisation is one for all threads: it would warn of the reading, too.
+    That is: address, dtype and ``requires_grad`` of all parameters and buffers, and all ``training`` flags.
     """
-    with _one_at_a_time:
-        yield
-
-
-def places(module: nn.Module) -> list[object]:
-    """What recordings of a module rely on, and others may change: addresses, and what is learned."""
     tensors = [*module.parameters(), *module.buffers()]
     return [
         [(tensor.data_ptr(), tensor.dtype, tensor.requires_grad) for tensor in tensors],
@@ -51,11 +44,11 @@ def places(module: nn.Module) -> list[object]:
 
 
 class CannotCaptureError(Exception):
-    """A function cannot be recorded; the call that says so has computed nothing."""
+    """A function cannot be recorded. The call that raises this has computed nothing."""
 
 
 class Recorder(Protocol):
-    """Where functions are rehearsed and recorded.
+    """Rehearses and records functions.
 
     Attributes:
         recording: Whether a function is being recorded.
@@ -63,80 +56,71 @@ class Recorder(Protocol):
 
     recording: bool
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Calls within are made apart from all else, and in their turn."""
+    def enter_side_stream(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that launches its work where recordings are made, after all earlier work."""
 
-    def watched(self, function: Function) -> str | None:
-        """Calls the function; why it cannot be recorded, if that has shown."""
-
-    def recorded(self, function: Function) -> Function:
-        """Another function that does the same; nothing is computed.
+    def record(self, function: Function) -> Function:
+        """Call ``function`` without computing anything, and return a function that replays the call.
 
         Raises:
-            CannotCaptureError: There is no such function.
+            CannotCaptureError: The function cannot be recorded.
         """
 
     def close(self) -> None:
-        """Give all memory back. What was recorded must not be called any more."""
+        """Free all memory. Recordings must not be called any more."""
 
 
-class Repeated:
-    """A function that is called as it is a few times, and then as a recording of it.
+class ReplayableFunction:
+    """A function that runs normally in its first calls, and as a replayed recording in all later ones.
 
     Args:
         function: Does the same in every call, with the same tensors.
-        recorder: Where.
+        recorder: Records it.
 
     Example:
-        >>> from lapgrad.models._training.cuda_graph import Repeated
+        >>> from lapgrad.models._training.cuda_graph import ReplayableFunction
         >>> class Plain:
         ...     recording = False
-        ...     def aside(self): return contextlib.nullcontext()
-        ...     def watched(self, function): return function()
-        ...     def recorded(self, function): return function
+        ...     def enter_side_stream(self): return contextlib.nullcontext()
+        ...     def record(self, function): return function
         ...     def close(self): pass
         >>> x = torch.zeros(())
-        >>> more = Repeated(lambda: x.add_(1.0) and None, Plain())
-        >>> for _ in range(5): more()
-        >>> x.item(), more.replayed
+        >>> add_one = ReplayableFunction(lambda: x.add_(1.0) and None, Plain())
+        >>> for _ in range(5): add_one()
+        >>> x.item(), add_one.is_recorded
         (5.0, True)
     """
 
     def __init__(self, function: Function, recorder: Recorder) -> None:
         self._function, self._recorder = function, recorder
         self._calls = 0
-        self._refusal: str | None = None
         self._recording: Function | None = None
 
     @property
-    def replayed(self) -> bool:
-        """Whether calls are those of a recording."""
+    def is_recorded(self) -> bool:
+        """Whether calls replay a recording."""
         return self._recording is not None
 
     def __call__(self) -> None:
-        """One call.
+        """Call the function, or replay its recording.
 
         Raises:
-            CannotCaptureError: The function cannot be recorded. This call has computed nothing, those before
+            CannotCaptureError: The function cannot be recorded. This call has computed nothing; earlier calls
                 were complete.
         """
         if self._recording is not None:
             self._recording()
-        elif self._calls < REHEARSALS - 1:
-            with self._recorder.aside():
-                self._function()
         elif self._calls < REHEARSALS:
-            self._refusal = self._recorder.watched(self._function)
-        elif self._refusal is not None:
-            raise CannotCaptureError(self._refusal)
+            with self._recorder.enter_side_stream():
+                self._function()
         else:
-            self._recording = self._recorder.recorded(self._function)
+            self._recording = self._recorder.record(self._function)
             self._recording()
         self._calls += 1
 
 
 class CudaRecorder:
-    """Records CUDA graphs on one device. They share memory: only one may run at a time.
+    """Records CUDA graphs on one device. The graphs share memory, so only one may run at a time.
 
     Args:
         device: A CUDA device.
@@ -144,15 +128,18 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = _own_stream(device)
+        self._stream = _get_side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self.recording = False
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """On the stream that graphs are recorded on, after all that was launched before."""
-        # Work spaces of libraries belong to a stream: recording must find them there.
+    def enter_side_stream(self) -> Iterator[None]:
+        """Launch work on the stream that graphs are recorded on, after all work launched before.
+
+        Libraries allocate one workspace per stream. Rehearsals on the recording's stream make sure that the
+        recording finds its workspace there, because nothing can be allocated with cudaMalloc in a graph.
+        """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
@@ -161,32 +148,21 @@ class CudaRecorder:
         finally:
             current.wait_stream(self._stream)
 
-    def watched(self, function: Function) -> str | None:
-        """A call, with an eye on what waits for the device: a graph cannot.
+    def record(self, function: Function) -> Function:
+        """Record a call of ``function``, and return the replay: it runs on the stream current at that time.
 
-        Recording would find out, too, but a recording that fails leaves torch's allocator and generators in
-        a state that takes some repair.
+        Raises:
+            CannotCaptureError: The function waits for the device or does something else that a graph cannot
+                repeat. The default generator, the allocator and the current stream are as they were before.
         """
-        with _one_at_a_time, _noted_waits() as found:
-            before = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                with self.aside():
-                    function()
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        return found[0] if found else None
-
-    def recorded(self, function: Function) -> Function:
-        """The replay of a graph, on the stream that is then the current one."""
         graph = torch.cuda.CUDAGraph()
-        with _one_at_a_time, torch.cuda.device(self._device):
+        with _recording_lock, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             generator = torch.cuda.get_rng_state()
             self.recording = True
             try:
-                # Calls that threads of others make meanwhile are no business of this graph. (Those of
-                # autograd's thread are launched on this stream, and recorded, in any mode.)
+                # "thread_local": launches by other threads of the program do not belong to this graph and do
+                # not spoil it. (Autograd's threads launch on this stream, and are recorded in any mode.)
                 with torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ):
@@ -195,20 +171,20 @@ class CudaRecorder:
                 torch.cuda.set_stream(current)
                 del graph
                 _torch_private.forget_capture(torch.cuda.current_device(), self._pool, generator)
-                # The end of a recording that has failed raises again, and says less.
+                # Ending a failed recording raises a second, less informative error: report the first one.
                 cause = error.__context__ or error
-                if not isinstance(cause, Exception):  # an interrupt says nothing about the function
+                if not isinstance(cause, Exception):  # an interrupt is no fault of the function
                     raise cause from None
                 if not isinstance(error, Exception):
                     raise
-                raise CannotCaptureError(f"{type(cause).__name__}: {_first_line(cause)}") from error
+                raise CannotCaptureError(_describe_failure(cause)) from error
             finally:
                 self.recording = False
         self._graphs.append(graph)
         return graph.replay
 
     def close(self) -> None:
-        """Wait for what still runs, and free the graphs with their memory."""
+        """Wait for running graphs, then free all graphs with their memory."""
         if self._graphs:
             torch.cuda.synchronize(self._device)
         for graph in self._graphs:
@@ -217,34 +193,8 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
 
-@contextlib.contextmanager
-def _noted_waits() -> Iterator[list[str]]:
-    """Torch's warnings of waits in this thread, in words; those of other threads are not meant."""
-    found, own = list[str](), threading.get_ident()
-    with warnings.catch_warnings():
-        shown = warnings.showwarning
-
-        def noted(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if not str(message).startswith(_WAITED):
-                shown(message, category, filename, lineno, file, line)
-            elif threading.get_ident() == own:
-                found.append(f"{filename}, line {lineno}, waits for the device")
-
-        warnings.showwarning = noted
-        warnings.filterwarnings("always", message=_WAITED)
-        warnings.filterwarnings("ignore", message=_PROTOTYPE)
-        yield found
-
-
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """One per thread and device, for good: cuBLAS keeps 64 MB of work space for each stream it has seen."""
+def _get_side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return this thread's stream for recordings on ``device``."""
     by_device: dict[torch.device, torch.cuda.Stream] | None = getattr(_streams, "by_device", None)
     if by_device is None:
         by_device = _streams.by_device = {}
@@ -253,5 +203,9 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
     return by_device[device]
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+def _describe_failure(error: Exception) -> str:
+    """Return "file, line n: Kind: first line of the message" for the innermost frame of an error."""
+    first_line = (str(error).splitlines() or [""])[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"{place}{type(error).__name__}: {first_line}"

@@ -1,8 +1,8 @@
-"""The loss of a fit and its gradient: evaluated, or replayed from a CUDA graph.
+"""The loss of a fit and its gradient: computed in each call, or replayed from a CUDA graph.
 
-A sparse Gaussian process of some hundred inducing inputs keeps a GPU busy for a millisecond, and the host,
-which makes the launches, for ten. Parameters of a fit stay where they are: one evaluation can be recorded and
-replayed.
+An evaluation of a sparse Gaussian process with a few hundred inducing inputs keeps a GPU busy for one
+millisecond, but the host needs ten to launch it. The parameters keep their addresses during a fit, so one
+evaluation can be recorded and replayed.
 """
 
 from __future__ import annotations
@@ -15,51 +15,49 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
-from lapgrad.fused._sgp import deferred_checks as _sparse_questions
-from lapgrad.fused._sgp.deferred_checks import Guesses
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.fused._sgp.evaluation import DeferredChecks
+from lapgrad.models._training import cuda_graph as _cuda_graph
 
-#: Evaluations in a row that a recording was of no use for: then it is given up.
+#: Give up recording after so many evaluations in a row whose replay could not be used.
 _PATIENCE = 5
 
 
 class Evaluation:
-    """A loss and its gradient.
+    """Computes a loss and its gradient.
 
     Args:
-        loss: A scalar.
-        parameters: What it is differentiated for.
+        loss: Returns a scalar.
+        parameters: The tensors to differentiate with respect to.
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
         self._loss, self._parameters = loss, parameters
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The loss, and one gradient per parameter: None where it does not depend on it."""
-        # Autocast would go on with the weights of networks as they were when it rounded them.
+        """Return the loss, and one gradient per parameter: None if the loss does not depend on it."""
+        # Autocast caches rounded weights, and would not notice that the weights have changed since.
         torch.clear_autocast_cache()
         with torch.enable_grad():
             value = self._loss()
         return value.detach(), torch.autograd.grad(value, self._parameters, allow_unused=True)
 
     def close(self) -> None:
-        """It is not called any more."""
+        """Free memory that is kept between evaluations."""
         torch.clear_autocast_cache()
 
 
-class Replayed(Evaluation):
-    """The same, from a recording. What it returns is overwritten by the next call.
+class ReplayedEvaluation(Evaluation):
+    """Replays a loss and its gradient from a CUDA graph. The next call overwrites the returned tensors.
 
-    Sparse Gaussian processes guess what they would have to look at (``_sparse_questions``): looks come after
-    a replay. If a guess was wrong, or an operator has failed, the evaluation is repeated without a recording,
-    which also raises what is to be raised, and the next one is recorded anew. So it is if parameters or data
-    have moved to other places.
+    Checks that a sparse Gaussian process defers (``fused/_sgp/evaluation.py``) are read after each replay. If
+    one fails, the evaluation is repeated without a recording, which also raises the errors that are due, and
+    the next evaluation is recorded anew. It is also recorded anew if parameters or data have other addresses.
 
     Args:
-        module: Whose attribute ``jitter`` an evaluation sets.
-        loss: A scalar, by the same operations in each call.
-        parameters: What it is differentiated for. They stay where they are.
-        recorder: Where it is recorded.
+        module: Its ``jitter`` is set by each evaluation; its ``evaluation`` is used by the loss.
+        loss: Returns a scalar, by the same operations in each call.
+        parameters: The tensors to differentiate with respect to. They keep their addresses.
+        recorder: Makes the recordings.
     """
 
     def __init__(
@@ -67,61 +65,62 @@ class Replayed(Evaluation):
         module: nn.Module,
         loss: Callable[[], Tensor],
         parameters: Sequence[Tensor],
-        recorder: _captured.Recorder,
+        recorder: _cuda_graph.Recorder,
     ) -> None:
         super().__init__(loss, parameters)
         self._module: Any = module
         self._recorder = recorder
-        self._repeated: _captured.Repeated | None = _captured.Repeated(self._evaluate, recorder)
-        self._useless = 0
-        self._places = _captured.places(module)
+        self._replay: _cuda_graph.ReplayableFunction | None
+        self._replay = _cuda_graph.ReplayableFunction(self._evaluate, recorder)
+        self._failures = 0
+        self._storage = _cuda_graph.describe_storage(module)
         self._results: tuple[Tensor, Sequence[Tensor | None]]
-        self._guesses: list[Guesses]
+        self._checks: list[DeferredChecks]
         self._jitter = 0.0
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The loss, and one gradient per parameter: None where it does not depend on it."""
-        if self._repeated is None:
+        """Return the loss, and one gradient per parameter: None if the loss does not depend on it."""
+        if self._replay is None:
             return super().__call__()
-        places = _captured.places(self._module)
-        if places != self._places:
-            self._places = places
-            self._forget()
+        storage = _cuda_graph.describe_storage(self._module)
+        if storage != self._storage:
+            self._storage = storage
+            self._start_recording_anew()
         try:
-            self._repeated()
-        except _captured.CannotCaptureError:
-            self._repeated = None
-        if self._repeated is None:  # what the exception held is free again
+            self._replay()
+        except _cuda_graph.CannotCaptureError:
+            self._replay = None
+        if self._replay is None:  # outside of the except clause, so that the exception's frames are freed
             return super().__call__()
-        if self._were_right():
-            self._useless = 0
+        if self._is_valid():
+            self._failures = 0
             self._module.jitter = self._jitter
             return self._results
-        self._useless += 1
-        self._forget()
-        if self._useless >= _PATIENCE:
-            self._repeated = None
+        self._failures += 1
+        self._start_recording_anew()
+        if self._failures >= _PATIENCE:
+            self._replay = None
         return super().__call__()
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free the recording and its memory."""
         super().close()
-        self._repeated = None
+        self._replay = None
         self._recorder.close()
 
-    def _forget(self) -> None:
-        """The next calls are rehearsals again."""
+    def _start_recording_anew(self) -> None:
+        """Drop the recording; the next calls are rehearsals again."""
         self._recorder.close()
-        self._repeated = _captured.Repeated(self._evaluate, self._recorder)
+        self._replay = _cuda_graph.ReplayableFunction(self._evaluate, self._recorder)
 
     def _evaluate(self) -> None:
-        with without_waiting(), _sparse_questions.left_open() as guesses:
+        with without_waiting(), self._module.evaluation.defer_checks() as checks:
             self._results = super().__call__()
-        self._guesses, self._jitter = guesses, self._module.jitter
+        self._checks, self._jitter = checks, self._module.jitter
 
-    def _were_right(self) -> bool:
+    def _is_valid(self) -> bool:
+        """Return whether the last replay passed all checks."""
         try:
-            with _captured.undisturbed():
-                return all(guess.were_right() for guess in self._guesses)
-        except _errors.LapgradError:  # without a recording there may be a way out: jitter
+            return all(check.are_passed() for check in self._checks)
+        except _errors.LapgradError:  # without a recording, jitter may help
             return False

@@ -1,4 +1,4 @@
-"""The optimisation loop of every model: L-BFGS or Adam on ``loss()``, with a record of what happened."""
+"""Fits of models that hold their data: L-BFGS or Adam on ``loss()``, with a record of what happened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,18 @@ from lapgrad import _errors
 from lapgrad.models import _plots
 from lapgrad.models._training import lbfgs as _lbfgs
 from lapgrad.models._training import progress as _progress
-from lapgrad.models._training.cuda_graph import CudaRecorder, undisturbed
-from lapgrad.models._training.evaluation import Evaluation, Replayed
+from lapgrad.models._training.adam import minimise_with_adam
+from lapgrad.models._training.cuda_graph import CudaRecorder
+from lapgrad.models._training.evaluation import Evaluation, ReplayedEvaluation
 
 OPTIMIZERS = ("lbfgs", "adam")
 _STEPS = {"lbfgs": 200, "adam": 1000}
 _ADAM_LR = 0.05
 _PATIENCE = 50
-"""Adam stops when this many steps have brought no improvement."""
+"""Adam stops after this many steps without an improvement."""
 
 _ROUNDINGS = 4.0
-"""How many eps of the loss are no improvement."""
+"""A change of the loss by fewer eps of its magnitude than this counts as rounding error."""
 
 #: Called after each step with its number and the loss; True stops the fit.
 Callback = Callable[[int, float], bool | None]
@@ -34,7 +35,7 @@ Callback = Callable[[int, float], bool | None]
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
-    """What a fit has done.
+    """The outcome of a fit.
 
     Attributes:
         loss: The loss at the parameters that the model has now.
@@ -54,7 +55,7 @@ class FitResult:
     seconds: float
 
     def plot(self, axes: Any = None) -> Any:
-        """The learning curve, with matplotlib.
+        """Plot the learning curve with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
@@ -62,10 +63,26 @@ class FitResult:
         Returns:
             The axes.
         """
-        return _plots.learning_curve(self.history, axes)
+        return _plots.plot_learning_curve(self.history, axes)
 
 
-class _Stop(Exception):  # noqa: N818  (no error: the reason to end)
+@runtime_checkable
+class JitteredModule(Protocol):
+    """A module that says how much its last evaluation added to a diagonal (see ``Model.jitter``)."""
+
+    jitter: float
+
+
+@runtime_checkable
+class ReplayableModule(Protocol):
+    """A module that says whether an evaluation of its loss may be recorded as a CUDA graph."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether each evaluation makes the same operations on the same tensors."""
+
+
+class _FitEnd(Exception):  # noqa: N818  (not an error: it ends the loop of the optimiser)
     def __init__(self, reason: str, converged: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.converged = reason, converged
@@ -109,18 +126,18 @@ def fit(
         raise _errors.OptionError(f"{who}: steps must be at least 1, got {steps}.")
     if not tolerance >= 0.0 or (lr is not None and not lr > 0.0):
         raise _errors.OptionError(f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}.")
-    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not learned:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not parameters:
         raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
     started = time.perf_counter()
-    with _progress.bar(progress, limit, who) as show, warnings.catch_warnings():
-        # Jitter at a point that was only tried does not matter; that of the last one is reported below.
+    with _progress.show_progress(progress, limit, who) as show, warnings.catch_warnings():
+        # Warnings at points that the line search only tried are useless; that of the last point comes below.
         warnings.simplefilter("ignore", _errors.JitterWarning)
-        evaluation = _evaluation_of(module, loss, learned)
-        run = _Run(who, module, learned, evaluation, limit, tolerance, callback, show)
+        evaluation = _make_evaluation(module, loss, parameters)
+        run = _FitRun(who, module, parameters, evaluation, limit, tolerance, callback, show)
         try:
-            run.lbfgs(1.0 if lr is None else lr) if optimizer == "lbfgs" else run.adam(lr or _ADAM_LR)
-        except _Stop as stop:
+            run.run_lbfgs(1.0 if lr is None else lr) if optimizer == "lbfgs" else run.run_adam(lr or _ADAM_LR)
+        except _FitEnd as stop:
             reason, converged = stop.reason, stop.converged
         finally:
             run.restore()
@@ -135,24 +152,23 @@ def fit(
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
 
 
-def _evaluation_of(
+def _make_evaluation(
     module: nn.Module, loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]
 ) -> Evaluation:
-    """Replayed on a GPU, if the module says that its loss can be."""
+    """Return an evaluation of the loss, replayed as a CUDA graph where device and module allow it."""
     device = parameters[0].device
-    if device.type == "cuda" and getattr(module, "replayable", False):
-        return Replayed(module, loss, parameters, CudaRecorder(device))
+    if device.type == "cuda" and isinstance(module, ReplayableModule) and module.replayable:
+        return ReplayedEvaluation(module, loss, parameters, CudaRecorder(device))
     return Evaluation(loss, parameters)
 
 
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All in one vector, in double precision and on the CPU: small, and read number by number."""
-    with undisturbed():
-        return torch.cat([tensor.flatten().to("cpu", torch.float64) for tensor in tensors])
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors into one float64 vector on the CPU, because L-BFGS reads single numbers of it."""
+    return torch.cat([tensor.flatten().to("cpu", torch.float64) for tensor in tensors])
 
 
-class _Run:
-    """One fit: counts, remembers the last good parameters, and decides when to stop."""
+class _FitRun:
+    """One fit: counts evaluations, keeps the last good parameters, and decides when to stop."""
 
     def __init__(
         self,
@@ -173,85 +189,84 @@ class _Run:
         self.best, self.jitter = math.nan, 0.0
 
     def restore(self) -> None:
-        """Set the parameters to the last good ones."""
+        """Set parameters and jitter of the module to the last good ones."""
         with torch.no_grad():
             for parameter, value in zip(self.parameters, self.good, strict=True):
                 parameter.copy_(value)
-        if hasattr(self.module, "jitter"):
-            cast(Any, self.module).jitter = self.jitter  # of models; other modules have none
+        if isinstance(self.module, JitteredModule):
+            self.module.jitter = self.jitter
 
-    def adam(self, lr: float) -> None:
-        """Moves after every evaluation but the last, so that the loss is known where it ends."""
-        optimizer = torch.optim.Adam(self.parameters, lr=lr)
+    def run_adam(self, lr: float) -> None:
+        """Run Adam until it converges or must stop. The loss is known at the parameters where it ends."""
         since_improvement, reference = 0, math.inf
-        while True:
-            value, gradients = self.evaluated()
+
+        def accept(value: float) -> None:
+            nonlocal since_improvement, reference
             if not math.isfinite(value):
-                raise self.failed(value)
-            self.accept(value, self.used_jitter())
+                raise self.make_error(value)
+            self.accept(value, self.get_jitter())
             improved = value < reference - self.tolerance * max(1.0, abs(value))
             since_improvement = 0 if improved else since_improvement + 1
             reference = value if improved else reference
             if self.tolerance and since_improvement >= _PATIENCE:
-                raise _Stop(f"the loss has not improved in {_PATIENCE} steps", converged=True)
+                raise _FitEnd(f"the loss has not improved in {_PATIENCE} steps", converged=True)
             self.check_limit()
-            # Now, and not before a callback that may have gradients of its own; none are left in the end.
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-            optimizer.zero_grad()
 
-    def lbfgs(self, first_step: float) -> None:
-        """Points where the loss cannot be evaluated end no fit: the line search comes back from them."""
+        minimise_with_adam(self.parameters, self.evaluate, lambda step: lr, accept=accept)
+
+    def run_lbfgs(self, first_step: float) -> None:
+        """Run L-BFGS. Where the loss cannot be evaluated it is infinite, and the line search steps back."""
 
         def evaluate(x: Tensor) -> _lbfgs.Point:
             self.check_limit()
             self.set_flat(x)
             try:
-                value, gradients = self.evaluated()
+                value, gradients = self.evaluate()
             except _errors.FitError:
                 value, gradients = math.inf, []
-            flat = _flat(gradients) if gradients else torch.zeros_like(x)
-            finite = math.isfinite(value) and bool(flat.isfinite().all())
-            return _lbfgs.Point(x, value if finite else math.inf, flat, self.used_jitter())
+            flat = _flatten(gradients) if gradients else torch.zeros_like(x)
+            is_finite = math.isfinite(value) and bool(flat.isfinite().all())
+            return _lbfgs.Point(x, value if is_finite else math.inf, flat, self.get_jitter())
 
-        value, gradients = self.evaluated()
-        x, gradient = _flat([parameter.detach() for parameter in self.parameters]), _flat(gradients)
+        value, gradients = self.evaluate()
+        x, gradient = _flatten([parameter.detach() for parameter in self.parameters]), _flatten(gradients)
         if not (math.isfinite(value) and bool(gradient.isfinite().all())):
-            raise self.failed(value)
-        self.accept(value, self.used_jitter())
+            raise self.make_error(value)
+        self.accept(value, self.get_jitter())
         start = _lbfgs.Point(x, value, gradient)
         rounding = _ROUNDINGS * max(torch.finfo(parameter.dtype).eps for parameter in self.parameters)
-        for point in _lbfgs.iterates(evaluate, start, first_step, rounding=rounding):
+        for point in _lbfgs.iterate_lbfgs(evaluate, start, first_step, rounding=rounding):
             before = self.history[-1]
             self.set_flat(point.x)
             self.accept(point.value, point.note)
             if before - point.value < self.tolerance * max(1.0, abs(point.value)):
-                raise _Stop(
+                raise _FitEnd(
                     f"the loss changed by less than {self.tolerance:g} of its magnitude", converged=True
                 )
-        raise _Stop("no further improvement can be found", converged=True)
+        raise _FitEnd("no further improvement can be found", converged=True)
 
-    def evaluated(self) -> tuple[float, list[Tensor]]:
-        """The loss and its gradients; an operator that fails is a FitError."""
+    def evaluate(self) -> tuple[float, list[Tensor]]:
+        """Return the loss and its gradients, zeros where it does not depend on a parameter.
+
+        Raises:
+            FitError: An operator failed.
+        """
         self.steps += 1
         try:
             loss, gradients = self.evaluation()
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
-            raise self.failed(error) from error
-        with undisturbed():
-            value = loss.item()
-        return value, [
+            raise self.make_error(error) from error
+        return loss.item(), [
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
 
-    def used_jitter(self) -> float:
-        """What the last evaluation had to add, of modules that say so (``Model.jitter``)."""
-        return float(getattr(self.module, "jitter", 0.0))
+    def get_jitter(self) -> float:
+        """Return what the last evaluation had to add to a diagonal; 0 of modules that do not say."""
+        return self.module.jitter if isinstance(self.module, JitteredModule) else 0.0
 
     def accept(self, value: float, jitter: float) -> None:
-        """The present parameters are good; tell whoever wants to know."""
+        """Keep the present parameters as good ones, and report them to progress bar and callback."""
         self.best, self.jitter = value, jitter
         self.history.append(value)
         with torch.no_grad():
@@ -259,20 +274,22 @@ class _Run:
                 kept.copy_(parameter)
         self.show(self.steps, value)
         if self.callback is not None and self.callback(self.steps, value):
-            raise _Stop("the callback asked to stop")
+            raise _FitEnd("the callback asked to stop")
 
     def check_limit(self) -> None:
+        """End the fit if there may be no further evaluation."""
         if self.steps >= self.limit:
-            raise _Stop(f"{self.limit} steps were made")
+            raise _FitEnd(f"{self.limit} steps were made")
 
     def set_flat(self, x: Tensor) -> None:
-        """Take the parameters from one vector."""
+        """Set all parameters from one vector."""
         parts = x.split([parameter.numel() for parameter in self.parameters])
-        with torch.no_grad(), undisturbed():
+        with torch.no_grad():
             for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
 
-    def failed(self, cause: float | Exception) -> _errors.FitError:
+    def make_error(self, cause: float | Exception) -> _errors.FitError:
+        """Return the error for a loss that is not finite, or for an operator that failed."""
         kept = "" if self.steps == 1 else f" The parameters are those of step {self.steps - 1}."
         what = (
             f"the loss or its gradient is not finite (loss {cause})"

@@ -1,7 +1,7 @@
 """L-BFGS with a strong Wolfe line search that survives points where the function cannot be evaluated.
 
-A trial step that leads to a matrix which is not positive definite, or to NaN, is a step that was too long: it
-counts as a value of infinity, and the line search comes back. (torch.optim.LBFGS would interpolate with NaN.)
+A trial step was too long if a matrix is not positive definite there, or the function is NaN: its value counts
+as infinity, and the line search steps back. (torch.optim.LBFGS would interpolate with NaN.)
 
 J. Nocedal, S. Wright: Numerical Optimization, algorithms 7.4 (two loops), 3.5 and 3.6 (line search).
 """
@@ -23,9 +23,9 @@ _TRIALS = 25
 
 
 class Point(NamedTuple):
-    """A place x, (p,), the value of the function there (infinity where it has none), and its gradient.
+    """A point x, (p,), with value and gradient of the function there.
 
-    ``note`` is carried along.
+    The value is infinity where the function is not defined. ``note`` belongs to the caller of the minimiser.
     """
 
     x: Tensor
@@ -42,26 +42,26 @@ class _Trial(NamedTuple):
     point: Point
 
 
-def iterates(
+def iterate_lbfgs(
     evaluate: Callable[[Tensor], Point],
     start: Point,
     first_step: float = 1.0,
     memory: int = 20,
     rounding: float = 1e-15,
 ) -> Iterator[Point]:
-    """The points the minimiser moves to, each better than the one before; ends where it cannot improve.
+    """Yield the points that L-BFGS moves to, each better than the one before, until none better is found.
 
     Args:
         evaluate: The function; a value that is not finite marks a point it is not defined at.
         start: Where to begin; finite.
         first_step: Length of the first step, in units where every coordinate may change by about 1.
         memory: How many pairs of differences stand for the Hessian.
-        rounding: Differences of values below this part of their magnitude mean nothing.
+        rounding: Differences of values smaller than this fraction of their magnitude are rounding errors.
     """
     pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
     point = start
     while True:
-        direction = -_times_inverse_hessian(point.gradient, pairs)
+        direction = -_apply_inverse_hessian(point.gradient, pairs)
         slope = float(torch.dot(direction, point.gradient))
         if not slope < 0.0:
             if not pairs:
@@ -69,11 +69,11 @@ def iterates(
             pairs.clear()
             continue
         step = 1.0 if pairs else min(1.0, first_step / float(direction.abs().max()))
-        found = _line_search(evaluate, point, direction, slope, step, rounding)
+        found = _search_line(evaluate, point, direction, slope, step, rounding)
         if found is None:
             if not pairs:
                 return
-            # The approximate Hessian may be at fault: once more along the gradient.
+            # The approximate Hessian may be the cause: try once more along the gradient.
             pairs.clear()
             continue
         s, y = found.x - point.x, found.gradient - point.gradient
@@ -84,8 +84,8 @@ def iterates(
         yield point
 
 
-def _times_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, float]]) -> Tensor:
-    """H⁻¹ g, H⁻¹ from the differences s of places and y of gradients (two loops)."""
+def _apply_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, float]]) -> Tensor:
+    """Return H⁻¹ g, with H⁻¹ from the differences s of points and y of gradients (two loops)."""
     r, weights = gradient.clone(), []
     for s, y, rho in reversed(pairs):
         weights.append(rho * float(torch.dot(s, r)))
@@ -98,7 +98,7 @@ def _times_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, 
     return r
 
 
-def _line_search(
+def _search_line(
     evaluate: Callable[[Tensor], Point],
     start: Point,
     direction: Tensor,
@@ -106,28 +106,28 @@ def _line_search(
     step: float,
     rounding: float,
 ) -> Point | None:
-    """A point on the line that fulfils the strong Wolfe conditions, or at least a better one; None: none."""
+    """Return a point of the line that meets the strong Wolfe conditions, else a better one, else None."""
 
-    def at(step: float) -> _Trial:
+    def evaluate_step(step: float) -> _Trial:
         point = evaluate(start.x.add(direction, alpha=step))
         if not math.isfinite(point.value):
             return _Trial(step, math.nan, point)
         return _Trial(step, float(torch.dot(direction, point.gradient)), point)
 
-    def too_high(trial: _Trial, best: _Trial) -> bool:
+    def is_too_high(trial: _Trial, best: _Trial) -> bool:
         bound = start.value + _SUFFICIENT_DECREASE * trial.step * slope
         return not (trial.point.value <= bound and (trial.point.value < best.point.value or best is origin))
 
     origin = best = _Trial(0.0, slope, start)
     far: _Trial | None = None
     for _ in range(_TRIALS):
-        trial = at(step)
-        if too_high(trial, best):
+        trial = evaluate_step(step)
+        if is_too_high(trial, best):
             far = trial
         elif abs(trial.slope) <= -_CURVATURE * slope:
             return trial.point
         else:
-            # The minimum lies on the side that the slope points down to.
+            # The minimum lies on the side to which the function decreases.
             beyond = far.step if far is not None else math.inf
             if trial.slope * (beyond - trial.step) >= 0.0:
                 far = best
@@ -138,12 +138,15 @@ def _line_search(
         still_to_gain = abs(best.slope * (far.step - best.step))
         if still_to_gain <= rounding * max(1.0, abs(best.point.value)):
             break
-        step = _between(best, far)
+        step = _interpolate_step(best, far)
     return best.point if best.point.value < start.value else None
 
 
-def _between(best: _Trial, far: _Trial) -> float:
-    """The minimum of the cubic through both, not near the ends; a step back where ``far`` is undefined."""
+def _interpolate_step(best: _Trial, far: _Trial) -> float:
+    """Return the next step: the minimum of the cubic through both trials, kept away from the ends.
+
+    Where the function is not defined at ``far``, it is a fifth of the way to it.
+    """
     width = far.step - best.step
     if not math.isfinite(far.point.value):
         return best.step + 0.2 * width

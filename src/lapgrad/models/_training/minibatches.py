@@ -1,14 +1,14 @@
-"""Learning from minibatches: Adam on an estimate of the loss, and no look at the device but once in a while.
+"""Training on minibatches: Adam on an estimate of the loss, which reads from the device only now and then.
 
-A step launches its work and goes on; every ``every`` steps the mean loss is read, and with it whether
-anything has failed since. Then also callbacks and progress bars hear of it, and the parameters are kept as
-the last good ones.
+A step launches its work and does not wait for it. Every ``every`` steps the mean loss is read back, together
+with the status of all factorisations since the last check. At these checks the progress bar and callbacks are
+called, and the parameters are kept as the last good ones.
 
-On a GPU a step is replayed as one CUDA graph, after a few that were not (``_captured``). So all that differs
-between two steps is in tensors that stay where they are, and are filled before the step: rows, random
-numbers, rates. Random numbers are not drawn within a graph: their generator would have to be known to each
-graph, and its state between steps would be that of the graph. Drawn before, in the order in which a step
-needs them, they are the same with graphs and without, and a run that is taken up again goes on with them.
+On a GPU a step is replayed as one CUDA graph, after a few ordinary steps (``cuda_graph.py``). Everything that
+differs between two steps (rows, random numbers, rates) is therefore in tensors that keep their addresses and
+are filled before the step. Random numbers are drawn before the step too: a generator that is used inside of
+a graph would have to be registered with each graph. Drawn in the order in which a step needs them, they are
+the same with and without graphs, and a resumed run continues their sequence.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from torch.autograd.graph import increment_version
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models._deep.sparse_layer import SparseLayer
-from lapgrad.models._training import cuda_graph as _captured
+from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import progress as _progress
+from lapgrad.models._training.adam import move_parameters
 from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models._training.plan import Plan
+from lapgrad.models._training.plan import TrainingPlan
 
-#: The entries of ``training_state``.
+#: The entries of ``training_state``, and their types.
 _STATE = {
     "optimizer": dict,
     "step": int,
@@ -46,26 +47,26 @@ _STATE = {
 
 @dataclasses.dataclass(frozen=True)
 class Minibatch:
-    """What a step is about: always the same tensors, with other numbers in each step.
+    """The data of one step. The tensors stay the same; each step fills them with other numbers.
 
     Attributes:
-        rows: (b,) of the data.
-        normals: Standard normal numbers.
+        rows: (b,), indices of rows of the data.
+        normals: Standard normal random numbers.
     """
 
     rows: Tensor
     normals: list[Tensor]
 
 
-class Task(abc.ABC):
-    """What is learned from minibatches, in the parts of a step."""
+class TrainingTask(abc.ABC):
+    """The parts of a training step that depend on the model."""
 
     @abc.abstractmethod
-    def normals(self, count: int) -> list[Tensor]:
-        """Tensors for the random numbers of minibatches of so many rows; what is in them does not matter."""
+    def make_normals(self, count: int) -> list[Tensor]:
+        """Return uninitialised tensors for the normal random numbers of minibatches of ``count`` rows."""
 
-    def before(self, step: int, rate: float) -> None:  # noqa: B027  (most tasks have nothing to fill)
-        """Fill tensors that differ between steps.
+    def prepare_step(self, step: int, rate: float) -> None:  # noqa: B027  (optional)
+        """Fill the task's own tensors whose numbers differ between steps.
 
         Args:
             step: Its number.
@@ -74,32 +75,36 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, minibatch: Minibatch) -> Tensor:
-        """A scalar. It does the same in every step, but for numbers in tensors, and so does ``after``."""
+        """Return the loss, a scalar.
 
-    def after(self) -> None:  # noqa: B027  (nor to do)
-        """What is left to do when Adam has moved its parameters."""
+        It is recorded, as is ``finish_step``: both make the same operations on the same tensors in each step.
+        """
+
+    def finish_step(self) -> None:  # noqa: B027  (optional)
+        """Update what Adam does not move, after Adam has moved its parameters."""
 
 
-class Resumable:
-    """A model whose ``fit`` can be left and taken up again."""
+class ResumableModel:
+    """A model whose ``fit`` can be interrupted and resumed."""
 
     _training: dict[str, Any] | None = None
 
-    def _learned(self, training: Training, progress: bool, callback: Callback | None) -> FitResult:
-        """The whole of a fit; at each look its state is kept."""
+    def _run_training(self, training: TrainingRun, progress: bool, callback: Callback | None) -> FitResult:
+        """Run a training, and keep its state at each check of the loss."""
 
-        def told(step: int, value: float) -> bool | None:
-            self._training = training.state()
+        def keep_state(step: int, value: float) -> bool | None:
+            self._training = training.get_state()
             return None if callback is None else callback(step, value)
 
-        result = training.run(progress=progress, callback=told)
-        self._training = training.state()
+        result = training.run(progress=progress, callback=keep_state)
+        self._training = training.get_state()
         return result
 
     def training_state(self) -> dict[str, Any]:
-        """State of the optimiser, the order of data, random numbers: for ``fit(..., resume=...)``.
+        """Return the state of the last fit for ``fit(..., resume=...)``, as of the last check of the loss.
 
-        Of the last look at the loss; tensors, numbers and text, which ``torch.save`` takes.
+        It holds the state of the optimiser, the order of the data and the state of the random generator, as
+        tensors, numbers and text that ``torch.save`` can write.
 
         Raises:
             OptionError: The model has not been fitted.
@@ -109,18 +114,18 @@ class Resumable:
         return self._training
 
 
-class Training:
-    """One run of Adam over minibatches, which can be interrupted and taken up again.
+class TrainingRun:
+    """One run of Adam over minibatches, which can be interrupted and resumed.
 
     Args:
         who: Name of the model, for messages.
-        module: Owns the parameters; its sparse layers are asked whether their factorisations failed.
+        module: Owns the parameters; its sparse layers report factorisations that failed.
         count: Rows of the data.
-        plan: How long and how fast.
-        task: What is learned.
+        plan: Limits and learning rates.
+        task: Computes the loss.
         generator: Source of the order of the rows, and of the task's random numbers.
-        state: What ``state`` of an earlier run has returned, to go on from there; None: start.
-        parameters: Those that Adam moves, if they require gradients; None: all of the module.
+        state: The result of ``get_state`` of an earlier run that is to be resumed; None: start.
+        parameters: Those that Adam moves, if they require gradients; None: all parameters of the module.
         graph: Replay steps as CUDA graphs. None: if the module is on a GPU and a step can be recorded.
 
     Raises:
@@ -132,8 +137,8 @@ class Training:
         who: str,
         module: nn.Module,
         count: int,
-        plan: Plan,
-        task: Task,
+        plan: TrainingPlan,
+        task: TrainingTask,
         generator: torch.Generator,
         state: dict[str, Any] | None = None,
         parameters: Sequence[nn.Parameter] | None = None,
@@ -148,32 +153,31 @@ class Training:
         self.layers = [part for part in module.modules() if isinstance(part, SparseLayer)]
         device = self.parameters[0].device
         _check_graph(who, graph, device)
-        self.graph, self.recorder = graph, None if graph is False else _recorder(device)
-        self.repeated: dict[int, _captured.Repeated] = {}
+        self.graph, self.recorder = graph, None if graph is False else _make_recorder(device)
+        #: One recording per size of minibatches, of which there are one or two.
+        self.replays: dict[int, _cuda_graph.ReplayableFunction] = {}
         self.minibatches: dict[int, Minibatch] = {}
         self.rate = plan.lr
-        # On a GPU Adam reads its learning rate from there, also without graphs: the same numbers in any case.
-        there = device.type == "cuda" or self.recorder is not None
-        self.lr = torch.tensor(plan.lr, dtype=torch.float32, device=device) if there else None
+        # On a GPU the learning rate is a tensor, so that graphs can read it. It is one without graphs too, so
+        # that both give the same numbers.
+        on_device = device.type == "cuda" or self.recorder is not None
+        self.lr = torch.tensor(plan.lr, dtype=torch.float32, device=device) if on_device else None
         first = plan.lr if self.lr is None else self.lr
-        self.optimizer = torch.optim.Adam(self.parameters, first, fused=there or None)
+        self.optimizer = torch.optim.Adam(self.parameters, first, fused=on_device or None)
         self.step, self.seconds, self.position = 0, 0.0, count
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         if state is not None:
-            self._take_up(state)
-        # All parameters: some may be moved by other means than gradients.
+            self._resume(state)
+        # All parameters are kept, because the task may move some that Adam does not.
         self.moved = list(module.parameters())
         self.good = [parameter.detach().clone() for parameter in self.moved]
 
-    def state(self) -> dict[str, Any]:
-        """Everything the rest of the run depends on besides the parameters: tensors and numbers.
-
-        They are copies: later steps do not change them.
-        """
+    def get_state(self) -> dict[str, Any]:
+        """Return copies of all that the rest of the run depends on besides the parameters."""
         optimizer = self.optimizer.state_dict()
         known = copy.deepcopy(optimizer["state"])
-        # As of any run, on any device, with graphs or without.
+        # The state does not say how it was computed: it can be resumed on any device, with or without graphs.
         groups = [{**group, "lr": self.rate, "capturable": False} for group in optimizer["param_groups"]]
         return {
             "optimizer": {**optimizer, "state": known, "param_groups": groups},
@@ -184,7 +188,7 @@ class Training:
             "generator": self.generator.get_state(),
         }
 
-    def _take_up(self, state: dict[str, Any]) -> None:
+    def _resume(self, state: dict[str, Any]) -> None:
         known = state if isinstance(state, dict) else {}
         for name, kind in _STATE.items():
             if not isinstance(known.get(name), kind):
@@ -195,20 +199,20 @@ class Training:
             raise _errors.OptionError(
                 f"{self.who}: resume is of a run on {len(state['order'])} rows, Y has {self.count}."
             )
-        self._take_up_optimizer(state["optimizer"])
+        self._resume_optimizer(state["optimizer"])
         self.step, self.seconds, self.position = state["step"], state["seconds"], state["position"]
         self.order = state["order"].to(self.order.device)
         drawn = state["generator"].cpu()
-        # Generators of CPUs and GPUs have nothing in common: there, the numbers are those of this run's own.
+        # A generator of a GPU cannot load the state of one of a CPU: the run then uses its own numbers.
         if len(drawn) == len(self.generator.get_state()):
             self.generator.set_state(drawn)
 
-    def _take_up_optimizer(self, state: dict[str, Any]) -> None:
-        """How Adam computes is up to this run and its device; what it knows comes from the other one."""
+    def _resume_optimizer(self, state: dict[str, Any]) -> None:
+        """Load the moments and step counts of an earlier run, but keep the settings for this device."""
         (own,) = self.optimizer.param_groups
         chosen = {name: own[name] for name in ("fused", "foreach", "capturable")}
         groups = [{**group, **chosen, "lr": self.rate} for group in state["param_groups"]]
-        known = copy.deepcopy(state["state"])  # Adam would go on in the tensors of the caller
+        known = copy.deepcopy(state["state"])  # Adam would change the tensors of the caller
         self.optimizer.load_state_dict({**state, "state": known, "param_groups": groups})
         self._set_rate(self.rate)
         if self.lr is None:
@@ -216,122 +220,122 @@ class Training:
                 of_parameter["step"] = of_parameter["step"].cpu()
 
     def run(self, *, progress: bool = False, callback: Callback | None = None) -> FitResult:
-        """Learn until the plan says to stop, or ``callback`` does.
+        """Take steps until the plan or ``callback`` says to stop.
 
         Raises:
             FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
-                last look at the loss.
-            OptionError: Steps were to be replayed as a graph, and cannot be.
+                last check of the loss.
+            OptionError: ``graph`` is True, and a step cannot be recorded.
         """
         started, earlier, history = time.perf_counter(), self.seconds, list[float]()
-        elsewhere = 0.0  # in callbacks, which may save, test, draw: no time of learning
-        reason = self.plan.reached(self.step, self.seconds)
+        in_callbacks = 0.0  # seconds that do not count as training
+        reason = self.plan.find_stop_reason(self.step, self.seconds)
         try:
-            with _progress.bar(progress, self.plan.steps or 0, self.who) as show:
+            with _progress.show_progress(progress, self.plan.steps or 0, self.who) as update:
                 taken = 0
                 while reason is None:
-                    with without_waiting():  # callbacks do: they hear of what fails
-                        self.move()
+                    with without_waiting():  # not around callbacks, where operators raise their errors
+                        self.take_step()
                     taken += 1
-                    reason = self.plan.reached(self.step, self.seconds)
+                    reason = self.plan.find_stop_reason(self.step, self.seconds)
                     if self.step % self.plan.every and reason is None:
                         continue
-                    history.append(self._look(taken))
+                    history.append(self._check_progress(taken))
                     taken = 0
-                    self.seconds = earlier + time.perf_counter() - started - elsewhere
-                    reason = reason or self.plan.reached(self.step, self.seconds)
-                    show(self.step, history[-1])
-                    called, places = time.perf_counter(), self._places()
+                    self.seconds = earlier + time.perf_counter() - started - in_callbacks
+                    reason = reason or self.plan.find_stop_reason(self.step, self.seconds)
+                    update(self.step, history[-1])
+                    called, storage = time.perf_counter(), self._describe_storage()
                     if callback is not None and callback(self.step, history[-1]):
                         reason = reason or "the callback asked to stop"
-                    if places != self._places():
+                    if storage != self._describe_storage():
                         self._forget_recordings()
-                    elsewhere += time.perf_counter() - called
+                    in_callbacks += time.perf_counter() - called
         finally:
             self.close()
         last = history[-1] if history else math.nan
         return FitResult(last, history, self.step, False, reason, self.seconds - earlier)
 
-    def move(self) -> None:
-        """One step. Nothing waits for the device, but where a step is recorded."""
-        self._set_rate(self.plan.rate(self.step, self.seconds))
-        minibatch = self._minibatch()
-        self.task.before(self.step, self.rate / self.plan.lr)
+    def take_step(self) -> None:
+        """Take one step. It does not wait for the device, unless it is recorded."""
+        self._set_rate(self.plan.compute_rate(self.step, self.seconds))
+        minibatch = self._draw_minibatch()
+        self.task.prepare_step(self.step, self.rate / self.plan.lr)
 
         def compute() -> None:
-            # Autocast would go on with the weights as they were when it rounded them.
+            # Autocast caches rounded weights, and would not notice that the weights have changed since.
             torch.clear_autocast_cache()
             with torch.enable_grad():
                 value = self.task.loss(minibatch)
-            found = torch.autograd.grad(value, self.parameters, allow_unused=True)
-            for parameter, gradient in zip(self.parameters, found, strict=True):
-                parameter.grad = gradient
-            # Torch asks for it in a graph, and warns of it elsewhere.
+            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
+            # Torch requires this flag in a graph, and warns of it elsewhere.
             recording = self.recorder is not None and self.recorder.recording
             self.optimizer.param_groups[0]["capturable"] = recording
-            self.optimizer.step()
-            self.task.after()
+            move_parameters(self.optimizer, self.parameters, gradients)
+            self.task.finish_step()
             self.total.add_(value.detach())
 
         try:
-            self._repeat(len(minibatch.rows), compute)
+            self._compute_or_replay(len(minibatch.rows), compute)
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
-            raise self._failed(str(error)) from error
-        except _captured.CannotCaptureError as error:
+            raise self._make_error(str(error)) from error
+        except _cuda_graph.CannotCaptureError as error:
             self._restore()
             raise _errors.OptionError(
                 f"{self.who}: graph=True, but a step cannot be recorded as a CUDA graph: {error}. The "
-                f"parameters are those of the start, or of the last look at the loss."
+                f"parameters are those of the start, or of the last check of the loss."
             ) from error
         self.step += 1
 
     def close(self) -> None:
-        """Give back what only steps need: gradients, recordings, minibatches."""
+        """Free what only steps need: gradients, recordings, minibatches."""
         self.optimizer.zero_grad(set_to_none=True)
         torch.clear_autocast_cache()
         self._forget_recordings()
         self.minibatches.clear()
 
-    def _repeat(self, rows: int, compute: Callable[[], None]) -> None:
-        """``compute``, or its recording: one for each size of minibatches, of which there are few."""
+    def _compute_or_replay(self, rows: int, compute: Callable[[], None]) -> None:
+        """Call ``compute``, or replay its recording for minibatches of this many rows."""
         if self.recorder is not None:
-            if rows not in self.repeated:
-                self.repeated[rows] = _captured.Repeated(compute, self.recorder)
+            if rows not in self.replays:
+                self.replays[rows] = _cuda_graph.ReplayableFunction(compute, self.recorder)
             try:
-                return self.repeated[rows]()
-            except _captured.CannotCaptureError:
+                return self.replays[rows]()
+            except _cuda_graph.CannotCaptureError:
                 self._forget_recordings()
                 if self.graph:
                     raise
                 self.recorder = None
         return compute()
 
-    def _places(self) -> list[object]:
-        """What recordings rely on, and a callback may have changed."""
-        return _captured.places(self.module) if self.repeated else []
+    def _describe_storage(self) -> list[object]:
+        """Return what recordings depend on, which a callback may change."""
+        return _cuda_graph.describe_storage(self.module) if self.replays else []
 
     def _forget_recordings(self) -> None:
-        if self.recorder is not None and self.repeated:
-            self.repeated.clear()
+        if self.recorder is not None and self.replays:
+            self.replays.clear()
             self.recorder.close()
 
-    def _look(self, taken: int) -> float:
-        """The mean loss of the steps since the last look; the one place that waits for the device."""
+    def _check_progress(self, taken: int) -> float:
+        """Return the mean loss of the ``taken`` steps since the last check, and keep the parameters as good.
+
+        Nothing else in a run waits for the device.
+        """
         try:
-            with _captured.undisturbed():
-                mean = float(self.total) / taken
-                for layer in self.layers:
-                    layer.check()
+            mean = float(self.total) / taken
+            for layer in self.layers:
+                layer.check()
         except _errors.LapgradError as error:
-            raise self._failed(str(error)) from error
+            raise self._make_error(str(error)) from error
         finally:
             self.total.zero_()
         if not math.isfinite(mean):
-            raise self._failed(f"the loss is not finite ({mean})")
+            raise self._make_error(f"the loss is not finite ({mean})")
         with torch.no_grad():
             for kept, parameter in zip(self.good, self.moved, strict=True):
                 kept.copy_(parameter)
-        # A replay changes parameters without a word to autograd.
+        # Autograd does not notice that a replay has changed the parameters.
         increment_version(self.moved)
         return mean
 
@@ -342,20 +346,20 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate if self.lr is None else self.lr
 
-    def _minibatch(self) -> Minibatch:
-        """The next rows, and random numbers for them."""
-        rows = self._rows()
+    def _draw_minibatch(self) -> Minibatch:
+        """Return the minibatch of the next step, with random numbers."""
+        rows = self._draw_rows()
         known = self.minibatches.get(len(rows))
         if known is None:
-            known = Minibatch(torch.empty_like(rows), self.task.normals(len(rows)))
+            known = Minibatch(torch.empty_like(rows), self.task.make_normals(len(rows)))
             self.minibatches[len(rows)] = known
         known.rows.copy_(rows)
         for numbers in known.normals:
             numbers.normal_(generator=self.generator)
         return known
 
-    def _rows(self) -> Tensor:
-        """The next rows in an order that is drawn anew for each pass over the data."""
+    def _draw_rows(self) -> Tensor:
+        """Return the next rows, in an order that is drawn anew for each pass over the data."""
         if self.position >= self.count:
             self.order = torch.randperm(self.count, generator=self.generator, device=self.order.device)
             self.position = 0
@@ -368,17 +372,17 @@ class Training:
             for kept, parameter in zip(self.good, self.moved, strict=True):
                 parameter.copy_(kept)
 
-    def _failed(self, what: str) -> _errors.FitError:
+    def _make_error(self, what: str) -> _errors.FitError:
         self._restore()
         return _errors.FitError(
             f"{self.who}: up to step {self.step + 1}: {what} The parameters are those of the last "
-            f"look at the loss, every {self.plan.every} steps. A smaller lr may help.",
+            f"check of the loss, every {self.plan.every} steps. A smaller lr may help.",
             self.step + 1,
         )
 
 
-def _recorder(device: torch.device) -> _captured.Recorder | None:
-    return _captured.CudaRecorder(device) if device.type == "cuda" else None
+def _make_recorder(device: torch.device) -> _cuda_graph.Recorder | None:
+    return _cuda_graph.CudaRecorder(device) if device.type == "cuda" else None
 
 
 def _check_graph(who: str, graph: bool | None, device: torch.device) -> None:
@@ -390,8 +394,11 @@ def _check_graph(who: str, graph: bool | None, device: torch.device) -> None:
         )
 
 
-def own_generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """``given``, or one with a seed from torch's own: its state can be kept with a run."""
+def get_generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """Return ``given``, or a new generator whose seed is drawn from torch's default generator.
+
+    The default generator cannot be used itself, because the state of a run includes that of its generator.
+    """
     if given is not None:
         return given
     return torch.Generator(device).manual_seed(int(torch.randint(1 << 62, ())))

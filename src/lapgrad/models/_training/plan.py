@@ -1,4 +1,4 @@
-"""How long and how fast to learn from minibatches."""
+"""Limits and learning rates of a training on minibatches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from lapgrad import _errors
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How long and how fast to learn.
+class TrainingPlan:
+    """Limits and learning rates of one training.
 
     Attributes:
         batch: Rows per step.
-        steps: How many steps, at most; None: no limit.
-        seconds: How long, at most; None: no limit.
+        steps: Largest number of steps; None: no limit.
+        seconds: Longest time; None: no limit.
         lr: Learning rate of Adam at the start.
-        final_lr: At the end, relative to the start; it comes down along half a cosine.
-        every: Steps between two looks at the loss.
+        final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
+        every: Steps between two checks of the loss.
     """
 
     batch: int
@@ -28,8 +28,8 @@ class Plan:
     final_lr: float
     every: int
 
-    def rate(self, step: int, seconds: float) -> float:
-        """The learning rate after so many steps and seconds."""
+    def compute_rate(self, step: int, seconds: float) -> float:
+        """Return the learning rate after so many steps and seconds."""
         done = 0.0
         if self.steps is not None:
             done = step / self.steps
@@ -38,8 +38,8 @@ class Plan:
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
         return self.lr * (self.final_lr + (1.0 - self.final_lr) * cosine)
 
-    def reached(self, step: int, seconds: float) -> str | None:
-        """Why to stop, if so."""
+    def find_stop_reason(self, step: int, seconds: float) -> str | None:
+        """Return why to stop after so many steps and seconds; None: go on."""
         if self.steps is not None and step >= self.steps:
             return f"{self.steps} steps were made"
         if self.seconds is not None and seconds >= self.seconds:
@@ -47,7 +47,7 @@ class Plan:
         return None
 
 
-def checked_plan(
+def make_plan(
     who: str,
     count: int,
     batch: int,
@@ -57,8 +57,11 @@ def checked_plan(
     lr: float,
     final_lr: float,
     every: int,
-) -> Plan:
-    """The plan of these arguments, for ``count`` rows of data; ``epochs`` are turned into steps."""
+) -> TrainingPlan:
+    """Check the arguments of ``fit`` for ``count`` rows of data, and return them as a plan.
+
+    ``epochs`` are converted into steps.
+    """
     if steps is not None and epochs is not None:
         raise _errors.OptionError(f"{who}: steps and epochs are two names of one limit: pass one of them.")
     if steps is None and epochs is None and seconds is None:
@@ -72,4 +75,4 @@ def checked_plan(
     batch = min(batch, count)
     if epochs is not None:
         steps = max(1, round(epochs * math.ceil(count / batch)))
-    return Plan(batch, steps, seconds, lr, final_lr, every)
+    return TrainingPlan(batch, steps, seconds, lr, final_lr, every)

@@ -1,4 +1,4 @@
-"""The progress bar of a fit, drawn by rich where that is installed."""
+"""The progress bar of a fit, drawn by rich if it is installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lapgrad import _errors
 
 
 @contextlib.contextmanager
-def bar(wanted: bool, steps: int, title: str) -> Iterator[Callable[[int, float], None]]:
-    """Yields a function to be called with the number of the step and the loss.
+def show_progress(wanted: bool, steps: int, title: str) -> Iterator[Callable[[int, float], None]]:
+    """Show a progress bar (if ``wanted``), and yield the function that updates it: update(step, loss).
 
     Raises:
-        MissingDependencyError: A bar is wanted, and rich is not installed.
+        MissingDependencyError: A bar is wanted, but rich is not installed.
     """
     if not wanted:
         yield lambda step, loss: None
@@ -29,10 +29,10 @@ def bar(wanted: bool, steps: int, title: str) -> Iterator[Callable[[int, float],
         progress.TextColumn("loss {task.fields[loss]}"),
         progress.TimeElapsedColumn(),
     )
-    with progress.Progress(*columns) as shown:
-        task = shown.add_task(title, total=steps, loss="-")
+    with progress.Progress(*columns) as bar:
+        task = bar.add_task(title, total=steps, loss="-")
 
-        def show(step: int, loss: float) -> None:
-            shown.update(task, completed=step, loss=f"{loss:.6g}")
+        def update(step: int, loss: float) -> None:
+            bar.update(task, completed=step, loss=f"{loss:.6g}")
 
-        yield show
+        yield update

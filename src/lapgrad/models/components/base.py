@@ -1,4 +1,4 @@
-"""What a component of a time series is, and sums of them."""
+"""The base class of components of time series, and sums of components."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
-from lapgrad.models._parameters import Parametrised, Value
+from lapgrad.models._parameters import ParametrisedModule, Value
 from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entries
 
 
@@ -25,7 +25,7 @@ class Block(NamedTuple):
         B: (*batch, T, p, n).
         Q: (*batch, T, n, n).
         m: (*batch, n).
-        P: (*batch, n, n); rows and columns of diffuse states are not looked at.
+        P: (*batch, n, n); rows and columns of diffuse states are not used.
         state_offset: (*batch, T, n), or None: zero.
         observation_offset: (*batch, T, p), or None: zero.
         R: (*batch, T, p, p), noise that comes with the component, besides that of the model; or None.
@@ -41,14 +41,14 @@ class Block(NamedTuple):
     R: Tensor | None = None
 
 
-class Component(Parametrised, abc.ABC):
+class Component(ParametrisedModule, abc.ABC):
     """Base of all components.
 
     Attributes:
         states: How many states it has.
         observations: How many values it explains at each time.
-        diffuse: For each state, whether nothing is known of it before the first observation.
-        config_entries: What ``config`` returns: ``from_config`` of this class checks it.
+        diffuse: For each state, whether its prior is flat: nothing is known before the first observation.
+        config_entries: The entries of ``config``, which ``from_config`` checks.
     """
 
     _kinds: ClassVar[dict[str, type[Component]]] = {}
@@ -63,7 +63,7 @@ class Component(Parametrised, abc.ABC):
 
     @classmethod
     def known(cls, name: str) -> type[Component]:
-        """The component class of that name.
+        """Return the component class of that name.
 
         Raises:
             FileFormatError: There is none.
@@ -76,47 +76,47 @@ class Component(Parametrised, abc.ABC):
 
     @abc.abstractmethod
     def block(self, times: int) -> Block:
-        """The matrices for the times 0, ..., times - 1."""
+        """Return the matrices for the times 0, ..., times - 1."""
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
-        """Arguments of the constructor, in types that JSON knows; tensors come from the file."""
+        """Return the arguments of the constructor that are no tensors, in types that JSON knows."""
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A component of this description; the values of its parameters are filled in later."""
+        """Return a component of this description; the values of its parameters are filled in later."""
         check_entries(config, cls.config_entries, f"the component {cls.__name__}")
         return cls(**config)
 
     def prepare(self, variance: float) -> None:
-        """Choose the values that were left open, for data of this variance."""
+        """Choose the hyper-parameters that the constructor got as None, for data of this variance."""
 
     def __add__(self, other: Component) -> Sum:
         return Sum(self, other)
 
-    def _open(self, names: Mapping[str, Value | None]) -> None:
-        """Set hyper-parameters; those that are None are left for ``prepare``."""
+    def _set_or_defer(self, names: Mapping[str, Value | None]) -> None:
+        """Set hyper-parameters; those that are None are left to ``prepare``."""
         self._left_open = tuple(name for name, value in names.items() if value is None)
         for name, value in names.items():
             setattr(self, name, 1.0 if value is None else value)
 
-    def _fill(self, values: Mapping[str, float]) -> None:
+    def _set_deferred(self, values: Mapping[str, float]) -> None:
         for name in self._left_open:
             setattr(self, name, values[name])
         self._left_open = ()
 
 
-def described(component: Component) -> dict[str, Any]:
-    """The component as JSON can express it."""
+def describe_component(component: Component) -> dict[str, Any]:
+    """Return class and arguments of a component, in types that JSON knows."""
     return {"kind": type(component).__name__, "config": component.config()}
 
 
-def component_from(
+def make_component(
     description: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
 ) -> Component:
-    """What ``described`` has described. ``tensors``: those of the component, by their names in it."""
+    """Return the component that ``describe_component`` has described; ``tensors`` is its ``state_dict``."""
     check_entries(description, {"kind": TEXT, "config": PART}, "a component")
     kind = Component.known(description["kind"])
     return kind.from_config(description["config"], tensors, modules)
@@ -146,67 +146,67 @@ class Sum(Component):
         """The matrices of all parts, as blocks on the diagonal."""
         blocks = [part.block(times) for part in self.components]
         return Block(
-            _on_the_diagonal([block.A for block in blocks]),
-            _side_by_side([block.B for block in blocks]),
-            _on_the_diagonal([block.Q for block in blocks]),
-            _side_by_side([block.m for block in blocks], 1),
-            _on_the_diagonal([block.P for block in blocks]),
-            _offsets([block.state_offset for block in blocks], [block.m for block in blocks]),
-            _added([block.observation_offset for block in blocks]),
-            _added([block.R for block in blocks]),
+            _stack_diagonally([block.A for block in blocks]),
+            _concatenate([block.B for block in blocks]),
+            _stack_diagonally([block.Q for block in blocks]),
+            _concatenate([block.m for block in blocks], 1),
+            _stack_diagonally([block.P for block in blocks]),
+            _join_offsets([block.state_offset for block in blocks], [block.m for block in blocks]),
+            _sum_present([block.observation_offset for block in blocks]),
+            _sum_present([block.R for block in blocks]),
         )
 
     def prepare(self, variance: float) -> None:
-        """Choose the values that were left open, of all parts."""
+        """Choose the hyper-parameters of all parts that the constructors got as None."""
         for part in self.components:
             part.prepare(variance)
 
     def config(self) -> dict[str, Any]:
         """The descriptions of the parts."""
-        return {"parts": [described(part) for part in self.components]}
+        return {"parts": [describe_component(part) for part in self.components]}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """A sum of the parts that are described."""
+        """Return the sum of the described parts."""
         check_entries(config, {"parts": PARTS}, "a sum of components")
         parts = []
         for position, part in enumerate(config["parts"]):
             prefix = f"parts.{position}."
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            parts.append(component_from(part, own, modules))
+            parts.append(make_component(part, own, modules))
         return cls(*parts)
 
 
-def _broadcast(tensors: list[Tensor], own: int = 2) -> list[Tensor]:
+def _broadcast_leading(tensors: list[Tensor], own: int = 2) -> list[Tensor]:
     leading = torch.broadcast_shapes(*[tensor.shape[:-own] for tensor in tensors])
     return [tensor.expand(*leading, *tensor.shape[-own:]) for tensor in tensors]
 
 
-def _side_by_side(tensors: list[Tensor], own: int = 2) -> Tensor:
-    return torch.cat(_broadcast(tensors, own), -1)
+def _concatenate(tensors: list[Tensor], own: int = 2) -> Tensor:
+    return torch.cat(_broadcast_leading(tensors, own), -1)
 
 
-def _on_the_diagonal(tensors: list[Tensor]) -> Tensor:
+def _stack_diagonally(tensors: list[Tensor]) -> Tensor:
     total, before, rows = sum(tensor.shape[-1] for tensor in tensors), 0, []
-    for tensor in _broadcast(tensors):
+    for tensor in _broadcast_leading(tensors):
         n = tensor.shape[-1]
         rows.append(torch.nn.functional.pad(tensor, (before, total - before - n)))
         before += n
     return torch.cat(rows, -2)
 
 
-def _offsets(offsets: list[Tensor | None], like: list[Tensor]) -> Tensor | None:
+def _join_offsets(offsets: list[Tensor | None], like: list[Tensor]) -> Tensor | None:
     if all(offset is None for offset in offsets):
         return None
     filled = [
         mean.new_zeros(1, mean.shape[-1]) if offset is None else offset
         for offset, mean in zip(offsets, like, strict=True)
     ]
-    return _side_by_side(filled, 1)
+    return _concatenate(filled, 1)
 
 
-def _added(tensors: list[Tensor | None]) -> Tensor | None:
+def _sum_present(tensors: list[Tensor | None]) -> Tensor | None:
     found = [tensor for tensor in tensors if tensor is not None]
     return sum(found[1:], found[0]) if found else None

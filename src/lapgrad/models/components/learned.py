@@ -1,4 +1,4 @@
-"""Components whose matrices are learned as a whole, or come out of a network."""
+"""Components whose matrices are all learned, or computed by a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LinearDynamics(Component):
         generator: Source of the first B, or a seed; None: torch's own.
 
     Attributes:
-        A, B, m: Learned as they are.
+        A, B, m: Learned directly.
         Q, P: Learned by their Cholesky factors (``Covariance``).
     """
 
@@ -43,23 +43,23 @@ class LinearDynamics(Component):
                 f"LinearDynamics: states and observations must be positive, got {states} and {observations}."
             )
         self.states, self.observations, self.diffuse = states, observations, (False,) * states
-        source = _checks.generator("LinearDynamics", generator, torch.device("cpu"))
+        source = _checks.make_generator("LinearDynamics", generator, torch.device("cpu"))
         self.A = 0.9 * torch.eye(states, dtype=torch.float64)
-        self.B = _sampling.standard(source, observations, states) / states**0.5
+        self.B = _sampling.draw_standard_normal(source, observations, states) / states**0.5
         self.m = torch.zeros(states, dtype=torch.float64)
         self.Q = Covariance(0.1 * torch.eye(states, dtype=torch.float64))
         self.P = Covariance(torch.eye(states, dtype=torch.float64))
-        self._scaled = False
+        self._is_scaled = False
 
     def block(self, times: int) -> Block:
-        """The parameters themselves."""
+        """Return the parameters, which do not vary with time."""
         return Block(self.A[None], self.B[None], self.Q.matrix()[None], self.m, self.P.matrix())
 
     def prepare(self, variance: float) -> None:
-        """What is seen of states of the order of 1 has the scale of the data."""
-        if not self._scaled:
+        """Scale B so that states of the order of 1 give observations of this variance."""
+        if not self._is_scaled:
             self.B = variance**0.5 * self.B.detach()
-            self._scaled = True
+            self._is_scaled = True
 
     def config(self) -> dict[str, Any]:
         """The sizes."""
@@ -67,15 +67,15 @@ class LinearDynamics(Component):
 
 
 class Emitted(Component):
-    """A component whose matrices come out of a network, for example an LSTM, and vary with time.
+    """A component whose matrices are computed by a network, for example an LSTM, and vary with time.
 
     Args:
-        module: ``module(inputs[:times])`` gives a ``Block``; its parameters are learned with the model.
-        inputs: (rows, k), one row per time. Rows past the end of the series are what forecasts use.
+        module: ``module(inputs[:times])`` returns a ``Block``; its parameters are learned with the model.
+        inputs: (rows, k), one row per time. Forecasts use the rows after the end of the series.
         states: How many states the block has.
         observations: How many values are seen at each time.
-        diffuse: For each state, whether nothing is known of it at first; None: the prior in the block counts.
-        name: Under which the network is passed to ``LinearGaussianSSM.load``.
+        diffuse: For each state, whether its prior is flat; None: all states have the prior of the block.
+        name: The name of the network in ``LinearGaussianSSM.load(path, modules={name: network})``.
     """
 
     inputs: Tensor
@@ -92,12 +92,12 @@ class Emitted(Component):
     ) -> None:
         super().__init__()
         self.module = module
-        self.register_buffer("inputs", _checks.inputs("Emitted", inputs, "inputs").detach().clone())
+        self.register_buffer("inputs", _checks.check_inputs("Emitted", inputs, "inputs").detach().clone())
         self.states, self.observations, self.name = states, observations, name
         self.diffuse = (False,) * states if diffuse is None else tuple(diffuse)
 
     def block(self, times: int) -> Block:
-        """What the network says."""
+        """Return the output of the network for the first inputs."""
         if times > len(self.inputs):
             raise _errors.ShapeError(
                 f"Emitted: inputs has {len(self.inputs)} rows, {times} are needed: as many as the series "
@@ -123,7 +123,7 @@ class Emitted(Component):
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """With the network that was passed to ``load``."""
+        """Return a component with the network that was passed to ``load``."""
         wanted = {"states": INTEGER, "observations": INTEGER, "diffuse": FLAGS, "name": TEXT}
         check_entries(config, wanted, f"the component {cls.__name__}")
         name = config["name"]

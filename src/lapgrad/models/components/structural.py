@@ -17,10 +17,10 @@ from lapgrad.models.components.base import Block, Component
 
 
 class LocalLevel(Component):
-    """A level that wanders: h[t+1] = h[t] + N(0, variance), seen as it is.
+    """A level that follows a random walk, h[t+1] = h[t] + N(0, variance), and is observed directly.
 
     Args:
-        variance: Of a step; None: a tenth of the variance of the data.
+        variance: Variance of a step; None: a tenth of the variance of the data.
     """
 
     states, diffuse = 1, (True,)
@@ -28,31 +28,31 @@ class LocalLevel(Component):
 
     def __init__(self, variance: Value | None = None) -> None:
         super().__init__()
-        self._open({"variance": variance})
+        self._set_or_defer({"variance": variance})
 
     def block(self, times: int) -> Block:
-        """A random walk."""
+        """Return the matrices of a random walk."""
         variance = self.variance
         one = variance.new_ones(1, 1, 1)
         return Block(one, one, variance.reshape(1, 1, 1), variance.new_zeros(1), variance.new_zeros(1, 1))
 
     def prepare(self, variance: float) -> None:
-        """A tenth of the variance of the data."""
-        self._fill({"variance": 0.1 * variance})
+        """Set a variance that was not given to a tenth of that of the data."""
+        self._set_deferred({"variance": 0.1 * variance})
 
     def config(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return no entries."""
         return {}
 
 
 class LocalLinearTrend(Component):
-    """A level with a slope, both of which wander: level += slope + noise, slope = damping · slope + noise.
+    """A level with a slope: level += slope + noise, slope = damping · slope + noise.
 
     Args:
-        level_variance: Of a step of the level; None: a tenth of the variance of the data; 0: the level has no
-            noise of its own (a smooth trend).
-        slope_variance: Of a step of the slope; None: a hundredth of the variance of the data.
-        damped: Learn a damping between 0 and 1 of the slope: far forecasts level out.
+        level_variance: Variance of the noise of the level; None: a tenth of the variance of the data; 0: the
+            level has no noise of its own (a smooth trend).
+        slope_variance: Variance of the noise of the slope; None: a hundredth of the variance of the data.
+        damped: Learn the damping, between 0 and 1, so that distant forecasts become flat; else it is 1.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"level_variance": OPTIONAL_NUMBER, "damped": FLAG}
@@ -71,7 +71,7 @@ class LocalLinearTrend(Component):
         super().__init__()
         self.smooth = not isinstance(level_variance, Tensor) and level_variance == 0
         named = {} if self.smooth else {"level_variance": level_variance}
-        self._open({**named, "slope_variance": slope_variance})
+        self._set_or_defer({**named, "slope_variance": slope_variance})
         self.damped = damped
         self.diffuse = (True, not damped)
         if damped:
@@ -89,8 +89,8 @@ class LocalLinearTrend(Component):
         return Block(A, slope.new_tensor([[[1.0, 0.0]]]), Q, slope.new_zeros(2), P)
 
     def prepare(self, variance: float) -> None:
-        """Parts of the variance of the data."""
-        self._fill({"level_variance": 0.1 * variance, "slope_variance": 0.01 * variance})
+        """Set variances that were not given to fractions of that of the data."""
+        self._set_deferred({"level_variance": 0.1 * variance, "slope_variance": 0.01 * variance})
 
     def config(self) -> dict[str, Any]:
         """Which of the variances there are, and whether the slope is damped."""
@@ -98,11 +98,11 @@ class LocalLinearTrend(Component):
 
 
 class Seasonal(Component):
-    """A pattern of ``period`` values that sum to zero, and changes slowly: the sum gets N(0, variance).
+    """A pattern of ``period`` values that sum to N(0, variance), so that it changes slowly.
 
     Args:
         period: Steps of a season, at least 2.
-        variance: Of the change; None: a hundredth of the variance of the data.
+        variance: Variance of that sum; None: a hundredth of the variance of the data.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"period": INTEGER}
@@ -113,10 +113,10 @@ class Seasonal(Component):
         if period < 2:
             raise _errors.OptionError(f"Seasonal: period must be at least 2, got {period}.")
         self.period, self.states, self.diffuse = period, period - 1, (True,) * (period - 1)
-        self._open({"variance": variance})
+        self._set_or_defer({"variance": variance})
 
     def block(self, times: int) -> Block:
-        """The next value is minus the sum of the period - 1 before it."""
+        """Return the matrices: the next value is minus the sum of the period - 1 values before it."""
         variance, n = self.variance, self.states
         A = torch.cat(
             (variance.new_full((1, n), -1.0), torch.eye(n, dtype=variance.dtype, device=variance.device))
@@ -126,8 +126,8 @@ class Seasonal(Component):
         return Block(A[None, :n], first[None], Q[None], variance.new_zeros(n), variance.new_zeros(n, n))
 
     def prepare(self, variance: float) -> None:
-        """A hundredth of the variance of the data."""
-        self._fill({"variance": 0.01 * variance})
+        """Set a variance that was not given to a hundredth of that of the data."""
+        self._set_deferred({"variance": 0.01 * variance})
 
     def config(self) -> dict[str, Any]:
         """The period."""
@@ -137,11 +137,11 @@ class Seasonal(Component):
 class AR(Component):
     """A stationary autoregression: x[t] = Σ coefficients[i] x[t-1-i] + N(0, variance).
 
-    Learned are partial autocorrelations, each between -1 and 1: all of these, and only these, are stationary.
+    The partial autocorrelations are learned, each between -1 and 1: the process is then always stationary.
 
     Args:
-        order: How many values before count.
-        variance: Of the noise; None: a tenth of the variance of the data.
+        order: How many earlier values x[t] depends on.
+        variance: Variance of the noise; None: a tenth of the variance of the data.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"order": INTEGER}
@@ -154,12 +154,12 @@ class AR(Component):
             raise _errors.OptionError(f"AR: order must be positive, got {order}.")
         self.order = self.states = order
         self.diffuse = (False,) * order
-        self._open({"variance": variance})
+        self._set_or_defer({"variance": variance})
         self.partial = [0.5] + [0.0] * (order - 1)
 
     @property
     def coefficients(self) -> Tensor:
-        """(order,), by the recursion of Durbin and Levinson."""
+        """The coefficients (order,), by the recursion of Durbin and Levinson."""
         found = self.partial[:1]
         for k in range(1, self.order):
             last = self.partial[k : k + 1]
@@ -173,15 +173,15 @@ class AR(Component):
         A = torch.cat((self.coefficients[None], identity[: n - 1]))
         first = identity[:1]
         Q = variance * first.mT * first
-        # vec(P) = (I - A ⊗ A)⁻¹ vec(Q): almost singular where A almost has a unit root.
+        # vec(P) = (I - A ⊗ A)⁻¹ vec(Q), in float64 because the system is nearly singular near a unit root.
         wide = A.double()
         system = torch.eye(n * n, dtype=wide.dtype, device=A.device) - torch.kron(wide, wide)
         P = _torch_lu.solve(system, Q.double().reshape(-1, 1)).view(n, n).to(A.dtype)
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
 
     def prepare(self, variance: float) -> None:
-        """A tenth of the variance of the data."""
-        self._fill({"variance": 0.1 * variance})
+        """Set a variance that was not given to a tenth of that of the data."""
+        self._set_deferred({"variance": 0.1 * variance})
 
     def config(self) -> dict[str, Any]:
         """The order."""
@@ -189,11 +189,11 @@ class AR(Component):
 
 
 class Regression(Component):
-    """A linear function of known inputs: X[t] · h, with coefficients h that stay, or wander.
+    """A linear function of known inputs, X[t] · h, with coefficients h that are constant or random walks.
 
     Args:
-        X: (rows, k), one row per time. Rows past the end of the series are what forecasts use.
-        variance: Of a step of each coefficient; None: they stay as they are.
+        X: (rows, k), one row per time. Forecasts use the rows after the end of the series.
+        variance: Variance of a step of each coefficient; None: they are constant.
     """
 
     X: Tensor
@@ -201,7 +201,7 @@ class Regression(Component):
 
     def __init__(self, X: Tensor, variance: Value | None = None) -> None:
         super().__init__()
-        self.register_buffer("X", _checks.inputs("Regression", X).detach().clone())
+        self.register_buffer("X", _checks.check_inputs("Regression", X).detach().clone())
         self.states = self.X.shape[1]
         self.diffuse = (True,) * self.states
         self.wandering = variance is not None
@@ -209,7 +209,7 @@ class Regression(Component):
             self.variance = variance
 
     def block(self, times: int) -> Block:
-        """What is seen of the coefficients varies with time."""
+        """Return the matrices: X[t] maps the coefficients to the observation at time t."""
         if times > len(self.X):
             raise _errors.ShapeError(
                 f"Regression: X has {len(self.X)} rows, {times} are needed: as many as the series and "
@@ -226,13 +226,13 @@ class Regression(Component):
         )
 
     def config(self) -> dict[str, Any]:
-        """Whether the coefficients wander; X is in the file."""
+        """Return whether the coefficients vary; X is saved as a tensor."""
         return {"wandering": self.wandering}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
-        """Inputs from the file."""
+        """Return a component with the inputs of the file."""
         check_entries(config, {"wandering": FLAG}, f"the component {cls.__name__}")
         return cls(tensors["X"], 1.0 if config["wandering"] else None)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._torch.layout import common_batch, matrix, same_kind
-from lapgrad.models._linear.ridge import METHODS, Method, factor, ridge
+from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind
+from lapgrad.models._linear.ridge import METHODS, Method, compute_factor, solve_ridge
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.trsm import trsm
 
@@ -28,7 +28,7 @@ def blr_nll(
 
     The model: y = X w + noise, w ~ N(0, diag(prior_var)), noise ~ N(0, noise_var I); s is the negative log
     likelihood of y with w integrated out. Leading dimensions broadcast. It has derivatives of any order, also
-    in X: whatever makes the features can be learned with it.
+    in X, so that the parameters of features can be learned.
 
     Args:
         X: (*batch, n, d), the features of n observations, in rows.
@@ -54,7 +54,7 @@ def blr_nll(
             fit.
 
     Gradient:
-        That of the operators it is made of: gelqf, or syrk and potrf, and triangular solves.
+        By the gradients of its operators: gelqf, or syrk and potrf, and triangular solves.
 
     Memory:
         A and with "lq" [I, A] and its Q: three matrices of the size of X.
@@ -70,19 +70,19 @@ def blr_nll(
         >>> blr_nll(X, y, noise_var=1.0, prior_var=1.0)
         tensor(3.6504)
     """
-    A, Y, noise = scaled("blr_nll", X, y, noise_var, prior_var, method)
+    A, Y, noise = scale_problem("blr_nll", X, y, noise_var, prior_var, method)
     n, k = Y.shape[-2:]
     if A.shape[-2] <= n:
-        L, _, square = ridge("blr_nll", A, Y, method)
+        L, _, square = solve_ridge("blr_nll", A, Y, method)
     else:
         # L L^T = I + A^T A, n x n.
-        L = factor("blr_nll", A.mT, method)
+        L = compute_factor("blr_nll", A.mT, method)
         square = trsm(L, Y).square().sum((-2, -1))
     return k * sumlogdiag(L) + 0.5 * (square + n * k * (noise.log() + _LOG_2_PI))
 
 
 class UnitProblem(NamedTuple):
-    """The same problem with unit variances: Y = A^T w + N(0, I), w ~ N(0, I).
+    """A regression scaled to unit variances: Y = A^T w + N(0, I), w ~ N(0, I).
 
     Attributes:
         A: (*batch, d, n).
@@ -95,7 +95,7 @@ class UnitProblem(NamedTuple):
     noise_var: Tensor
 
 
-def scaled(
+def scale_problem(
     function: str,
     X: Tensor,
     y: Tensor,
@@ -103,29 +103,29 @@ def scaled(
     prior_var: Tensor | float,
     method: str,
 ) -> UnitProblem:
-    """The arguments checked, and scaled to unit variances."""
+    """Check the arguments, and return the problem scaled to unit variances."""
     if method not in METHODS:
         raise _errors.unknown_option(function, "method", method, METHODS)
-    X = matrix(function, "X", X)
-    Y = matrix(function, "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < X.dim() else y)
+    X = check_matrix(function, "X", X)
+    Y = check_matrix(function, "y", y.unsqueeze(-1) if isinstance(y, Tensor) and y.dim() < X.dim() else y)
     if Y.shape[-2] != X.shape[-2]:
         wanted = "y must have as many entries (or rows) as X has rows"
         raise _errors.shapes_do_not_fit(function, {"X": X, "y": y}, wanted)
     noise, prior = (
-        _variance(function, name, value, X)
+        _check_variance(function, name, value, X)
         for name, value in (("noise_var", noise_var), ("prior_var", prior_var))
     )
-    same_kind(function, X=X, y=Y, noise_var=noise, prior_var=prior)
+    check_same_kind(function, X=X, y=Y, noise_var=noise, prior_var=prior)
     if prior.dim() and prior.shape[-1] not in (1, X.shape[-1]):
         wanted = "prior_var must be a scalar, or its last dimension 1 or the number of columns of X"
         raise _errors.shapes_do_not_fit(function, {"X": X, "prior_var": prior}, wanted)
     noise_deviation = noise.sqrt()[..., None, None]
     weight_deviations = prior.sqrt()[..., None] if prior.dim() else prior.sqrt()[None, None]
-    common_batch(function, X=X, y=Y, noise_var=noise_deviation, prior_var=weight_deviations)
+    broadcast_batch(function, X=X, y=Y, noise_var=noise_deviation, prior_var=weight_deviations)
     return UnitProblem(weight_deviations / noise_deviation * X.mT, Y / noise_deviation, noise)
 
 
-def _variance(function: str, argument: str, value: Tensor | float, like: Tensor) -> Tensor:
+def _check_variance(function: str, argument: str, value: Tensor | float, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if not 0 < value < math.inf:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
-from lapgrad.models._gp.diagonal import added_to_diagonal
+from lapgrad.models._gp.diagonal import add_to_diagonal
 
 
 def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
@@ -45,5 +45,5 @@ def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
         raise _errors.shapes_do_not_fit(
             "gp_nll", {"K": K, "noise_var": noise_var}, f"noise_var must be a scalar or have n = {n} entries"
         )
-    # The sum is nobody else's: the factor takes its memory.
-    return mvn_nll(added_to_diagonal(K, noise_var), Y, overwrite=True)
+    # The sum is a new matrix, which the factorisation may overwrite.
+    return mvn_nll(add_to_diagonal(K, noise_var), Y, overwrite=True)

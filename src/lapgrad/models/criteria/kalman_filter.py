@@ -1,4 +1,4 @@
-"""kalman_filter: the states of a linear Gaussian state space model, given what was observed so far."""
+"""kalman_filter: the states of a linear Gaussian state space model, given the observations so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.ops.gelqf import gelqf
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.sumlogdiag import sumlogdiag
@@ -63,7 +63,7 @@ def kalman_filter(
     Args:
         y: (*batch, T, p), the observations; NaN: missing.
         A: (*batch, T, n, n), or (n, n), the transition from t to t + 1.
-        B: (*batch, T, p, n), or (p, n), what is seen of the state.
+        B: (*batch, T, p, n), or (p, n), the map from state to observation.
         Q: (*batch, T, n, n), or (n, n), covariance of the transition.
         R: (*batch, T, p, p), or (p, p), covariance of the observations.
         m: (*batch, n), mean of the first state.
@@ -71,8 +71,8 @@ def kalman_filter(
         state_offset: (*batch, T, n), or (n,), or a number: added to the next state.
         observation_offset: (*batch, T, p), or (p,), or a number: added to the observation.
         form: "covariance": with the update of Joseph, which keeps covariances positive semi-definite.
-            "square_root": on triangular factors of all covariances, by LQ factorisations: half the digits are
-            enough. Q, R and P must then be positive definite, unless ``factors`` are given.
+            "square_root": on triangular factors of all covariances, by LQ factorisations. It is as
+            accurate with half the digits. Q, R and P must be positive definite, or ``factors`` be given.
         factors: Q, R and P are factors G of the covariances G Gᵀ.
 
     Returns:
@@ -93,14 +93,14 @@ def kalman_filter(
     who = "kalman_filter"
     if form not in FORMS:
         raise _errors.unknown_option(who, "form", form, FORMS)
-    model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
-    steps = covariance_steps if form == "covariance" else _square_root_steps
-    found = steps(who, batch, _with_roots(model, form, factors))
+    model, batch = _series.prepare_operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    steps = run_covariance_filter if form == "covariance" else _run_square_root_filter
+    found = steps(who, batch, _convert_covariances(model, form, factors))
     return Filtered(*[part.reshape((*batch, *part.shape[1:])) for part in found])
 
 
-def _with_roots(model: tuple[Tensor, ...], form: str, factors: bool) -> tuple[Tensor, ...]:
-    """The model with covariances, or with factors of them, as the form wants them."""
+def _convert_covariances(model: tuple[Tensor, ...], form: str, factors: bool) -> tuple[Tensor, ...]:
+    """Return the model with covariances, or with factors of them, as the form needs them."""
     y, A, B, Q, R, m, P, c = model
     if (form == "square_root") == factors:
         return model
@@ -110,7 +110,7 @@ def _with_roots(model: tuple[Tensor, ...], form: str, factors: bool) -> tuple[Te
 
 
 class Innovation(NamedTuple):
-    """What an observation says: with the rows of B, R and v of what is missing taken out (see observe)."""
+    """An observation compared with its prediction; missing entries are masked (see ``observe``)."""
 
     B: Tensor
     L: Tensor
@@ -119,8 +119,8 @@ class Innovation(NamedTuple):
     K: Tensor
 
 
-def covariance_steps(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> list[Tensor]:
-    """The filter on one leading dimension of series; returns the parts of Filtered."""
+def run_covariance_filter(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> list[Tensor]:
+    """Run the filter over series with one leading dimension, and return the parts of ``Filtered``."""
     y, *_, m, P, c = model
     N, T, _ = y.shape
     m, P = m.expand(N, *m.shape[1:]), P.expand(N, *P.shape[1:])
@@ -128,55 +128,55 @@ def covariance_steps(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> 
     for t in range(T):
         predicted = m, P
         m, P, seen = observe(who, batch, model, t, m, P)
-        steps.append((m, P, *predicted, log_density(y[:, t], seen)))
-        A, Q = at(model[1], t), at(model[3], t)
-        m, P = product(A, m[..., None])[..., 0] + at(c, t), _symmetric(product(A, P, A.mT) + Q)
-    return _stacked(steps, model)
+        steps.append((m, P, *predicted, compute_log_density(y[:, t], seen)))
+        A, Q = get_at_time(model[1], t), get_at_time(model[3], t)
+        m, P = multiply(A, m[..., None])[..., 0] + get_at_time(c, t), _symmetrise(multiply(A, P, A.mT) + Q)
+    return _stack_steps(steps, model)
 
 
 def observe(
     who: str, batch: torch.Size, model: tuple[Tensor, ...], t: int, m: Tensor, P: Tensor
 ) -> tuple[Tensor, Tensor, Innovation]:
-    """Filtered from predicted moments; of m several columns (N, n, k) can be given, the first with y.
+    """Return filtered moments, given predicted ones; m may have several columns (N, n, k), the first with y.
 
         v = y - B m, S = B P Bᵀ + R = L Lᵀ, K = P Bᵀ S⁻¹, u = S⁻¹ v
         m+ = m + K v, P+ = (I - K B) P (I - K B)ᵀ + K R Kᵀ
 
-    What is missing has zeros in B and v, and a row of the identity in R: then it changes nothing.
+    Missing entries of y get zeros in B and v, and a row of the identity in R, so that they have no effect.
     """
     y, _, B, _, R = model[:5]
     there = ~y[:, t].isnan()
     seen = there.to(y.dtype)
-    B = seen[..., None] * at(B, t)
-    R = seen[..., None] * seen[..., None, :] * at(R, t) + torch.diag_embed(1 - seen)
+    B = seen[..., None] * get_at_time(B, t)
+    R = seen[..., None] * seen[..., None, :] * get_at_time(R, t) + torch.diag_embed(1 - seen)
     columns = m if m.dim() == 3 else m[..., None]
     value = torch.where(there, y[:, t], 0.0)[..., None]
-    v = torch.nn.functional.pad(value, (0, columns.shape[-1] - 1)) - product(B, columns)
-    BP = product(B, P)
-    L = _factor(who, batch, t, _symmetric(product(BP, B.mT) + R))
+    v = torch.nn.functional.pad(value, (0, columns.shape[-1] - 1)) - multiply(B, columns)
+    BP = multiply(B, P)
+    L = _factorise(who, batch, t, _symmetrise(multiply(BP, B.mT) + R))
     K = cho_solve(L, BP).mT
     u = cho_solve(L, v)
-    J = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - product(K, B)
-    P = _symmetric(product(J, P, J.mT) + product(K, R, K.mT))
-    columns = columns + product(K, v)
+    J = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - multiply(K, B)
+    P = _symmetrise(multiply(J, P, J.mT) + multiply(K, R, K.mT))
+    columns = columns + multiply(K, v)
     if m.dim() == 2:
         return columns[..., 0], P, Innovation(B, L, v[..., 0], u[..., 0], K)
     return columns, P, Innovation(B, L, v, u, K)
 
 
-def log_density(y: Tensor, seen: Innovation) -> Tensor:
-    """log N(v | 0, S) of what is not missing."""
+def compute_log_density(y: Tensor, seen: Innovation) -> Tensor:
+    """Return log N(v | 0, S) of the entries that are not missing."""
     count = (~y.isnan()).sum(-1).to(y.dtype)
     return -0.5 * (seen.v * seen.u).sum(-1) - sumlogdiag(seen.L) - 0.5 * _LOG_2_PI * count
 
 
-def at(X: Tensor, t: int) -> Tensor:
-    """(N, ...) of (N, T, ...), T being 1 for what does not vary."""
+def get_at_time(X: Tensor, t: int) -> Tensor:
+    """Return the entry (N, ...) of X (N, T, ...) at time t; T = 1: X does not vary with time."""
     return X[:, t if X.shape[1] > 1 else 0]
 
 
-def _square_root_steps(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> list[Tensor]:
-    """The same on factors: P = F Fᵀ, R = G Gᵀ, Q = H Hᵀ.
+def _run_square_root_filter(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> list[Tensor]:
+    """Run the filter on factors of the covariances: P = F Fᵀ, R = G Gᵀ, Q = H Hᵀ.
 
         [ G   B F ]   [ L    0 ]
         [ 0     F ] = [ K L  F+ ] · orthogonal,        [ A F+   H ] = [ F   0 ] · orthogonal
@@ -192,24 +192,30 @@ def _square_root_steps(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -
         predicted = m, syrk(F)
         there = ~y[:, t].isnan()
         seen = there.to(y.dtype)
-        Bt = seen[..., None] * at(B, t)
-        upper = torch.cat((seen[..., None] * at(G, t), torch.diag_embed(1 - seen), product(Bt, F)), -1)
+        Bt = seen[..., None] * get_at_time(B, t)
+        upper = torch.cat(
+            (seen[..., None] * get_at_time(G, t), torch.diag_embed(1 - seen), multiply(Bt, F)), -1
+        )
         lower = torch.nn.functional.pad(F, (upper.shape[-1] - n, 0))
         joint = gelqf(torch.cat((upper, lower), -2), mode="l", positive=True)
         L, KL, F = joint[..., :p, :p], joint[..., p:, :p], joint[..., p:, p:]
         _check_factor(who, batch, t, L)
-        v = torch.where(there, y[:, t], 0.0) - product(Bt, m[..., None])[..., 0]
+        v = torch.where(there, y[:, t], 0.0) - multiply(Bt, m[..., None])[..., 0]
         z = trsm(L, v[..., None])
-        m = m + product(KL, z)[..., 0]
+        m = m + multiply(KL, z)[..., 0]
         count = seen.sum(-1)
         value = -0.5 * z.square().sum((-2, -1)) - sumlogdiag(L) - 0.5 * _LOG_2_PI * count
         steps.append((m, syrk(F), *predicted, value))
-        m = product(at(A, t), m[..., None])[..., 0] + at(c, t)
-        F = gelqf(torch.cat((product(at(A, t), F), at(H, t).expand(N, n, -1)), -1), mode="l", positive=True)
-    return _stacked(steps, model)
+        m = multiply(get_at_time(A, t), m[..., None])[..., 0] + get_at_time(c, t)
+        F = gelqf(
+            torch.cat((multiply(get_at_time(A, t), F), get_at_time(H, t).expand(N, n, -1)), -1),
+            mode="l",
+            positive=True,
+        )
+    return _stack_steps(steps, model)
 
 
-def _stacked(steps: list[tuple[Tensor, ...]], model: tuple[Tensor, ...]) -> list[Tensor]:
+def _stack_steps(steps: list[tuple[Tensor, ...]], model: tuple[Tensor, ...]) -> list[Tensor]:
     if steps:
         return [torch.stack(parts, 1) for parts in zip(*steps, strict=True)]
     y, A = model[:2]
@@ -217,11 +223,11 @@ def _stacked(steps: list[tuple[Tensor, ...]], model: tuple[Tensor, ...]) -> list
     return [y.new_empty(shape) for shape in ((N, 0, n), (N, 0, n, n), (N, 0, n), (N, 0, n, n), (N, 0))]
 
 
-def _symmetric(X: Tensor) -> Tensor:
+def _symmetrise(X: Tensor) -> Tensor:
     return 0.5 * (X + X.mT)
 
 
-def _factor(who: str, batch: torch.Size, t: int, S: Tensor) -> Tensor:
+def _factorise(who: str, batch: torch.Size, t: int, S: Tensor) -> Tensor:
     try:
         return potrf(S)
     except _errors.NotPositiveDefiniteError as error:
@@ -234,7 +240,7 @@ def _factor(who: str, batch: torch.Size, t: int, S: Tensor) -> Tensor:
 
 
 def _check_factor(who: str, batch: torch.Size, t: int, L: Tensor) -> None:
-    """The diagonal of a factor that comes from LQ must not be zero. (Waits for the device.)"""
+    """Raise if the diagonal of a factor from LQ has a zero. (Waits for the device.)"""
     zero = (L.diagonal(dim1=-2, dim2=-1) <= 0).flatten()
     if bool(zero.any()):
         first = int(zero.to(torch.uint8).argmax())

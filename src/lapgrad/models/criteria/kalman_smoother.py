@@ -1,4 +1,4 @@
-"""kalman_smoother: the states of a linear Gaussian state space model, given all that was observed."""
+"""kalman_smoother: the states of a linear Gaussian state space model, given all observations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models._products import product
-from lapgrad.models.criteria.kalman_filter import Innovation, at, covariance_steps, log_density, observe
+from lapgrad.models._products import multiply
+from lapgrad.models.criteria.kalman_filter import (
+    Innovation,
+    compute_log_density,
+    get_at_time,
+    observe,
+    run_covariance_filter,
+)
 from lapgrad.ops.potrf import potrf
 
 METHODS = ("auto", "rts", "bryson_frazier")
@@ -62,10 +68,10 @@ def kalman_smoother(
         observation_offset: (*batch, T, p), or (p,), or a number: added to the observation.
         method: "rts" walks back over filtered moments (Rauch, Tung, Striebel) with an update that keeps
             covariances positive semi-definite; predicted covariances must be positive definite.
-            "bryson_frazier" inverts covariances of observations only, and subtracts: right also where states
-            are known exactly, less accurate under a prior that is orders of magnitude wider than what
-            follows.
-            "auto": the first where it is possible, else the second.
+            "bryson_frazier" inverts covariances of observations only, and subtracts. It also works if states
+            are known exactly, and is less accurate if the prior is wider by orders of magnitude than the
+            posterior.
+            "auto": "rts" if it is possible, else "bryson_frazier".
 
     Returns:
         Smoothed: moments of all steps.
@@ -85,34 +91,34 @@ def kalman_smoother(
     who = "kalman_smoother"
     if method not in METHODS:
         raise _errors.unknown_option(who, "method", method, METHODS)
-    model, batch = _series.operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
+    model, batch = _series.prepare_operands(who, y, A, B, Q, R, m, P, state_offset, observation_offset)
     if method == "bryson_frazier":
-        found = _bryson_frazier(who, batch, model)
+        found = _smooth_bryson_frazier(who, batch, model)
     else:
         try:
-            found = _rauch_tung_striebel(who, batch, model)
+            found = _smooth_rauch_tung_striebel(who, batch, model)
         except _StateKnownError as error:
             if method == "rts":
                 raise error.explained from None
-            found = _bryson_frazier(who, batch, model)
+            found = _smooth_bryson_frazier(who, batch, model)
     return Smoothed(*[part.reshape((*batch, *part.shape[1:])) for part in found])
 
 
 class _StateKnownError(Exception):
-    """A predicted covariance is singular."""
+    """A predicted covariance is singular, so that "rts" is not possible."""
 
     def __init__(self, explained: _errors.LapgradError) -> None:
         super().__init__()
         self.explained = explained
 
 
-def _rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """With G = P+[t] Aᵀ P[t+1]⁻¹, P+ filtered and P predicted:
+def _smooth_rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Smooth by Rauch, Tung and Striebel, with G = P+[t] Aᵀ P[t+1]⁻¹, P+ filtered and P predicted:
 
     m~[t] = m+[t] + G (m~[t+1] - m[t+1])
     P~[t] = (I - G A) P+[t] (I - G A)ᵀ + G (P~[t+1] + Q) Gᵀ
     """
-    filtered, covariance, predicted, predicted_covariance, values = covariance_steps(who, batch, model)
+    filtered, covariance, predicted, predicted_covariance, values = run_covariance_filter(who, batch, model)
     A, Q = model[1], model[3]
     T, n = filtered.shape[1:]
     if T == 0:
@@ -121,22 +127,23 @@ def _rauch_tung_striebel(who: str, batch: torch.Size, model: tuple[Tensor, ...])
     means, covariances, crosses = [m], [P], []
     identity = torch.eye(n, dtype=m.dtype, device=m.device)
     for t in reversed(range(T - 1)):
-        At = at(A, t)
+        At = get_at_time(A, t)
         G = cho_solve(
-            _factor_of_state(who, batch, t + 1, predicted_covariance[:, t + 1]), product(At, covariance[:, t])
+            _factorise_state(who, batch, t + 1, predicted_covariance[:, t + 1]),
+            multiply(At, covariance[:, t]),
         ).mT
-        crosses.append(product(P, G.mT))
-        J = identity - product(G, At)
-        m = filtered[:, t] + product(G, (m - predicted[:, t + 1])[..., None])[..., 0]
-        P = product(J, covariance[:, t], J.mT) + product(G, P + at(Q, t), G.mT)
+        crosses.append(multiply(P, G.mT))
+        J = identity - multiply(G, At)
+        m = filtered[:, t] + multiply(G, (m - predicted[:, t + 1])[..., None])[..., 0]
+        P = multiply(J, covariance[:, t], J.mT) + multiply(G, P + get_at_time(Q, t), G.mT)
         P = 0.5 * (P + P.mT)
         means.append(m)
         covariances.append(P)
-    return *_in_order(means, covariances, crosses), values.sum(-1)
+    return *_stack_reversed(means, covariances, crosses), values.sum(-1)
 
 
-def _bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """With F = A (I - K B), and m, P predicted:
+def _smooth_bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Smooth by Bryson and Frazier, with F = A (I - K B), and m, P predicted:
 
     r[t] = Bᵀ u + Fᵀ r[t+1], N[t] = Bᵀ S⁻¹ B + Fᵀ N[t+1] F
     m~ = m + P r, P~ = P - P N P, Cov(h[t+1], h[t]) = (I - P[t+1] N[t+1]) F P[t]
@@ -149,9 +156,10 @@ def _bryson_frazier(who: str, batch: torch.Size, model: tuple[Tensor, ...]) -> t
 def walk_forward(
     who: str, batch: torch.Size, model: tuple[Tensor, ...], m: Tensor, P: Tensor
 ) -> tuple[list[tuple[Tensor, Tensor, Innovation]], Tensor]:
-    """Predicted moments and innovations of all steps, and the log likelihoods (N, T).
+    """Run the filter; return predicted moments and innovations of all steps, and log likelihoods (N, T).
 
-    m: (N, n), or several columns (N, n, k): the first one sees observations and offsets.
+    m is (N, n), or has several columns (N, n, k), of which only the first depends on observations and
+    offsets.
     """
     y, A, _, Q, _, _, _, c = model
     steps, values = [], []
@@ -159,23 +167,23 @@ def walk_forward(
         filtered, P_filtered, seen = observe(who, batch, model, t, m, P)
         steps.append((m, P, seen))
         if m.dim() == 2:
-            values.append(log_density(y[:, t], seen))
-        m = _moved(at(A, t), filtered, at(c, t))
-        P = product(at(A, t), P_filtered, at(A, t).mT) + at(Q, t)
+            values.append(compute_log_density(y[:, t], seen))
+        m = _predict_mean(get_at_time(A, t), filtered, get_at_time(c, t))
+        P = multiply(get_at_time(A, t), P_filtered, get_at_time(A, t).mT) + get_at_time(Q, t)
         P = 0.5 * (P + P.mT)
     return steps, torch.stack(values, 1) if values else y.new_zeros(y.shape[0], 0)
 
 
-def _moved(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
+def _predict_mean(A: Tensor, m: Tensor, c: Tensor) -> Tensor:
     if m.dim() == 2:
-        return product(A, m[..., None])[..., 0] + c
-    return product(A, m) + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
+        return multiply(A, m[..., None])[..., 0] + c
+    return multiply(A, m) + torch.nn.functional.pad(c[..., None], (0, m.shape[-1] - 1))
 
 
 def smooth_back(
     model: tuple[Tensor, ...], steps: list[tuple[Tensor, Tensor, Innovation]], values: Tensor
 ) -> tuple[Tensor, ...]:
-    """The way back of Bryson and Frazier over what ``walk_forward`` found."""
+    """Run the backward pass of Bryson and Frazier over the results of ``walk_forward``."""
     y, A = model[:2]
     N_series, n = y.shape[0], A.shape[-1]
     if not steps:
@@ -187,28 +195,30 @@ def smooth_back(
     means, covariances, crosses = [], [], []
     for t in reversed(range(len(steps))):
         m, P, (B, L, _, u, K) = steps[t]
-        F = product(at(A, t), identity - product(K, B))
+        F = multiply(get_at_time(A, t), identity - multiply(K, B))
         if t + 1 < len(steps):
-            crosses.append(product(identity - product(steps[t + 1][1], N), F, P))
+            crosses.append(multiply(identity - multiply(steps[t + 1][1], N), F, P))
         one = r.dim() == 2
         u, r = (u[..., None], r[..., None]) if one else (u, r)
-        r = product(B.mT, u) + product(F.mT, r)
-        N = product(B.mT, cho_solve(L, B)) + product(F.mT, N, F)
-        shift = product(P, r)
+        r = multiply(B.mT, u) + multiply(F.mT, r)
+        N = multiply(B.mT, cho_solve(L, B)) + multiply(F.mT, N, F)
+        shift = multiply(P, r)
         r, shift = (r[..., 0], shift[..., 0]) if one else (r, shift)
         means.append(m + shift)
-        covariance = P - product(P, N, P)
+        covariance = P - multiply(P, N, P)
         covariances.append(0.5 * (covariance + covariance.mT))
-    return *_in_order(means, covariances, crosses), values.sum(-1)
+    return *_stack_reversed(means, covariances, crosses), values.sum(-1)
 
 
-def _in_order(means: list[Tensor], covariances: list[Tensor], crosses: list[Tensor]) -> tuple[Tensor, ...]:
-    """What was found from the last step to the first, along a dimension of time."""
+def _stack_reversed(
+    means: list[Tensor], covariances: list[Tensor], crosses: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """Stack results that are in reverse order of time along a dimension of time."""
     cross = torch.stack(crosses[::-1], 1) if crosses else covariances[0][:, None][:, :0]
     return torch.stack(means[::-1], 1), torch.stack(covariances[::-1], 1), cross
 
 
-def _factor_of_state(who: str, batch: torch.Size, t: int, P: Tensor) -> Tensor:
+def _factorise_state(who: str, batch: torch.Size, t: int, P: Tensor) -> Tensor:
     try:
         return potrf(P)
     except _errors.NotPositiveDefiniteError as error:

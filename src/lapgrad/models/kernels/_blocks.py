@@ -1,14 +1,14 @@
 """Kernel matrices block by block: one n×m buffer forward, none backward.
 
-A kernel matrix is a cheap function of small things: the features of n and m points and some scalars. So
-nothing of it is kept for the backward pass. Forward, blocks of rows are computed straight into the result;
-backward, each block is computed once more, differentiated on the spot, and forgotten. What autograd saves
-inside a block fits into the cache.
+A kernel matrix is cheap to compute from the features of n and m points and a few scalars, so nothing of it is
+kept for the backward pass. Forward, blocks of rows are computed directly into the result. Backward, each
+block is computed once more and differentiated immediately. What autograd saves for one block fits into the
+cache.
 
 A symmetric matrix is computed in its lower triangle and mirrored, so that it is exactly symmetric. With
-K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ. A
-factorisation reads one triangle only, and has a symmetric cotangent: then there is nothing to mirror, and the
-cotangent is 2 gK(i, j).
+K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ. If the
+caller is a factorisation, which reads one triangle only and has a symmetric cotangent, nothing is mirrored
+and the cotangent is 2 gK(i, j).
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lapgrad.models.kernels import _gaussian
-
 #: A tensor, or a tuple of trees.
 Tree: TypeAlias = Any
 #: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
 Matrix = Callable[[Tree, Tree, Tree | None], Tensor]
 
-#: Elements of a block: four megabytes (float64) on a CPU; large enough to fill a GPU.
+#: Elements of a block: four megabytes (float64) on a CPU; more elsewhere, to keep a GPU busy.
 _ELEMENTS = {"cpu": 1 << 19}
 _ELEMENTS_ELSEWHERE = 1 << 23
 
 
-def worth_it(rows: int, columns: int) -> bool:
-    """Whether the matrix is larger than one block of a CPU."""
+def is_worthwhile(rows: int, columns: int) -> bool:
+    """Return whether the matrix is larger than one block on a CPU."""
     return rows * columns > _ELEMENTS["cpu"]
 
 
-def flat(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in order."""
-    return [tree] if isinstance(tree, Tensor) else [tensor for part in tree for tensor in flat(part)]
+def flatten_tree(tree: Tree) -> list[Tensor]:
+    """Return the tensors of a tree, in order."""
+    return [tree] if isinstance(tree, Tensor) else [tensor for part in tree for tensor in flatten_tree(part)]
 
 
-def mapped(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The tree of what ``function`` makes of the tensors."""
-    return function(tree) if isinstance(tree, Tensor) else tuple(mapped(function, part) for part in tree)
+def map_tree(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """Return the tree with ``function`` applied to each tensor."""
+    return function(tree) if isinstance(tree, Tensor) else tuple(map_tree(function, part) for part in tree)
 
 
-def evaluated(
+def evaluate_in_blocks(
     matrix: Matrix,
     scalars: Tree,
     F: Tree,
@@ -54,50 +52,52 @@ def evaluated(
     added_diagonal: Tensor | None = None,
     lower_only: bool = False,
 ) -> Tensor:
-    """``matrix(scalars, F, G)``, plus ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal.
+    """Return ``matrix(scalars, F, G)``, with ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal.
 
-    With ``lower_only`` blocks above the diagonal are left undefined, and backward takes its cotangent to be
-    symmetric.
+    With ``lower_only``, blocks above the diagonal are left undefined, and backward assumes that its cotangent
+    is symmetric.
     """
-    arguments = _Arguments(_shape(scalars), _shape(F), None if G is None else _shape(G), lower_only)
-    tensors = [*flat(scalars), *flat(F), *([] if G is None else flat(G))]
+    arguments = _Arguments(
+        _get_structure(scalars), _get_structure(F), None if G is None else _get_structure(G), lower_only
+    )
+    tensors = [*flatten_tree(scalars), *flatten_tree(F), *([] if G is None else flatten_tree(G))]
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, added_diagonal) if t is not None):
-        result: Tensor = _Blocked.apply(matrix, arguments, added_diagonal, *tensors)
+        result: Tensor = _BlockedMatrix.apply(matrix, arguments, added_diagonal, *tensors)
         return result
-    return _computed(matrix, scalars, F, G, added_diagonal, lower_only)
+    return _compute_matrix(matrix, scalars, F, G, added_diagonal, lower_only)
 
 
 class _Arguments(NamedTuple):
-    """How the arguments of ``matrix`` are put together from a list: trees of () in place of tensors."""
+    """The structure of the arguments of ``matrix``: trees with () in place of tensors."""
 
     scalars: Tree
     F: Tree
     G: Tree | None
     lower_only: bool
 
-    def grouped(self, values: Sequence[Any]) -> tuple[Tree, Tree, Tree | None]:
+    def group(self, values: Sequence[Any]) -> tuple[Tree, Tree, Tree | None]:
         remaining = iter(values)
-        scalars, F = _filled(self.scalars, remaining), _filled(self.F, remaining)
-        return scalars, F, None if self.G is None else _filled(self.G, remaining)
+        scalars, F = _fill_structure(self.scalars, remaining), _fill_structure(self.F, remaining)
+        return scalars, F, None if self.G is None else _fill_structure(self.G, remaining)
 
 
-def _shape(tree: Tree) -> Tree:
-    return () if isinstance(tree, Tensor) else [_shape(part) for part in tree]
+def _get_structure(tree: Tree) -> Tree:
+    return () if isinstance(tree, Tensor) else [_get_structure(part) for part in tree]
 
 
-def _filled(shape: Tree, values: Iterator[Any]) -> Tree:
-    return next(values) if shape == () else tuple(_filled(part, values) for part in shape)
+def _fill_structure(shape: Tree, values: Iterator[Any]) -> Tree:
+    return next(values) if shape == () else tuple(_fill_structure(part, values) for part in shape)
 
 
-class _Blocked(torch.autograd.Function):
+class _BlockedMatrix(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, matrix: Matrix, arguments: _Arguments, added_diagonal: Tensor | None, *tensors: Tensor
     ) -> Tensor:
-        ctx.matrix, ctx.arguments, ctx.assumptions = matrix, arguments, _gaussian.assumptions()
+        ctx.matrix, ctx.arguments = matrix, arguments
         ctx.diagonal_shape = None if added_diagonal is None else added_diagonal.shape
         ctx.save_for_backward(*tensors)
-        return _computed(matrix, *arguments.grouped(tensors), added_diagonal, arguments.lower_only)
+        return _compute_matrix(matrix, *arguments.group(tensors), added_diagonal, arguments.lower_only)
 
     @staticmethod
     def backward(ctx: Any, gK: Tensor) -> Any:
@@ -105,25 +105,24 @@ class _Blocked(torch.autograd.Function):
         g_diagonal = None
         if needs[2]:
             g_diagonal = gK.diagonal(dim1=-2, dim2=-1).sum_to_size(ctx.diagonal_shape)
-        # With gradients on, the backward is to be differentiated itself.
-        pulled_back = _pulled_back_recorded if torch.is_grad_enabled() else _pulled_back
-        with _gaussian.assumed(ctx.assumptions):  # this may be another thread
-            gradients = pulled_back(ctx.matrix, ctx.arguments, tensors, needs[3:], gK)
+        # With gradients enabled, the caller wants to differentiate this backward.
+        compute = _compute_differentiable_gradients if torch.is_grad_enabled() else _compute_gradients
+        gradients = compute(ctx.matrix, ctx.arguments, tensors, needs[3:], gK)
         return (None, None, g_diagonal, *gradients)
 
 
-def _row_blocks(F: Sequence[Tensor], columns: int) -> Iterator[slice]:
+def _iterate_row_blocks(F: Sequence[Tensor], columns: int) -> Iterator[slice]:
     rows, batch = F[0].shape[-2], max(f.shape[:-2].numel() for f in F)
     elements = _ELEMENTS.get(F[0].device.type, _ELEMENTS_ELSEWHERE)
     size = max(1, min(rows, elements // max(1, columns * batch)))
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
-def _rows(tree: Tree, rows: slice) -> Tree:
-    return mapped(lambda f: f[..., rows, :], tree)
+def _take_rows(tree: Tree, rows: slice) -> Tree:
+    return map_tree(lambda f: f[..., rows, :], tree)
 
 
-def _computed(
+def _compute_matrix(
     matrix: Matrix,
     scalars: Tree,
     F: Tree,
@@ -132,18 +131,18 @@ def _computed(
     lower_only: bool,
 ) -> Tensor:
     with torch.no_grad():
-        of_rows, of_columns = flat(F), flat(F if G is None else G)
+        of_rows, of_columns = flatten_tree(F), flatten_tree(F if G is None else G)
         n, m = of_rows[0].shape[-2], of_columns[0].shape[-2]
         batch = torch.broadcast_shapes(*(f.shape[:-2] for f in (*of_rows, *of_columns)))
         K = of_rows[0].new_empty((*batch, n, m))
-        for rows in _row_blocks(of_rows, m):
-            here = _rows(F, rows)
+        for rows in _iterate_row_blocks(of_rows, m):
+            here = _take_rows(F, rows)
             if G is not None:
                 K[..., rows, :] = matrix(scalars, here, G)
                 continue
             K[..., rows, rows] = matrix(scalars, here, None)
             if rows.start:
-                left = matrix(scalars, here, _rows(F, slice(rows.start)))
+                left = matrix(scalars, here, _take_rows(F, slice(rows.start)))
                 K[..., rows, : rows.start] = left
                 if not lower_only:
                     K[..., : rows.start, rows] = left.mT
@@ -152,62 +151,62 @@ def _computed(
     return K
 
 
-def _pulled_back_recorded(
+def _compute_differentiable_gradients(
     matrix: Matrix, arguments: _Arguments, tensors: Sequence[Tensor], needs: Sequence[bool], gK: Tensor
 ) -> list[Tensor | None]:
-    """The gradients as functions that have derivatives: nothing in blocks."""
+    """Return gradients that can be differentiated again; they are not computed in blocks."""
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
     if not wanted:
         return [None] * len(tensors)
-    K = matrix(*arguments.grouped(tensors))
+    K = matrix(*arguments.group(tensors))
     found = iter(torch.autograd.grad(K, wanted, gK, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needs]
 
 
-def _pulled_back(
+def _compute_gradients(
     matrix: Matrix, arguments: _Arguments, tensors: Sequence[Tensor], needs: Sequence[bool], gK: Tensor
 ) -> list[Tensor | None]:
     totals = [torch.zeros_like(tensor) if need else None for tensor, need in zip(tensors, needs, strict=True)]
     if not any(needs):
         return totals
     leaves = [tensor.detach().requires_grad_(need) for tensor, need in zip(tensors, needs, strict=True)]
-    scalars, F, G = arguments.grouped(leaves)
+    scalars, F, G = arguments.group(leaves)
     pairs = [(leaf, total) for leaf, total in zip(leaves, totals, strict=True) if total is not None]
-    # Rows of F enter as leaves of their own: a gradient of all of F per block would be n²/block of zeros.
+    # Rows of F are separate leaves: a gradient of all of F for each block would be mostly zeros.
     total_of = {id(leaf): total for leaf, total in pairs}
-    apart = [pair for pair in pairs if not any(pair[0] is f for f in flat(F))]
+    apart = [pair for pair in pairs if not any(pair[0] is f for f in flatten_tree(F))]
 
-    def cut(rows: slice) -> tuple[Tree, list[tuple[Tensor, Tensor]]]:
+    def cut_rows(rows: slice) -> tuple[Tree, list[tuple[Tensor, Tensor]]]:
         found: list[tuple[Tensor, Tensor]] = []
 
-        def leaf_of_rows(f: Tensor) -> Tensor:
+        def make_leaf(f: Tensor) -> Tensor:
             part = f.detach()[..., rows, :].requires_grad_(f.requires_grad)
             if f.requires_grad:
                 found.append((part, total_of[id(f)][..., rows, :]))
             return part
 
-        return mapped(leaf_of_rows, F), found
+        return map_tree(make_leaf, F), found
 
-    for rows in _row_blocks(flat(F), gK.shape[-1]):
-        here, of_rows = cut(rows)
+    for rows in _iterate_row_blocks(flatten_tree(F), gK.shape[-1]):
+        here, of_rows = cut_rows(rows)
         with torch.enable_grad():
             if G is not None:
-                _accumulate(matrix(scalars, here, G), gK[..., rows, :], apart + of_rows)
+                _accumulate_gradients(matrix(scalars, here, G), gK[..., rows, :], apart + of_rows)
                 continue
-            _accumulate(matrix(scalars, here, None), gK[..., rows, rows], apart + of_rows)
+            _accumulate_gradients(matrix(scalars, here, None), gK[..., rows, rows], apart + of_rows)
             if rows.start:
-                before, of_before = cut(slice(rows.start))
+                before, of_before = cut_rows(slice(rows.start))
                 g, weight = gK[..., rows, : rows.start], 2.0
                 if not arguments.lower_only:
                     g, weight = g + gK[..., : rows.start, rows].mT, 1.0
-                _accumulate(matrix(scalars, here, before), g, apart + of_rows + of_before, weight)
+                _accumulate_gradients(matrix(scalars, here, before), g, apart + of_rows + of_before, weight)
     return totals
 
 
-def _accumulate(
+def _accumulate_gradients(
     block: Tensor, g: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], weight: float = 1.0
 ) -> None:
-    """Adds ``weight`` times the gradients of <block, g> for the leaves to their totals."""
+    """Add ``weight`` times the gradients of <block, g> with respect to the leaves to their totals."""
     if not block.requires_grad:
         return
     gradients = torch.autograd.grad(block, [leaf for leaf, _ in pairs], g, allow_unused=True)

@@ -2,9 +2,9 @@
 
     S_ij = |x_i - z_j|²
 
-In few dimensions from the differences themselves: exact at any offset, and 0 where points coincide. In more
-dimensions |x|² + |z|² - 2 xᵀz of centred points, at the speed of a product; distances that rounding cannot
-tell from 0 are 0.
+In few dimensions they are computed from the differences: exact at any offset, and 0 where points coincide. In
+more dimensions they are |x|² + |z|² - 2 xᵀz of centred points, at the speed of a matrix product; distances
+within rounding errors of 0 are set to 0.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from torch import Tensor
 
 from lapgrad._torch.precision import in_full_precision
 from lapgrad._torch.private import skips_dispatcher
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 
 _FEW_DIMENSIONS = 4
 _ROUNDINGS = 8.0
-"""Squared distances below so many eps of the largest squared norm are rounding errors."""
+"""Squared distances smaller than this many eps of the largest squared norm count as 0."""
 
 
-def squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
-    """S (*batch, n, m) of X (*batch, n, d) and Z (*batch, m, d); Z None: of X, symmetric, diagonal of 0."""
+def compute_squared_distances(X: Tensor, Z: Tensor | None = None) -> Tensor:
+    """Return S (*batch, n, m) of X (*batch, n, d) and Z (*batch, m, d).
+
+    Z None: of X with itself, exactly symmetric with a diagonal of 0.
+    """
     if not skips_dispatcher((X, Z)):
-        return _by_differences(X, X if Z is None else Z)
+        return _compute_by_differences(X, X if Z is None else Z)
     if torch.is_grad_enabled() and (X.requires_grad or (Z is not None and Z.requires_grad)):
         result: Tensor = _SquaredDistances.apply(X, Z)
         return result
-    return _computed(X, Z)
+    return _compute_distances(X, Z)
 
 
-def root(S: Tensor) -> Tensor:
-    """√S; its derivative at 0 is taken as 0, so that points which coincide have no force on each other."""
+def take_root(S: Tensor) -> Tensor:
+    """Return √S, with the derivative 0 at 0, so that the gradient of points that coincide is finite."""
     if skips_dispatcher((S,)) and not (S.requires_grad and torch.is_grad_enabled()):
         return S.sqrt()
     apart = S > 0.0
@@ -44,38 +47,46 @@ def root(S: Tensor) -> Tensor:
 class _SquaredDistances(torch.autograd.Function):
     """With H the cotangent of S: gX = 2 (diag(H 1) X - H Z) and gZ = 2 (diag(Hᵀ1) Z - Hᵀ X).
 
-    The backward is written in differentiable operations of X, Z and H, so it has derivatives itself.
+    The backward uses differentiable operations of X, Z and H, so that it can be differentiated.
     """
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, Z: Tensor | None) -> Tensor:
         ctx.save_for_backward(X, Z)
-        return _computed(X, Z)
+        return _compute_distances(X, Z)
 
     @staticmethod
     def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, Tensor | None]:
         X, Z = ctx.saved_tensors
         if Z is None:
-            both = 2.0 * (_forces(H, X, X) + _forces(H.mT, X, X))
+            both = 2.0 * (_sum_weighted_differences(H, X, X) + _sum_weighted_differences(H.mT, X, X))
             return both.sum_to_size(X.shape), None
-        gX = (2.0 * _forces(H, X, Z)).sum_to_size(X.shape) if ctx.needs_input_grad[0] else None
-        gZ = (2.0 * _forces(H.mT, Z, X)).sum_to_size(Z.shape) if ctx.needs_input_grad[1] else None
+        gX = (
+            (2.0 * _sum_weighted_differences(H, X, Z)).sum_to_size(X.shape)
+            if ctx.needs_input_grad[0]
+            else None
+        )
+        gZ = (
+            (2.0 * _sum_weighted_differences(H.mT, Z, X)).sum_to_size(Z.shape)
+            if ctx.needs_input_grad[1]
+            else None
+        )
         return gX, gZ
 
 
-def _forces(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
-    """Σ_j h_ij (x_i - z_j), centred: the difference of two large numbers is avoided."""
+def _sum_weighted_differences(H: Tensor, X: Tensor, Z: Tensor) -> Tensor:
+    """Return Σ_j h_ij (x_i - z_j); points are centred first, to avoid differences of large numbers."""
     centre = Z.detach().mean(-2, keepdim=True)
-    return H.sum(-1, keepdim=True) * (X - centre) - product(H, Z - centre)
+    return H.sum(-1, keepdim=True) * (X - centre) - multiply(H, Z - centre)
 
 
-def _computed(X: Tensor, Z: Tensor | None) -> Tensor:
+def _compute_distances(X: Tensor, Z: Tensor | None) -> Tensor:
     d = X.shape[-1]
     if d > _FEW_DIMENSIONS:
-        return _by_products(X, Z)
+        return _compute_by_products(X, Z)
     columns = X if Z is None else Z
     if d == 0:
-        return _by_differences(X, columns)
+        return _compute_by_differences(X, columns)
     S = (X[..., :, None, 0] - columns[..., None, :, 0]).square_()
     for k in range(1, d):
         difference = X[..., :, None, k] - columns[..., None, :, k]
@@ -83,13 +94,13 @@ def _computed(X: Tensor, Z: Tensor | None) -> Tensor:
     return S
 
 
-def _by_differences(X: Tensor, Z: Tensor) -> Tensor:
-    """The plain formula: any transform of PyTorch, (*batch, n, m, d) of memory."""
+def _compute_by_differences(X: Tensor, Z: Tensor) -> Tensor:
+    """Return S by the plain formula: for all transforms of PyTorch, with (*batch, n, m, d) of memory."""
     return (X[..., :, None, :] - Z[..., None, :, :]).square().sum(-1)
 
 
 @in_full_precision
-def _by_products(X: Tensor, Z: Tensor | None) -> Tensor:
+def _compute_by_products(X: Tensor, Z: Tensor | None) -> Tensor:
     centre = (X if Z is None else Z).mean(-2, keepdim=True)
     X = X - centre
     columns = X if Z is None else Z - centre

@@ -1,4 +1,4 @@
-"""Functions of squared distances whose derivative is known: one sweep for both, where autograd has many."""
+"""Functions of squared distances with known derivatives: one sweep over memory, where autograd needs many."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lapgrad._torch.private import skips_dispatcher
 
 
 class Profile(Protocol):
-    """f of a stationary kernel; ``profile_and_slope`` may be None."""
+    """The function f of a stationary kernel variance · f(S)."""
 
     def profile(self, S: Tensor) -> Tensor:
-        """f(S)."""
+        """Return f(S)."""
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
-        """f(S) and f'(S), each in memory of its own, without recording."""
+        """Return f(S) and f'(S) in buffers of their own, without a graph; None: there is no formula."""
 
 
-def scaled_profile(of: Profile, variance: Tensor, S: Tensor) -> Tensor:
-    """variance · f(S), elementwise; variance is a scalar."""
+def apply_scaled_profile(of: Profile, variance: Tensor, S: Tensor) -> Tensor:
+    """Return variance · f(S), elementwise; variance is a scalar."""
     recorded = torch.is_grad_enabled() and (S.requires_grad or variance.requires_grad)
     if not recorded or not skips_dispatcher((S, variance)):
         return variance * of.profile(S)

@@ -1,4 +1,4 @@
-"""Matrices that are symmetric in theory, made so to the last bit."""
+"""Makes matrices that are symmetric up to rounding exactly symmetric."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from torch import Tensor
 from lapgrad._torch.private import skips_dispatcher
 
 
-def mirrored(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    """K (*batch, n, n) with its lower triangle mirrored to the upper.
+def mirror_lower_triangle(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    """Return K (*batch, n, n) with its lower triangle copied to the upper one.
 
-    The derivative is that of the identity: up to rounding, nothing changes.
+    The gradient is passed on unchanged, because K changes by rounding errors only.
 
     Args:
         K: Symmetric up to rounding.
-        diagonal: Values for the diagonal, those that are there up to rounding; None: the diagonal stays.
+        diagonal: Exact values of the diagonal, which K has up to rounding; None: the diagonal stays.
     """
     if not skips_dispatcher((K, diagonal)):
         return K.tril() + K.tril(-1).mT
     if torch.is_grad_enabled() and K.requires_grad:
-        result: Tensor = _Mirrored.apply(K, None if diagonal is None else diagonal.detach())
+        result: Tensor = _MirroredMatrix.apply(K, None if diagonal is None else diagonal.detach())
         return result
-    return _computed(K, diagonal)
+    return _mirror(K, diagonal)
 
 
-class _Mirrored(torch.autograd.Function):
+class _MirroredMatrix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, K: Tensor, diagonal: Tensor | None) -> Tensor:
-        return _computed(K, diagonal)
+        return _mirror(K, diagonal)
 
     @staticmethod
     def backward(ctx: Any, gK: Tensor) -> tuple[Tensor, None]:
         return gK, None
 
 
-def _computed(K: Tensor, diagonal: Tensor | None) -> Tensor:
+def _mirror(K: Tensor, diagonal: Tensor | None) -> Tensor:
     S = K.tril(-1)
     S = S + S.mT
     kept = K.diagonal(dim1=-2, dim2=-1) if diagonal is None else diagonal

@@ -1,11 +1,10 @@
-"""Kernels: what they share, and how they add and multiply."""
+"""The base class of kernels, and sums and products of kernels."""
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,29 +13,29 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.models import _checks
-from lapgrad.models._gp.diagonal import added_to_diagonal
-from lapgrad.models._parameters import Parametrised
+from lapgrad.models._gp.diagonal import add_to_diagonal
+from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage.entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
-from lapgrad.models.kernels import _blocks, _gaussian
+from lapgrad.models.kernels import _blocks
 from lapgrad.models.kernels._blocks import Tree
 
-#: All classes of kernels, those of users included, by name: what files refer to.
+#: All classes of kernels by name, including those of users: files refer to them by name.
 _KINDS: dict[str, type[Kernel]] = {}
+_NONE: frozenset[Kernel] = frozenset()
 
 
-class Kernel(Parametrised, abc.ABC):
+class Kernel(ParametrisedModule, abc.ABC):
     """A covariance function k(x, z) with hyper-parameters: ``kernel(X)`` and ``kernel(X, Z)`` are matrices.
 
     Kernels add and multiply: ``RBF() + Linear() * Periodic()``. Hyper-parameters are read and set in their
     own units (``kernel.lengthscale = 0.3``), and learned through their logarithms (``raw_lengthscale``).
 
-    A kernel of your own gives ``embed`` (what it makes of the points, once for all), ``scalars`` (which
-    further hyper-parameters enter), and ``matrix`` and ``diagonal`` as functions of these. Where
-    ``matrix`` uses tensors from nowhere else, set ``pure = True``: then the matrix takes one buffer, and none
-    in backward.
+    To write your own kernel, implement ``embed`` (a transformation of the points), ``scalars`` (the other
+    hyper-parameters), and ``matrix`` and ``diagonal`` as functions of both. If ``matrix`` uses no other
+    tensors, set ``pure = True``: the kernel matrix then takes one buffer forward, and none backward.
 
     Args:
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
     """
 
     #: Whether ``matrix`` and ``diagonal`` are functions of their arguments alone.
@@ -50,17 +49,17 @@ class Kernel(Parametrised, abc.ABC):
         super().__init_subclass__(**arguments)
         _KINDS[cls.__name__] = cls
 
-    # What a kernel is.
+    # To be implemented by subclasses.
 
     def embed(self, X: Tensor) -> Tree:
-        """What the kernel needs of the points X (*batch, n, d): a tensor (*batch, n, ·), or tuples of such.
+        """Return features of the points X (*batch, n, d): a tensor (*batch, n, ·), or a tuple of such trees.
 
         Default: X itself.
         """
         return X
 
     def scalars(self) -> Tree:
-        """Hyper-parameters, in their own units, that enter after ``embed``: a scalar, or tuples of such.
+        """Return the hyper-parameters that ``matrix`` needs, in their own units: a scalar, or a nested tuple.
 
         Default: none.
         """
@@ -68,21 +67,21 @@ class Kernel(Parametrised, abc.ABC):
 
     @abc.abstractmethod
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """K (*batch, n, m) of embedded points; ``G`` None: the same points in rows and columns."""
+        """Return K (*batch, n, m) of embedded points; ``G`` None: the same points in rows and columns."""
 
     @abc.abstractmethod
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The diagonal (*batch, n) of ``matrix(scalars, F, None)``."""
+        """Return the diagonal (*batch, n) of ``matrix(scalars, F, None)``."""
 
     def config(self) -> dict[str, Any]:
-        """What the constructor needs besides hyper-parameters, in types that JSON knows."""
+        """Return the arguments of the constructor without hyper-parameters, in types that JSON knows."""
         return {"kind": type(self).__name__, "active_dims": self.active_dims}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """A kernel of this description.
+        """Return a kernel of this description.
 
         Args:
             config: What ``config`` returned.
@@ -91,10 +90,10 @@ class Kernel(Parametrised, abc.ABC):
         """
         return cls(active_dims=config["active_dims"])
 
-    # What it is used for.
+    # For users of kernels.
 
     def forward(self, X: Tensor, Z: Tensor | None = None) -> Tensor:
-        """The matrix of k(x_i, z_j).
+        """Return the matrix of k(x_i, z_j).
 
         Args:
             X: (*batch, n, d), or (n,) for n points of one dimension.
@@ -108,50 +107,64 @@ class Kernel(Parametrised, abc.ABC):
             DTypeError, DeviceError: X and Z are not float32 or float64, or not alike.
             ShapeError: X and Z differ in d, or have fewer columns than ``active_dims`` or ARD lengthscales.
         """
-        X = self._points("X", X)
+        X = self._check_points("X", X)
         if Z is None:
-            return _evaluated(self, X, None, None)
-        Z = self._points("Z", Z)
-        _checks.same_kind(type(self).__name__, X=X, Z=Z)
+            return _evaluate(self, X, None, None)
+        Z = self._check_points("Z", Z)
+        _checks.check_same_kind(type(self).__name__, X=X, Z=Z)
         if X.shape[-1] != Z.shape[-1]:
             raise _errors.shapes_do_not_fit(
                 type(self).__name__, {"X": X, "Z": Z}, "X and Z must have the same number of columns"
             )
-        return _evaluated(self, X, Z, None)
+        return _evaluate(self, X, Z, None)
 
-    def in_one_piece(self, X: Tensor, Z: Tensor) -> Tensor:
-        """``kernel(X, Z)``, not in blocks: for those who cut the points into chunks themselves."""
-        X, Z = self._points("X", X), self._points("Z", Z)
-        return self.matrix(_scalars_like(self, X), self.features(X), self.features(Z))
+    def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object = None) -> Tensor:
+        """Return ``kernel(X, Z)`` without cutting it into blocks: for callers that cut the points themselves.
+
+        Args:
+            X: (n, d) or (n,).
+            Z: (m, d) or (m,); None: X itself, and the result is exactly symmetric (and cut into blocks).
+            shortcuts: From ``find_shortcuts``, for X and rows of Z; None: the points are checked here.
+        """
+        near = shortcuts if isinstance(shortcuts, frozenset) else _NONE
+        X = self._check_points("X", X)
+        if Z is None:
+            return _evaluate(self, X, None, None, near=near)
+        F, G = self.features(X), self.features(self._check_points("Z", Z))
+        return self.evaluate_matrix(_get_scalars_like(self, X), F, G, near)
 
     @torch.no_grad()
-    def for_points(self, X: Tensor, Z: Tensor) -> tuple[AbstractContextManager[None], Tensor | None]:
-        """A context in which all calls are on X and on rows of Z: what takes a look at them is done once.
+    def find_shortcuts(self, X: Tensor, Z: Tensor) -> tuple[object, Tensor | None]:
+        """Find out once which parts may use a formula for points near each other, for X and all rows of Z.
 
         Returns:
-            The context; and, for points on a GPU, whether what is assumed in it holds, which is there to be
-            looked at later. None: it does.
+            The argument ``shortcuts`` of ``evaluate_chunk``. And None, or on a GPU a flag that the caller
+            reads later: whether the points are indeed near each other.
         """
-        near = self.near(X, Z)
+        near = self.compare_points(X, Z)
         if X.is_cpu or not near:
-            return _gaussian.assumed({kernel for kernel, holds in near.items() if holds}), None
-        return _gaussian.assumed(set(near)), torch.stack(tuple(near.values())).all()
+            return frozenset(kernel for kernel, is_near in near.items() if is_near), None
+        return frozenset(near), torch.stack(tuple(near.values())).all()
 
-    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
-        """Of its parts (or itself) that have a faster way at points near each other: whether these are."""
+    def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Return whether points are near each other, for each part that has a faster formula in that case."""
         return {}
 
+    def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
+        """Return ``matrix(scalars, F, G)``, where the points of the parts ``near`` are near each other."""
+        return self.matrix(scalars, F, G)
+
     def diag(self, X: Tensor) -> Tensor:
-        """The diagonal of ``kernel(X)``, (*batch, n), without the matrix."""
-        X = self._points("X", X)
-        return self.diagonal(_scalars_like(self, X), self.features(X))
+        """Return the diagonal of ``kernel(X)``, (*batch, n), without computing the matrix."""
+        X = self._check_points("X", X)
+        return self.diagonal(_get_scalars_like(self, X), self.features(X))
 
     def features(self, X: Tensor) -> Tree:
-        """``embed`` of the columns in ``active_dims``."""
-        return self.embed(self._active(X))
+        """Return ``embed`` of the columns in ``active_dims``."""
+        return self.embed(self._select_columns(X))
 
-    def _active(self, X: Tensor) -> Tensor:
-        """The columns that the kernel sees."""
+    def _select_columns(self, X: Tensor) -> Tensor:
+        """Return the columns of X in ``active_dims``."""
         if self.active_dims is None:
             return X
         if any(not -X.shape[-1] <= dim < X.shape[-1] for dim in self.active_dims):
@@ -170,20 +183,20 @@ class Kernel(Parametrised, abc.ABC):
     def extra_repr(self) -> str:
         """The hyper-parameters of this kernel (not of its parts), in their own units."""
         own = {name: value for name, value in self.hyperparameters().items() if "." not in name}
-        shown = [f"{name}={_shown(value)}" for name, value in own.items()]
+        shown = [f"{name}={_format_value(value)}" for name, value in own.items()]
         if self.active_dims is not None:
             shown.append(f"active_dims={self.active_dims}")
         return ", ".join(shown)
 
-    def _points(self, name: str, X: Tensor) -> Tensor:
-        X = _checks.float_tensor(type(self).__name__, X, name)
+    def _check_points(self, name: str, X: Tensor) -> Tensor:
+        X = _checks.check_float_tensor(type(self).__name__, X, name)
         if X.dim() == 0:
             raise _errors.ShapeError(f"{type(self).__name__}: {name} must have shape (*batch, n, d) or (n,).")
         return X[:, None] if X.dim() == 1 else X
 
 
 class _Combination(Kernel):
-    """Kernels side by side: embedded points and scalars of all parts, one after the other."""
+    """A kernel made of parts; its features and scalars are the tuples of those of the parts."""
 
     def __init__(self, *parts: Kernel, active_dims: Sequence[int] | None = None) -> None:
         super().__init__(active_dims=active_dims)
@@ -203,48 +216,61 @@ class _Combination(Kernel):
 
     @property
     def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
-        """Whether all parts are."""
+        """Whether all parts are pure."""
         return all(part.pure for part in self.kernels())
 
-    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
-        """Of all parts."""
-        X, Z = self._active(X), self._active(Z)
-        return {kernel: holds for part in self.kernels() for kernel, holds in part.near(X, Z).items()}
+    def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Return whether points are near each other, for all parts that have a faster formula then."""
+        X, Z = self._select_columns(X), self._select_columns(Z)
+        return {
+            kernel: is_near
+            for part in self.kernels()
+            for kernel, is_near in part.compare_points(X, Z).items()
+        }
 
     def embed(self, X: Tensor) -> Tree:
-        """Those of all parts."""
+        """The features of all parts."""
         return tuple(part.features(X) for part in self.kernels())
 
     def scalars(self) -> Tree:
-        """Those of all parts."""
+        """The scalars of all parts."""
         return tuple(part.scalars() for part in self.kernels())
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """Of the matrices of the parts."""
+        """The matrices of the parts, combined."""
+        return self._combine_matrices(scalars, F, G, _NONE)
+
+    def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
+        """Return ``matrix(scalars, F, G)``, where the points of the parts ``near`` are near each other."""
+        if type(self).matrix is not _Combination.matrix:  # a subclass with a formula of its own
+            return self.matrix(scalars, F, G)
+        return self._combine_matrices(scalars, F, G, near)
+
+    def _combine_matrices(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
         columns = [None] * len(self.parts) if G is None else G
-        return self._combined(
-            part.matrix(scalar, f, g)
+        return self._combine(
+            part.evaluate_matrix(scalar, f, g, near)
             for part, scalar, f, g in zip(self.kernels(), scalars, F, columns, strict=True)
         )
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """Of the diagonals of the parts."""
-        return self._combined(
+        """The diagonals of the parts, combined."""
+        return self._combine(
             part.diagonal(scalar, f) for part, scalar, f in zip(self.kernels(), scalars, F, strict=True)
         )
 
     @abc.abstractmethod
-    def _combined(self, terms: Iterable[Tensor]) -> Tensor: ...
+    def _combine(self, terms: Iterable[Tensor]) -> Tensor: ...
 
     def config(self) -> dict[str, Any]:
-        """With the descriptions of the parts."""
+        """Return options and the descriptions of the parts."""
         return {**super().config(), "parts": [part.config() for part in self.kernels()]}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """From the descriptions of the parts."""
+        """Return a kernel from the descriptions of its parts."""
         check_entries(config, {"parts": PARTS}, f"the kernel {cls.__name__}")
         parts = [
             kernel_from_config(part, part_of_state(tensors, f"parts.{i}."), modules)
@@ -263,7 +289,7 @@ class Sum(_Combination):
         [5.0, 5.0]
     """
 
-    def _combined(self, terms: Iterable[Tensor]) -> Tensor:
+    def _combine(self, terms: Iterable[Tensor]) -> Tensor:
         return functools.reduce(torch.add, terms)
 
 
@@ -277,30 +303,30 @@ class Product(_Combination):
         [6.0, 6.0]
     """
 
-    def _combined(self, terms: Iterable[Tensor]) -> Tensor:
+    def _combine(self, terms: Iterable[Tensor]) -> Tensor:
         return functools.reduce(torch.mul, terms)
 
 
 def covariance(kernel: Kernel, X: Tensor, noise_var: Tensor, *, lower_only: bool = False) -> Tensor:
-    """A = K + noise, of observations at X: in one buffer that nothing else refers to.
+    """Return A = K + noise, the covariance of observations at X, in a buffer of its own.
 
     Args:
         kernel: Gives K = kernel(X).
         X: (*batch, n, d).
         noise_var: Added to the diagonal: a scalar, or (*batch, n).
-        lower_only: Entries above the diagonal may be anything: for functions that read the lower triangle,
-            and whose gradient is symmetric, such as ``potrf`` and ``fused.mvn_nll``.
+        lower_only: Leave entries above the diagonal undefined: for functions that read the lower triangle
+            only and have a symmetric gradient, such as ``potrf`` and ``fused.mvn_nll``.
 
     Returns:
         A (*batch, n, n), exactly symmetric. It may be overwritten.
     """
-    return _evaluated(kernel, X, None, noise_var, lower_only)
+    return _evaluate(kernel, X, None, noise_var, lower_only)
 
 
 def kernel_from_config(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
 ) -> Kernel:
-    """The kernel that ``config`` describes; hyper-parameters take their shapes from ``tensors``, no values.
+    """Return the kernel that ``config`` describes; only the shapes of ``tensors`` matter, not their values.
 
     Args:
         config: What ``Kernel.config`` returned.
@@ -322,28 +348,33 @@ def kernel_from_config(
 
 
 def part_of_state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries of a ``state_dict`` whose names start with ``prefix``, without it."""
+    """Return the entries of a ``state_dict`` whose names start with ``prefix``, without the prefix."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _evaluated(
-    kernel: Kernel, X: Tensor, Z: Tensor | None, noise_var: Tensor | None, lower_only: bool = False
+def _evaluate(
+    kernel: Kernel,
+    X: Tensor,
+    Z: Tensor | None,
+    noise_var: Tensor | None,
+    lower_only: bool = False,
+    near: Set[Kernel] = _NONE,
 ) -> Tensor:
-    scalars, F = _scalars_like(kernel, X), kernel.features(X)
+    """Return kernel(X, Z) with ``noise_var`` added to the diagonal, in blocks where that saves memory."""
+    scalars, F = _get_scalars_like(kernel, X), kernel.features(X)
     G = None if Z is None else kernel.features(Z)
     rows, columns = X.shape[-2], (X if Z is None else Z).shape[-2]
-    in_blocks = kernel.pure and (noise_var is not None or _blocks.worth_it(rows, columns))
-    if in_blocks and skips_dispatcher(_blocks.flat((scalars, F, () if G is None else G))):
-        return _blocks.evaluated(kernel.matrix, scalars, F, G, noise_var, lower_only)
-    K = kernel.matrix(scalars, F, G)
-    if noise_var is None:
-        return K
-    return added_to_diagonal(K, noise_var)
+    matrix = functools.partial(kernel.evaluate_matrix, near=near) if near else kernel.matrix
+    in_blocks = kernel.pure and (noise_var is not None or _blocks.is_worthwhile(rows, columns))
+    if in_blocks and skips_dispatcher(_blocks.flatten_tree((scalars, F, () if G is None else G))):
+        return _blocks.evaluate_in_blocks(matrix, scalars, F, G, noise_var, lower_only)
+    K = matrix(scalars, F, G)
+    return K if noise_var is None else add_to_diagonal(K, noise_var)
 
 
-def _scalars_like(kernel: Kernel, X: Tensor) -> Tree:
-    return _blocks.mapped(lambda scalar: scalar.to(X), kernel.scalars())
+def _get_scalars_like(kernel: Kernel, X: Tensor) -> Tree:
+    return _blocks.map_tree(lambda scalar: scalar.to(X), kernel.scalars())
 
 
-def _shown(value: Tensor) -> str:
+def _format_value(value: Tensor) -> str:
     return f"{value.item():.4g}" if not value.dim() else f"[{', '.join(f'{v:.4g}' for v in value.tolist())}]"

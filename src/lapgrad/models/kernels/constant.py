@@ -17,7 +17,7 @@ class Constant(Kernel):
 
     Args:
         variance: Positive.
-        active_dims: Without effect, as in all kernels.
+        active_dims: Has no effect here; all kernels have this argument.
 
     Example:
         >>> from lapgrad.models.kernels import Constant
@@ -57,7 +57,7 @@ class White(Kernel):
 
     Args:
         variance: Positive.
-        active_dims: Without effect, as in all kernels.
+        active_dims: Has no effect here; all kernels have this argument.
 
     Example:
         >>> from lapgrad.models.kernels import White

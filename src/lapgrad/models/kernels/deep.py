@@ -1,4 +1,4 @@
-"""Kernels of what a network makes of the points."""
+"""Kernels on the outputs of a network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Deep(Kernel):
 
     Args:
         base: The kernel of the transformed points.
-        network: Any module that maps (*batch, n, d) to (*batch, n, p), each row by itself. It is called once
-            for each set of points. It follows the model to its dtype and device.
-        name: What it is called in files: ``Model.load(path, modules={name: network})``.
-        active_dims: The columns of the points that the network sees; None: all of them.
+        network: Any module that maps (*batch, n, d) to (*batch, n, p), each row independently. It is called
+            once for each set of points. It follows the model to its dtype and device.
+        name: Its name in files: ``Model.load(path, modules={name: network})``.
+        active_dims: The columns of the points that the network gets; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import RBF, Deep
@@ -48,11 +48,11 @@ class Deep(Kernel):
 
     @property
     def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
-        """Whether ``base`` is: the network has its place in ``embed``."""
+        """Whether ``base`` is pure: the network is part of ``embed``, not of ``matrix``."""
         return self.base.pure
 
     def embed(self, X: Tensor) -> Tree:
-        """What ``base`` makes of what the network makes of X."""
+        """The features that ``base`` computes from the outputs of the network."""
         transformed = self.network(X)
         if not isinstance(transformed, Tensor) or transformed.shape[:-1] != X.shape[:-1]:
             seen = tuple(transformed.shape) if isinstance(transformed, Tensor) else type(transformed).__name__
@@ -63,26 +63,26 @@ class Deep(Kernel):
         return self.base.features(transformed)
 
     def scalars(self) -> Tree:
-        """Those of ``base``."""
+        """The scalars of ``base``."""
         return self.base.scalars()
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """That of ``base``."""
+        """The matrix of ``base``."""
         return self.base.matrix(scalars, F, G)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """That of ``base``."""
+        """The diagonal of ``base``."""
         return self.base.diagonal(scalars, F)
 
     def config(self) -> dict[str, Any]:
-        """With the description of ``base``, and the name of the network in place of the network."""
+        """Return options, the description of ``base`` and the name of the network."""
         return {**super().config(), "name": self.name, "base": self.base.config()}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With the network of that name."""
+        """Return a kernel with the network of that name from ``modules``."""
         check_entries(config, {"name": TEXT, "base": PART}, f"the kernel {cls.__name__}")
         name = config["name"]
         if name not in modules:

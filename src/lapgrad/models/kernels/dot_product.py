@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
-from lapgrad.models._products import product
+from lapgrad.models._products import multiply
 from lapgrad.models.kernels._blocks import Tree
-from lapgrad.models.kernels._symmetry import mirrored
+from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -23,7 +23,7 @@ class Linear(Kernel):
 
     Args:
         variance: Positive; a scalar, or one per dimension (d,): the prior variance of the slopes.
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Linear
@@ -51,7 +51,7 @@ class Linear(Kernel):
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """F Gᵀ."""
-        return _products(F, G)
+        return _compute_products(F, G)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """|f|²."""
@@ -62,7 +62,7 @@ class Linear(Kernel):
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With as many variances as were saved."""
+        """Return a kernel with as many variances as were saved."""
         return cls(torch.ones_like(tensors["raw_variance"]), active_dims=config["active_dims"])
 
 
@@ -73,7 +73,7 @@ class Polynomial(Kernel):
         degree: 1, 2, ...
         offset: Positive; the weight of terms of lower degree.
         variance: Positive.
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Polynomial
@@ -107,7 +107,7 @@ class Polynomial(Kernel):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · (F Gᵀ + offset)^degree."""
         variance, offset = scalars
-        return variance * (_products(F, G) + offset) ** self.degree
+        return variance * (_compute_products(F, G) + offset) ** self.degree
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """variance · (|f|² + offset)^degree."""
@@ -116,21 +116,21 @@ class Polynomial(Kernel):
         return result
 
     def config(self) -> dict[str, Any]:
-        """With the degree."""
+        """Return options and the degree."""
         return {**super().config(), "degree": self.degree}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With the degree."""
+        """Return a kernel of the degree that was saved."""
         return cls(config["degree"], active_dims=config["active_dims"])
 
     def extra_repr(self) -> str:
-        """With the degree."""
+        """Degree and hyper-parameters."""
         return f"degree={self.degree}, {super().extra_repr()}"
 
 
-def _products(F: Tensor, G: Tensor | None) -> Tensor:
-    """F Gᵀ; of the same points exactly symmetric, which a product of matrices need not be."""
-    return mirrored(product(F, F.mT)) if G is None else product(F, G.mT)
+def _compute_products(F: Tensor, G: Tensor | None) -> Tensor:
+    """Return F Gᵀ; for G None it is made exactly symmetric, which a product of matrices need not be."""
+    return mirror_lower_triangle(multiply(F, F.mT)) if G is None else multiply(F, G.mT)

@@ -25,7 +25,7 @@ class Periodic(RBF):
         period: Positive; a scalar, or one per dimension (d,).
         lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period.
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Periodic
@@ -51,7 +51,7 @@ class Periodic(RBF):
     def embed(self, X: Tensor) -> Tensor:
         """(cos, sin)(2π x / period) / lengthscale: 4 sin²(a) is the squared chord of the angle 2a.
 
-        Whole periods are taken off first: sines of large angles lose digits.
+        Whole periods are subtracted first, because sines of large angles lose digits.
         """
         period = self.period
         if period.dim() and period.shape[0] != X.shape[-1]:
@@ -67,6 +67,6 @@ class Periodic(RBF):
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With as many lengthscales and periods as were saved."""
+        """Return a kernel with as many lengthscales and periods as were saved."""
         period, lengthscale = (torch.ones_like(tensors[f"raw_{name}"]) for name in ("period", "lengthscale"))
         return cls(period, lengthscale, active_dims=config["active_dims"])

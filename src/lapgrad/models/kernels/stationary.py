@@ -8,7 +8,7 @@ with one lengthscale l for all dimensions, or one per dimension (automatic relev
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree
-from lapgrad.models.kernels._distances import root, squared_distances
-from lapgrad.models.kernels._profiles import scaled_profile
-from lapgrad.models.kernels._symmetry import mirrored
+from lapgrad.models.kernels._distances import compute_squared_distances, take_root
+from lapgrad.models.kernels._profiles import apply_scaled_profile
+from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -30,7 +30,7 @@ class Stationary(Kernel, abc.ABC):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
     """
 
     pure = True
@@ -71,8 +71,8 @@ class Stationary(Kernel, abc.ABC):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · f(S)."""
         variance, *shape = scalars
-        S = squared_distances(F, G)
-        return variance * self.profile(S, *shape) if shape else scaled_profile(self, variance, S)
+        S = compute_squared_distances(F, G)
+        return variance * self.profile(S, *shape) if shape else apply_scaled_profile(self, variance, S)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
@@ -84,14 +84,14 @@ class Stationary(Kernel, abc.ABC):
         """f(S), elementwise."""
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
-        """f(S) and f'(S), where a formula for both saves time; None (the default): autograd finds f'."""
+        """Return f(S) and f'(S) by a formula that saves time; None (the default): autograd computes f'."""
         return None
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Kernel:
-        """With as many lengthscales as were saved."""
+        """Return a kernel with as many lengthscales as were saved."""
         return cls(torch.ones_like(tensors["raw_lengthscale"]), active_dims=config["active_dims"])
 
 
@@ -101,7 +101,7 @@ class RBF(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import RBF
@@ -111,17 +111,26 @@ class RBF(Stationary):
     """
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """By one product and one exponential, where that is precise enough."""
+        """variance · exp(-S / 2), by one product and one exponential where that is precise enough."""
+        return self._evaluate_gaussian(scalars, F, G, are_near=False)
+
+    def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
+        """Return whether the points are near enough for the formula with one product."""
+        return {self: _gaussian.are_points_near(self.features(X), self.features(Z))}
+
+    def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
+        """Return ``matrix(scalars, F, G)``; points are not checked if ``near`` contains this kernel."""
+        if self not in near or type(self).matrix is not RBF.matrix:  # a subclass with a formula of its own
+            return self.matrix(scalars, F, G)
+        return self._evaluate_gaussian(scalars, F, G, are_near=True)
+
+    def _evaluate_gaussian(self, scalars: Tree, F: Tree, G: Tree | None, *, are_near: bool) -> Tensor:
         (variance,) = scalars
         columns = F if G is None else G
-        if _gaussian.suits(self, F, columns, variance):
-            K = _gaussian.gaussian(F, columns, variance)
-            return mirrored(K, variance) if G is None else K
-        return super().matrix(scalars, F, G)
-
-    def near(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
-        """Whether products are precise enough at all of these points."""
-        return {self: _gaussian.near(self.features(X), self.features(Z))}
+        if not _gaussian.is_precise(F, columns, variance, are_near=are_near):
+            return super().matrix(scalars, F, G)
+        K = _gaussian.compute_gaussian(F, columns, variance)
+        return mirror_lower_triangle(K, variance) if G is None else K
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-S / 2)."""
@@ -134,7 +143,7 @@ class Matern12(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Matern12
@@ -144,7 +153,7 @@ class Matern12(Stationary):
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-r)."""
-        return torch.exp(-root(S))
+        return torch.exp(-take_root(S))
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
         """f' = -exp(-r) / 2r, and 0 at 0."""
@@ -159,7 +168,7 @@ class Matern32(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Matern32
@@ -169,7 +178,7 @@ class Matern32(Stationary):
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """(1 + √3 r) exp(-√3 r)."""
-        t = root(3.0 * S)
+        t = take_root(3.0 * S)
         return (1.0 + t) * torch.exp(-t)
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -185,7 +194,7 @@ class Matern52(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import Matern52
@@ -195,7 +204,7 @@ class Matern52(Stationary):
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """(1 + √5 r + 5/3 S) exp(-√5 r)."""
-        t = root(5.0 * S)
+        t = take_root(5.0 * S)
         return (1.0 + t + (5.0 / 3.0) * S) * torch.exp(-t)
 
     def profile_and_slope(self, S: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -214,7 +223,7 @@ class RationalQuadratic(Stationary):
         lengthscale: Positive; a scalar, or one per dimension (d,).
         variance: Positive; k(x, x).
         mixture: Positive; how narrow the distribution of the lengthscales is. Infinity would be ``RBF``.
-        active_dims: The columns of the points that the kernel sees; None: all of them.
+        active_dims: The columns of the points that the kernel uses; None: all of them.
 
     Example:
         >>> from lapgrad.models.kernels import RationalQuadratic

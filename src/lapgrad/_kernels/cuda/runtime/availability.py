@@ -18,7 +18,7 @@ def switched_off() -> bool:
 def missing_packages() -> list[str]:
     """What to install before CUDA tensors run on lapgrad's own kernels; empty when nothing is missing."""
     core = [] if native.available() else ["the compiled core"]
-    return core + [package for module, package in _PACKAGES.items() if not _found(module)]
+    return core + [package for module, package in _PACKAGES.items() if not _is_installed(module)]
 
 
 def available() -> bool:
@@ -26,7 +26,7 @@ def available() -> bool:
     return not switched_off() and not missing_packages()
 
 
-def _found(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package `cuda` itself

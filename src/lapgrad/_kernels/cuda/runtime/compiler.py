@@ -1,8 +1,8 @@
 """Kernels from ``kernels/*.cu``: compiled by NVRTC at first use, kept on disk, loaded once per device.
 
-The file on disk is named by a digest of all that decides its content: the sources, the kernel asked for, the
-options, the architecture and the version of NVRTC. It is written under another name and moved into place, so
-that processes that start together never read a half of it.
+The name of the file on disk is a digest of all that its content depends on: sources, kernel, options,
+architecture and version of NVRTC. The file is written under another name and then renamed, so that no other
+process reads an incomplete one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SOURCES = Path(__file__).parents[1] / "kernels"
 _OPTIONS = ("c++17", "-default-device")
 
 
-def cache_directory() -> Path:
-    """Where compiled kernels are kept: LAPGRAD_CACHE, else ``lapgrad`` in the user's cache directory."""
+def get_cache_directory() -> Path:
+    """The folder of compiled kernels: LAPGRAD_CACHE, else ``lapgrad`` in the user's cache directory."""
     chosen = os.environ.get("LAPGRAD_CACHE")
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapgrad"
 
 
-def compiled(stem: str, expression: str, architecture: str) -> tuple[bytes, str]:
+def compile_or_read(stem: str, expression: str, architecture: str) -> tuple[bytes, str]:
     """The machine code that holds the kernel ``expression`` of ``kernels/<stem>.cu``, and its symbol."""
-    file = cache_directory() / f"{stem}-{_digest(stem, expression, architecture)}.cubin"
-    kept = _kept(file)
+    file = get_cache_directory() / f"{stem}-{_compute_digest(stem, expression, architecture)}.cubin"
+    kept = _read_kept(file)
     if kept is not None:
         return kept
     code, symbol = compile_source(stem, expression, architecture)
@@ -67,7 +67,7 @@ def compile_together(
 
 
 @functools.cache
-def _digest(stem: str, expression: str, architecture: str) -> str:
+def _compute_digest(stem: str, expression: str, architecture: str) -> str:
     from cuda.bindings import nvrtc
 
     digest = hashlib.sha256()
@@ -78,7 +78,7 @@ def _digest(stem: str, expression: str, architecture: str) -> str:
     return digest.hexdigest()[:24]
 
 
-def _kept(file: Path) -> tuple[bytes, str] | None:
+def _read_kept(file: Path) -> tuple[bytes, str] | None:
     """Machine code and symbol from disk; None when there is none, or it is not what was written."""
     try:
         code = file.read_bytes()
@@ -111,12 +111,12 @@ def _keep(file: Path, code: bytes, symbol: str) -> None:
 
 
 @functools.cache
-def kernel(stem: str, expression: str, device: int, architecture: str) -> Any:
+def load_kernel(stem: str, expression: str, device: int, architecture: str) -> Any:
     """The kernel, loaded on a device, that may use all the shared memory a block can have."""
     from cuda.bindings import driver
     from cuda.core import Device, ObjectCode
 
-    code, symbol = compiled(stem, expression, architecture)
+    code, symbol = compile_or_read(stem, expression, architecture)
     target = Device(device)
     target.set_current()
     loaded = ObjectCode.from_cubin(code, symbol_mapping={expression: symbol.encode()}).get_kernel(expression)

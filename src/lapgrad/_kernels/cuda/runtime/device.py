@@ -1,7 +1,7 @@
 """The compiled core on a GPU: cuBLAS by function pointer, own kernels by handle, on torch's current stream.
 
-Algorithms that cut a matrix into many blocks are in the core (csrc/device*.h), where the time between two
-launches is that of the launch. What is here says where the matrices lie, and lends torch's memory for work.
+Algorithms that cut a matrix into many blocks are in the core (csrc/gpu), where no Python runs between two
+launches. The functions here pass it addresses, sizes, strides and a workspace (a torch tensor).
 """
 
 from __future__ import annotations
@@ -32,41 +32,49 @@ _KERNELS = (
 _NOTHING: Blocks = (0, 0, 0, 0, 0, 0, 0)
 
 
-def reshape(A: Tensor, kind: int) -> None:
+def reshape_triangle(A: Tensor, kind: int) -> None:
     """Mirrors, moves or clears a triangle of A, in place."""
-    core.device_reshape(*_queue(A), kind, blocks(A))
+    core.device_reshape(*_get_queue(A), kind, describe_blocks(A))
 
 
 def gemm(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
     """C := alpha A B + beta C; with beta = 0 the old C is not read."""
-    core.device_gemm(*_queue(C), blocks(C), blocks(A), blocks(B), alpha, beta)
+    core.device_gemm(*_get_queue(C), describe_blocks(C), describe_blocks(A), describe_blocks(B), alpha, beta)
 
 
 def trmm(C: Tensor, L: Tensor, B: Tensor, lower: bool, rightside: bool) -> None:
     """C := L B, or B L; only the named triangle of L is read."""
-    core.device_trmm(*_queue(C), blocks(C), blocks(L), blocks(B), lower, rightside)
+    core.device_trmm(
+        *_get_queue(C), describe_blocks(C), describe_blocks(L), describe_blocks(B), lower, rightside
+    )
 
 
 def trsm(B: Tensor, L: Tensor, lower: bool, rightside: bool) -> None:
     """B := L⁻¹ B, or B L⁻¹, in place, by cuBLAS's own substitution."""
-    core.device_trsm(*_queue(B), blocks(B), blocks(L), lower, rightside)
+    core.device_trsm(*_get_queue(B), describe_blocks(B), describe_blocks(L), lower, rightside)
 
 
 def syrk(C: Tensor, A: Tensor, lower: bool, alpha: float = 1.0, beta: float = 0.0) -> None:
     """The named triangle of C := alpha A Aᵀ + beta C; the other one is left alone."""
-    core.device_syrk(*_queue(C), blocks(C), blocks(A), lower, alpha, beta)
+    core.device_syrk(*_get_queue(C), describe_blocks(C), describe_blocks(A), lower, alpha, beta)
 
 
-def triangular_product(
+def multiply_triangle(
     C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float, beta: float, cut: int
 ) -> None:
-    """The named triangle of C := alpha A B + beta C, cut in halves down to ``cut``; beyond it anything."""
-    core.device_triangular_product(*_queue(C), blocks(C), blocks(A), blocks(B), lower, alpha, beta, cut)
+    """The named triangle of C := alpha A B + beta C.
+
+    The triangle is halved recursively; blocks of order ``cut`` on the diagonal are computed whole, so that
+    parts of the other triangle are overwritten, too.
+    """
+    core.device_triangular_product(
+        *_get_queue(C), describe_blocks(C), describe_blocks(A), describe_blocks(B), lower, alpha, beta, cut
+    )
 
 
 def potrf_vjp(G: Tensor, L: Tensor, size: int, cut: int) -> None:
     """The lower triangle of G becomes the symmetric gradient; blocks of order ``size`` are inverted."""
-    _with_work(core.device_potrf_vjp, L, blocks(L), blocks(G), size, cut)
+    _run_with_workspace(core.device_potrf_vjp, L, describe_blocks(L), describe_blocks(G), size, cut)
 
 
 def solve(
@@ -84,25 +92,36 @@ def solve(
     B is ``source``, row-major as X is, else X itself. ``refine``: a step of refinement per block, in solves
     from the left.
     """
-    right = blocks(X if source is None else source)
-    _with_work(core.device_solve, M, blocks(X), right, blocks(M), steps, alpha, refine, size)
+    right = describe_blocks(X if source is None else source)
+    _run_with_workspace(
+        core.device_solve, M, describe_blocks(X), right, describe_blocks(M), steps, alpha, refine, size
+    )
 
 
 def gelqf_vjp(
     gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None, size: int, cut: int
 ) -> None:
     """gA := L⁻ᵀ (gQ + Z Q), Z = copyltu(Lᵀ tril(gL) - gQ Qᵀ), with inverted blocks of order ``size``."""
-    given = [_NOTHING if gradient is None else blocks(gradient) for gradient in (gQ, gL)]
-    _with_work(core.device_gelqf_vjp, L, blocks(gA), blocks(Q), blocks(L), *given, size, cut)
+    given = [_NOTHING if gradient is None else describe_blocks(gradient) for gradient in (gQ, gL)]
+    _run_with_workspace(
+        core.device_gelqf_vjp,
+        L,
+        describe_blocks(gA),
+        describe_blocks(Q),
+        describe_blocks(L),
+        *given,
+        size,
+        cut,
+    )
 
 
 def potri(B: Tensor, size: int) -> None:
     """The lower triangle of B, which holds L in it, becomes that of (L Lᵀ)⁻¹."""
-    _with_work(core.device_potri, B, blocks(B), size)
+    _run_with_workspace(core.device_potri, B, describe_blocks(B), size)
 
 
-def blocks(A: Tensor) -> Blocks:
-    """Where A lies: (m, n), or batches of any number of dimensions whose items lie at equal distances."""
+def describe_blocks(A: Tensor) -> Blocks:
+    """Address, sizes and strides of A: a matrix, or a batch whose items lie at equal distances."""
     if A.dim() == 2:
         return A.data_ptr(), 1, 0, A.shape[0], A.shape[1], A.stride(0), A.stride(1)
     items = A if A.dim() == 3 else A.flatten(0, -3)
@@ -112,53 +131,58 @@ def blocks(A: Tensor) -> Blocks:
     return A.data_ptr(), count, step, rows, cols, row, col
 
 
-def flat(A: Tensor) -> Tensor:
+def flatten_batch(A: Tensor) -> Tensor:
     """(items, m, n): A with one leading dimension."""
     return A.unsqueeze(0) if A.dim() == 2 else A.flatten(0, -3)
 
 
-def readable(A: Tensor) -> Tensor:
-    """A itself when cuBLAS can read it where it lies, else a copy."""
+def make_readable(A: Tensor) -> Tensor:
+    """A itself if cuBLAS can read it as it is, else a contiguous copy."""
     rows, columns = A.stride()[-2:]
     m, n = A.shape[-2:]
     in_a_piece = (columns == 1 and rows >= max(n, 1)) or (rows == 1 and columns >= max(m, 1))
-    return A if in_a_piece and (A.dim() <= 3 or _dense_batch(A)) else A.contiguous()
+    return A if in_a_piece and (A.dim() <= 3 or _is_dense_batch(A)) else A.contiguous()
 
 
-def storable(A: Tensor) -> bool:
+def is_storable(A: Tensor) -> bool:
     """Whether results can be written into A's memory row by row."""
-    return A.stride(-1) == 1 and A.stride(-2) >= A.shape[-1] and (A.dim() <= 3 or _dense_batch(A))
+    return A.stride(-1) == 1 and A.stride(-2) >= A.shape[-1] and (A.dim() <= 3 or _is_dense_batch(A))
 
 
-def _dense_batch(A: Tensor) -> bool:
+def _is_dense_batch(A: Tensor) -> bool:
     """Whether the items of several leading dimensions lie at equal distances."""
     sizes, strides = A.shape[:-2], A.stride()[:-2]
     return all(strides[k] == strides[k + 1] * sizes[k + 1] or sizes[k] == 1 for k in range(len(sizes) - 1))
 
 
-def _with_work(routine: Callable[..., int], like: Tensor, *arguments: Any) -> None:
-    device, handle, stream = _queue(like)
+def _run_with_workspace(routine: Callable[..., int], like: Tensor, *arguments: Any) -> None:
+    device, handle, stream = _get_queue(like)
     count = routine(device, handle, stream, 0, *arguments)
     work = torch.empty(max(count, 1), dtype=like.dtype, device=like.device)
     routine(device, handle, stream, work.data_ptr(), *arguments)
 
 
-def _queue(like: Tensor) -> tuple[Any, int, int]:
+def _get_queue(like: Tensor) -> tuple[Any, int, int]:
     """(kernels, cuBLAS's handle, stream) for the device of ``like``, the current one."""
     number = like.get_device()
-    return _loaded(number, like.dtype), torch.cuda.current_blas_handle(), _stream.current_stream(number)
+    return (
+        _load_device(number, like.dtype),
+        torch.cuda.current_blas_handle(),
+        _stream.get_current_stream(number),
+    )
 
 
 @functools.cache
-def _loaded(device: int, dtype: torch.dtype) -> Any:
-    """The core's view of one device and type."""
+def _load_device(device: int, dtype: torch.dtype) -> Any:
+    """The core's object for one device and element type, with handles of all its kernels."""
     _libraries.bind_cublas()
     _libraries.bind_driver()
     kind, architecture = (
         ("double", 8) if dtype == torch.float64 else ("float", 4),
-        _stream.architecture(device),
+        _stream.get_architecture(device),
     )
     kernels = [
-        _compile.kernel("triangle", name.replace("{T}", kind[0]), device, architecture) for name in _KERNELS
+        _compile.load_kernel("triangle", name.replace("{T}", kind[0]), device, architecture)
+        for name in _KERNELS
     ]
     return core.Device(kind[1], [int(kernel.handle) for kernel in kernels])

@@ -1,8 +1,9 @@
-"""Batches as kernels see them: one leading dimension, three strides; and the first item that failed.
+"""Batches as kernels take them (one leading dimension, three strides), and the status of their items.
 
-A kernel that meets a failure lowers a number on the device (``report_failure`` in ``kernels/batch.cuh``),
-which is read back once, and only by routines that raise. The number is kept from call to call: nothing is set
-up and nothing is reset unless an item failed. Each thread has its own, for each device and stream.
+A kernel that meets a failure writes item and code, as one number, into a *status cell* on the device, if that
+number is smaller than what is there (``report_failure`` in ``kernels/batch.cuh``). The cell is read back once
+per call, and only by routines that raise. Cells are reused: nothing is set up for a call, and a cell is reset
+only after a failure.
 """
 
 from __future__ import annotations
@@ -17,28 +18,41 @@ from torch import Tensor
 from lapgrad._kernels.cuda.runtime import libraries as _libraries
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.native import core
-from lapgrad._torch import synchronisation as _waiting
+from lapgrad._torch import synchronisation as _synchronisation
 
-#: What the number is as long as nothing failed.
+#: The number in a status cell as long as no item has failed.
 NOTHING = (1 << 63) - 1
 
-#: What ``_launch.launch`` takes: stem, kernel, a tensor of its type, grid, threads, bytes, the arguments.
+#: The arguments of ``_launch.launch``: stem, kernel, a tensor of its type, grid, threads, bytes, arguments.
 Launch = tuple[Any, ...]
 
-#: What of a launch depends on the shape alone: kernel, grid, threads, bytes.
+#: The part of a launch that depends on the shape alone: kernel, grid, threads, bytes.
 Geometry = tuple[str, tuple[int, ...], int, int]
 
-_kept = threading.local()
+
+class _ThreadCells(threading.local):
+    """Status cells of the current thread by (device, stream): two threads must not report into one cell.
+
+    A thread-local, because PyTorch calls kernels, also in threads of autograd's own, without any argument in
+    which cells could be passed.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, int], Tensor] = {}
+        self.unused: dict[tuple[int, int], list[DeferredStatus]] = {}
 
 
-def readable(A: Tensor) -> Tensor:
+_of_thread = _ThreadCells()
+
+
+def flatten_batch(A: Tensor) -> Tensor:
     """A with one leading dimension; a copy where its leading dimensions have no common stride."""
     if A.dim() == 3:
         return A
     return A.reshape(-1, *A.shape[-2:])
 
 
-def writable(A: Tensor) -> Tensor | None:
+def view_batch(A: Tensor) -> Tensor | None:
     """A with one leading dimension, in its own memory; None where that cannot be."""
     if A.dim() == 3:
         return A
@@ -48,97 +62,90 @@ def writable(A: Tensor) -> Tensor | None:
         return None
 
 
-def fits(needed: int, like: Tensor) -> bool:
-    """Whether a block of the device of ``like`` may have that many bytes of memory."""
-    return needed <= _stream.block_memory(like.get_device())
+def has_block_memory(needed: int, like: Tensor) -> bool:
+    """Whether a block on the device of ``like`` may have that many bytes of shared memory."""
+    return needed <= _stream.get_block_memory(like.get_device())
 
 
-def first_failure_cell(like: Tensor) -> Tensor | None:
-    """The number that kernels lower, on the current device.
+def get_status_cell(like: Tensor) -> Tensor | None:
+    """The status cell of this thread, for the current stream on the device of ``like``.
 
-    None while a graph is captured, and where nobody waits for it.
+    None if it must not be read: while a graph is captured, and inside ``without_waiting``.
     """
-    if not _waiting.waits() or _stream.being_captured():
+    if not _synchronisation.may_wait() or _stream.is_capturing():
         return None
-    by_stream: dict[tuple[int, int], Tensor] | None = getattr(_kept, "by_stream", None)
-    if by_stream is None:
-        by_stream = _kept.by_stream = {}
     device = like.get_device()
-    key = device, _stream.current_stream(device)
-    cell = by_stream.get(key)
+    key = device, _stream.get_current_stream(device)
+    cell = _of_thread.cells.get(key)
     if cell is None:
         with torch.inference_mode(False):
-            cell = by_stream[key] = new_cell(like)
+            cell = _of_thread.cells[key] = create_status_cell(like)
     return cell
 
 
-def new_cell(like: Tensor) -> Tensor:
-    """A number on the device of ``like`` that says that nothing failed."""
+def create_status_cell(like: Tensor) -> Tensor:
+    """A status cell on the device of ``like``, without a failure."""
     return torch.full((), NOTHING, dtype=torch.int64, device=like.device)
 
 
-class Question:
-    """A number that kernels lower, and its way to the host, on which nothing else has to wait.
+class DeferredStatus:
+    """A status cell that is copied to the host while the device goes on with other work.
 
-    As ``first_failure_cell`` each thread keeps them, for each device and stream; one that was never answered
-    is not used again.
+    As status cells they are reused, by thread, device and stream; one that was never received is not.
     """
 
-    def __init__(self, like: Tensor, kept: list[Question]) -> None:
+    def __init__(self, like: Tensor, unused: list[DeferredStatus]) -> None:
         with torch.inference_mode(False):
-            self.cell = new_cell(like)
-            self._mailbox = _mailbox()
-        self._kept = kept
+            self.cell = create_status_cell(like)
+            self._mailbox = _create_mailbox()
+        self._unused = unused
 
     @classmethod
-    def about(cls, like: Tensor) -> Question | None:
-        """None while a graph is captured, and where nobody waits for the answer."""
-        if not _waiting.waits() or _stream.being_captured():
+    def acquire(cls, like: Tensor) -> DeferredStatus | None:
+        """One for the current stream on the device of ``like``; None as of ``get_status_cell``."""
+        if not _synchronisation.may_wait() or _stream.is_capturing():
             return None
-        by_stream: dict[tuple[int, int], list[Question]] | None = getattr(_kept, "questions", None)
-        if by_stream is None:
-            by_stream = _kept.questions = {}
         device = like.get_device()
-        kept = by_stream.setdefault((device, _stream.current_stream(device)), [])
-        return kept.pop() if kept else cls(like, kept)
+        unused = _of_thread.unused.setdefault((device, _stream.get_current_stream(device)), [])
+        return unused.pop() if unused else cls(like, unused)
 
-    def sent(self) -> Callable[[], tuple[int, int] | None]:
-        """What is launched so far answers it; the function that is returned waits for that."""
-        self._mailbox.send(self.cell.data_ptr(), _stream.current_stream(self.cell.get_device()))
-        return self._answer
+    def send(self) -> Callable[[], tuple[int, int] | None]:
+        """Queues the copy behind what is launched so far. The function returned waits for the copy alone."""
+        self._mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
+        return self._receive
 
-    def _answer(self) -> tuple[int, int] | None:
+    def _receive(self) -> tuple[int, int] | None:
         found: int = self._mailbox.receive()
         if found != NOTHING:
             self.cell.fill_(NOTHING)
-        self._kept.append(self)
-        return None if found == NOTHING else item_and_code(found)
+        self._unused.append(self)
+        return None if found == NOTHING else split_status(found)
 
 
-def _mailbox() -> Any:
-    """Pinned memory for a number, and the core's way there."""
+def _create_mailbox() -> Any:
+    """Pinned memory for one number, and the core's functions that copy to it."""
     _libraries.bind_driver()
     place = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
     return core.Mailbox(place, place.data_ptr())
 
 
-def no_failure() -> None:
-    """The answer where nothing was asked."""
+def report_no_failure() -> None:
+    """Stands in for the function of ``DeferredStatus.send`` where nothing is checked."""
 
 
-def first_failure(cell: Tensor | None) -> tuple[int, int] | None:
-    """(item, code) of the first failure in all that was launched; the number starts anew."""
-    found = lowered(cell)
-    return None if found is None else item_and_code(found)
+def read_first_failure(cell: Tensor | None) -> tuple[int, int] | None:
+    """(item, code) of the first failure in all that was launched, None if there is none; resets the cell."""
+    found = read_status(cell)
+    return None if found is None else split_status(found)
 
 
-def item_and_code(found: int) -> tuple[int, int]:
-    """What ``report_failure`` in ``kernels/batch.cuh`` has put into one number."""
+def split_status(found: int) -> tuple[int, int]:
+    """(item, code) from the number that ``report_failure`` in ``kernels/batch.cuh`` has made of them."""
     return found >> 32, (found & 0xFFFFFFFF) - (1 << 31)
 
 
-def lowered(cell: Tensor | None) -> int | None:
-    """What kernels lowered the number to, None where nothing failed; the number starts anew."""
+def read_status(cell: Tensor | None) -> int | None:
+    """The number in a status cell, None if no item has failed; resets the cell."""
     if cell is None:
         return None
     found = int(cell.item())
@@ -148,22 +155,22 @@ def lowered(cell: Tensor | None) -> int | None:
     return found
 
 
-def address(tensor: Tensor | None) -> int:
-    """Where a tensor lies; 0 for none."""
+def get_address(tensor: Tensor | None) -> int:
+    """The address of a tensor's first element; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def lanes_for(n: int) -> int:
+def choose_lanes(n: int) -> int:
     """Lanes, or registers, for n <= 32 rows or columns."""
     return 4 if n <= 4 else 8 if n <= 8 else 16 if n <= 16 else 32
 
 
-def padded(columns: int, dtype: torch.dtype) -> int:
-    """Elements of a row of a tile: ``padded`` in ``kernels/batch.cuh``."""
+def pad_columns(columns: int, dtype: torch.dtype) -> int:
+    """Elements of a row of a tile: ``pad_columns`` in ``kernels/batch.cuh``."""
     return columns + 16 // dtype.itemsize
 
 
-def tile_stride(rows: int, columns: int, dtype: torch.dtype) -> int:
+def compute_tile_stride(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Elements between the tiles of two groups: ``kRectangleStride`` in ``kernels/batch.cuh``."""
     itemsize = dtype.itemsize
-    return (-(-rows * padded(columns, dtype) * itemsize // 128) * 128 + 16) // itemsize
+    return (-(-rows * pad_columns(columns, dtype) * itemsize // 128) * 128 + 16) // itemsize

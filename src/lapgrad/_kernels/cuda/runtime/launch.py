@@ -36,8 +36,8 @@ def launch(
     if 0 in grid:
         return
     device = like.get_device()
-    kernel = _kernel(stem, name, like.dtype, device)
-    status = core.device_launch(kernel, grid, block, shared, _stream.current_stream(device), arguments)
+    kernel = _load_kernel(stem, name, like.dtype, device)
+    status = core.device_launch(kernel, grid, block, shared, _stream.get_current_stream(device), arguments)
     if status:
         raise RuntimeError(
             f"lapgrad: the driver refused to launch {name} of {stem} with grid {grid}, {block} threads and "
@@ -46,8 +46,10 @@ def launch(
 
 
 @functools.cache
-def _kernel(stem: str, name: str, dtype: torch.dtype, device: int) -> int:
+def _load_kernel(stem: str, name: str, dtype: torch.dtype, device: int) -> int:
     """The driver's handle of a kernel, which stays loaded."""
     _libraries.bind_driver()
-    loaded = _compile.kernel(stem, name.replace("{T}", _TYPES[dtype]), device, _stream.architecture(device))
+    loaded = _compile.load_kernel(
+        stem, name.replace("{T}", _TYPES[dtype]), device, _stream.get_architecture(device)
+    )
     return int(loaded.handle)

@@ -21,24 +21,24 @@ _DRIVER = (
 
 @functools.cache
 def bind_driver() -> None:
-    """The library that every process with a GPU has loaded."""
+    """Passes the addresses of functions of the CUDA driver to the core."""
     driver = ctypes.CDLL("libcuda.so.1")
     for name in _DRIVER:
-        core.device_bind(name, _address(driver, name))
+        core.device_bind(name, _get_address(driver, name))
 
 
 @functools.cache
 def bind_cublas() -> None:
-    """The library that torch has loaded, and whose handle it lends."""
-    cublas = ctypes.CDLL(_loaded_library("libcublas.so"))
+    """Passes the addresses of cuBLAS routines to the core, from the library that torch has loaded."""
+    cublas = ctypes.CDLL(_find_loaded_library("libcublas.so"))
     for letter in "SD":
         for name in _CUBLAS:
             symbol = f"cublas{letter}{name}" + ("" if name.startswith("gemmS") else "_v2")
-            core.device_bind(letter + name, _address(cublas, symbol))
+            core.device_bind(letter + name, _get_address(cublas, symbol))
 
 
-def _loaded_library(stem: str) -> str:
-    """The file of a library that this process has loaded."""
+def _find_loaded_library(stem: str) -> str:
+    """The path of a library that this process has loaded, by the start of its name."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()
@@ -47,5 +47,5 @@ def _loaded_library(stem: str) -> str:
     raise RuntimeError(f"lapgrad: torch has not loaded {stem}; is this a build of torch for CUDA?")
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
+def _get_address(library: ctypes.CDLL, symbol: str) -> int:
     return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0

@@ -1,8 +1,7 @@
-"""cuSOLVER on tensors: handles, types and work space.
+"""cuSOLVER on tensors: handles, types and workspace.
 
-A handle must not be used by two threads at a time, so every thread has its own, one per device. Handles are
-kept for good: cuSOLVER takes milliseconds to make one. cuSOLVER counts columns first: a row-major matrix is
-to it the transpose of the same memory.
+Each thread has one handle per device. Handles are never given back: cuSOLVER takes milliseconds to make one.
+cuSOLVER is column-major: it reads a row-major matrix as its transpose.
 """
 
 from __future__ import annotations
@@ -22,30 +21,39 @@ DATA_TYPES = {torch.float32: 0, torch.float64: 1}
 VALUES_ONLY, WITH_VECTORS = 0, 1  # CUSOLVER_EIG_MODE_*
 LOWER, UPPER = 0, 1  # CUBLAS_FILL_MODE_*, of the matrix as cuSOLVER reads it
 
-_made = threading.local()
+
+class _ThreadHandles(threading.local):
+    """(handle, parameters) of the current thread by device."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[int, tuple[int, int]] = {}
 
 
-def handle(device: int) -> int:
+# A thread-local, because a handle must not be used by two threads at a time.
+_of_thread = _ThreadHandles()
+
+
+def get_handle(device: int) -> int:
     """The calling thread's handle for a device, the current one, set to torch's current stream."""
-    kept = _kept(device)
-    routine("set_stream")(kept[0], _stream.current_stream(device))
-    return kept[0]
+    found, _ = _get_handles(device)
+    get_routine("set_stream")(found, _stream.get_current_stream(device))
+    return found
 
 
-def parameters(device: int) -> int:
-    """What the routines named X... want beside a handle: the choices of algorithm, all left as they are."""
-    return _kept(device)[1]
+def get_parameters(device: int) -> int:
+    """The choices of algorithm that routines named X... take beside a handle: all at their defaults."""
+    return _get_handles(device)[1]
 
 
 @functools.cache
-def routine(name: str) -> Any:
+def get_routine(name: str) -> Any:
     """A function of ``nvmath.bindings.cusolverDn``; it raises when cuSOLVER refuses its arguments."""
     from nvmath.bindings import cusolverDn
 
     return getattr(cusolverDn, name)
 
 
-def work_space(device_bytes: int, host_bytes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def allocate_workspace(device_bytes: int, host_bytes: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Memory on the device of ``like`` and on the host. The caller keeps both until the routine returns."""
     return (
         torch.empty(max(device_bytes, 1), dtype=torch.uint8, device=like.device),
@@ -53,11 +61,8 @@ def work_space(device_bytes: int, host_bytes: int, like: Tensor) -> tuple[Tensor
     )
 
 
-def _kept(device: int) -> tuple[int, int]:
-    """(handle, parameters) of this thread and device. The device is the current one."""
-    by_device: dict[int, tuple[int, int]] | None = getattr(_made, "by_device", None)
-    if by_device is None:
-        by_device = _made.by_device = {}
-    if device not in by_device:
-        by_device[device] = routine("create")(), routine("create_params")()
-    return by_device[device]
+def _get_handles(device: int) -> tuple[int, int]:
+    """(handle, parameters) of this thread for a device, the current one; made if there are none."""
+    if device not in _of_thread.by_device:
+        _of_thread.by_device[device] = get_routine("create")(), get_routine("create_params")()
+    return _of_thread.by_device[device]

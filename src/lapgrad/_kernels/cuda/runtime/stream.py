@@ -1,4 +1,4 @@
-"""Torch's current stream and device, as the libraries below want them: by number, and without delay."""
+"""torch's current stream and device by number, for calls of CUDA libraries, and properties of a device."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch import private as _torch_private
-from lapgrad._torch.precision import full_products, products_are_rounded
+from lapgrad._torch.precision import full_products, rounds_products
 
-_bound = threading.local()
+
+class _BoundDevices(threading.local):
+    """The devices whose context was made current in this thread; a context is current per thread."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+
+_bound = _BoundDevices()
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
-def current_stream(device: int) -> int:
+def get_current_stream(device: int) -> int:
     """The address of torch's current stream on a device."""
-    return _torch_private.cuda_stream(device)
+    return _torch_private.get_cuda_stream(device)
 
 
-def current_device() -> int:
+def get_current_device() -> int:
     """The number of torch's current device."""
-    return _torch_private.cuda_device()
+    return _torch_private.get_cuda_device()
 
 
 def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Makes the device of the first operand the current one, whose libraries and stream the kernel uses.
+    """Decorates a kernel: it runs with the device of its first operand as the current one.
 
-    cuBLAS is used by torch's handle, which rounds float32 numbers if torch was told to: not here.
+    cuBLAS is called with torch's handle, which rounds float32 numbers if torch was told to. That is switched
+    off for the time of the call.
     """
 
     @functools.wraps(kernel)
@@ -42,8 +51,8 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         assert isinstance(first, Tensor)
         device = first.get_device()
         bind_context(device)
-        rounds = products_are_rounded(first)
-        if device == current_device() and not rounds:
+        rounds = rounds_products(first)
+        if device == get_current_device() and not rounds:
             return kernel(*args, **kwargs)
         with torch.cuda.device(device), full_products("cuda") if rounds else contextlib.nullcontext():
             return kernel(*args, **kwargs)
@@ -57,43 +66,40 @@ def bind_context(device: int) -> None:
     Autograd runs backward passes in threads of its own, and torch makes a context current there only with its
     first call into the CUDA runtime: a launch through the driver may come before.
     """
-    known: set[int] | None = getattr(_bound, "devices", None)
-    if known is None:
-        known = _bound.devices = set()
-    # Another device than the current one becomes it by torch's own call, and only for a while.
-    if device not in known and device == current_device():
+    # torch makes any other device current by itself, and only for the time of a call.
+    if device not in _bound.numbers and device == get_current_device():
         from cuda.core import Device
 
         Device(device).set_current()
-        known.add(device)
+        _bound.numbers.add(device)
 
 
-def being_captured() -> bool:
+def is_capturing() -> bool:
     """Whether a CUDA graph records what is launched now: then nothing may be read back to the host."""
     return torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
-def architecture(device: int) -> str:
-    """What NVRTC is to compile for: ``sm_90``."""
+def get_architecture(device: int) -> str:
+    """The architecture that NVRTC compiles for, such as ``sm_90``."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
 
 @functools.cache
-def block_memory(device: int) -> int:
-    """Bytes of a multiprocessor's memory that one block may have."""
+def get_block_memory(device: int) -> int:
+    """Bytes of shared memory that one block may have."""
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
 
 
-#: Times that float32 may be faster than float64: 2 on devices for computing, 32 and 64 on those for pictures.
+#: How many times faster float32 may be than float64: it is 2 on data centre GPUs, 32 or 64 on consumer ones.
 _LARGEST_RATIO = 4
 
 
 @functools.cache
-def multiplies_float64_fast(device: int) -> bool:
-    """Whether algorithms are worth while that trade more operations, in float64, for better ones."""
+def has_fast_float64(device: int) -> bool:
+    """Whether float64 is fast enough for algorithms that trade more operations for matrix products."""
     from cuda.core import Device
 
     return int(Device(device).properties.single_to_double_precision_perf_ratio) <= _LARGEST_RATIO

@@ -8,12 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime.items import Launch, address, readable
-
-#: The largest number of rows and of columns.
-LARGEST = 64
+from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
 
 #: (rows, columns, lanes that share a pair of rows, threads of a block), for at most as many rows and columns,
 #: the shorter side counted as rows. A thread has columns / lanes numbers of each of two rows, and of their
@@ -33,32 +31,34 @@ _KINDS = (
 #: 4 x 4 or 4 x 2 entries of each product.
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
 
-#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" differs by a check only.
 POLICIES = {"mask": 0, "raise": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
-    return A.numel() > 0 and max(A.shape[-2:]) <= LARGEST
+    return A.numel() > 0 and max(A.shape[-2:]) <= _thresholds.GESVD_SMALL
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """As ``_fallback.gesvd``, for what is served."""
+    """``_fallback.gesvd`` for operands that ``serves`` accepts."""
     if U is None or V is None:
         U = V = None
     results = [result for result in (S, U, V) if result is not None]
-    written = [contiguous(result) for result in results]
+    written = [make_contiguous(result) for result in results]
     values, left, right = written if len(written) == 3 else (written[0], None, None)
-    cell = _items.first_failure_cell(A)
-    _launch.launch(*geometry(values, left, right, readable(A), cell))
+    cell = _items.get_status_cell(A)
+    _launch.launch(*plan_decomposition(values, left, right, flatten_batch(A), cell))
     for result, filled in zip(results, written, strict=True):
         if filled is not result:
             result.copy_(filled)
-    return _items.first_failure(cell)
+    return _items.read_first_failure(cell)
 
 
-def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Tensor | None) -> Launch:
-    """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
+def plan_decomposition(
+    S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Tensor | None
+) -> Launch:
+    """The launch for A with one batch dimension and contiguous results."""
     items, m, n = A.shape
     k, width, tall = min(m, n), max(m, n), m > n
     rows, columns, lanes, threads = next(kind for kind in _KINDS if k <= kind[0] and width <= kind[1])
@@ -78,9 +78,9 @@ def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Ten
         step,
         *((column, row) if tall else (row, column)),
         S.data_ptr(),
-        address(short),
-        address(long),
-        address(cell),
+        get_address(short),
+        get_address(long),
+        get_address(cell),
         items,
         k,
         width,
@@ -88,9 +88,9 @@ def geometry(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Ten
     )
 
 
-def serves_gradient(U: Tensor, V: Tensor) -> bool:
-    """Whether the kernel takes these; their strides do not matter."""
-    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= LARGEST
+def serves_vjp(U: Tensor, V: Tensor) -> bool:
+    """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
+    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= _thresholds.GESVD_SMALL
 
 
 def gesvd_vjp(
@@ -104,18 +104,27 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
-    cell = _items.first_failure_cell(U)
-    written = contiguous(gA)
+    """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
+    cell = _items.get_status_cell(U)
+    written = make_contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
-    gU, gV = (None if given is None else readable(given) for given in (gU, gV))
-    plan = gradient_geometry(
-        readable(written), readable(U), readable(V), gU, gV, values, slope, degeneracy, tol, cell
+    gU, gV = (None if given is None else flatten_batch(given) for given in (gU, gV))
+    plan = plan_vjp(
+        flatten_batch(written),
+        flatten_batch(U),
+        flatten_batch(V),
+        gU,
+        gV,
+        values,
+        slope,
+        degeneracy,
+        tol,
+        cell,
     )
     _launch.launch(*plan)
     if written is not gA:
         gA.copy_(written)
-    found = _items.first_failure(cell)
+    found = _items.read_first_failure(cell)
     if found is None:
         return None
     ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)
@@ -123,7 +132,7 @@ def gesvd_vjp(
     return ambiguous
 
 
-def gradient_geometry(
+def plan_vjp(
     gA: Tensor,
     U: Tensor,
     V: Tensor,
@@ -135,7 +144,7 @@ def gradient_geometry(
     tol: float,
     cell: Tensor | None,
 ) -> Launch:
-    """What ``_launch.launch`` takes: matrices with one batch dimension, values contiguous."""
+    """The launch that computes the gradient: matrices with one batch dimension, contiguous values."""
     if U.shape[-1] > V.shape[-1]:
         gA, U, V, gU, gV = gA.mT, V, U, gV, gU
     items, k, n = V.shape
@@ -148,28 +157,28 @@ def gradient_geometry(
         (-(-items // matrices),),
         threads,
         matrices * (3 * k * (k | 1) + 2 * k * (n | 1) + 6 * k + 32) * U.element_size(),
-        *_operand(U),
-        *_operand(V),
+        *_pack_operand(U),
+        *_pack_operand(V),
         S.data_ptr(),
-        *_operand(gU),
-        address(gS),
-        *_operand(gV),
+        *_pack_operand(gU),
+        get_address(gS),
+        *_pack_operand(gV),
         POLICIES[degeneracy],
         float(tol),
-        *_operand(gA),
-        address(cell),
+        *_pack_operand(gA),
+        get_address(cell),
         items,
         k,
         n,
     )
 
 
-def _operand(A: Tensor | None) -> tuple[int, ...]:
-    """Address and strides; of nothing, zeros."""
+def _pack_operand(A: Tensor | None) -> tuple[int, ...]:
+    """Address and strides of A; zeros for None."""
     return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
 
 
-def contiguous(result: Tensor) -> Tensor:
+def make_contiguous(result: Tensor) -> Tensor:
     """``result`` itself if the kernel can write into it, else memory to be copied from."""
     if result.is_contiguous():
         return result

@@ -1,6 +1,6 @@
 """Singular value decompositions of batches of matrices with a side up to 128: LQ, then one-sided Jacobi.
 
-See ``kernels/gesvd_medium.cu``. The results are the work space: L lies where the vectors of the short side
+See ``kernels/gesvd_medium.cu``. The results are the workspace: L lies where the vectors of the short side
 go, and Q where those of the long side go. Beside them a matrix takes one number for each row, and a second
 one for each 128 columns.
 """
@@ -12,30 +12,25 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime.items import Launch, address, readable
+from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
-from lapgrad._kernels.cuda.small.gesvd import contiguous
+from lapgrad._kernels.cuda.small.gesvd import make_contiguous
 
 #: Rows of a warp, and of one of its two blocks; steps of a round, each with as many rotations as a block has
 #: rows. Eight rows of up to 128 numbers are half of the registers that a thread may have when 16 warps share
 #: a multiprocessor.
 _ROWS, _BLOCK, _STEPS = 8, 4, 7
 
-#: Columns for a lane, 32 apart, up to how many rows and columns of L.
+#: (largest order of L, columns per lane); the columns of a lane are 32 apart.
 _COLUMNS = ((64, 2), (96, 3), (128, 4))
 
 #: Blocks for which a multiprocessor is to have registers: rows of float32 take half of them, so that the
 #: rotations of one matrix can be worked out while another one's rows turn.
 _TOGETHER = {torch.float64: 1, torch.float32: 2}
-
-#: One matrix alone takes one multiprocessor as long as a library takes the whole device.
-_FEWEST = 2
-
-#: Bytes of work space where there are no vectors to lie in: the batch is cut so that it stays below.
-_WORK_SPACE = 64 * 2**20
 
 #: Threads of a block that turns signs, a warp for a row.
 _THREADS = 256
@@ -44,39 +39,45 @@ _THREADS = 256
 def serves(A: Tensor) -> bool:
     """Whether this takes a batch of this shape and type; its strides do not matter."""
     k, needed = min(A.shape[-2:]), 0
-    if A.shape[:-2].numel() < _FEWEST or not 0 < k <= _gelqf_batch.LARGEST or A.dtype not in _TOGETHER:
+    if (
+        A.shape[:-2].numel() < _thresholds.GESVD_MEDIUM_FEWEST
+        or not 0 < k <= _thresholds.GELQF_SMALL
+        or A.dtype not in _TOGETHER
+    ):
         return False
-    if max(A.shape[-2:]) > _gelqf_batch.LARGEST:
-        needed = _gelqf_wide.memory(k, A)
-    return _items.fits(max(needed, _memory(k, True, A)), A)
+    if max(A.shape[-2:]) > _thresholds.GELQF_SMALL:
+        needed = _gelqf_wide.count_bytes(k, A)
+    return _items.has_block_memory(max(needed, _count_bytes(k, True, A)), A)
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """As ``_fallback.gesvd``, for what is served; of a failure, that there is one."""
-    cell, source = _items.first_failure_cell(A), readable(A)
+    """``_fallback.gesvd`` for operands that ``serves`` accepts; tells only that an item failed, not which."""
+    cell, source = _items.get_status_cell(A), flatten_batch(A)
     if U is None or V is None:
-        values = contiguous(S)
-        for plan in finding_values(values.view(-1, values.shape[-1]), source, cell):
+        values = make_contiguous(S)
+        for plan in plan_values(values.view(-1, values.shape[-1]), source, cell):
             _launch.launch(*plan)
         written: list[Tensor] = [values]
     else:
-        written = [contiguous(result) for result in (S, U, V)]
-        for plan in decomposing(written[0], readable(written[1]), readable(written[2]), source, cell):
+        written = [make_contiguous(result) for result in (S, U, V)]
+        for plan in plan_decomposition(
+            written[0], flatten_batch(written[1]), flatten_batch(written[2]), source, cell
+        ):
             _launch.launch(*plan)
     for result, filled in zip((S, U, V), written, strict=False):
         if result is not None and filled is not result:
             result.copy_(filled)
-    return _items.first_failure(cell)
+    return _items.read_first_failure(cell)
 
 
-def decomposing(S: Tensor, U: Tensor, V: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
+def plan_decomposition(S: Tensor, U: Tensor, V: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
     """The launches for A with one batch dimension and contiguous results, each to run before the next."""
     items, m, n = A.shape
     tall = m > n
     short, long = (V, U) if tall else (U, V)
     order = _sort_rows(long, A.mT if tall else A)
-    yield from _factoring(short, long, True)
-    yield _rotating(S, short, order, short, long, cell, tall)
+    yield from _plan_factorisation(short, long, True)
+    yield _plan_rotations(S, short, order, short, long, cell, tall)
     if tall:
         rows = items * n
         grid = (-(-rows * 32 // _THREADS),)
@@ -84,18 +85,18 @@ def decomposing(S: Tensor, U: Tensor, V: Tensor, A: Tensor, cell: Tensor | None)
         yield "gesvd_medium", "turn_rows<{T}>", long, grid, _THREADS, 0, *operands
 
 
-def finding_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
+def plan_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
     """The launches that find S alone, each to run before the next. Their items count from that of a part."""
     source = A.mT if A.shape[-2] > A.shape[-1] else A
     items, k, n = source.shape
-    together = min(items, max(1, _WORK_SPACE // (k * n * A.element_size())))
+    together = min(items, max(1, _thresholds.GESVD_WORKSPACE // (k * n * A.element_size())))
     work = torch.empty((together, k, n), dtype=A.dtype, device=A.device)
     for begin in range(0, items, together):
         part = source[begin : begin + together]
         rows = work[: len(part)]
         order, L = _sort_rows(rows, part), rows[..., :k]
-        yield from _factoring(L, rows, False)
-        yield _rotating(S[begin:], L, order, None, None, cell, False)
+        yield from _plan_factorisation(L, rows, False)
+        yield _plan_rotations(S[begin:], L, order, None, None, cell, False)
 
 
 def _sort_rows(target: Tensor, A: Tensor) -> Tensor:
@@ -105,15 +106,15 @@ def _sort_rows(target: Tensor, A: Tensor) -> Tensor:
     return order
 
 
-def _factoring(L: Tensor, rows: Tensor, with_q: bool) -> Iterator[Launch]:
+def _plan_factorisation(L: Tensor, rows: Tensor, with_q: bool) -> Iterator[Launch]:
     """The launches after which L, and ``rows`` if wanted, hold the factors of ``rows``."""
-    if rows.shape[-1] > _gelqf_batch.LARGEST:
-        yield from _gelqf_wide.factoring(L, rows, None, with_q)
+    if rows.shape[-1] > _thresholds.GELQF_SMALL:
+        yield from _gelqf_wide.plan_factorisation(L, rows, None, with_q)
     else:
-        yield _gelqf_batch.factoring(L, rows if with_q else None, rows, True, None)
+        yield _gelqf_batch.plan_factorisation(L, rows if with_q else None, rows, True, None)
 
 
-def _rotating(
+def _plan_rotations(
     S: Tensor,
     L: Tensor,
     order: Tensor,
@@ -126,39 +127,39 @@ def _rotating(
     items, k, _ = L.shape
     vectors = short is not None
     wanted = "true" if vectors else "false"
-    name = f"gesvd_of_factors<{{T}}, {_columns(k)}, {wanted}, {_TOGETHER[L.dtype]}>"
+    name = f"gesvd_of_factors<{{T}}, {_choose_columns(k)}, {wanted}, {_TOGETHER[L.dtype]}>"
     return (
         "gesvd_medium",
         name,
         L,
         (items,),
-        32 * _warps(k),
-        _memory(k, vectors, L),
+        32 * _count_warps(k),
+        _count_bytes(k, vectors, L),
         L.data_ptr(),
         *L.stride(),
         order.data_ptr(),
         S.data_ptr(),
-        address(short),
-        address(long),
-        address(cell),
+        get_address(short),
+        get_address(long),
+        get_address(cell),
         k,
         k if long is None else long.shape[-1],
         int(tall),
     )
 
 
-def _warps(k: int) -> int:
+def _count_warps(k: int) -> int:
     return -(-k // _ROWS)
 
 
-def _columns(k: int) -> int:
+def _choose_columns(k: int) -> int:
     return next(columns for most, columns in _COLUMNS if k <= most)
 
 
-def _memory(k: int, vectors: bool, like: Tensor) -> int:
+def _count_bytes(k: int, vectors: bool, like: Tensor) -> int:
     """Bytes of a block, as ``kernels/gesvd_medium.cu`` counts them."""
-    warps = _warps(k)
+    warps = _count_warps(k)
     size = _ROWS * warps
     numbers = size * size if vectors else 0
-    numbers += warps * _BLOCK * (32 * _columns(k) + 2 * _STEPS) + 3 * size
+    numbers += warps * _BLOCK * (32 * _choose_columns(k) + 2 * _STEPS) + 3 * size
     return numbers * like.element_size() + 4 * (size + warps)

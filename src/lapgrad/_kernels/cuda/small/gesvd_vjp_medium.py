@@ -1,6 +1,6 @@
 """The gradient of singular value decompositions of batches of medium matrices: products around a kernel.
 
-See ``kernels/gesvd_vjp_medium.cu``. Of the work space, three matrices per item, only a part of the batch has
+See ``kernels/gesvd_vjp_medium.cu``. Of the workspace, three matrices per item, only a part of the batch has
 it at a time.
 """
 
@@ -9,24 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime.items import Launch, address, readable, writable
+from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address, view_batch
 from lapgrad._kernels.cuda.small.gesvd import POLICIES
 from lapgrad._torch.precision import in_full_precision
-
-#: The largest order: above it every matrix fills the device by itself.
-LARGEST = 512
-
-#: Bytes of work space: the batch is cut so that it stays below.
-_WORK_SPACE = 64 * 2**20
 
 _THREADS = 256
 
 
 def serves(U: Tensor, V: Tensor) -> bool:
     """Whether this takes these; their strides do not matter."""
-    return U.numel() > 0 < V.numel() and U.dim() > 2 and U.shape[-2] <= LARGEST
+    return U.numel() > 0 < V.numel() and U.dim() > 2 and U.shape[-2] <= _thresholds.GESVD_VJP_MEDIUM
 
 
 @in_full_precision
@@ -41,18 +36,18 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """As ``_fallback.gesvd_vjp``, for what is served. Of ambiguous items the first is marked."""
-    cell = _items.first_failure_cell(U)
-    target = writable(gA)
+    """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
+    cell = _items.get_status_cell(U)
+    target = view_batch(gA)
     written = torch.empty((S.shape[:-1].numel(), *gA.shape[-2:]), dtype=S.dtype, device=S.device)
     result = written if target is None else target
     if U.shape[-1] > V.shape[-1]:
         U, V, gU, gV, result = V, U, gV, gU, result.mT
-    U, V, values = readable(U), readable(V), S.reshape(-1, S.shape[-1]).contiguous()
+    U, V, values = flatten_batch(U), flatten_batch(V), S.reshape(-1, S.shape[-1]).contiguous()
     slope = None if gS is None else gS.reshape(values.shape).contiguous()
-    gU, gV = (None if given is None else readable(given) for given in (gU, gV))
+    gU, gV = (None if given is None else flatten_batch(given) for given in (gU, gV))
     items, k, n = V.shape
-    together = min(items, max(1, _WORK_SPACE // (k * (2 * k + n) * S.element_size())))
+    together = min(items, max(1, _thresholds.GESVD_WORKSPACE // (k * (2 * k + n) * S.element_size())))
     middle, moved = (torch.empty((together, k, k), dtype=S.dtype, device=S.device) for _ in range(2))
     inner = torch.empty((together, k, n), dtype=S.dtype, device=S.device)
     inverse = None if gV is None or k == n else torch.empty_like(values)
@@ -67,14 +62,14 @@ def gesvd_vjp(
             torch.bmm(of_v, right.mT, out=moved[:count])
         own_slope, own_inverse = (None if whole is None else whole[part] for whole in (slope, inverse))
         given = (values[part], own_slope, of_u, of_v, right, own_inverse)
-        _launch.launch(*weighing(middle[:count], moved, *given, degeneracy, tol, cell, begin))
+        _launch.launch(*plan_weighting(middle[:count], moved, *given, degeneracy, tol, cell, begin))
         torch.bmm(middle[:count], right, out=inner[:count])
         if own_inverse is not None and of_v is not None:
             inner[:count].addcmul_(own_inverse[..., None], of_v)
         torch.bmm(left.mT, inner[:count], out=result[part])
     if target is None:
         gA.copy_(written.view(gA.shape))
-    found = _items.first_failure(cell)
+    found = _items.read_first_failure(cell)
     if found is None:
         return None
     ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)
@@ -82,7 +77,7 @@ def gesvd_vjp(
     return ambiguous
 
 
-def weighing(
+def plan_weighting(
     G: Tensor,
     Y: Tensor,
     S: Tensor,
@@ -111,12 +106,12 @@ def weighing(
         G.data_ptr(),
         Y.data_ptr(),
         S.data_ptr(),
-        address(gS),
+        get_address(gS),
         *operands,
-        address(inverse),
+        get_address(inverse),
         POLICIES[degeneracy],
         float(tol),
-        address(cell),
+        get_address(cell),
         first,
         k,
         n,

@@ -2,11 +2,11 @@
 
 ``kernels/kalman_steps.cuh`` has the steps.
 
-The adjoint walks back over predicted moments: n (n + 3) / 2 numbers per step. They are kept for a segment of
-the steps at a time and once per segment, and the filter runs again from there. A gradient that series share
-is one sum for each series, in the order of its steps, then the sum of these in an order that does not change:
-the result is the same to the last bit in every run. Where the moments or these sums of all series would take
-more than ``WORKSPACE`` bytes, the series are served in chunks, one after the other.
+The adjoint walks back over predicted moments: n (n + 3) / 2 numbers per step. They are kept for one segment
+of the steps at a time, and at the start of each segment, from where the filter runs again. A gradient that
+series share is summed over the steps of each series, and then over the series in a fixed order: the result is
+the same to the last bit in every run. Where the moments or these sums of all series would take more than
+``thresholds.KALMAN_WORKSPACE`` bytes, the series are served in chunks, one after the other.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
-from lapgrad._kernels.cuda.runtime.items import Launch, address
-
-LARGEST_STATES = 32
-LARGEST_OBSERVATIONS = 16
+from lapgrad._kernels.cuda.runtime.items import Launch, get_address
 
 #: Threads of a block by states, rounded up. Steps wait for each other, so that what counts is how long one
 #: takes: up to 8 states a warp, whose barriers cost least, has two elements of a matrix for each lane. Above,
 #: few elements for each thread are worth the barriers of a block.
 THREADS = {4: 32, 8: 32, 16: 128, 32: 256}
-
-#: Bytes of predicted moments and of sums of gradients, of all series of a launch.
-WORKSPACE = 1 << 27
-#: Bytes of the predicted moments of one series that are kept at a time.
-_KEPT = 1 << 19
 
 #: Which operands have a dimension of time: y, A, B, Q, R, m, P, c.
 _HAS_TIMES = (True, True, True, True, True, False, False, True)
@@ -46,42 +39,42 @@ def serves(y: Tensor, A: Tensor) -> bool:
     """Whether these kernels take a model of this shape and type."""
     series, times, p = y.shape
     n = A.shape[-1]
-    if not (0 < n <= LARGEST_STATES and 0 < p <= LARGEST_OBSERVATIONS):
+    if not (0 < n <= _thresholds.KALMAN_STATES and 0 < p <= _thresholds.KALMAN_OBSERVATIONS):
         return False
     if not (0 < times < _STEPS and 0 < series < 1 << 29) or y.dtype not in (torch.float32, torch.float64):
         return False
-    return _items.fits(_memory(n, p, y, adjoint=True), y)
+    return _items.has_block_memory(_count_bytes(n, p, y, adjoint=True), y)
 
 
-def pull_back(
+def compute_vjp(
     launch: Callable[..., None],
     gs: Tensor,
     results: Results,
     model: Sequence[Tensor],
-    workspace: int = WORKSPACE,
+    workspace: int = _thresholds.KALMAN_WORKSPACE,
 ) -> None:
-    """Results := the gradients, by as many launches as the work space asks for."""
+    """Results := the gradients, in as many launches as the limit on the workspace makes necessary."""
     if not all(result is None or result.is_contiguous() for result in results):
         dense_results = [
             None if result is None else result.new_empty(result.shape) for result in results
         ]  # the kernel writes row by row
-        pull_back(launch, gs, dense_results, model, workspace)
+        compute_vjp(launch, gs, dense_results, model, workspace)
         for result, found in zip(results, dense_results, strict=True):
             if result is not None and found is not None:
                 result.copy_(found)
         return
     series = model[0].shape[0]
-    segment, chunk = _division(results, model, workspace)
-    moments = gs.new_empty(chunk * _kept_numbers(model, segment))
+    segment, chunk = _divide_work(results, model, workspace)
+    moments = gs.new_empty(chunk * _count_kept_numbers(model, segment))
     for result, has_times in zip(results, _HAS_TIMES, strict=True):
         # Past the last observation of a series nothing is written.
         if result is not None and has_times:
             result.zero_()
     for first in range(0, series, chunk):
         end = min(series, first + chunk)
-        sums = [_place(result, first, end, series) for result in results]
-        part = [_of_series(operand, first, end) for operand in model]
-        launch(*pulling_back(sums, gs[first:end], part, moments, segment))
+        sums = [_place_sums(result, first, end, series) for result in results]
+        part = [_select_series(operand, first, end) for operand in model]
+        launch(*plan_vjp(sums, gs[first:end], part, moments, segment))
         for result, found in zip(results, sums, strict=True):
             if result is None or found is None or not _is_shared(result, series):
                 continue
@@ -91,32 +84,32 @@ def pull_back(
                 result.add_(found.sum(0, keepdim=True))
 
 
-def filtering(s: Tensor, model: Sequence[Tensor], cell: Tensor | None) -> Launch:
+def plan_filter(s: Tensor, model: Sequence[Tensor], cell: Tensor | None) -> Launch:
     """The launch that computes values."""
-    n, p = _sizes(model)
-    shared = _memory(n, p, s, adjoint=False)
-    name, threads = _kernel("filter", n, p)
+    n, p = _get_sizes(model)
+    shared = _count_bytes(n, p, s, adjoint=False)
+    name, threads = _name_kernel("filter", n, p)
     grid = (model[0].shape[0],)
-    return "kalman_nll", name, s, grid, threads, shared, *_model(model), s.data_ptr(), address(cell)
+    return "kalman_nll", name, s, grid, threads, shared, *_pack_model(model), s.data_ptr(), get_address(cell)
 
 
-def pulling_back(
+def plan_vjp(
     gradients: Results, gs: Tensor, model: Sequence[Tensor], moments: Tensor, segment: int
 ) -> Launch:
     """The launch that computes gradients, those of each series in a place of its own."""
-    n, p = _sizes(model)
-    shared = _memory(n, p, gs, adjoint=True)
-    name, threads = _kernel("pull_back", n, p)
+    n, p = _get_sizes(model)
+    shared = _count_bytes(n, p, gs, adjoint=True)
+    name, threads = _name_kernel("pull_back", n, p)
     operands = [gs.data_ptr(), gs.stride(0)]
     for i, gradient in enumerate(gradients):
-        operands += _operand(gradient, _HAS_TIMES[i], always_varies=i == 0)
+        operands += _pack_operand(gradient, _HAS_TIMES[i], always_varies=i == 0)
     return (
         "kalman_nll", name, gs, (gs.shape[0],), threads, shared,
-        *_model(model), *operands, moments.data_ptr(), segment,
+        *_pack_model(model), *operands, moments.data_ptr(), segment,
     )  # fmt: skip
 
 
-def dense(operands: Sequence[Tensor]) -> list[Tensor]:
+def make_dense(operands: Sequence[Tensor]) -> list[Tensor]:
     """The operands with matrices and vectors that lie row by row; copied only where they do not."""
     return [
         operand if operand[:1, :1].is_contiguous() and (has_times or operand[:1].is_contiguous())
@@ -125,32 +118,32 @@ def dense(operands: Sequence[Tensor]) -> list[Tensor]:
     ]  # fmt: skip
 
 
-def first_failure(cell: Tensor | None) -> tuple[int, int, int] | None:
+def read_first_failure(cell: Tensor | None) -> tuple[int, int, int] | None:
     """(series, step, code) of the first failure that was reported; the number starts anew."""
-    found = _items.lowered(cell)
+    found = _items.read_status(cell)
     if found is None:
         return None
     place, code = divmod(found, _CODES)
     return *divmod(place, _STEPS), code - _CODES // 2
 
 
-def _division(results: Results, model: Sequence[Tensor], workspace: int) -> tuple[int, int]:
+def _divide_work(results: Results, model: Sequence[Tensor], workspace: int) -> tuple[int, int]:
     """Steps whose moments are kept at a time, and series that are served at a time."""
     series, times, _ = model[0].shape
     itemsize = model[0].element_size()
-    n, _ = _sizes(model)
+    n, _ = _get_sizes(model)
     moments = n * (n + 3) // 2 * itemsize
     root = math.isqrt(times - 1) + 1  # the least memory
-    segment = min(times, max(root, min(_KEPT, workspace // series) // moments))
+    segment = min(times, max(root, min(_thresholds.KALMAN_KEPT, workspace // series) // moments))
     sums = sum(
         result.numel() * itemsize for result in results if result is not None and _is_shared(result, series)
     )
-    of_one = _kept_numbers(model, segment) * itemsize + sums
+    of_one = _count_kept_numbers(model, segment) * itemsize + sums
     return segment, max(1, min(series, workspace // of_one))
 
 
-def _kept_numbers(model: Sequence[Tensor], segment: int) -> int:
-    """Of one series: the moments of a segment, and one for each segment."""
+def _count_kept_numbers(model: Sequence[Tensor], segment: int) -> int:
+    """Numbers kept for one series: the moments of one segment, and those at the start of each segment."""
     times, n = model[0].shape[1], model[1].shape[-1]
     return n * (n + 3) // 2 * (segment + -(-times // segment))
 
@@ -159,29 +152,29 @@ def _is_shared(result: Tensor, series: int) -> bool:
     return result.shape[0] != series
 
 
-def _place(result: Tensor | None, first: int, end: int, series: int) -> Tensor | None:
-    """Where the gradients of some series go: where they belong, or each into its own sum."""
+def _place_sums(result: Tensor | None, first: int, end: int, series: int) -> Tensor | None:
+    """Where the kernel writes gradients of some series: their rows of the result, or new sums per series."""
     if result is None or not _is_shared(result, series):
         return result if result is None else result[first:end]
     return result.new_zeros(end - first, *result.shape[1:])
 
 
-def _of_series(operand: Tensor, first: int, end: int) -> Tensor:
+def _select_series(operand: Tensor, first: int, end: int) -> Tensor:
     return operand if operand.shape[0] == 1 else operand[first:end]
 
 
-def _sizes(model: Sequence[Tensor]) -> tuple[int, int]:
+def _get_sizes(model: Sequence[Tensor]) -> tuple[int, int]:
     """States and observations."""
     return model[1].shape[-1], model[0].shape[-1]
 
 
-def _model(model: Sequence[Tensor]) -> Iterator[int]:
+def _pack_model(model: Sequence[Tensor]) -> Iterator[int]:
     for i, operand in enumerate(model):
-        yield from _operand(operand, _HAS_TIMES[i], always_varies=i == 0)
-    yield from (model[0].shape[1], *_sizes(model))
+        yield from _pack_operand(operand, _HAS_TIMES[i], always_varies=i == 0)
+    yield from (model[0].shape[1], *_get_sizes(model))
 
 
-def _operand(operand: Tensor | None, has_times: bool, always_varies: bool) -> list[int]:
+def _pack_operand(operand: Tensor | None, has_times: bool, always_varies: bool) -> list[int]:
     """Address, stride between series and, if it has times, between times: 0 where there is one for all."""
     if operand is None:
         return [0] * (3 if has_times else 2)
@@ -191,19 +184,19 @@ def _operand(operand: Tensor | None, has_times: bool, always_varies: bool) -> li
     return [operand.data_ptr(), *strides]
 
 
-def _rounded(n: int, least: int) -> int:
-    """The next power of two."""
+def _round_up(n: int, least: int) -> int:
+    """n rounded up to a power of two, at least ``least``."""
     return max(least, 1 << (n - 1).bit_length())
 
 
-def _kernel(name: str, n: int, p: int) -> tuple[str, int]:
-    states = _rounded(n, 4)
-    return f"{name}<{{T}}, {states}, {_rounded(p, 1)}, {THREADS[states]}>", THREADS[states]
+def _name_kernel(name: str, n: int, p: int) -> tuple[str, int]:
+    states = _round_up(n, 4)
+    return f"{name}<{{T}}, {states}, {_round_up(p, 1)}, {THREADS[states]}>", THREADS[states]
 
 
-def _memory(n: int, p: int, like: Tensor, adjoint: bool) -> int:
-    """Bytes of the memory of a block: ``Steps`` in ``kalman_steps.cuh``, and what ``pull_back`` adds."""
-    N, D = _rounded(n, 4), _rounded(p, 1)
+def _count_bytes(n: int, p: int, like: Tensor, adjoint: bool) -> int:
+    """Bytes of shared memory of a block: ``Steps`` in ``kalman_steps.cuh``, and more for ``compute_vjp``."""
+    N, D = _round_up(n, 4), _round_up(p, 1)
     square, wide, small = N * (N | 1), D * (N | 1), D * (D | 1)
     numbers = 5 * square + 5 * wide + 2 * small + 2 * N + 5 * D
     if adjoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime.items import Launch
 
 _THREADS = 256
@@ -15,20 +16,19 @@ _TILE = 32
 _ALONG_A_ROW = 8
 #: Rows that a group of threads takes one after the other, where that leaves enough threads to fill a device.
 _PASSES = 4
-_MANY_THREADS = 1 << 20
 
 
-def packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
+def plan_packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
     """The launch of v := the entries of a triangle of A; (items, 1, length) and (items, n, n)."""
-    return _moving(A, v, offset, lower, unpacks=False)
+    return _plan_move(A, v, offset, lower, unpacks=False)
 
 
-def unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
+def plan_unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
     """The launch of A := zero, with v in a triangle; (items, n, n) and (items, 1, length)."""
-    return _moving(A, v, offset, lower, unpacks=True)
+    return _plan_move(A, v, offset, lower, unpacks=True)
 
 
-def _moving(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> Launch:
+def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> Launch:
     items, n = A.shape[:2]
     skip = abs(offset)
     item, row, column = A.stride()
@@ -43,13 +43,13 @@ def _moving(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> La
         name = f"move_tiles<{{T}}, {way}>"
         return "packing", name, A, (items * tiles * tiles,), _THREADS, shared, *operands, tiles
     rows = items * (n if unpacks else n - skip)
-    lanes = _lanes(n)
-    passes = _PASSES if rows * lanes >= _MANY_THREADS else 1
+    lanes = _choose_lanes(n)
+    passes = _PASSES if rows * lanes >= _thresholds.PACKING_MANY_THREADS else 1
     grid = (-(-rows // (_THREADS // lanes * passes)),)
     return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
 
 
-def _lanes(n: int) -> int:
+def _choose_lanes(n: int) -> int:
     """Threads for a row, a power of two."""
     if n <= _WARP:
         return 1 << (n - 1).bit_length() if n else 1

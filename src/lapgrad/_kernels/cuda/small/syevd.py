@@ -8,12 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime.items import Launch, address, readable
-
-#: The largest order: beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
-LARGEST = 64
+from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
 
 #: (largest order, lanes for one matrix, threads of a block). A lane has one column, at order 64 two. Blocks
 #: are as large as it takes to fill a multiprocessor with at most 32 blocks, and no larger: one is over when
@@ -24,29 +22,31 @@ _KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
 #: 4 x 4 or 4 x 2 entries of each product.
 _GRADIENT_KINDS = ((8, 4, 4, 64), (16, 4, 8, 64), (32, 8, 8, 64), (64, 16, 16, 256))
 
-#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" is a check more.
+#: Policies for small gaps, as ``kernels/spectral_products.cuh`` counts them. "raise" differs by a check only.
 _POLICIES = {"mask": 0, "raise": 0, "quiet": 0, "lorentz": 1, "clamp": 2, "nan": 3}
 
 
 def serves(A: Tensor) -> bool:
     """Whether the kernel takes these matrices; their strides do not matter."""
-    return 0 < A.shape[-1] <= LARGEST and A.numel() > 0
+    return 0 < A.shape[-1] <= _thresholds.SYEVD_SMALL and A.numel() > 0
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """As ``_fallback.syevd``, for what is served."""
-    values, rows = _contiguous(eigenvalues), None if U is None else _contiguous(U)
-    cell = _items.first_failure_cell(A)
-    _launch.launch(*geometry(values, rows, readable(A), lower, cell))
+    """``_fallback.syevd`` for operands that ``serves`` accepts."""
+    values, rows = _make_contiguous(eigenvalues), None if U is None else _make_contiguous(U)
+    cell = _items.get_status_cell(A)
+    _launch.launch(*plan_decomposition(values, rows, flatten_batch(A), lower, cell))
     if values is not eigenvalues:
         eigenvalues.copy_(values)
     if U is not None and rows is not None and rows is not U:
         U.copy_(rows)
-    return _items.first_failure(cell)
+    return _items.read_first_failure(cell)
 
 
-def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell: Tensor | None) -> Launch:
-    """What ``_launch.launch`` takes, for A with one batch dimension and contiguous results."""
+def plan_decomposition(
+    eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell: Tensor | None
+) -> Launch:
+    """The launch for A with one batch dimension and contiguous results."""
     items, n, _ = A.shape
     order, lanes, threads = next(kind for kind in _KINDS if n <= kind[0])
     matrices = threads // lanes
@@ -62,14 +62,14 @@ def geometry(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell
         step,
         *((rows, columns) if lower else (columns, rows)),
         eigenvalues.data_ptr(),
-        address(U),
-        address(cell),
+        get_address(U),
+        get_address(cell),
         items,
         n,
     )
 
 
-def serves_gradient(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
+def serves_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
     """Whether the kernel takes these: cotangents of all rows, not of the last k."""
     n = U.shape[-1]
     whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
@@ -86,18 +86,18 @@ def syevd_vjp(
     tol: float,
 ) -> tuple[int, int] | None:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
-    written, cell = _contiguous(gA), _items.first_failure_cell(U)
+    written, cell = _make_contiguous(gA), _items.get_status_cell(U)
     values = eigenvalues.contiguous()
     steps = None if slope is None else slope.contiguous()
-    cotangent = None if gU is None else readable(gU)
-    plan = gradient_geometry(written, readable(U), values, cotangent, steps, degeneracy, tol, cell)
+    cotangent = None if gU is None else flatten_batch(gU)
+    plan = plan_vjp(written, flatten_batch(U), values, cotangent, steps, degeneracy, tol, cell)
     _launch.launch(*plan)
     if written is not gA:
         gA.copy_(written)
-    return _items.first_failure(cell)
+    return _items.read_first_failure(cell)
 
 
-def gradient_geometry(
+def plan_vjp(
     gA: Tensor,
     U: Tensor,
     eigenvalues: Tensor,
@@ -107,7 +107,7 @@ def gradient_geometry(
     tol: float,
     cell: Tensor | None,
 ) -> Launch:
-    """What ``_launch.launch`` takes: U and gU with one batch dimension, the rest contiguous."""
+    """The launch that computes the gradient: U and gU with one batch dimension, the rest contiguous."""
     items, n, _ = U.shape
     side, down, across, threads = next(kind for kind in _GRADIENT_KINDS if n <= kind[0])
     matrices = threads // (down * across)
@@ -122,17 +122,17 @@ def gradient_geometry(
         *U.stride(),
         eigenvalues.data_ptr(),
         *((0, 0, 0, 0) if gU is None else (gU.data_ptr(), *gU.stride())),
-        address(slope),
+        get_address(slope),
         _POLICIES[degeneracy],
         float(tol),
         gA.data_ptr(),
-        address(cell),
+        get_address(cell),
         items,
         n,
     )
 
 
-def _contiguous(result: Tensor) -> Tensor:
+def _make_contiguous(result: Tensor) -> Tensor:
     """``result`` itself if the kernel can write into it, else memory to be copied from."""
     return (
         result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)

@@ -10,16 +10,16 @@ import functools
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda.runtime.items import Launch, address, fits, lanes_for, padded, tile_stride
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime.items import (
+    Launch,
+    choose_lanes,
+    compute_tile_stride,
+    get_address,
+    has_block_memory,
+    pad_columns,
+)
 
-LARGEST_ORDER = 128
-
-#: Above this order a few items are better served by a library that gives each the whole device.
-_LARGEST_ALONE = 64
-_FEW = 2
-
-#: Up to this order a column is kept in registers, above it 16 rows of it.
-_LARGEST_IN_REGISTERS = 16
 _PANEL = 16
 
 #: Threads of a block, and columns of one item in it at most.
@@ -34,12 +34,16 @@ def serves(L: Tensor, A: Tensor) -> bool:
     n = L.shape[-1]
     if not A.numel() or A.dtype not in (torch.float32, torch.float64):
         return False
-    if n > _LARGEST_ALONE and (n > LARGEST_ORDER or L.shape[:-2].numel() <= _FEW):
+    if n > _thresholds.TRIANGULAR_ALONE and (
+        n > _thresholds.TRIANGULAR_SMALL or L.shape[:-2].numel() <= _thresholds.TRIANGULAR_FEW
+    ):
         return False
-    return fits(_completed(n) * padded(_completed(n), A.dtype) * A.element_size(), A)
+    return has_block_memory(
+        _round_to_panels(n) * pad_columns(_round_to_panels(n), A.dtype) * A.element_size(), A
+    )
 
 
-def applying(
+def plan_application(
     X: Tensor,
     L: Tensor,
     A: Tensor,
@@ -67,38 +71,38 @@ def applying(
         for operand in (x, a):
             operand[0] += (n - 1) * operand[2] * itemsize
             operand[2] = -operand[2]
-    name, grid, threads, shared, *division = _geometry(items, n, columns, A.dtype, solve)
+    name, grid, threads, shared, *division = _choose_geometry(items, n, columns, A.dtype, solve)
     operands_and_sizes = (*x, *triangle, *a, n, columns, items, *division)
-    return "triangular_batch", name, A, grid, threads, shared, *operands_and_sizes, address(cell)
+    return "triangular_batch", name, A, grid, threads, shared, *operands_and_sizes, get_address(cell)
 
 
 @functools.lru_cache(maxsize=4096)
-def _geometry(
+def _choose_geometry(
     items: int, n: int, columns: int, dtype: torch.dtype, solve: bool
 ) -> tuple[str, tuple[int], int, int, int, int, int]:
     """Kernel, grid, threads, bytes; items of a block, columns of an item in it, blocks for an item."""
     width = min(1 << (columns - 1).bit_length(), _THREADS)
     way = "true" if solve else "false"
-    if n <= _LARGEST_IN_REGISTERS:
-        registers = lanes_for(n)
+    if n <= _thresholds.TRIANGULAR_IN_REGISTERS:
+        registers = choose_lanes(n)
         name = f"apply_small<{{T}}, {registers}, {way}>"
-        tile = tile_stride(registers, registers, dtype) * dtype.itemsize
+        tile = compute_tile_stride(registers, registers, dtype) * dtype.itemsize
         groups = max(1, min(_THREADS // width, _TRIANGLES // tile))
     else:
-        size = _completed(n)
+        size = _round_to_panels(n)
         name = f"apply_medium<{{T}}, {way}>"
-        tile = size * padded(size, dtype) * dtype.itemsize
+        tile = size * pad_columns(size, dtype) * dtype.itemsize
         groups = 1
     chunks = -(-columns // width)
     return name, (-(-items // groups) * chunks,), _THREADS, groups * tile, groups, width, chunks
 
 
-def _completed(n: int) -> int:
-    """The order in whole panels."""
+def _round_to_panels(n: int) -> int:
+    """n rounded up to a multiple of the panel."""
     return -(-n // _PANEL) * _PANEL
 
 
-def finding_zero_pivots(L: Tensor, cell: Tensor) -> Launch:
+def plan_zero_pivot_search(L: Tensor, cell: Tensor) -> Launch:
     """The launch that reports zeros on the diagonal."""
     items, n = L.shape[:2]
     item, row, column = L.stride()

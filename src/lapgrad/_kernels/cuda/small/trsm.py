@@ -6,8 +6,8 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime.items import readable, writable
-from lapgrad._kernels.cuda.small.triangular import applying, finding_zero_pivots, serves
+from lapgrad._kernels.cuda.runtime.items import flatten_batch, view_batch
+from lapgrad._kernels.cuda.small.triangular import plan_application, plan_zero_pivot_search, serves
 from lapgrad._kernels.torch import trsm as _fallback
 
 __all__ = ["serves", "trsm"]
@@ -16,13 +16,15 @@ __all__ = ["serves", "trsm"]
 def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
-    """As ``_fallback.trsm``, for what ``serves`` takes."""
-    target = writable(X)
+    """``_fallback.trsm`` for operands that ``serves`` accepts."""
+    target = view_batch(X)
     if target is None:
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
-    triangles = readable(L)
-    cell = _items.first_failure_cell(A)
+    triangles = flatten_batch(L)
+    cell = _items.get_status_cell(A)
     if cell is not None:
-        _launch.launch(*finding_zero_pivots(triangles, cell))
-    _launch.launch(*applying(target, triangles, readable(A), lower, transpose, rightside, True, cell))
-    return _items.first_failure(cell)
+        _launch.launch(*plan_zero_pivot_search(triangles, cell))
+    _launch.launch(
+        *plan_application(target, triangles, flatten_batch(A), lower, transpose, rightside, True, cell)
+    )
+    return _items.read_first_failure(cell)

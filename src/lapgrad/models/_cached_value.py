@@ -1,4 +1,4 @@
-"""Values that take long to compute, kept as long as what they depend on stays the same."""
+"""A value that takes long to compute, cached until the tensors that it depends on change."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 _Value = TypeVar("_Value")
 
 
-class Remembered(Generic[_Value]):
-    """One value, with copies of the tensors that it was computed from.
+class CachedValue(Generic[_Value]):
+    """One cached value, with copies of the tensors that it was computed from.
 
     Example:
-        >>> x, square = torch.tensor(3.0), Remembered()
+        >>> x, square = torch.tensor(3.0), CachedValue()
         >>> square([x], lambda: x.item() ** 2)
         9.0
         >>> x += 1.0
@@ -27,14 +27,18 @@ class Remembered(Generic[_Value]):
         self._known: tuple[list[Tensor], _Value] | None = None
 
     def __call__(self, tensors: Iterable[Tensor], compute: Callable[[], _Value]) -> _Value:
-        """``compute()``, or what it has returned before, if the tensors are what they were then."""
+        """Return ``compute()``, or its last result if the tensors have not changed since."""
         present = [tensor.detach() for tensor in tensors]
-        if self._known is None or not _all_same(self._known[0], present):
+        if self._known is None or not _are_equal(self._known[0], present):
             self._known = [tensor.clone() for tensor in present], compute()
         return self._known[1]
 
+    def clear(self) -> None:
+        """Free the value and the copies."""
+        self._known = None
 
-def _all_same(before: list[Tensor], now: list[Tensor]) -> bool:
+
+def _are_equal(before: list[Tensor], now: list[Tensor]) -> bool:
     return len(before) == len(now) and all(
         one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
         for one, other in zip(before, now, strict=True)

@@ -1,0 +1,169 @@
+"""When one evaluation of the sparse GP bound reads numbers back from the device: at once, or once at the end.
+
+On a CPU a number can be read at any time. On a GPU the host would have to wait until everything launched so
+far has run, and then the GPU would wait for the host: that would take half of an evaluation. So on a GPU all
+checks are deferred to the end, where one read serves all of them. Until then the evaluation assumes that
+nothing fails, and that products are as precise as they were the last time. In the course of a fit that is
+nearly always true. If it is not, the evaluation is repeated with what is known then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.fused._sgp import statistics as _statistics
+
+#: The bound of rounding errors, in units of the criterion, above which each chunk is solved for.
+IMPRECISE = 1e-6
+
+
+class Evaluation:
+    """What consecutive evaluations of one bound hand on to each other.
+
+    A caller that evaluates the same bound many times (a model) keeps one and passes it to every evaluation.
+    Otherwise each evaluation gets a new one, so that its result does not depend on earlier calls.
+
+    Attributes:
+        is_imprecise: Whether products were too imprecise the last time: the first choice of the next time.
+        deferred: Inside ``defer_checks`` the checks of evaluations so far, else None.
+    """
+
+    def __init__(self) -> None:
+        self.is_imprecise = False
+        self.deferred: list[DeferredChecks] | None = None
+
+    @contextlib.contextmanager
+    def defer_checks(self) -> Iterator[list[DeferredChecks]]:
+        """Evaluations inside leave their checks to the caller, in the list that this yields.
+
+        A CUDA graph is recorded this way: the caller reads the checks after each replay.
+        """
+        before, self.deferred = self.deferred, []
+        try:
+            yield self.deferred
+        finally:
+            self.deferred = before
+
+
+class ImmediateChecks:
+    """Reads numbers when they are there, and raises at once.
+
+    Args:
+        operator: The name in messages.
+        jitter: For messages, too.
+        is_imprecise: Whether products are known to be too imprecise; None: to be found out.
+    """
+
+    #: Where ``potrf`` writes its status. None: it raises instead.
+    factor_info: Tensor | None = None
+    sums_info: Tensor | None = None
+
+    def __init__(self, operator: str, jitter: float, is_imprecise: bool | None = None) -> None:
+        self.operator, self.jitter, self._is_imprecise = operator, jitter, is_imprecise
+        #: Whether ``needs_solves`` will return False: only then the inverse of a factor of K_uu may be used.
+        self.are_products_precise = is_imprecise is False
+
+    def check_value(self, value: Tensor) -> None:
+        """Raises if the criterion is not finite."""
+        if not value.isfinite():
+            raise explain_value_failure(self.operator)
+
+    def needs_solves(self, imprecision: Tensor) -> bool:
+        """Whether products are so imprecise that each chunk is solved for."""
+        return bool(imprecision > IMPRECISE) if self._is_imprecise is None else self._is_imprecise
+
+
+class DeferredChecks:
+    """Keeps numbers on the device until ``are_passed`` reads all of them at once.
+
+    Args:
+        operator: The name in messages.
+        jitter: For messages, too.
+        like: Has the device and the dtype.
+        evaluation: Supplies the choice to make before anything is read, and is told the right one.
+        assumption: On the device, whether the kernel's assumption about the points holds; None: it does.
+    """
+
+    def __init__(
+        self, operator: str, jitter: float, like: Tensor, evaluation: Evaluation, assumption: Tensor | None
+    ) -> None:
+        self.operator, self.jitter, self._evaluation = operator, jitter, evaluation
+        self.is_imprecise = evaluation.is_imprecise
+        self.are_products_precise = not self.is_imprecise
+        info = torch.zeros(2, dtype=torch.int32, device=like.device)
+        self.factor_info, self.sums_info = info.unbind()
+        self._assumption = torch.ones_like(info[0], dtype=torch.bool) if assumption is None else assumption
+        self._finite, self._imprecision = torch.ones_like(self._assumption), like.new_zeros(())
+        self._is_choice_used = False
+        #: After ``are_passed`` has returned False: whether products are imprecise, if that can be told.
+        self.found_imprecise: bool | None = None
+
+    def check_value(self, value: Tensor) -> None:
+        """Keeps whether the criterion is finite."""
+        self._finite = value.isfinite()
+
+    def needs_solves(self, imprecision: Tensor) -> bool:
+        """Whether each chunk is solved for: the choice of the last evaluation."""
+        self._imprecision, self._is_choice_used = imprecision, True
+        return self.is_imprecise
+
+    def hand_over(self) -> bool:
+        """Leaves the checks to the caller of ``Evaluation.defer_checks``; False if there is none.
+
+        Raises:
+            OptionError: There is none, and a CUDA graph is being captured, so that nothing can be read.
+        """
+        if self._evaluation.deferred is not None:
+            self._evaluation.deferred.append(self)
+            return True
+        if self._imprecision.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise _errors.OptionError(
+                f"{self.operator}: it must look at its results, and cannot be captured in a CUDA graph. "
+                f"SparseGPRegression.fit uses one by itself."
+            )
+        return False
+
+    def are_passed(self) -> bool:
+        """Reads the numbers. Raises if something has failed; False if the evaluation must be repeated.
+
+        If the kernel's assumption does not hold, the matrices may be wrong, and nothing else is concluded.
+        """
+        states = (self._assumption, self.factor_info, self.sums_info, self._finite, self._imprecision)
+        numbers = torch.stack([state.to(self._imprecision.dtype) for state in states]).tolist()
+        factor_code, sums_code = int(numbers[1]), int(numbers[2])
+        if not numbers[0]:
+            return False
+        if factor_code:
+            raise _statistics.explain_factor_failure(self.operator, self.jitter, factor_code)
+        if sums_code:
+            raise explain_sums_failure(self.operator, sums_code)
+        if not numbers[3]:
+            raise explain_value_failure(self.operator)
+        if not self._is_choice_used:
+            return True
+        self.found_imprecise = self._evaluation.is_imprecise = numbers[4] > IMPRECISE
+        return self.found_imprecise == self.is_imprecise
+
+
+def explain_sums_failure(operator: str, code: int) -> _errors.LapgradError:
+    """The error for I + W / v without a Cholesky factor; ``code`` as of ``potrf``."""
+    if code < 0:
+        return _errors.NonFiniteError(
+            f"{operator}: K_uf contains NaN or infinity. Check X and the parameters of the kernel.", (), -code
+        )
+    return _errors.NotPositiveDefiniteError(
+        f"{operator}: I + W / noise_var is not positive definite up to rounding: noise_var is too small "
+        f"beside the kernel.",
+        (),
+        code,
+    )
+
+
+def explain_value_failure(operator: str) -> _errors.NonFiniteError:
+    """The error for a criterion that is not finite though all factors are."""
+    return _errors.NonFiniteError(f"{operator}: the value is not finite: Y contains NaN or infinity.")
