@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from device import DEVICE, KERNELS
+from kernel_packages import replace_by_torch
 from paths import path
 from tolerances import OF_A_GROUP, assert_close, of_order
 from torch import Tensor, func
@@ -15,7 +16,6 @@ from torch.autograd import grad
 
 import lapgrad
 from lapgrad._kernels import cpu as _cpu
-from lapgrad._kernels import table as _kernels
 
 FLOATS = (torch.float64, torch.float32)
 GAPS = (1e-15, 1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
@@ -37,8 +37,7 @@ def taken(way: str, isa: str = "") -> Iterator[None]:
             yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        for routine in ("syevd_vjp", "gesvd_vjp"):
-            patch.setitem(KERNELS, routine, getattr(_kernels._fallback, routine))
+        replace_by_torch(patch, KERNELS, "syevd_vjp", "gesvd_vjp")
         yield
 
 

@@ -92,6 +92,17 @@ def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
     assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
 
 
+def test_files_that_contributing_names_exist() -> None:
+    """The walk through the files of one operator: at most ten, and all of them are there."""
+    (steps,) = re.findall(
+        r"^## Adding an operator\n(.*?)^### ", document("CONTRIBUTING.md"), re.MULTILINE | re.DOTALL
+    )
+    files = re.findall(r"^\| \d+ \| `([^`]+)` \|", steps, re.MULTILINE)
+    assert 1 < len(files) <= 10
+    for file in files:
+        assert "gesv" in document(file), file
+
+
 @pytest.mark.parametrize("name", FUNCTIONS_OF_A_KERNEL)
 def test_function_of_a_kernel_has_tests_and_its_lines(name: str) -> None:
     """No rows in the tables: their operands are tensors alone."""
@@ -101,6 +112,15 @@ def test_function_of_a_kernel_has_tests_and_its_lines(name: str) -> None:
     assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
     described = re.findall(r"^    (\w+): ", sections(name)["Args"], re.MULTILINE)
     assert described == list(inspect.signature(FUNCTIONS_OF_A_KERNEL[name]).parameters)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_benchmark_counts_the_work(name: str) -> None:
+    """More work for larger matrices, forward and backward, in the unit of the docstring."""
+    row = cases.OPERATORS[name]
+    for work in (row.forward, row.backward):
+        assert 0 < work(8, 8) < work(16, 16)
+    assert ("flop" in sections(name)["Cost"]) == (row.unit == "flop")
 
 
 def test_tables_have_no_other_rows() -> None:

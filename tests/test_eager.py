@@ -82,47 +82,9 @@ def test_default_device(case: OperatorCase) -> None:
         assert_all_close(gradients, torch.autograd.grad(again, sample.args, torch.ones_like(again)), 0)
 
 
-#: For each operator and each operand that alone needs a gradient, the number of tensors saved. Three of those
-#: of pca, cca and lda are the unit of the data and its powers, a number per item.
-SAVED = {
-    "potrf": (1,),
-    "potrf_ex": (2,),
-    "trsm": (2, 1),
-    "trmm": (1, 1),
-    "gemmt": (1, 1),
-    "gemm2": (1, 1),
-    "gemm": (1, 1, 0),
-    "syrk": (1,),
-    "copyltu": (0,),
-    "gesvd": (3,),
-    "gelqf": (2,),
-    "linalg.lstsq": (4, 2),
-    "syevd": (2,),
-    "linalg.eigh_fn": (2,),
-    "linalg.pca": (9,),
-    "linalg.cca": (15, 15),
-    "linalg.lda": (17,),
-    "sumlogdiag": (1,),
-    "extractdiag": (0,),
-    "makediag": (0,),
-    "extracttrian": (0,),
-    "maketrian": (0,),
-    "potri": (1,),
-    "linalg.cho_solve": (2, 1),
-    "linalg.logdet_psd": (1,),
-    "linalg.solve_psd": (2, 1),
-    "linalg.inverse_psd": (1,),
-    "fused.mvn_nll": (2, 2),
-    "fused.kalman_nll": (8,) * 7,
-    "inverse": (1,),
-    "det": (3,),
-    "slogdet": (3,),
-}
-
-
 def test_saves_the_minimum(case: OperatorCase) -> None:
     sample = case.small()
-    for position, count in enumerate(SAVED[case.name]):
+    for position, count in enumerate(case.saved):
         args = [arg.detach() for arg in sample.args]
         args[position].requires_grad_()
         packed: list[Tensor] = []

@@ -10,6 +10,8 @@ import torch
 from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_packages import in_torch as _fallback
+from kernel_packages import replace_by_torch
 from paths import WAYS, path
 from tolerances import assert_close, of_order
 from torch import Tensor, func
@@ -18,7 +20,6 @@ from torch.autograd import grad
 import lapgrad
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels import table as _kernels
-from lapgrad._kernels import torch as _fallback
 
 FLOATS = (torch.float64, torch.float32)
 POLICIES = ("mask", "lorentz", "clamp", "nan", "raise")
@@ -279,8 +280,7 @@ AMBIGUOUS: dict[str, tuple[Tensor, Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_losses_without_a_derivative(name: str, core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        for routine in ("gesvd", "gesvd_vjp"):
-            monkeypatch.setitem(KERNELS, routine, getattr(_fallback, routine))
+        replace_by_torch(monkeypatch, KERNELS, "gesvd", "gesvd_vjp")
     A, loss = AMBIGUOUS[name]
     harmless = with_values([3.0, 2.0, 1.0], *A.shape, seed=4)
     batch = torch.stack([harmless, A, A])
@@ -321,11 +321,7 @@ def test_losses_with_a_derivative_at_zeros(
 ) -> None:
     """No warning (it would be an error), with and without rounding errors in the cotangents."""
     if not core:
-        from lapgrad._kernels import table as _kernels
-        from lapgrad._kernels import torch as _fallback
-
-        for routine in ("gesvd", "gesvd_vjp"):
-            monkeypatch.setitem(_kernels._CPU, routine, getattr(_fallback, routine))
+        replace_by_torch(monkeypatch, _kernels._CPU, "gesvd", "gesvd_vjp")
     for A in (with_values([3.0, 1.0], *shape), with_values([3.0, 1.0], *shape).expand(3, *shape)):
         leaf = A.clone().requires_grad_()
         result = DETERMINED[name](*lapgrad.gesvd(leaf, degeneracy="raise"))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from public import FUNCTIONS_OF_A_KERNEL, OPERATORS
 
+from lapgrad._kernels.table import collect_kernels
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "lapgrad"
 BENCH = ROOT / "src" / "lapgrad_bench"
@@ -222,6 +224,31 @@ def test_one_stem_one_file() -> None:
             assert public[name].__module__ == f"lapgrad.{folder}.{stem}"
         stems = {file.stem for file in (PACKAGE / folder).glob("*.py") if not file.stem.startswith("_")}
         assert stems == set(own.values())
+
+
+#: A lookup of a routine in the table of kernels, and the files that may have one.
+LOOKUP = r'\blookup\(\s*"(\w+)"'
+OPERATOR_FILES = [file for folder in ("ops", "linalg", "fused") for file in (PACKAGE / folder).rglob("*.py")]
+
+
+def test_every_routine_is_looked_up() -> None:
+    """Public functions of kernel modules are routines: helpers belong in private modules."""
+    operators = "".join(
+        file.read_text() for folder in ("ops", "linalg", "fused") for file in (PACKAGE / folder).rglob("*.py")
+    )
+    looked_up = set(re.findall(r'\blookup\(\s*"(\w+)"', operators))
+    packages = ("torch", "cpu", "cuda")
+    kernels = {name for package in packages for name in collect_kernels(f"lapgrad._kernels.{package}")}
+    assert looked_up == kernels
+
+
+def test_optional_routines_are_asked_for() -> None:
+    """A routine that plain PyTorch does not have is looked up only where ``has_kernel`` is asked."""
+    in_torch = collect_kernels("lapgrad._kernels.torch").keys()
+    for file in OPERATOR_FILES:
+        text = file.read_text()
+        for name in set(re.findall(LOOKUP, text)) - in_torch:
+            assert f'has_kernel("{name.removeprefix("serves_")}"' in text, f"{name} in {file.name}"
 
 
 def test_everything_bound_is_called() -> None:

@@ -14,13 +14,13 @@ import scipy.linalg
 import torch
 from device import DEVICE, KERNELS
 from hypothesis import strategies
+from kernel_packages import replace_by_torch
 from paths import PATHS, WAYS, path
 from samples.case import MAKERS
 from tolerances import assert_all_close
 from torch import Tensor, func
 
 import lapgrad
-from lapgrad._kernels import table as _kernels
 
 FINITE = ("mask", "lorentz", "clamp", "raise")
 EPS = torch.finfo(torch.float64).eps
@@ -215,8 +215,7 @@ def test_one_warning_where_there_is_no_gradient(
 ) -> None:
     """An eigenvector of a plane of them, and one of two equal eigenvalues."""
     if way == "fallback":
-        for routine in ("syevd", "syevd_vjp"):
-            monkeypatch.setitem(KERNELS, routine, getattr(_kernels._fallback, routine))
+        replace_by_torch(monkeypatch, KERNELS, "syevd", "syevd_vjp")
     with path("default" if way == "fallback" else way):
         for batch in ((), (3,)):
             A = with_spectrum([1.0, 2.0, 3.0, 3.0]).expand(*batch, 4, 4).clone().requires_grad_()

@@ -1,8 +1,9 @@
-// Binds inverses, determinants and their gradients: addresses, sizes and strides in, status out.
+// Binds inverses, determinants, solves and their gradients: addresses, sizes and strides in, status out.
 #include <algorithm>
 #include <vector>
 
 #include "bind/binding.h"
+#include "ops/gesv.h"
 #include "ops/lu.h"
 
 namespace lapgrad::binding {
@@ -106,6 +107,37 @@ nb::object determinant_vjp(int item_size, std::uintptr_t a, index_t a_batch, ind
     });
 }
 
+// X := A^-1 B, or A^-T B, and the factors of A. Returns the first item that has none.
+nb::object gesv(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
+                 index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t x, index_t x_batch, index_t x_row,
+                 index_t x_col, std::uintptr_t lu, std::uintptr_t pivots, bool transposed, index_t count, index_t n,
+                 index_t m) {
+    const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col}, X{x, x_batch, x_row, x_col};
+    Status status(count);
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            gesv_batch<T>(A.as<const T>(count, n, n), B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed,
+                           factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
+        });
+    }
+    return status.first(count, [](index_t, std::int32_t code) { return code != 0; });
+}
+
+// X := A^-1 B, or A^-T B, from the factors of A.
+void gesv_factored(int item_size, std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t b, index_t b_batch,
+                    index_t b_row, index_t b_col, std::uintptr_t x, index_t x_batch, index_t x_row, index_t x_col,
+                    bool transposed, index_t count, index_t n, index_t m) {
+    const Operand B{b, b_batch, b_row, b_col}, X{x, x_batch, x_row, x_col};
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        gesv_factored_batch<T>(factors<const T>(lu, count, n), reinterpret_cast<const pivot_t*>(pivots),
+                                B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed);
+    });
+}
+
 }  // namespace
 
 void bind_lu(nb::module_& m) {
@@ -113,6 +145,8 @@ void bind_lu(nb::module_& m) {
     m.def("inverse_vjp", &inverse_vjp);
     m.def("determinant", &determinant);
     m.def("determinant_vjp", &determinant_vjp);
+    m.def("gesv", &gesv);
+    m.def("gesv_factored", &gesv_factored);
 }
 
 }  // namespace lapgrad::binding

@@ -37,6 +37,7 @@ from lapgrad.ops.gelqf import LQ, gelqf
 from lapgrad.ops.gemm import gemm
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gemmt import gemmt
+from lapgrad.ops.gesv import gesv
 from lapgrad.ops.gesvd import SingularValueDecomposition, gesvd
 from lapgrad.ops.inverse import inverse
 from lapgrad.ops.makediag import makediag
@@ -103,6 +104,7 @@ __all__ = [
     "gemm",
     "gemm2",
     "gemmt",
+    "gesv",
     "gesvd",
     "inverse",
     "linalg",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import emulated
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import stream as _stream

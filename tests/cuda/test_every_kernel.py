@@ -11,8 +11,8 @@ import every_kernel
 import pytest
 import stand_ins
 import torch
+from kernel_packages import CUDA_KERNELS
 
-from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels import table as _kernels
 from lapgrad._kernels.cpu import available
 from lapgrad._kernels.cuda.runtime import stream as _stream
@@ -38,8 +38,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[every_kernel.Kerne
     monkeypatch.setattr(emulated, "run", remember)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
-    kernels = {name: getattr(_cuda, name) for name in _kernels.ROUTINES}
-    with stand_ins.in_place_of_the_gpu(), mock.patch.dict(_kernels._CPU, kernels):
+    with stand_ins.in_place_of_the_gpu(), mock.patch.dict(_kernels._CPU.fill(), CUDA_KERNELS, clear=True):
         yield found
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
 from tolerances import HOUSEHOLDER, assert_close
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
 #: Wide, square and tall for each kernel; few kernels, as each is compiled for the CPU first.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
 machines = pytest.mark.parametrize("machine", MACHINES)

@@ -9,11 +9,11 @@ import places
 import pytest
 import tolerances
 import torch
+from kernel_packages import on_cuda
 from singular_values import normal
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
-from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 
@@ -109,10 +109,10 @@ def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch
     A = normal(6, 5, 140).view(2, 3, 5, 140)
     Q, L = (torch.empty(3, 2, 5, side, dtype=A.dtype).transpose(0, 1) for side in (140, 5))
     with in_place_of_the_gpu():
-        assert _cuda.gelqf(L, Q, A, False) is None
+        assert on_cuda.gelqf(L, Q, A, False) is None
         check(A, L, Q)
         alone = A.new_empty(2, 3, 5, 5)
-        assert _cuda.gelqf(alone, None, A.mT.contiguous().mT, False) is None
+        assert on_cuda.gelqf(alone, None, A.mT.contiguous().mT, False) is None
     torch.testing.assert_close(alone, L, rtol=0, atol=1e-13)
     assert not _gelqf_wide.serves(A[0])
     assert not _gelqf_wide.serves(A[..., :128])

@@ -9,13 +9,13 @@ import emulated
 import places
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
 from stand_ins import in_place_of_the_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
 from tolerances import HIGHER_ORDER, SUMS_OVER_STEPS, assert_close
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import kalman as kernels

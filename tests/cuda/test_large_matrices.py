@@ -5,6 +5,7 @@ Blocks are made small, so that every case has several of them and a last one tha
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +13,12 @@ from unittest import mock
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
+from kernel_packages import on_cuda
 from stand_ins import in_place_of_the_gpu
 from tolerances import INVERTED_BLOCKS, PROMISED_ON_CUDA, assert_close
 from torch import Tensor
 
-from lapgrad._kernels import cuda as _cuda
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cpu import available
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
@@ -48,7 +49,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def without_fallback(name: str) -> Iterator[None]:
-    with mock.patch.object(_fallback, name, side_effect=AssertionError("gone the slow way")):
+    """Fails where a kernel of CUDA hands its operands to that of plain PyTorch."""
+    module = importlib.import_module(f"lapgrad._kernels.torch.{name}")
+    with mock.patch.object(module, name, side_effect=AssertionError("gone the slow way")):
         yield
 
 
@@ -78,7 +81,7 @@ def both(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Results of the routine on CUDA and of that in plain PyTorch."""
     found, wanted = ([torch.full(shape, 7.0, dtype=torch.float64) for _ in range(results)] for _ in range(2))
-    getattr(_cuda, name)(*found, *arguments)
+    getattr(on_cuda, name)(*found, *arguments)
     getattr(_fallback, name)(*wanted, *arguments)
     return found, wanted
 
@@ -92,12 +95,12 @@ class TestCholesky:
         found, wanted = both("potrf", 1, A.shape, named, lower, None)
         assert_near(found[0], wanted[0])
         overwritten = named.clone()
-        assert _cuda.potrf(overwritten, overwritten, lower, None) is None
+        assert on_cuda.potrf(overwritten, overwritten, lower, None) is None
         assert torch.equal(overwritten, found[0])
         by_columns, spread = named.mT.contiguous().mT, named.repeat_interleave(2, -1)[..., ::2]
         for source in (by_columns, spread):
             L = torch.full_like(found[0], torch.nan)
-            assert _cuda.potrf(L, source, lower, None) is None
+            assert on_cuda.potrf(L, source, lower, None) is None
             assert torch.equal(L, found[0])
 
     def test_potrf_vjp(self, batch: tuple[int, ...], lower: bool) -> None:
@@ -139,7 +142,7 @@ class TestCholesky:
         A = torch.randn((*batch, 5, ORDER) if rightside else (*batch, ORDER, 5), dtype=L.dtype)
         with without_fallback("trsm"):
             found = torch.empty_like(A)
-            assert _cuda.trsm(found, L, A, lower, transpose, rightside) is None
+            assert on_cuda.trsm(found, L, A, lower, transpose, rightside) is None
         wanted = torch.empty_like(A)
         _fallback.trsm(wanted, L, A, lower, transpose, rightside)
         assert_near(found, wanted)
@@ -162,7 +165,7 @@ class TestCholesky:
         found, wanted = both("trsm", 1, A.shape, L, A, lower, transpose, rightside)
         assert_near(found[0], wanted[0])
         assert torch.equal(A, before)
-        assert _cuda.trsm(A, L, A, lower, transpose, rightside) is None
+        assert on_cuda.trsm(A, L, A, lower, transpose, rightside) is None
         assert torch.equal(A, found[0])
 
     def test_products(self, batch: tuple[int, ...], lower: bool) -> None:
@@ -187,22 +190,22 @@ def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
     A[5, 100, 80] = A[5, 80, 100] = float("nan")
     codes = [torch.zeros(6, dtype=torch.int32) for _ in range(2)]
     results = [torch.empty_like(A) for _ in range(2)]
-    _cuda.potrf(results[0], A, lower, codes[0])
+    on_cuda.potrf(results[0], A, lower, codes[0])
     _fallback.potrf(results[1], A, lower, codes[1])
     assert codes[0].tolist() == codes[1].tolist() == [0, 8, -10, -21, 141, -101]
     assert_near(*results)
-    assert _cuda.potrf(results[0], A, lower, None) == (1, 8)
+    assert on_cuda.potrf(results[0], A, lower, None) == (1, 8)
 
 
 def test_a_zero_pivot_is_found() -> None:
     L = factor(2, ORDER)
     L[1, 33, 33] = 0.0
     B = torch.randn(2, ORDER, 20, dtype=L.dtype)
-    assert _cuda.trsm(torch.empty_like(B), L, B, True, False, False) == (1, 33)
+    assert on_cuda.trsm(torch.empty_like(B), L, B, True, False, False) == (1, 33)
     overwritten = B.clone()
-    assert _cuda.trsm(overwritten, L, overwritten, True, False, False) == (1, 33)
+    assert on_cuda.trsm(overwritten, L, overwritten, True, False, False) == (1, 33)
     assert torch.equal(overwritten, B)
-    assert _cuda.potri(torch.empty_like(L), L, True) == (1, 33)
+    assert on_cuda.potri(torch.empty_like(L), L, True) == (1, 33)
 
 
 def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
@@ -211,8 +214,8 @@ def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
     singular[7, 7] = 0.0
     X = torch.empty_like(B)
     for _ in range(2):
-        assert _cuda.trsm(X, singular, B, True, False, False) == (0, 7)
-        assert _cuda.trsm(X, L, B, True, False, False) is None
+        assert on_cuda.trsm(X, singular, B, True, False, False) == (0, 7)
+        assert on_cuda.trsm(X, L, B, True, False, False) is None
 
 
 def test_a_question_without_an_answer_is_not_asked_again() -> None:
@@ -225,14 +228,14 @@ def test_a_question_without_an_answer_is_not_asked_again() -> None:
         mock.patch.object(_device, "solve", side_effect=torch.OutOfMemoryError),
         pytest.raises(torch.OutOfMemoryError),
     ):
-        _cuda.trsm(X, singular, B, True, False, False)
-    assert _cuda.trsm(X, L, B, True, False, False) is None
+        on_cuda.trsm(X, singular, B, True, False, False)
+    assert on_cuda.trsm(X, L, B, True, False, False) is None
 
 
 def test_two_questions_at_a_time() -> None:
     L, singular = factor(ORDER), factor(ORDER)
     singular[7, 7] = 0.0
-    first, second = (_cuda.dependent_row_later(factor_, 1e-10, False) for factor_ in (singular, L))
+    first, second = (on_cuda.dependent_row_later(factor_, 1e-10, False) for factor_ in (singular, L))
     assert second() is None
     assert first() == (0, 7)
 
@@ -246,7 +249,7 @@ def test_gelqf_is_as_accurate_as_householder(m: int, n: int, condition: float) -
         rank, eps = min(m, n), torch.finfo(dtype).eps
         L, Q = torch.empty(m, rank, dtype=dtype), torch.empty(rank, n, dtype=dtype)
         with without_fallback("gelqf"):
-            assert _cuda.gelqf(L, Q, A, False) is None
+            assert on_cuda.gelqf(L, Q, A, False) is None
         assert float((Q @ Q.mT - torch.eye(rank, dtype=dtype)).abs().max()) <= PROMISED_ON_CUDA * n * eps
         assert float((L @ Q - A).norm() / A.norm()) <= PROMISED_ON_CUDA * n * eps
         assert float(L[:rank].triu(1).abs().max()) == 0.0
@@ -265,7 +268,7 @@ def test_gelqf_of_float32_takes_one_round_where_that_does(
     monkeypatch.setattr(_cholesky, "factorise_upper", factorise)
     A = with_condition(150, 400, condition, dtype)
     L, Q = torch.empty(150, 150, dtype=dtype), torch.empty(150, 400, dtype=dtype)
-    assert _cuda.gelqf(L, Q, A, False) is None
+    assert on_cuda.gelqf(L, Q, A, False) is None
     assert factorise.call_count == rounds
     away = (Q.double() @ Q.double().mT - torch.eye(150)).norm()
     assert away <= PROMISED_ON_CUDA * 150**0.5 * torch.finfo(dtype).eps
@@ -307,19 +310,19 @@ def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) ->
     A = torch.randn(150, 200)
     Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)
     with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gelqf"):
-        _cuda.gelqf(L, Q, A, False)
+        on_cuda.gelqf(L, Q, A, False)
     with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gesvd"):
-        _cuda.gesvd(S, L, Q, A)
+        on_cuda.gesvd(S, L, Q, A)
 
 
 def test_a_dependent_row_is_found() -> None:
     L = factor(2, 150)
-    assert _cuda.dependent_row(L, 1e-10, False) is None
+    assert on_cuda.dependent_row(L, 1e-10, False) is None
     L[1, 40, 40] = 1e-14
-    assert _cuda.dependent_row(L, 1e-10, False) == _fallback.dependent_row(L, 1e-10, False) == (1, 40)
-    assert _cuda.dependent_row_later(L, 1e-10, False)() == (1, 40)
-    assert _cuda.dependent_row_later(L, 1e-10, True)() == _fallback.dependent_row_later(L, 1e-10, True)()
-    assert _cuda.dependent_row_later(L[:0], 1e-10, False)() is None
+    assert on_cuda.dependent_row(L, 1e-10, False) == _fallback.dependent_row(L, 1e-10, False) == (1, 40)
+    assert on_cuda.dependent_row_later(L, 1e-10, False)() == (1, 40)
+    assert on_cuda.dependent_row_later(L, 1e-10, True)() == _fallback.dependent_row_later(L, 1e-10, True)()
+    assert on_cuda.dependent_row_later(L[:0], 1e-10, False)() is None
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e14])
@@ -331,7 +334,7 @@ def test_gesvd_through_symmetric_eigenvalues(m: int, n: int, condition: float) -
         rank, eps = min(m, n), torch.finfo(dtype).eps
         S, U, V = (torch.empty(*s, dtype=dtype) for s in ((rank,), (rank, m), (rank, n)))
         with without_fallback("gesvd"):
-            assert _cuda.gesvd(S, U, V, A) is None
+            assert on_cuda.gesvd(S, U, V, A) is None
         identity = torch.eye(rank, dtype=dtype)
         assert float((U @ U.mT - identity).abs().max()) <= PROMISED_ON_CUDA * n * eps
         assert float((V @ V.mT - identity).abs().max()) <= PROMISED_ON_CUDA * n * eps

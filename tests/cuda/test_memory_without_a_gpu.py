@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import test_memory
 import torch
+from kernel_packages import CUDA_KERNELS
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels import table as _kernels
 from lapgrad._kernels.cpu import available
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
@@ -72,8 +72,10 @@ def peak_of_allocator(function: Callable[[], Any]) -> int:
 @pytest.fixture
 def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors through the kernels for CUDA."""
-    for name in _kernels.ROUTINES:
-        monkeypatch.setitem(_kernels._CPU, name, getattr(_cuda, name))
+    for name in list(_kernels._CPU.fill()):
+        monkeypatch.delitem(_kernels._CPU, name)
+    for name, kernel in CUDA_KERNELS.items():
+        monkeypatch.setitem(_kernels._CPU, name, kernel)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
     monkeypatch.setattr(test_memory, "peak_bytes", peak_of_allocator)

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
+from kernel_packages import on_cuda
 from machines import MACHINES, Machine
 from stand_ins import in_place_of_the_gpu
 from torch import Tensor
 
-from lapgrad._kernels import cuda as _cuda
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import packing as _packing
@@ -134,10 +134,10 @@ def check_calls(machine: Machine, batch: tuple[int, ...]) -> None:
         for matrix, v, result in operands:
             expected, back = torch.empty_like(v), torch.empty_like(A)
             _fallback.extracttrian(expected, matrix, offset, lower)
-            _cuda.extracttrian(v, matrix, offset, lower)
+            on_cuda.extracttrian(v, matrix, offset, lower)
             assert torch.equal(v, expected)
             _fallback.maketrian(back, v, offset, lower)
-            _cuda.maketrian(result, v, offset, lower)
+            on_cuda.maketrian(result, v, offset, lower)
             assert torch.equal(result, back)
 
 

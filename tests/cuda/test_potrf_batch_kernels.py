@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 #: Each kernel, on both sides of its borders; in float32 fewer, as every kernel is compiled for the CPU first.

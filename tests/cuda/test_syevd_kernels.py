@@ -9,10 +9,10 @@ import places
 import pytest
 import tolerances
 import torch
+from kernel_packages import on_cuda
 from torch import Tensor
 
 from lapgrad._formulas.gaps import fix_signs
-from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 
@@ -39,7 +39,7 @@ def on_cpu(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: b
 def on_device(A: Tensor, lower: bool = True, vectors: bool = True) -> Result:
     moved = torch.empty_strided(A.shape, A.stride(), dtype=A.dtype, device="cuda").copy_(A)
     eigenvalues, U = moved.new_empty(A.shape[:-1]), moved.new_empty(A.shape)
-    failure = _cuda.syevd(eigenvalues, U if vectors else None, moved, lower)
+    failure = on_cuda.syevd(eigenvalues, U if vectors else None, moved, lower)
     return eigenvalues.cpu(), U.cpu() if vectors else None, failure
 
 

@@ -8,11 +8,11 @@ import emulated
 import places
 import pytest
 import torch
+from kernel_packages import on_cuda
 from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad.ops import syevd as formulas
@@ -41,7 +41,7 @@ def on_device(
 ) -> tuple[Tensor, tuple[int, int] | None]:
     there = [None if given is None else given.cuda() for given in (U, eigenvalues, gU, slope)]
     gA = torch.empty(U.shape, dtype=U.dtype, device="cuda")
-    failure = _cuda.syevd_vjp(gA, *there, degeneracy, tol)
+    failure = on_cuda.syevd_vjp(gA, *there, degeneracy, tol)
     return gA.cpu(), failure
 
 

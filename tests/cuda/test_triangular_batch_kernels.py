@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
+from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import triangular as _triangular_batch
 

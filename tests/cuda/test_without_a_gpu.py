@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
 from fresh_process import output
+from kernel_packages import in_torch as _fallback
 
 from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels import table as _kernels
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import availability as _native
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 
@@ -49,24 +50,24 @@ print([name for name in ("cuda.core", "cuda.bindings", "nvmath") if name in set(
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> _kernels._OnFirstUse:
+def table(monkeypatch: pytest.MonkeyPatch) -> _kernels.KernelTable:
     """The table of CUDA kernels before its first use."""
     monkeypatch.delenv("LAPGRAD_CUDA", raising=False)
-    return _kernels._OnFirstUse(_kernels._nvidia_libraries)
+    return _kernels.KernelTable(_kernels._collect_cuda, _kernels._run_on_its_device)
 
 
-def test_missing_packages_are_named_once(table: _kernels._OnFirstUse) -> None:
+def test_missing_packages_are_named_once(table: _kernels.KernelTable) -> None:
     with mock.patch.object(_native, "_is_installed", return_value=False):
         missing = _cuda.missing_packages()
         with pytest.warns(RuntimeWarning, match=r"CUDA kernels need .*pip install 'lapgrad\[cuda\]'") as seen:
-            found = {routine: table[routine] for routine in _kernels.ROUTINES}
+            found = dict(table.fill())
     assert len(seen) == 1
     assert missing
     assert all(package in str(seen[0].message) for package in missing)
-    assert found == {routine: getattr(_fallback, routine) for routine in _kernels.ROUTINES}
+    assert found == vars(_fallback)
 
 
-def test_switched_off_is_silent(table: _kernels._OnFirstUse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_is_silent(table: _kernels.KernelTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAPGRAD_CUDA", "off")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -74,12 +75,13 @@ def test_switched_off_is_silent(table: _kernels._OnFirstUse, monkeypatch: pytest
     assert not _cuda.available()
 
 
-def test_routines_are_replaced_name_by_name(table: _kernels._OnFirstUse) -> None:
-    own = ModuleType("own")
-    own.potrf = lambda *_: None  # type: ignore[attr-defined]
-    with mock.patch.object(table, "_find_module", return_value=own):
-        assert table["potrf"] is own.potrf
-        assert table["gemm"] is _fallback.gemm
+def test_routines_are_replaced_name_by_name(table: _kernels.KernelTable) -> None:
+    def own(*_: Any) -> None: ...
+
+    with mock.patch.object(table, "_collect", return_value={"potrf": own}):
+        assert table["potrf"] is own
+        assert inspect.unwrap(table["gemm"]) is inspect.unwrap(_fallback.gemm)
+        assert table["gemm"] is not _fallback.gemm, "it runs on the device of its operands"
 
 
 @pytest.fixture

@@ -41,6 +41,23 @@ class Recipe:
     id: str
 
 
+def _square(n: int, m: int, flags: Flags) -> tuple[Shape, ...]:
+    return ((n, n),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Orders:
+    """How an operator on the compiled core is sampled at any order: algorithms change with it.
+
+    Attributes:
+        flags: All choices of each flag.
+        shapes: Shapes of the operands for matrices of order n; m is the other side of those not square.
+    """
+
+    flags: dict[str, tuple[Any, ...]]
+    shapes: Callable[[int, int, Flags], tuple[Shape, ...]] = _square
+
+
 @dataclasses.dataclass(frozen=True)
 class OperatorCase:
     """A row of the table.
@@ -53,6 +70,8 @@ class OperatorCase:
             "spaced_rows" (its covariance is), "separated" (singular values), "triangular", "full_rank",
             "contracting", "regular" or "general".
         operands: Names of the tensor arguments.
+        saved: For each operand that alone needs a gradient, the number of tensors saved.
+        orders: Samples of any order; None for an operator that is composed of others.
         overwrites: Position of the operand that ``overwrite=True`` reuses.
         leaves_result: Whether it then holds the (first) result; else what the result was made from.
         condition: By how much an operator on matrices of order n amplifies rounding more than a product does.
@@ -72,6 +91,8 @@ class OperatorCase:
     recipes: tuple[Recipe, ...]
     kinds: tuple[str, ...]
     operands: tuple[str, ...]
+    saved: tuple[int, ...]
+    orders: Orders | None = None
     overwrites: int | None = None
     leaves_result: bool = True
     condition: Callable[[int], float] = lambda n: 1.0

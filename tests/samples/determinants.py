@@ -1,4 +1,4 @@
-"""Inverses and determinants."""
+"""Inverses, determinants and solves by LU factorisation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 from device import DEVICE
-from tolerances import of_order
+from tolerances import SOLVED_TWICE, of_order
 from torch import Tensor
 
 from lapgrad._torch import lu as torch_lu
-from samples.case import OperatorCase, square_recipes
+from samples.case import BATCH_PAIRS, OperatorCase, Orders, Recipe, all_flags, named, square_recipes
 
 
 class _LogDeterminant(NamedTuple):
@@ -43,6 +43,20 @@ def inverse(A: Tensor) -> Tensor:
     return torch_lu.inv(A)
 
 
+def gesv(A: Tensor, B: Tensor, *, transpose: bool = False) -> Tensor:
+    """By the inverse: derivatives of torch.linalg.solve in forward mode leave out those of its factors."""
+    return torch_lu.inv(A.mT if transpose else A) @ B
+
+
+def _solve_recipes() -> tuple[Recipe, ...]:
+    """A matrix of order n and right-hand sides; all the ways in which leading dimensions meet."""
+    recipes = []
+    for flag in all_flags(transpose=(False, True)):
+        recipes += [named(((n, n), (n, m)), flag) for n, m in ((5, 3), (3, 5), (1, 1), (0, 3), (3, 0))]
+        recipes += [named(((*one, 4, 4), (*other, 4, 3)), flag) for one, other in BATCH_PAIRS]
+    return tuple(recipes)
+
+
 #: Once for the operator and once for its reference. cuSOLVER's elimination rounds more than LAPACK's: 97
 #: units are seen at n = 257.
 _BOTH = 2.0 if DEVICE.type == "cpu" else 3.0
@@ -59,7 +73,44 @@ def _of_pivots(n: int) -> float:
 
 
 CASES: tuple[OperatorCase, ...] = (
-    OperatorCase("inverse", inverse, square_recipes(), ("regular",), ("A",), overwrites=0),
-    OperatorCase("det", det, square_recipes(), ("regular",), ("A",), condition=_of_pivots),
-    OperatorCase("slogdet", slogdet, square_recipes(), ("regular",), ("A",), condition=_of_pivots),
+    OperatorCase(
+        "inverse",
+        inverse,
+        square_recipes(),
+        ("regular",),
+        ("A",),
+        overwrites=0,
+        saved=(1,),
+        orders=Orders({}),
+    ),
+    OperatorCase(
+        "det",
+        det,
+        square_recipes(),
+        ("regular",),
+        ("A",),
+        condition=_of_pivots,
+        saved=(3,),
+        orders=Orders({}),
+    ),
+    OperatorCase(
+        "slogdet",
+        slogdet,
+        square_recipes(),
+        ("regular",),
+        ("A",),
+        condition=_of_pivots,
+        saved=(3,),
+        orders=Orders({}),
+    ),
+    OperatorCase(
+        "gesv",
+        gesv,
+        _solve_recipes(),
+        ("regular", "general"),
+        ("A", "B"),
+        condition=lambda n: SOLVED_TWICE,
+        saved=(4, 3),
+        orders=Orders({"transpose": (False, True)}, lambda n, m, flags: ((n, n), (n, m))),
+    ),
 )

@@ -9,7 +9,7 @@ from tolerances import GRADIENT_OF_LQ, SOLVED_TWICE
 from torch import Tensor
 
 from lapgrad._torch import lu as torch_lu
-from samples.case import BATCH_PAIRS, OperatorCase, Recipe, Shape, all_flags, named
+from samples.case import BATCH_PAIRS, OperatorCase, Orders, Recipe, Shape, all_flags, named
 
 #: Wide first, then square and tall; empty ones; batches.
 SHAPES: tuple[Shape, ...] = (
@@ -75,6 +75,8 @@ CASES: tuple[OperatorCase, ...] = (
         ("full_rank",),
         ("A",),
         condition=lambda n: GRADIENT_OF_LQ,
+        saved=(2,),
+        orders=Orders({"mode": ("reduced", "l"), "positive": (False, True)}, lambda n, m, flags: ((n, m),)),
     ),
     OperatorCase(
         "linalg.lstsq",
@@ -83,5 +85,7 @@ CASES: tuple[OperatorCase, ...] = (
         ("full_rank", "general"),
         ("A", "B"),
         condition=lambda n: SOLVED_TWICE,
+        saved=(4, 2),
+        orders=Orders({"rcond": (None, 1e-06)}, lambda n, m, flags: ((n, m), (n, 3))),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samples.case import SWEEPS, OperatorCase, Recipe, Shape, named
+from samples.case import SWEEPS, OperatorCase, Orders, Recipe, Shape, named
 from samples.signs import decisive_signs
 
 
@@ -59,5 +59,15 @@ def _of_vectors(n: int) -> float:
 
 
 CASES = (
-    OperatorCase("gesvd", gesvd, _recipes(), ("separated",), ("A",), condition=_of_vectors, passes=SWEEPS),
+    OperatorCase(
+        "gesvd",
+        gesvd,
+        _recipes(),
+        ("separated",),
+        ("A",),
+        condition=_of_vectors,
+        passes=SWEEPS,
+        saved=(3,),
+        orders=Orders({"vectors": (True, False)}, lambda n, m, flags: ((n, m),)),
+    ),
 )

@@ -99,6 +99,7 @@ CASES = (
         needs_distinct_columns=True,
         passes=2 * SWEEPS,  # and the covariances and their factors
         scale_share=0.45,
+        saved=(15, 15),
     ),
     OperatorCase(
         "linalg.lda",
@@ -120,5 +121,6 @@ CASES = (
         draw=_draw_lda,
         passes=2 * SWEEPS,  # and the covariances and their factors
         scale_share=0.45,
+        saved=(17,),
     ),
 )

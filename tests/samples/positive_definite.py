@@ -8,7 +8,7 @@ import torch
 from tolerances import SOLVED_TWICE
 from torch import Tensor
 
-from samples.case import BATCH_PAIRS, OperatorCase, Recipe, all_flags, named, square_recipes
+from samples.case import BATCH_PAIRS, OperatorCase, Orders, Recipe, all_flags, named, square_recipes
 
 
 def _solve_recipes() -> tuple[Recipe, ...]:
@@ -62,8 +62,25 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True) -> Tensor:
 
 
 CASES: tuple[OperatorCase, ...] = (
-    OperatorCase("potri", potri, square_recipes(lower=(True, False)), ("triangular",), ("L",), overwrites=0),
-    OperatorCase("linalg.cho_solve", cho_solve, _solve_recipes(), ("triangular", "general"), ("L", "B")),
+    OperatorCase(
+        "potri",
+        potri,
+        square_recipes(lower=(True, False)),
+        ("triangular",),
+        ("L",),
+        overwrites=0,
+        saved=(1,),
+        orders=Orders({"lower": (True, False)}),
+    ),
+    OperatorCase(
+        "linalg.cho_solve",
+        cho_solve,
+        _solve_recipes(),
+        ("triangular", "general"),
+        ("L", "B"),
+        saved=(2, 1),
+        orders=Orders({"lower": (True, False)}, lambda n, m, flags: ((n, n), (n, m))),
+    ),
     OperatorCase(
         "linalg.logdet_psd",
         logdet_psd,
@@ -72,6 +89,8 @@ CASES: tuple[OperatorCase, ...] = (
         ("A",),
         overwrites=0,
         leaves_result=False,
+        saved=(1,),
+        orders=Orders({"lower": (True, False)}),
     ),
     OperatorCase(
         "linalg.solve_psd",
@@ -80,6 +99,8 @@ CASES: tuple[OperatorCase, ...] = (
         ("spd", "general"),
         ("A", "B"),
         condition=lambda n: SOLVED_TWICE,
+        saved=(2, 1),
+        orders=Orders({"lower": (True, False)}, lambda n, m, flags: ((n, n), (n, m))),
     ),
     OperatorCase(
         "linalg.inverse_psd",
@@ -89,6 +110,8 @@ CASES: tuple[OperatorCase, ...] = (
         ("A",),
         overwrites=0,
         condition=lambda n: SOLVED_TWICE,
+        saved=(1,),
+        orders=Orders({"lower": (True, False)}),
     ),
     OperatorCase(
         "fused.mvn_nll",
@@ -99,5 +122,7 @@ CASES: tuple[OperatorCase, ...] = (
         overwrites=0,
         leaves_result=False,
         condition=lambda n: SOLVED_TWICE,
+        saved=(2, 2),
+        orders=Orders({"lower": (True, False)}, lambda n, m, flags: ((n, n), (n, m))),
     ),
 )

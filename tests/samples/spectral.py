@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samples.case import SWEEPS, Flags, OperatorCase, Recipe, draw_batch, draw_size, named, square_recipes
+from samples.case import (
+    SWEEPS,
+    Flags,
+    OperatorCase,
+    Orders,
+    Recipe,
+    draw_batch,
+    draw_size,
+    named,
+    square_recipes,
+)
 from samples.signs import decisive_signs
 
 
@@ -150,7 +160,17 @@ def _draw_pca(rng: random.Random, largest: int) -> Recipe:
 
 
 CASES: tuple[OperatorCase, ...] = (
-    OperatorCase("syevd", syevd, _syevd_recipes(), ("spaced",), ("A",), condition=float, passes=SWEEPS),
+    OperatorCase(
+        "syevd",
+        syevd,
+        _syevd_recipes(),
+        ("spaced",),
+        ("A",),
+        condition=float,
+        passes=SWEEPS,
+        saved=(2,),
+        orders=Orders({"lower": (True, False), "vectors": (True, False)}),
+    ),
     OperatorCase(
         "linalg.eigh_fn",
         eigh_fn,
@@ -159,6 +179,7 @@ CASES: tuple[OperatorCase, ...] = (
         ("A",),
         condition=lambda n: 10.0,
         passes=SWEEPS,
+        saved=(2,),
     ),
     OperatorCase(
         "linalg.pca",
@@ -171,5 +192,6 @@ CASES: tuple[OperatorCase, ...] = (
         draw=_draw_pca,
         passes=SWEEPS,
         scale_share=0.45,
+        saved=(9,),
     ),
 )

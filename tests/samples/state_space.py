@@ -105,5 +105,6 @@ CASES = (
         draw=_draw,
         passes=24,  # 6 steps of a factorisation, a solve and two products
         scale_share=0.0,
+        saved=(8, 8, 8, 8, 8, 8, 8),
     ),
 )

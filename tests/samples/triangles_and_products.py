@@ -13,6 +13,7 @@ from samples.case import (
     BATCH_PAIRS,
     Flags,
     OperatorCase,
+    Orders,
     Recipe,
     Shape,
     all_flags,
@@ -227,17 +228,70 @@ def _draw_packed(rng: random.Random, largest: int) -> Recipe:
     return named(((*draw_batch(rng, k), k * (k + 1) // 2),), flags)
 
 
+def _shapes_of_factors(n: int, m: int, flags: Flags) -> tuple[Shape, ...]:
+    """Factors of a product of order n with m terms."""
+    wide, tall = (m, n), (n, m)
+    return wide if flags.get("transpose_a") else tall, tall if flags.get("transpose_b") else wide
+
+
 CASES: tuple[OperatorCase, ...] = (
-    OperatorCase("potrf", potrf, square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
-    OperatorCase("potrf_ex", potrf_ex, square_recipes(lower=(True, False)), ("spd",), ("A",), overwrites=0),
-    OperatorCase("trsm", trsm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1),
-    OperatorCase("trmm", trmm, _triangular_recipes(), ("triangular", "general"), ("L", "A"), overwrites=1),
+    OperatorCase(
+        "potrf",
+        potrf,
+        square_recipes(lower=(True, False)),
+        ("spd",),
+        ("A",),
+        overwrites=0,
+        saved=(1,),
+        orders=Orders({"lower": (True, False)}),
+    ),
+    OperatorCase(
+        "potrf_ex",
+        potrf_ex,
+        square_recipes(lower=(True, False)),
+        ("spd",),
+        ("A",),
+        overwrites=0,
+        saved=(2,),
+        orders=Orders({"lower": (True, False)}),
+    ),
+    OperatorCase(
+        "trsm",
+        trsm,
+        _triangular_recipes(),
+        ("triangular", "general"),
+        ("L", "A"),
+        overwrites=1,
+        saved=(2, 1),
+        orders=Orders(
+            {"transpose": (False, True), "rightside": (False, True), "lower": (True, False)},
+            lambda n, m, flags: ((n, n), (m, n) if flags.get("rightside") else (n, m)),
+        ),
+    ),
+    OperatorCase(
+        "trmm",
+        trmm,
+        _triangular_recipes(),
+        ("triangular", "general"),
+        ("L", "A"),
+        overwrites=1,
+        saved=(1, 1),
+        orders=Orders(
+            {"transpose": (False, True), "rightside": (False, True), "lower": (True, False)},
+            lambda n, m, flags: ((n, n), (m, n) if flags.get("rightside") else (n, m)),
+        ),
+    ),
     OperatorCase(
         "gemmt",
         gemmt,
         _product_recipes(third=False, square=True, lower=(True, False), alpha=(1.0, -0.7)),
         ("general", "general"),
         ("A", "B"),
+        saved=(1, 1),
+        orders=Orders(
+            {"transpose_a": (False, True), "transpose_b": (False, True), "lower": (True, False)},
+            _shapes_of_factors,
+        ),
     ),
     OperatorCase(
         "gemm2",
@@ -245,6 +299,7 @@ CASES: tuple[OperatorCase, ...] = (
         _product_recipes(third=False, square=False, alpha=(1.0, -0.7)),
         ("general", "general"),
         ("A", "B"),
+        saved=(1, 1),
     ),
     OperatorCase(
         "gemm",
@@ -253,14 +308,52 @@ CASES: tuple[OperatorCase, ...] = (
         ("general", "general", "general"),
         ("A", "B", "C"),
         overwrites=2,
+        saved=(1, 1, 0),
     ),
-    OperatorCase("syrk", syrk, _rectangular_recipes(), ("general",), ("A",)),
-    OperatorCase("copyltu", copyltu, square_recipes(lower=(True, False)), ("general",), ("A",), overwrites=0),
-    OperatorCase("sumlogdiag", sumlogdiag, square_recipes(), ("triangular",), ("A",)),
-    OperatorCase("extractdiag", extractdiag, _offset_recipes(lengths=False), ("general",), ("A",)),
-    OperatorCase("makediag", makediag, _offset_recipes(lengths=True), ("general",), ("d",)),
-    OperatorCase("extracttrian", extracttrian, _triangle_recipes(packed=False), ("general",), ("A",)),
     OperatorCase(
-        "maketrian", maketrian, _triangle_recipes(packed=True), ("general",), ("v",), draw=_draw_packed
+        "syrk",
+        syrk,
+        _rectangular_recipes(),
+        ("general",),
+        ("A",),
+        saved=(1,),
+        orders=Orders(
+            {"transpose": (False, True)}, lambda n, m, flags: ((m, n) if flags.get("transpose") else (n, m),)
+        ),
+    ),
+    OperatorCase(
+        "copyltu",
+        copyltu,
+        square_recipes(lower=(True, False)),
+        ("general",),
+        ("A",),
+        overwrites=0,
+        saved=(0,),
+        orders=Orders({"lower": (True, False)}),
+    ),
+    OperatorCase(
+        "sumlogdiag", sumlogdiag, square_recipes(), ("triangular",), ("A",), saved=(1,), orders=Orders({})
+    ),
+    OperatorCase(
+        "extractdiag", extractdiag, _offset_recipes(lengths=False), ("general",), ("A",), saved=(0,)
+    ),
+    OperatorCase("makediag", makediag, _offset_recipes(lengths=True), ("general",), ("d",), saved=(0,)),
+    OperatorCase(
+        "extracttrian",
+        extracttrian,
+        _triangle_recipes(packed=False),
+        ("general",),
+        ("A",),
+        saved=(0,),
+        orders=Orders({"lower": (True, False), "offset": (0, 1, -1)}),
+    ),
+    OperatorCase(
+        "maketrian",
+        maketrian,
+        _triangle_recipes(packed=True),
+        ("general",),
+        ("v",),
+        draw=_draw_packed,
+        saved=(0,),
     ),
 )

@@ -1,126 +1,140 @@
 """One table: routine x device -> the raw kernel, an in-place function that knows nothing of autograd.
 
-The signatures are those of ``_fallback``, which has every routine and works on every device. A device with
-kernels of its own replaces them name by name.
+Routines are not listed anywhere: they are collected from the packages ``torch``, ``cpu`` and ``cuda``. A
+kernel module there is named by its stem and has a function of that name. Every public function that it
+defines is a routine. A device uses its own kernel of a routine, else that of ``torch``, which works on every
+device.
+
+A routine without a kernel in ``torch`` is optional: operators ask ``has_kernel`` first, and compose it of
+other routines on a device that has none. Where a kernel serves only some operands, a routine ``serves_NAME``
+beside it says which.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
-
 Kernel = Callable[..., Any]
-
-ROUTINES = (
-    "potrf",
-    "potrf_vjp",
-    "cho_solve",
-    "cho_solve_vjp",
-    "potri",
-    "potri_update",
-    "potri_vjp",
-    "trsm",
-    "trmm",
-    "gemmt",
-    "gemmt_sum",
-    "syrk",
-    "syrk_add",
-    "syrk_vjp",
-    "gemm",
-    "copyltu",
-    "congruence",
-    "syevd",
-    "syevd_vjp",
-    "sumlogdiag",
-    "sum_logs_and_squares",
-    "sumlogdiag_vjp",
-    "gelqf",
-    "gelqf_vjp",
-    "gelqf_l_vjp",
-    "dependent_row",
-    "dependent_row_later",
-    "extractdiag",
-    "makediag",
-    "extracttrian",
-    "maketrian",
-    "gesvd",
-    "gesvd_vjp",
-    "inverse",
-    "inverse_vjp",
-    "det",
-    "det_vjp",
-    "slogdet",
-    "slogdet_vjp",
-    "kalman_nll",
-    "kalman_nll_vjp",
-)
 
 
 def lookup(routine: str, tensor: Tensor) -> Kernel:
-    """The kernel of ``routine`` for the device of ``tensor``."""
+    """Returns the kernel of ``routine`` for the device of ``tensor``."""
     if tensor.is_cpu:
         return _CPU[routine]
     return _CUDA[routine] if tensor.is_cuda else _ELSEWHERE[routine]
 
 
+def has_kernel(routine: str, tensor: Tensor) -> bool:
+    """Returns whether the device of ``tensor`` has a kernel of an optional routine."""
+    kernels = _CPU if tensor.is_cpu else _CUDA if tensor.is_cuda else _ELSEWHERE
+    return routine in kernels.fill()
+
+
 def core_in_use() -> bool:
-    """Whether CPU tensors run on the compiled core."""
-    return _CPU["potrf"] is not _fallback.potrf
+    """Returns whether CPU tensors run on the compiled core."""
+    from lapgrad._kernels import cpu
+
+    return cpu.available()
 
 
-class _OnFirstUse(dict[str, Kernel]):
-    """A table of kernels filled at the first question, so that importing lapgrad stays cheap and silent."""
+def collect_kernels(package: str) -> dict[str, Kernel]:
+    """Returns the routines of a package of kernels, by name: the public functions of its kernel modules."""
+    found: dict[str, Kernel] = {}
+    for module_info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        stem = module_info.name
+        if stem.startswith("_") or module_info.ispkg:
+            continue
+        module = importlib.import_module(f"{package}.{stem}")
+        own = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        }
+        if stem in own:
+            found.update(own)
+    return found
 
-    def __init__(self, find_module: Callable[[], ModuleType | None]) -> None:
+
+class KernelTable(dict[str, Kernel]):
+    """The kernels of a device by routine, collected at the first lookup: importing lapgrad stays cheap.
+
+    Args:
+        collect: Returns the kernels of the device. It warns where they should be there and are not.
+        adapt: Applied to the kernels in plain PyTorch, where ``collect`` returned others.
+    """
+
+    def __init__(
+        self, collect: Callable[[], dict[str, Kernel]], adapt: Callable[[Kernel], Kernel] | None = None
+    ) -> None:
         super().__init__()
-        self._find_module = find_module
+        self._collect = collect
+        self._adapt = adapt
+        self._is_filled = False
 
     def __missing__(self, routine: str) -> Kernel:
-        module = self._find_module()
-        self.update({name: getattr(module, name, getattr(_fallback, name)) for name in ROUTINES})
-        return self[routine]
+        if self._is_filled:
+            raise KeyError(routine)
+        return self.fill()[routine]
+
+    def fill(self) -> KernelTable:
+        """Collects the kernels, if that has not happened yet, and returns the table itself."""
+        if not self._is_filled:
+            own = self._collect()
+            in_torch = collect_kernels("lapgrad._kernels.torch")
+            if own and self._adapt is not None:
+                in_torch = {name: self._adapt(kernel) for name, kernel in in_torch.items()}
+            self.update(in_torch | own)
+            self._is_filled = True
+        return self
 
 
-def _compiled_core() -> ModuleType | None:
-    """The kernels over the compiled core. None when it is switched off, or missing: then with a warning."""
-    from lapgrad._kernels import cpu as _cpu
+def _collect_compiled() -> dict[str, Kernel]:
+    """Returns the kernels over the compiled core; none if it is switched off, or missing (with a warning)."""
+    from lapgrad._kernels import cpu
 
-    if _cpu.available():
-        return _cpu
-    if _cpu.switched_off():
-        return None
-    warnings.warn(
-        f"lapgrad's compiled core is not available ({_cpu.UNAVAILABLE}); CPU tensors use the slower kernels "
-        f"in plain PyTorch. Set LAPGRAD_CORE=off to choose them without this warning.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return None
-
-
-def _nvidia_libraries() -> ModuleType | None:
-    """The kernels over NVIDIA's libraries. None when switched off, or missing: then with a warning."""
-    from lapgrad._kernels import cuda as _cuda
-
-    if _cuda.available():
-        return _cuda
-    if not _cuda.switched_off():
+    if cpu.available():
+        return collect_kernels(cpu.__name__)
+    if not cpu.switched_off():
         warnings.warn(
-            f"lapgrad's CUDA kernels need {' and '.join(_cuda.missing_packages())} (pip install "
+            f"lapgrad's compiled core is not available ({cpu.UNAVAILABLE}); CPU tensors use the slower "
+            f"kernels in plain PyTorch. Set LAPGRAD_CORE=off to choose them without this warning.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return {}
+
+
+def _collect_cuda() -> dict[str, Kernel]:
+    """Returns the kernels over NVIDIA's libraries; none if switched off, or missing (with a warning)."""
+    from lapgrad._kernels import cuda
+
+    if cuda.available():
+        return collect_kernels(cuda.__name__)
+    if not cuda.switched_off():
+        warnings.warn(
+            f"lapgrad's CUDA kernels need {' and '.join(cuda.missing_packages())} (pip install "
             f"'lapgrad[cuda]'); CUDA tensors use the slower kernels in plain PyTorch. Set LAPGRAD_CUDA=off "
             f"to choose them without this warning.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    return None
+    return {}
 
 
-_CPU = _OnFirstUse(_compiled_core)
-_CUDA = _OnFirstUse(_nvidia_libraries)
-_ELSEWHERE = _OnFirstUse(lambda: None)
+def _run_on_its_device(kernel: Kernel) -> Kernel:
+    """Returns a kernel in plain PyTorch that runs on the device of its operands, and in its CUDA context."""
+    from lapgrad._kernels import cuda
+
+    return cuda.on_its_device(kernel)
+
+
+_CPU = KernelTable(_collect_compiled)
+_CUDA = KernelTable(_collect_cuda, adapt=_run_on_its_device)
+_ELSEWHERE = KernelTable(dict)

@@ -15,8 +15,7 @@ from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
 from lapgrad._torch.layout import allocate_like
 from lapgrad._torch.private import skips_dispatcher
-from lapgrad.linalg import _columns
-from lapgrad.ops import _triangular
+from lapgrad.ops import _columns, _triangular
 from lapgrad.ops import extractdiag as _extractdiag
 from lapgrad.ops import potrf as _potrf
 from lapgrad.ops import potri as _potri

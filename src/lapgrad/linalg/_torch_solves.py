@@ -17,6 +17,7 @@ from lapgrad._translation._operands import is_served, is_square, records_gradien
 from lapgrad.linalg._torch_factorisations import deliver, named
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.ops import det as _det
+from lapgrad.ops import gesv as _gesv
 from lapgrad.ops import inverse as _inverse
 from lapgrad.ops import potri as _potri
 from lapgrad.ops import slogdet as _slogdet
@@ -218,7 +219,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
         torch.linalg.LinAlgError: A matrix is singular.
 
     Gradient:
-        gB = A^-T gX and gA = -gB X^T. Saves the factors of A, and X.
+        That of ``lapgrad.gesv``. Saves A, its factors, and X.
 
     Memory:
         forward 2, backward 2
@@ -233,16 +234,18 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
     """
     if out is not None:
         return _run_with_out("solve", out, A, B, left=left)
-    if not isinstance(A, Tensor) or A.dim() < 2 or not _lu.is_unsafe(A) or not is_square(A):
+    if not isinstance(A, Tensor) or not isinstance(B, Tensor) or not is_served(A) or not is_square(A):
         return _by_torch("solve")(A, B, left=left)
     is_vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and A.shape[:-1] == B.shape)
-    if is_vector:
-        if not left:
-            return _by_torch("solve")(A, B, left=left)
-        return _torch_lu.solve(A, B.unsqueeze(-1)).squeeze(-1)
-    if A.dtype is B.dtype:
+    right = B.unsqueeze(-1) if is_vector else B if left else B.mT
+    if not is_served(A, right) or (is_vector and not left) or right.shape[-2] != A.shape[-1]:
+        return _torch_lu.solve(A, B) if left and _lu.is_unsafe(A) else _by_torch("solve")(A, B, left=left)
+    try:
+        X = _gesv.gesv(A, right, transpose=not left)
+    except (_errors.SingularMatrixError, _errors.NonFiniteError):
         _refuse_singular("torch.linalg.solve", A)
-    return _torch_lu.solve(A, B) if left else _torch_lu.solve(A.mT, B.mT).mT
+        X = _torch_lu.solve(A if left else A.mT, right)
+    return X.squeeze(-1) if is_vector else X if left else X.mT
 
 
 def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:

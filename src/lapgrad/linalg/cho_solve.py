@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like
-from lapgrad.linalg import _columns
+from lapgrad.ops import _columns
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm
@@ -72,7 +72,8 @@ def _solve(L: Tensor, B: Tensor, lower: bool) -> Tensor:
 
 def _compute_vjp(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     gL, gB = allocate_like(L), allocate_like(gX)
-    if lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower) is not NotImplemented:
+    if has_kernel("cho_solve_vjp", L):
+        lookup("cho_solve_vjp", L)(gL, gB, L, X, gX, lower)
         return gL, gB
     Z, W = allocate_like(gX), allocate_like(X)
     trsm = lookup("trsm", L)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import copyltu as _copyltu
@@ -72,7 +72,8 @@ def _invert_into(B: Tensor, A: Tensor, lower: bool) -> None:
 
 def _compute_congruence(B: Tensor, G: Tensor) -> Tensor:
     result = allocate_like(B)
-    if lookup("congruence", B)(result, B, G) is not NotImplemented:
+    if has_kernel("congruence", B):
+        lookup("congruence", B)(result, B, G)
         return result
     half = allocate_like(B)
     lookup("syrk_vjp", B)(half, B, G, False)

@@ -13,7 +13,7 @@ from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import allocate_matrix
-from lapgrad.linalg import _columns
+from lapgrad.ops import _columns
 from lapgrad.ops import gelqf as _gelqf
 from lapgrad.ops import gemm as _gemm
 from lapgrad.ops import gemm2 as _gemm2

@@ -12,9 +12,8 @@ from lapgrad import _errors
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import allocate_like
-from lapgrad.linalg import _columns
 from lapgrad.linalg.cho_solve import operator as _cho_solve
-from lapgrad.ops import _syr2k
+from lapgrad.ops import _columns, _syr2k
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import potrf as _potrf
 

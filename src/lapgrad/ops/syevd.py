@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import _spectral
@@ -217,14 +217,14 @@ def _compute_vjp(
 ) -> Tensor:
     gA = allocate_like(U)
     relative = _gaps.choose_tolerance(U.shape[-1], U.dtype, tol)
-    uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
-    if uneven is NotImplemented:
+    if not (has_kernel("syevd_vjp", U) and lookup("serves_syevd_vjp", U)(U, gU, slope)):
         turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
         gA = _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
         marked = _find_uneven(eigenvalues, turned, slope, relative)
-    elif uneven is None:
-        return gA
     else:
+        uneven = lookup("syevd_vjp", U)(gA, U, eigenvalues, gU, slope, degeneracy, relative)
+        if uneven is None:
+            return gA
         marked = torch.zeros(U.shape[:-2], dtype=torch.bool)
         marked.view(-1)[uneven[0]] = True
     if degeneracy != QUIET:

@@ -10,7 +10,7 @@ from lapgrad._kernels.native import core
 
 
 def congruence(C: Tensor, B: Tensor, G: Tensor) -> None:
-    """The symmetric matrix in the middle takes the place of the result until that is there."""
+    """C := -1/2 B (G + G^T) B for a symmetric B. C holds G + G^T in the meantime."""
     size, count, n = B.element_size(), count_items(B), B.shape[-1]
     target = hand_over(C, False)[1]
     G, given = hand_over(G, False)

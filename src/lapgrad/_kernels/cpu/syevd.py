@@ -25,6 +25,15 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     return failure
 
 
+def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
+    """Returns whether all n eigenvectors and eigenvalues have a cotangent.
+
+    For the last k of them the gradient is three large products, which torch computes as fast.
+    """
+    n = U.shape[-1]
+    return (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
+
+
 def syevd_vjp(
     gA: Tensor,
     U: Tensor,
@@ -36,8 +45,6 @@ def syevd_vjp(
 ) -> Any:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
     n = U.shape[-1]
-    if (gU is not None and gU.shape[-2] < n) or (slope is not None and slope.shape[-1] < n):
-        return NotImplemented  # of k rows the formula is three large products, which torch does as well
     U, eigenvalues = U.contiguous(), eigenvalues.contiguous()
     gU = None if gU is None else make_readable(gU)
     slope = None if slope is None else slope.contiguous()

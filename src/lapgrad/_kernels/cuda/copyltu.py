@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.torch import copyltu as _fallback
 
 
 @on_its_device

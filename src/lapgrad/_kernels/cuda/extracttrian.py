@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small.packing import plan_packing
+from lapgrad._kernels.torch import extracttrian as _fallback
 
 
 @on_its_device

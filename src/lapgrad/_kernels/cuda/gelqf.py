@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
@@ -15,6 +15,7 @@ from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
+from lapgrad._kernels.torch import gelqf as _fallback
 
 
 @on_its_device
@@ -73,8 +74,16 @@ def _prepare_torch_solver(like: Tensor) -> None:
         _prepared.numbers.add(like.get_device())
 
 
-dependent_row = on_its_device(_gelqf_batch.dependent_row)
-dependent_row_later = on_its_device(_gelqf_batch.dependent_row_later)
+@on_its_device
+def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+    return _gelqf_batch.dependent_row(L, tolerance, relative_to_largest)
+
+
+@on_its_device
+def dependent_row_later(
+    L: Tensor, tolerance: float, relative_to_largest: bool
+) -> Callable[[], tuple[int, int] | None]:
+    return _gelqf_batch.dependent_row_later(L, tolerance, relative_to_largest)
 
 
 @on_its_device

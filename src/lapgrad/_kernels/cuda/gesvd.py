@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
@@ -37,6 +36,7 @@ from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
 from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.torch import gesvd as _fallback
 
 _MOST_STEPS = 9
 _CHOLESKY_BELOW = 100.0

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import kalman as _kalman_batch
+from lapgrad._kernels.torch import kalman_nll as _fallback
 
 
 @on_its_device

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
-from lapgrad._kernels.cuda.trsm import find_zero_pivot
+from lapgrad._kernels.torch import potri as _fallback
 
 _TILE = 32
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from lapgrad._formulas.gaps import fix_signs
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import solver as _solver
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.torch import syevd as _fallback
 
 
 @on_its_device
@@ -27,6 +27,14 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     if 0 < A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.shape[:-2].numel() > 1:
         return _decompose_batch(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
+
+
+def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
+    """Returns whether the kernel computes this gradient: of small matrices, with cotangents of all rows.
+
+    Else it is a few products, which the operator composes.
+    """
+    return _syevd_batch.serves_vjp(U, gU, slope)
 
 
 @on_its_device
@@ -39,12 +47,7 @@ def syevd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Any:
-    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
-
-    Of large matrices, or k rows, the formula is a few products: NotImplemented, and the caller runs those.
-    """
-    if not _syevd_batch.serves_vjp(U, gU, slope):
-        return NotImplemented
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
     return _syevd_batch.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 

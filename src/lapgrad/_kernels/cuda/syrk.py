@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.torch import syrk as _fallback
 
 
 @on_its_device

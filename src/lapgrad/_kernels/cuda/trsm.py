@@ -6,18 +6,15 @@ blocks a solve consists of products, which is faster from some hundred rows and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot, find_zero_pivot_later
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
-from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
-from lapgrad._kernels.cuda.small.triangular import plan_zero_pivot_search
+from lapgrad._kernels.torch import trsm as _fallback
 
 
 @on_its_device
@@ -48,21 +45,3 @@ def trsm(
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
     return answer()
-
-
-def find_zero_pivot(L: Tensor) -> tuple[int, int] | None:
-    """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
-    cell = _items.get_status_cell(L)
-    if cell is None:
-        return None
-    _launch.launch(*plan_zero_pivot_search(_items.flatten_batch(L), cell))
-    return _items.read_first_failure(cell)
-
-
-def find_zero_pivot_later(L: Tensor) -> Callable[[], tuple[int, int] | None]:
-    """``find_zero_pivot`` as a function that waits for this check alone, not for later launches."""
-    status = _items.DeferredStatus.acquire(L)
-    if status is None:
-        return _items.report_no_failure
-    _launch.launch(*plan_zero_pivot_search(_items.flatten_batch(L), status.cell))
-    return status.send()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -21,8 +19,3 @@ def cho_solve(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] |
     half = torch.linalg.solve_triangular(factor, B, upper=False)
     X.copy_(torch.linalg.solve_triangular(factor.mT, half, upper=True))
     return None
-
-
-def cho_solve_vjp(gL: Tensor, gB: Tensor, L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> Any:
-    """gL, gB := the gradients. NotImplemented: a few products, which the caller runs."""
-    return NotImplemented

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -44,11 +42,6 @@ def _find_failed_item(A: Tensor, lower: bool) -> int:
         except TORCH_LINALG_ERROR:
             return flat
     return 0
-
-
-def syevd_vjp(*_: Any) -> Any:
-    """NotImplemented: in plain PyTorch nothing is faster than the formula, which the caller then runs."""
-    return NotImplemented
 
 
 def _find_first(marked: Tensor) -> tuple[int, int] | None:

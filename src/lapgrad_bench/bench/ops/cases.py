@@ -231,6 +231,11 @@ _ROWS = (
         "torch.linalg.slogdet(A)", inputs.make_one_regular,
         lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3,
     ),
+    Operator(
+        "gesv", lg.gesv, _torch_lu.solve, "torch.linalg.solve(A, B)",
+        lambda *drawn: (*inputs.one_regular(*drawn), *inputs.one_matrix(*drawn)),
+        lambda n, m: 2 * n**3 / 3 + 2 * n * n * m, lambda n, m: 4 * n * n * m,
+    ),
 
     # Multivariate statistics: n observations of m variables.
     Operator(

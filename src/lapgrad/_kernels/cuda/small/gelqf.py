@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
@@ -21,6 +20,7 @@ from lapgrad._kernels.cuda.runtime.items import (
     view_batch,
 )
 from lapgrad._kernels.cuda.small.triangular import plan_application
+from lapgrad._kernels.torch import gelqf as _fallback
 
 #: Threads of a block with several matrices.
 _THREADS = 128

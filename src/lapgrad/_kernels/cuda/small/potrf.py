@@ -7,7 +7,6 @@ import functools
 import torch
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
@@ -22,6 +21,7 @@ from lapgrad._kernels.cuda.runtime.items import (
     pad_columns,
     view_batch,
 )
+from lapgrad._kernels.torch import potrf as _fallback
 
 #: Threads of a block with several matrices: small, so that blocks fill the last processors evenly.
 _THREADS = 128

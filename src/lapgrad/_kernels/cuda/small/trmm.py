@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels import torch as _fallback
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import flatten_batch, view_batch
 from lapgrad._kernels.cuda.small.triangular import plan_application, serves
+from lapgrad._kernels.torch import trmm as _fallback
 
 __all__ = ["serves", "trmm"]
 

@@ -31,7 +31,8 @@ class Worker:
         """Make the functions to be timed; store their results and gradients in files, for comparison."""
         self.thunks = {}
         library, name, phases = self.library, request["operator"], request["phases"]
-        if name not in self.formulas:
+        formula = self.formulas.get(name) or _find_method(library, name)
+        if formula is None:
             return {"phases": [], "lacks": f"no formula for {name}"}
         with np.load(request["file"]) as stored:
             inputs = tuple(library.array(stored[f"input{i}"]) for i in range(request["inputs"]))
@@ -39,7 +40,7 @@ class Worker:
         stored_results: dict[str, Any] = {}
         lacks = None
         try:
-            function = library.function(self.formulas[name], name)
+            function = library.function(formula, name)
             results = function(*inputs)
             self._keep(stored_results, "result", results)
             self.thunks["forward"] = lambda: function(*inputs)
@@ -131,6 +132,12 @@ class Worker:
         self.thunks = {}
         gc.collect()
         return {}
+
+
+def _find_method(library: Any, name: str) -> Callable[..., Any] | None:
+    """Returns the formula of an operator that the library offers under its own name; None if it does not."""
+    stem = name.rpartition(".")[2]
+    return (lambda la, *operands: getattr(la, stem)(*operands)) if hasattr(library, stem) else None
 
 
 def _flatten(results: Any) -> Any:

@@ -1,6 +1,7 @@
 """The operators, as a user of another library writes them, in terms of what it offers (`la`).
 
-The same mathematics as `in_torch.py`. A library that does not offer something has no such method, or raises
+The same mathematics as `in_torch.py`. An operator that libraries offer under its own name (`linalg.lstsq` is
+`la.lstsq`) needs no formula. A library that does not offer something has no such method, or raises
 NotImplementedError.
 """
 
@@ -119,13 +120,12 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "potri": lambda la, L: la.cholesky_solve(L, la.identity(L.shape[-1], L)),
     "linalg.cho_solve": lambda la, L, B: la.cholesky_solve(L, B),
     "linalg.logdet_psd": lambda la, A: la.logabsdet(A),
-    "linalg.solve_psd": lambda la, A, B: la.solve(A, B),
+    "linalg.solve_psd": lambda la, A, B: la.gesv(A, B),
     "linalg.inverse_psd": lambda la, A: la.inv(A),
     "fused.mvn_nll": mvn_nll,
     "fused.kalman_nll": kalman_nll,
     "gesvd": lambda la, A: la.svd(A),
     "gelqf": gelqf,
-    "linalg.lstsq": lambda la, A, B: la.lstsq(A, B),
     "inverse": lambda la, A: la.inv(A),
     "det": lambda la, A: la.det(A),
     "slogdet": lambda la, A: la.logabsdet(A),

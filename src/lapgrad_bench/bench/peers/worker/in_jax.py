@@ -78,7 +78,7 @@ class Library:
     def det(self, A: Any) -> Any:
         return self.np.linalg.det(A)
 
-    def solve(self, A: Any, B: Any) -> Any:
+    def gesv(self, A: Any, B: Any) -> Any:
         return self.np.linalg.solve(A, B)
 
     def inv(self, A: Any) -> Any:

@@ -89,7 +89,7 @@ class Library:
     def det(self, A: Any) -> Any:
         return self.tf.linalg.det(A)
 
-    def solve(self, A: Any, B: Any) -> Any:
+    def gesv(self, A: Any, B: Any) -> Any:
         return self.tf.linalg.solve(A, B)
 
     def inv(self, A: Any) -> Any:
