@@ -57,6 +57,8 @@ constexpr index_t parallel_multiplications = 1 << 18;
 constexpr int few_threads = 4;
 // LU kernels with one matrix per lane are faster than LAPACK up to this order even for one matrix.
 constexpr index_t lone_lane_order = 8;
+// Up to this order gesv factorises and substitutes by plain loops: a call of LAPACK or trsm takes longer.
+constexpr index_t loop_order = 16;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
 // Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.

@@ -113,16 +113,16 @@ nb::object gesv(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row,
                  index_t x_col, std::uintptr_t lu, std::uintptr_t pivots, bool transposed, index_t count, index_t n,
                  index_t m) {
     const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col}, X{x, x_batch, x_row, x_col};
-    Status status(count);
+    StatusArray status(count);
     {
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
             gesv_batch<T>(A.as<const T>(count, n, n), B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed,
-                           factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
+                           make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
         });
     }
-    return status.first(count, [](index_t, std::int32_t code) { return code != 0; });
+    return status.find_first(count, [](index_t, std::int32_t code) { return code != 0; });
 }
 
 // X := A^-1 B, or A^-T B, from the factors of A.
@@ -133,7 +133,7 @@ void gesv_factored(int item_size, std::uintptr_t lu, std::uintptr_t pivots, std:
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        gesv_factored_batch<T>(factors<const T>(lu, count, n), reinterpret_cast<const pivot_t*>(pivots),
+        gesv_factored_batch<T>(make_factors<const T>(lu, count, n), reinterpret_cast<const pivot_t*>(pivots),
                                 B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed);
     });
 }

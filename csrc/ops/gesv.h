@@ -27,9 +27,6 @@ void exchange_rows(View<T> X, const pivot_t* pivots, index_t n, bool transposed,
     });
 }
 
-// Up to this order loops take less time than calls of LAPACK and of the blocked solve.
-constexpr index_t small_order = 16;
-
 // F := L \ U as factor_lu does, for small matrices.
 template <class T>
 std::int32_t factor_small(View<T> F, pivot_t* pivots) {
@@ -76,7 +73,7 @@ void substitute(View<const T> L, bool lower, View<T> X, bool unit) {
 // X := L^-1 X for the upper triangle of the factors, or the unit lower one.
 template <class T>
 void solve_factor(View<const T> L, bool lower, View<T> X, bool parallel, bool unit) {
-    if (L.rows <= small_order && X.cols <= small_order)
+    if (L.rows <= plan::loop_order && X.cols <= plan::loop_order)
         substitute<T>(L, lower, X, unit);
     else
         trsm<T>(L, lower, X, parallel, unit);
@@ -87,7 +84,7 @@ template <class T>
 void solve_with_factors(View<const T> F, const pivot_t* pivots, View<const T> B, View<T> X, bool transposed, bool parallel) {
     const index_t n = F.rows;
     // Right-hand sides near the ends of the range are scaled, too: sums of products with them overflow before X does.
-    const T scale = range_scale<T>(largest_entry<T>(column_major<const T>(B)));
+    const T scale = range_scale<T>(find_largest_entry<T>(view_column_major<const T>(B)));
     copy<T>(B, scale, X, parallel);
     if (transposed) {
         solve_factor<T>(F.t(), true, X, parallel, false);
@@ -113,10 +110,10 @@ void gesv_batch(Batch<const T> A, Batch<const T> B, Batch<T> X, bool transposed,
     const index_t n = A.rows;
     for_items(A.count, n, [&](index_t b, bool parallel) {
         pivot_t* const exchanges = pivots + b * (n + 1);
-        const T scale = range_scale<T>(largest_entry<T>(column_major<const T>(A[b])));
+        const T scale = range_scale<T>(find_largest_entry<T>(view_column_major<const T>(A[b])));
         copy<T>(A[b], scale, F[b], parallel);
         exchanges[n] = n == 0 ? 0 : std::ilogb(scale);
-        status[b] = n <= small_order ? factor_small<T>(F[b], exchanges) : factor_lu<T>(F[b], exchanges);
+        status[b] = n <= plan::loop_order ? factor_small<T>(F[b], exchanges) : factor_lu<T>(F[b], exchanges);
         if (status[b] == 0) solve_with_factors<T>(F[b], exchanges, B[b], X[b], transposed, parallel);
     });
 }
