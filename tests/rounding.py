@@ -14,7 +14,7 @@ from lapgrad._torch import precision as _precision
 
 #: What rounds products most: 10 or 7 bits in place of 23. A CPU without such products ignores it.
 ROUNDED = {"cuda": "tf32", "cpu": "bf16"}[DEVICE.type]
-SETTING = _precision._SETTINGS[DEVICE.type]
+SETTING = (_precision._CUDA if DEVICE.type == "cuda" else _precision._CPU)._setting
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv)

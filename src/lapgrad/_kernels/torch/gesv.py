@@ -19,7 +19,7 @@ def gesv(
 
     LU, transposed, := the factors of A times a power of two; pivots := the n row exchanges and its exponent.
     """
-    exponent = _range_exponent(A)
+    exponent = _choose_range_exponent(A)
     factors, exchanges = _torch_lu.lu_factor(torch.ldexp(A, exponent[..., None, None]))
     LU.copy_(factors.mT)
     pivots[..., :-1] = exchanges
@@ -36,13 +36,13 @@ def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
     if not X.numel():
         return
     # Right-hand sides near the ends of the range are scaled, too: sums of products overflow before X does.
-    exponent = _range_exponent(B)
+    exponent = _choose_range_exponent(B)
     scaled = torch.ldexp(B, exponent[..., None, None])
     solved = torch.linalg.lu_solve(LU.mT, pivots[..., :-1].contiguous(), scaled, adjoint=transpose)
     X.copy_(torch.ldexp(solved, (pivots[..., -1] - exponent)[..., None, None]))
 
 
-def _range_exponent(A: Tensor) -> Tensor:
+def _choose_range_exponent(A: Tensor) -> Tensor:
     """Returns an exponent of two per item, (*batch): 0 unless entries are near the ends of the range."""
     if not A.numel():
         return torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
