@@ -399,6 +399,16 @@ def elimination_failed(
     )
 
 
+def vector_does_not_fit(
+    operator: str, argument: str, vector: torch.Tensor, matrix: str, rows: int
+) -> ShapeError:
+    """A vector as right-hand side does not have as many entries as the matrix has rows."""
+    return ShapeError(
+        f"{operator}: {argument} must be a matrix or a batch of matrices, or a vector with the {rows} rows "
+        f"of {matrix}, got shape {tuple(vector.shape)}."
+    )
+
+
 def inverse_overflows(operator: str, batch: Sequence[int], flat: int) -> NonFiniteError:
     """The error for an item that has a factorisation, but whose inverse overflows."""
     item = batch_index(flat, batch)

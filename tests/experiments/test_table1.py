@@ -333,4 +333,4 @@ def test_figures_of_the_paper() -> None:
         few, many = TABLE1["MXNet", 50][name], TABLE1["MXNet", 3200][name]
         assert many.rmse.mean < few.rmse.mean
         assert many.tll.mean > few.tll.mean
-        assert few.rmse.find_stop_reason(TABLE1["GPy", 50][name].rmse.mean)
+        assert few.rmse.reached(TABLE1["GPy", 50][name].rmse.mean)

@@ -36,7 +36,7 @@ def test_there_are_examples():
         "least_squares",
         "pca_lda_cca",
     } <= EXAMPLES.keys()
-    assert [example.name for example in examples.found()] == list(EXAMPLES)
+    assert [example.name for example in examples.find_examples()] == list(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -133,8 +133,11 @@ def find_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step:
         step: Differences of the cotangents of the values, or None.
     """
     gap = gap.detach()
-    found = (turn.detach().abs() < noise) & (gap.abs() < close)
-    return found if step is None else found & ((gap * step.detach()).abs() < noise)
+    if step is None:
+        return (turn.detach().abs() < noise) & (gap.abs() < close)
+    # The product first, and overwritten: at most one more matrix is alive at a time.
+    found = (gap * step.detach()).abs_() < noise
+    return found & (turn.detach().abs() < noise) & (gap.abs() < close)
 
 
 def discard_entries(entries: Tensor, marked: Tensor) -> Tensor:

@@ -186,7 +186,8 @@ class CudaRecorder:
     def close(self) -> None:
         """Wait for running graphs, then free all graphs with their memory."""
         if self._graphs:
-            torch.cuda.synchronize(self._device)
+            with _recording_lock:  # while another thread records, waiting for the whole device is an error
+                torch.cuda.synchronize(self._device)
         for graph in self._graphs:
             graph.reset()
         self._graphs.clear()

@@ -233,7 +233,7 @@ _ROWS = (
     ),
     Operator(
         "gesv", lg.gesv, _torch_lu.solve, "torch.linalg.solve(A, B)",
-        lambda *drawn: (*inputs.one_regular(*drawn), *inputs.one_matrix(*drawn)),
+        lambda *drawn: (*inputs.make_one_regular(*drawn), *inputs.make_one_matrix(*drawn)),
         lambda n, m: 2 * n**3 / 3 + 2 * n * n * m, lambda n, m: 4 * n * n * m,
     ),
 
