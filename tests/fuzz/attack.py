@@ -99,29 +99,34 @@ class Attack:
         self.description = ", ".join(word for word in words if word)
 
     def _prepare_expected(self, rng: random.Random, scaled: bool) -> None:
-        """Compute the expected results; with ``scaled``, first multiply the operands by powers of two."""
+        """Compute the expected results; with ``scaled``, first multiply the operands by powers of two.
+
+        The gradients of all operands have to be in range, as one may be a step on the way to another.
+        """
         self.exponents: list[int] = []
-        values = self.arrangement.values()
-        reference = Reference(self.case, self.flags, self.needs)
+        operands = range(len(self.case.operands)) if self.needs else range(0)
+        reference = Reference(self.case, self.flags, operands)
         with _one_thread():
-            self.expected: Expected = reference.expect(values, rng)
-            if not scaled or self.case.scale_share == 0.0:
-                return
-            blocks = sorted({place.block for place in self.arrangement.places})
-            groups = [
-                [i for i, place in enumerate(self.arrangement.places) if place.block == block]
-                for block in blocks
-            ]
-            degrees = reference.degrees(values, groups, self.expected)
-            exponents = self._draw_exponents(rng, values, groups, degrees)
-            for block, exponent in zip(blocks, exponents, strict=True):
-                half = exponent // 2
-                self.arrangement.blocks[block].mul_(2.0**half).mul_(2.0 ** (exponent - half))
-            if degrees is None:
-                self.expected = reference.expect(self.arrangement.values(), rng, self.expected.cotangents)
-            else:
-                self.expected = scale(self.expected, degrees, exponents)
-        self.exponents = exponents
+            self.expected: Expected = reference.expect(self.arrangement.values(), rng)
+            if scaled and self.case.scale_share > 0.0:
+                self._scale(reference, rng)
+        if self.expected.gradients:
+            self.expected.gradients = [self.expected.gradients[i] for i in self.needs]
+
+    def _scale(self, reference: Reference, rng: random.Random) -> None:
+        """Multiply the blocks by powers of two, and what is expected accordingly."""
+        values, places = self.arrangement.values(), self.arrangement.places
+        blocks = sorted({place.block for place in places})
+        groups = [[i for i, place in enumerate(places) if place.block == block] for block in blocks]
+        degrees = reference.degrees(values, groups, self.expected)
+        self.exponents = self._draw_exponents(rng, values, groups, degrees)
+        for block, exponent in zip(blocks, self.exponents, strict=True):
+            half = exponent // 2
+            self.arrangement.blocks[block].mul_(2.0**half).mul_(2.0 ** (exponent - half))
+        if degrees is None:
+            self.expected = reference.expect(self.arrangement.values(), rng, self.expected.cotangents)
+        else:
+            self.expected = scale(self.expected, degrees, self.exponents)
 
     def _draw_exponents(
         self,
@@ -217,7 +222,11 @@ class Attack:
         values = [result.detach().clone() for result in results]
         if not self.needs or not self.expected.gradients:
             return values, []
-        pairs = [(r, w) for r, w in zip(results, self._cotangents(), strict=True) if w is not None]
+        pairs = [
+            (r, w)
+            for r, w in zip(results, self._cotangents(), strict=True)
+            if w is not None and r.requires_grad
+        ]
         before_backward = [w.clone() for _, w in pairs]
         wanted = [*leaves.values(), *(arg for i, arg in enumerate(args) if i in self.needs and arg.is_leaf)]
         wanted = [leaf for leaf in wanted if leaf.requires_grad]
@@ -331,8 +340,8 @@ class Attack:
         info = torch.finfo(self.dtype)
         units = of_sensitivity(self._longest_sum(part), self.case.passes)
         size = part.size() + self._size_by_units(part)
-        # Errors of numbers below the normal ones are not relative; those out of range are not judged.
-        allowed = units * (info.eps * size + info.tiny * info.eps)
+        # Numbers below the normal ones may be taken for 0, as MKL does; those out of range are not judged.
+        allowed = units * info.eps * size + self._longest_sum(part) * info.tiny
         allowed = allowed + PLAIN_FORMULA * info.eps * part.reference_error()
         judged = (size < info.max / 16) & allowed.isfinite()
         error = (actual.cpu().double() - expected).abs()
@@ -370,7 +379,7 @@ class Attack:
     def _longest_sum(self, part: Part) -> int:
         """The longest sum that an entry may be the result of."""
         shapes = [place.shape for place in self.arrangement.places]
-        longest = max((size for shape in shapes for size in shape[-2:]), default=1)
+        longest = max((size for shape in shapes for size in shape[-2:]), default=1) or 1  # of no terms: 0
         if part in self.expected.results:
             return longest
         # Gradients of operands that a batch shares are sums over the batch.

@@ -43,7 +43,8 @@ class Part:
 
         Not of the entry alone, whose sensitivity may vanish in the few directions tried. For results, the
         largest of its row or that of its column, whichever is smaller. For gradients the largest of the
-        matrix: they are sums of products in which what is large may cancel in other rows and columns.
+        matrix: they are sums of products in which what is large may cancel in other rows and columns. So it
+        is for results of iterations, whose vectors are as exact as their length allows, not entry by entry.
         """
         return self._largest_around(self.value.abs() + self.sensitivity)
 
@@ -139,7 +140,7 @@ class Reference:
                 value,
                 (total / _DIRECTIONS).sqrt() if value.is_floating_point() else total,
                 own,
-                i < len(results),
+                i < len(results) and self._case.passes == 1,
             )
             for i, (name, value, total, own) in enumerate(zip(names, values, moved, rounded, strict=True))
         ]

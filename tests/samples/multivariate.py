@@ -98,7 +98,6 @@ CASES = (
         draw=_draw_cca,
         needs_distinct_columns=True,
         passes=2 * SWEEPS,  # and the covariances and their factors
-        scale_share=0.45,
         saved=(15, 15),
     ),
     OperatorCase(
@@ -120,7 +119,6 @@ CASES = (
         operator_name="gesvd",
         draw=_draw_lda,
         passes=2 * SWEEPS,  # and the covariances and their factors
-        scale_share=0.45,
         saved=(17,),
     ),
 )
