@@ -166,6 +166,7 @@ class Acceleration:
         Example:
             >>> import torch, lapgrad
             >>> A = torch.eye(200).expand(4, 200, 200)
+            >>> _ = lapgrad.accelerate.stats(reset=True)
             >>> with lapgrad.accelerate(only={"cholesky"}):
             ...     L = torch.linalg.cholesky(A)
             >>> lapgrad.accelerate.stats().taken
