@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_samples import everything
 
 import lapgrad
+from lapgrad.accelerate.statistics import Counts, summarise
 
 pytestmark = pytest.mark.cpu
 
@@ -218,13 +219,27 @@ def test_statistics() -> None:
 
 
 def test_statistics_of_many_shapes_do_not_grow() -> None:
-    from lapgrad.accelerate.statistics import Counts, summarise
-
     counts = Counts()
     for n in range(25_000):
-        counts["linalg_qr", "taken", "cpu", torch.float64, (n, n)] += 1
-    assert len(counts) <= 10_001
+        counts.cell("linalg_qr", "taken", "cpu", torch.float64, (n, n))[0] += 1
+    assert len(counts.items()) <= 10_001
     assert summarise(counts).taken == 25_000
+    counts.clear()
+    assert not summarise(counts)
+
+
+def test_calls_that_are_passed_on_are_counted_each_time() -> None:
+    A, B = positive_definite(4), torch.ones(4, 1, dtype=torch.float64)
+    with lapgrad.accelerate():
+        for _ in range(5):
+            torch.linalg.cholesky(A)
+            torch.linalg.solve_triangular(A, B, upper=False)
+            torch.linalg.cholesky(A.clone().requires_grad_())
+    found = {entry.operator: entry.calls for entry in lapgrad.accelerate.stats()}
+    assert found == {"linalg_cholesky_ex": 10, "linalg_solve_triangular": 5}
+    with everything():
+        torch.linalg.cholesky(A)
+    assert lapgrad.accelerate.stats().taken == 1
 
 
 ON_SEVERAL_THREADS = """

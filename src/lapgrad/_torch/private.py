@@ -131,9 +131,9 @@ def backend_keys(device: str) -> BackendKeys:
     return BackendKeys(f"Autograd{device.upper()}", device.upper(), plain.raw_repr(), keyset)
 
 
-def has_dual_level() -> bool:
-    """Whether forward mode is in use in this process, as far as it can be told without looking at tensors."""
-    return bool(forward_ad._current_level >= 0)
+def is_plain_call(keys: Any, plain: int) -> bool:
+    """Whether the keys of a call are ``plain`` ones (see ``BackendKeys``), and forward mode is not in use."""
+    return bool(keys.raw_repr() == plain and forward_ad._current_level < 0)
 
 
 def check_status(info: Tensor, operator: str, is_matrix: bool) -> None:

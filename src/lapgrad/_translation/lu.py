@@ -1,9 +1,9 @@
-"""linalg_lu_factor_ex, _linalg_solve_ex, linalg_inv_ex, _linalg_det, _linalg_slogdet, safe on any threads.
+"""linalg_lu_factor_ex and linalg_inv_ex, safe on any number of threads.
 
 torch factorises a batch by calling MKL's getrf from its own parallel loop; from a certain order on that hangs
 or returns wrong factors. Here a batch is factorised by lapgrad's core, which keeps MKL on one thread in its
-loops, or matrix by matrix. All other calls are torch's. The gradients are torch's formulas: they use the
-factors that are returned, and no other factorisation.
+loops, or matrix by matrix. All other calls are torch's. torch's solve, det and slogdet factorise by
+linalg_lu_factor_ex, and so do the gradients that factorise at all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.table import core_in_use, lookup
-from lapgrad._torch import layout as _layout
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation._results import column_major, count_items, status
 from lapgrad._translation._torch_kernels import run_torch
@@ -46,28 +45,6 @@ def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = 
     return factors
 
 
-def compute_solve_ex(
-    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """X with A X = B, or X A = B, and LU, pivots and info of A."""
-    X: Tensor
-    if not is_unsafe(A):
-        X, LU, pivots, info = run_torch("_linalg_solve_ex", A, B, left=left, check_errors=check_errors)
-        return X, LU, pivots, info
-    # As torch has it, B is a batch of vectors if its shape is that of A without the last dimension.
-    is_vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and A.shape[:-1] == B.shape)
-    right = B.unsqueeze(-1) if is_vector else B
-    batch = torch.broadcast_shapes(A.shape[:-2], right.shape[:-2])
-    LU, pivots, info = _factor_batch(_layout.expand_batch(A, batch))
-    if check_errors:
-        _torch_private.check_status(info, "torch.linalg.solve_ex", False)
-    X = run_torch("linalg_lu_solve", LU, pivots, _layout.expand_batch(right, batch), left=left)
-    if is_vector:
-        # torch takes the strides of a batch of vectors for those of a matrix: column-major.
-        X = column_major(X.squeeze(-1), *X.shape[-3:-1]).copy_(X.squeeze(-1))
-    return X, LU, pivots, info
-
-
 def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The inverse, column-major, and info; what torch leaves for a singular matrix."""
     B, info = column_major(A, *A.shape[-2:]), status(A)
@@ -76,40 +53,6 @@ def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Te
     if check_errors:
         _torch_private.check_status(info, "linalg.inv_ex", A.dim() == 2)
     return B, info
-
-
-def compute_det(A: Tensor) -> Factors:
-    """The determinant, LU, column-major, and pivots."""
-    if not is_unsafe(A):
-        result, LU, pivots = run_torch("_linalg_det", A)
-        return result, LU, pivots
-    LU, pivots, _ = _factor_batch(_as_torch_reads(A))
-    return _permutation_sign(pivots, A.dtype) * LU.diagonal(dim1=-2, dim2=-1).prod(-1), LU, pivots
-
-
-def compute_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sign and logarithm of the determinant, LU, column-major, and pivots."""
-    if not is_unsafe(A):
-        sign, logabsdet, LU, pivots = run_torch("_linalg_slogdet", A)
-        return sign, logabsdet, LU, pivots
-    LU, pivots, _ = _factor_batch(_as_torch_reads(A))
-    diagonal = LU.diagonal(dim1=-2, dim2=-1)
-    sign = _permutation_sign(pivots, A.dtype) * diagonal.sgn().prod(-1)
-    return sign, diagonal.abs().log_().sum(-1), LU, pivots
-
-
-def _as_torch_reads(A: Tensor) -> Tensor:
-    """A matrix with the determinant of ``A``: the transpose of a row-major one, as LAPACK reads columns.
-
-    torch's gradients know which of the two the factors belong to.
-    """
-    return A.mT if A.is_contiguous() else A
-
-
-def _permutation_sign(pivots: Tensor, dtype: torch.dtype) -> Tensor:
-    """-1 for an odd number of exchanges, else 1."""
-    unmoved = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
-    return 1.0 - 2.0 * ((pivots != unmoved).sum(-1) % 2).to(dtype)
 
 
 def _factor_batch(A: Tensor) -> Factors:

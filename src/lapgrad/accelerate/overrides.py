@@ -85,7 +85,8 @@ def _install(route: Route, device: str, table: dict[str, Any], counts: Counts) -
     """The registrations of one route on one device."""
     keys = _torch_private.backend_keys(device)
     judge = _judge(route, device, table)
-    backend = _backend_kernel(route, device, judge, counts)
+    by_torch = _torch_kernels.find_kernel(route.operator, device).call_boxed
+    backend, passed_on = _backend_kernel(route, device, judge, by_torch, counts)
     kernels: list[tuple[str, str, Kernel]] = [(route.operator, keys.backend, backend)]
     if route.record is not None:
         autograd = torch.library.get_kernel(f"aten::{route.operator}", keys.autograd)
@@ -93,7 +94,9 @@ def _install(route: Route, device: str, table: dict[str, Any], counts: Counts) -
             (
                 route.operator,
                 keys.autograd,
-                _autograd_kernel(route, keys, judge, backend, autograd.call_boxed, counts),
+                _autograd_kernel(
+                    route, keys, judge, backend, passed_on, by_torch, autograd.call_boxed, counts
+                ),
             )
         )
     if route.out is not None:
@@ -111,15 +114,25 @@ def _register(operator: str, key: str, kernel: Kernel) -> torch.library.Library:
     return library
 
 
+#: The reason for torch that is decided by sizes and dtype alone.
+SMALL = "faster in torch"
+
 #: judge(choice, has gradient, arguments, options) -> why torch is to compute the call, None if lapgrad is.
 Judge = Callable[[Choice, bool, tuple[Any, ...], dict[str, Any]], str | None]
+
+# What follows runs before every call of torch that is passed on. A call for a small matrix takes 2 us, the
+# way through Python as much again. So the kernels below remember the sizes that they pass on, and are
+# written out where functions would be clearer.
+
+#: Sizes that a kernel remembers.
+_MOST_REMEMBERED = 1000
 
 
 def _judge(route: Route, device: str, table: dict[str, Any]) -> Judge:
     thresholds = registry.find_thresholds(table, device, route.operator)
     narrow = registry.find_thresholds(table, device, f"{route.operator} narrow")
     position, right_side, serves, must = route.matrix, route.right_side, route.serves, route.must
-    last = registry.BUCKETS - 1
+    narrow_width = registry.NARROW
 
     def judge(
         choice: Choice, has_gradient: bool, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -129,19 +142,22 @@ def _judge(route: Route, device: str, table: dict[str, Any]) -> Judge:
         if known is None:
             return "dtype"
         shape = A.shape
-        if len(shape) < 2:
+        dimensions = len(shape)
+        if dimensions < 2:
             return "arguments"
-        rows, order = shape[-2:]
-        if rows > order:
-            order = rows
+        order = max(shape[-1], shape[-2])
         if not choice.always:
-            if right_side is not None and min(arguments[right_side].shape[-2:], default=0) <= registry.NARROW:
-                known = narrow[A.dtype]
-            least = known[has_gradient][min((order - 1).bit_length(), last)]
-            if least != 1:
-                items = 1 if len(shape) == 2 else math.prod(shape[:-2])
-                if (least == 0 or items < least) and not must(*arguments, **options):
-                    return "faster in torch"
+            if right_side is not None:
+                side = arguments[right_side].shape
+                if len(side) >= 2 and (side[-1] <= narrow_width or side[-2] <= narrow_width):
+                    known = narrow[A.dtype]
+            least = known[has_gradient][(order - 1).bit_length()]
+            if (
+                least != 1
+                and (dimensions == 2 or least == 0 or math.prod(shape[:-2]) < least)
+                and (must is None or not must(*arguments, **options))
+            ):
+                return SMALL
         if not A.numel():
             return "empty"
         return None if serves(*arguments, **options) else "arguments"
@@ -149,63 +165,81 @@ def _judge(route: Route, device: str, table: dict[str, Any]) -> Judge:
     return judge
 
 
-def _backend_kernel(route: Route, device: str, judge: Judge, counts: Counts) -> Kernel:
-    """For calls whose gradient, if there is one, is recorded by torch."""
+def _backend_kernel(
+    route: Route, device: str, judge: Judge, by_torch: Kernel, counts: Counts
+) -> tuple[Kernel, dict[Any, list[int]]]:
+    """For calls whose gradient, if there is one, is recorded by torch; and the sizes that it passes on."""
     name, operator, compute, position = route.name, route.operator, route.compute, route.matrix
-    by_torch = _torch_kernels.find_kernel(operator, device).call_boxed
+    tensors, always_decides = route.tensors, route.must is not None
+    passed_on: dict[Any, list[int]] = {}
 
-    def backend(keys: Any, *arguments: Any, **options: Any) -> Any:
+    def backend(keys: Any, first: Any, *rest: Any, **options: Any) -> Any:
         choice = SCOPE.get() or PROCESS.current
-        if name not in choice.names:
-            return by_torch(keys, *arguments, **options)
-        reason = judge(choice, False, arguments, options)
-        A = arguments[position]
-        counts[operator, reason or TAKEN, device, A.dtype, A.shape] += 1
-        if reason is not None:
-            return by_torch(keys, *arguments, **options)
-        return _run(compute, arguments, options)
+        sizes = (first.dtype, first.shape) if tensors == 1 else (first.dtype, first.shape, rest[0].shape)
+        cell = passed_on.get(sizes)
+        if name in choice.names:
+            if cell is not None and not choice.always:
+                cell[0] += 1
+                return by_torch(keys, first, *rest, **options)
+            arguments = first, *rest
+            reason = judge(choice, False, arguments, options)
+            A = arguments[position]
+            cell = counts.cell(operator, reason or TAKEN, device, A.dtype, A.shape)
+            cell[0] += 1
+            if reason is None:
+                return _run(compute, arguments, options)
+            # What must be taken depends on the number of threads, but not for a single matrix.
+            if reason is SMALL and len(passed_on) < _MOST_REMEMBERED and (not always_decides or A.dim() == 2):
+                passed_on[sizes] = cell
+        return by_torch(keys, first, *rest, **options)
 
-    return backend
+    return backend, passed_on
 
 
 def _autograd_kernel(
-    route: Route, keys: Any, judge: Judge, backend: Kernel, by_torch: Kernel, counts: Counts
+    route: Route,
+    keys: Any,
+    judge: Judge,
+    backend: Kernel,
+    passed_on: dict[Any, list[int]],
+    values_by_torch: Kernel,
+    by_torch: Kernel,
+    counts: Counts,
 ) -> Kernel:
     """For calls whose gradient lapgrad records."""
-    name, operator, record, records, position = (
-        route.name,
-        route.operator,
-        route.record,
-        route.records,
-        route.matrix,
-    )
-    device, tensors, plain, keyset = keys.backend.lower(), route.tensors, keys.plain, keys.keyset
+    name, operator, tensors = route.name, route.operator, route.tensors
+    record, records = route.record, route.records
+    device, plain, keyset = keys.backend.lower(), keys.plain, keys.keyset
+    is_plain_call = _torch_private.is_plain_call
     assert record is not None
+    assert route.matrix == 0
+    passed_on_with_gradient: set[Any] = set()
 
-    def wants_gradient(arguments: tuple[Any, ...]) -> bool:
-        if is_grad_enabled():
-            for tensor in arguments[:tensors]:
-                if tensor.requires_grad:
-                    return True
-        return False
-
-    def autograd(found: Any, *arguments: Any, **options: Any) -> Any:
-        is_plain = found.raw_repr() == plain
-        if is_plain and not wants_gradient(arguments) and not _torch_private.has_dual_level():
-            # One way through Python instead of two: torch's Autograd kernel has nothing to record.
-            return backend(keyset, *arguments, **options)
+    def autograd(found: Any, A: Any, *rest: Any, **options: Any) -> Any:
         choice = SCOPE.get() or PROCESS.current
-        if (
-            name not in choice.names
-            # A graph that is traced for many sizes is not decided by that of one.
-            or not (is_plain or all(map(_has_numbers_for_sizes, arguments[:tensors])))
-            or judge(choice, True, arguments, options) is not None
-            or not records(*arguments, **options)
+        is_plain = is_plain_call(found, plain)
+        sizes = (A.dtype, A.shape) if tensors == 1 else (A.dtype, A.shape, rest[0].shape)
+        if is_plain and not (
+            is_grad_enabled() and (A.requires_grad or (tensors > 1 and rest[0].requires_grad))
         ):
-            return by_torch(found, *arguments, **options)  # the backend kernel decides, and counts
-        A = arguments[position]
-        counts[operator, TAKEN, device, A.dtype, A.shape] += 1
-        return _run(record, arguments, options)
+            # One way through Python instead of two: torch's Autograd kernel has nothing to record.
+            cell = passed_on.get(sizes)
+            if cell is None or choice.always:
+                return backend(keyset, A, *rest, **options)
+            if name in choice.names:
+                cell[0] += 1
+            return values_by_torch(keyset, A, *rest, **options)
+        if name not in choice.names or (is_plain and sizes in passed_on_with_gradient and not choice.always):
+            return by_torch(found, A, *rest, **options)  # the backend kernel decides, and counts
+        # A graph that is traced for many sizes is not decided by that of one.
+        if is_plain or all(map(_has_numbers_for_sizes, (A, *rest[: tensors - 1]))):
+            reason = judge(choice, True, (A, *rest), options)
+            if reason is None and records(A, *rest, **options):
+                counts.cell(operator, TAKEN, device, A.dtype, A.shape)[0] += 1
+                return _run(record, (A, *rest), options)
+            if reason is SMALL and is_plain and len(passed_on_with_gradient) < _MOST_REMEMBERED:
+                passed_on_with_gradient.add(sizes)
+        return by_torch(found, A, *rest, **options)
 
     return autograd
 
@@ -220,21 +254,31 @@ def _out_kernel(route: Route, operator: str, device: str, judge: Judge, counts: 
     name, compute, position, results = route.name, route.compute, route.matrix, route.out[1]
     by_torch = _torch_kernels.find_kernel(operator, device).call_boxed
 
+    passed_on: dict[Any, list[int]] = {}
+
     def out(keys: Any, *arguments: Any, **options: Any) -> Any:
         choice = SCOPE.get() or PROCESS.current
         if name not in choice.names:
             return by_torch(keys, *arguments, **options)
+        A = arguments[position]
+        sizes = (A.dtype, A.shape)
+        # Other kernels of torch factorise single matrices by calls with out=.
+        if sizes in passed_on and not choice.always:
+            passed_on[sizes][0] += 1
+            return by_torch(keys, *arguments, **options)
         further = {key: value for key, value in options.items() if key not in results}
         reason = judge(choice, False, arguments, further)
-        A = arguments[position]
         targets = tuple([options[result] for result in results])
         if reason is None:
             computed = _run(compute, arguments, further)
             values = computed if isinstance(computed, tuple) else (computed,)
             if not all(map(fits_target, targets, values)):
                 reason = "out="
-        counts[operator, reason or TAKEN, device, A.dtype, A.shape] += 1
+        cell = counts.cell(operator, reason or TAKEN, device, A.dtype, A.shape)
+        cell[0] += 1
         if reason is not None:
+            if reason is SMALL and A.dim() == 2 and route.tensors == 1 and len(passed_on) < _MOST_REMEMBERED:
+                passed_on[sizes] = cell
             return by_torch(keys, *arguments, **options)
         for target, value in zip(targets, values, strict=True):
             write_target(target, value)

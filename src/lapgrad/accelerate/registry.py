@@ -37,17 +37,10 @@ class Thresholds(NamedTuple):
     gradient: Row
 
 
-NEVER = Thresholds((0,) * BUCKETS, (0,) * BUCKETS)
+#: More bits than an order has.
+_MOST_BITS = 64
 
-
-def bucket(order: int) -> int:
-    """Position of the entry for matrices of ``order`` >= 1.
-
-    Example:
-        >>> [bucket(order) for order in (1, 2, 3, 4, 5, 2048, 5000)]
-        [0, 1, 2, 2, 3, 11, 11]
-    """
-    return min((order - 1).bit_length(), BUCKETS - 1)
+NEVER = Thresholds((0,) * _MOST_BITS, (0,) * _MOST_BITS)
 
 
 def load_table() -> dict[str, Any]:
@@ -58,14 +51,22 @@ def load_table() -> dict[str, Any]:
 
 
 def find_thresholds(table: dict[str, Any], device: str, operator: str) -> dict[torch.dtype, Thresholds]:
-    """The thresholds of ``operator`` per dtype, those of float32 and float64; ``NEVER`` where unmeasured."""
+    """The thresholds of ``operator`` per dtype, those of float32 and float64; ``NEVER`` where unmeasured.
+
+    Rows are as long as orders can have bits, so that the entry of an order n is at (n - 1).bit_length().
+    """
     found = table.get(device, {}).get(operator, {})
     return {
-        dtype: Thresholds(tuple(found[name]["forward"]), tuple(found[name]["gradient"]))
+        dtype: Thresholds(_extend(found[name]["forward"]), _extend(found[name]["gradient"]))
         if name in found
         else NEVER
         for dtype, name in ((torch.float32, "float32"), (torch.float64, "float64"))
     }
+
+
+def _extend(row: list[int]) -> Row:
+    """``row`` with its last entry for all larger orders."""
+    return tuple(row) + (row[-1],) * (_MOST_BITS - len(row))
 
 
 def describe() -> dict[str, str]:

@@ -22,10 +22,6 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _never(*_: Any, **__: Any) -> bool:
-    return False
-
-
 def _fits_triangle(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, **options: Any) -> bool:
     if B.dim() < 2 or options.get("unitriangular") or not _square(A) or not _same_kind(A, B):
         return False
@@ -71,10 +67,6 @@ def _square_lu(A: Tensor, *others: Tensor, pivot: bool = True, **_: Any) -> bool
     return pivot and _square(A)
 
 
-def _solve_serves(A: Tensor, B: Tensor, **_: Any) -> bool:
-    return _square(A) and _same_kind(A, B)
-
-
 @dataclasses.dataclass(frozen=True)
 class Route:
     """One operator of torch's dispatcher and its translation.
@@ -104,7 +96,7 @@ class Route:
     tensors: int = 1
     serves: Question = _square
     records: Question = _always
-    must: Question = _never
+    must: Question | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
@@ -189,32 +181,7 @@ ROUTES = (
         must=_unsafe_lu,
         devices=("cpu",),
     ),
-    Route(
-        "det",
-        "_linalg_det",
-        lu.compute_det,
-        out=("result", ("result", "LU", "pivots")),
-        must=_unsafe_lu,
-        devices=("cpu",),
-    ),
-    Route(
-        "slogdet",
-        "_linalg_slogdet",
-        lu.compute_slogdet,
-        out=("sign", ("sign", "logabsdet", "LU", "pivots")),
-        must=_unsafe_lu,
-        devices=("cpu",),
-    ),
-    Route(
-        "solve",
-        "_linalg_solve_ex",
-        lu.compute_solve_ex,
-        out=("result", ("result", "LU", "pivots", "info")),
-        tensors=2,
-        serves=_solve_serves,
-        must=_unsafe_lu,
-        devices=("cpu",),
-    ),
+    # inv, solve, det and slogdet of torch factorise by this operator: they are safe with it.
     Route(
         "lu_factor",
         "linalg_lu_factor_ex",
@@ -226,5 +193,13 @@ ROUTES = (
     ),
 )
 
+#: Functions of torch that are made of LU factorisations.
+_MADE_OF_LU = frozenset(("det", "inv", "slogdet", "solve"))
+
 #: The names that ``accelerate(only=...)`` takes.
-NAMES = frozenset(route.name for route in ROUTES)
+NAMES = frozenset(route.name for route in ROUTES) | _MADE_OF_LU
+
+
+def with_parts(names: frozenset[str]) -> frozenset[str]:
+    """``names``, and those of the operators that these are made of."""
+    return names | {"lu_factor"} if names & _MADE_OF_LU else names

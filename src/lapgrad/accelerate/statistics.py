@@ -71,19 +71,32 @@ class Statistics(tuple[CallCount, ...]):
         return "\n".join([*lines, f"{self.taken} calls by lapgrad, {self.passed_on} by torch"])
 
 
-class Counts(dict[Key, int]):
-    """A table of counts, zero for what was not counted before."""
+class Counts:
+    """A table of counts. Each is in a cell, a list of one number, that those who count often keep."""
 
-    def __missing__(self, key: Key) -> int:
-        if len(self) >= _MOST_ENTRIES:
-            self._merge_shapes()
-        return 0
+    def __init__(self) -> None:
+        self._cells: dict[Key, list[int]] = {}
 
-    def _merge_shapes(self) -> None:
-        entries = dict(self)
-        self.clear()
-        for (operator, reason, device, dtype, _), calls in entries.items():
-            self[operator, reason, device, dtype, ()] += calls
+    def cell(
+        self, operator: str, reason: str, device: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> list[int]:
+        """Where the calls of one kind are counted; for all shapes together once there are too many."""
+        key = operator, reason, device, dtype, shape
+        found = self._cells.get(key)
+        if found is not None:
+            return found
+        if len(self._cells) >= _MOST_ENTRIES:
+            key = operator, reason, device, dtype, ()
+        return self._cells.setdefault(key, [0])
+
+    def items(self) -> list[tuple[Key, int]]:
+        """What was counted, and how often; not what was not counted since the last ``clear``."""
+        return [(key, cell[0]) for key, cell in self._cells.copy().items() if cell[0]]
+
+    def clear(self) -> None:
+        """Count from zero again, in the same cells."""
+        for cell in self._cells.copy().values():
+            cell[0] = 0
 
 
 def summarise(counts: Counts) -> Statistics:
@@ -91,6 +104,6 @@ def summarise(counts: Counts) -> Statistics:
     return Statistics(
         CallCount(operator, reason == TAKEN, reason, device, dtype, tuple(shape), calls)
         for (operator, reason, device, dtype, shape), calls in sorted(
-            dict(counts).items(), key=lambda entry: -entry[1]
+            counts.items(), key=lambda entry: -entry[1]
         )
     )
