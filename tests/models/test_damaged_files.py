@@ -204,7 +204,7 @@ def test_damaged_descriptions_are_refused(name: str, saved: dict[str, bytes], pa
         parent = functools.reduce(operator.getitem, place[:-1], changed)
         key = place[-1]
         value = parent[key]
-        # Two of the values for each entry: entries of one kind are in many of the models.
+        # Two wrong values per entry are enough: other models have entries of the same kind, and try the rest.
         wrong = wrong_values(key, value)
         for other in (wrong[number % len(wrong)], wrong[(number + 3) % len(wrong)]):
             parent[key] = other

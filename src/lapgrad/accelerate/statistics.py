@@ -45,12 +45,12 @@ class Statistics(tuple[CallCount, ...]):
 
     @property
     def taken(self) -> int:
-        """Calls that lapgrad has computed."""
+        """How many calls lapgrad computed."""
         return sum(entry.calls for entry in self if entry.taken)
 
     @property
     def passed_on(self) -> int:
-        """Calls that torch has computed."""
+        """How many calls were passed on to torch."""
         return sum(entry.calls for entry in self if not entry.taken)
 
     def __str__(self) -> str:

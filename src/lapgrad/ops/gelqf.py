@@ -157,7 +157,7 @@ def _fake_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Ten
 
 
 def _solve_checked(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
-    """t(L)^-1 B as an operator with derivatives that refuses dependent rows."""
+    """Returns t(L)^-1 B, differentiably. Raises if L has (nearly) a zero on its diagonal."""
     X: Tensor = operator_solve.call(L, B, transpose)
     return X
 

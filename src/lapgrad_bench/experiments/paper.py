@@ -22,7 +22,7 @@ class Figure:
 
     @property
     def worst(self) -> float:
-        """The worst figure that counts as reached: the mean, or worse by one standard deviation."""
+        """The limit for "reached": one standard deviation worse than the paper's mean."""
         return self.mean + self.deviation if self.sense == "≤" else self.mean - self.deviation
 
     def reached(self, figure: float) -> bool:

@@ -182,7 +182,7 @@ class SparseLayer(ParametrisedModule):
         A = A.to(H.dtype)
         mean = multiply(A.mT, m)
         spread = trmm(R, A, transpose=True).square().sum(-2)
-        # The difference is negative only by rounding.
+        # This variance is a difference of two nearly equal numbers: rounding can make it negative.
         variance = unexplained.clamp_min(0.0).to(H.dtype) + spread
         variance = variance[:, None] if variance.dim() == 1 else variance.mT
         mean, variance = (part.reshape(*H.shape[:-1], part.shape[-1]) for part in (mean, variance))

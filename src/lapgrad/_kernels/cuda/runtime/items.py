@@ -110,7 +110,7 @@ class DeferredStatus:
         return unused.pop() if unused else cls(like, unused)
 
     def send(self) -> Callable[[], tuple[int, int] | None]:
-        """Queues the copy behind what is launched so far. The function returned waits for the copy alone."""
+        """Starts copying the status to the host; returns a function that waits for the copy and reads it."""
         self._mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
         return self._receive
 
