@@ -1,9 +1,17 @@
-"""Which tests run on which device: those marked ``cpu`` are left out on any other."""
+"""Which tests run on which device, and the seed of each.
+
+Tests marked ``cpu`` are left out on any other device. Every test draws the same random numbers in every run, alone or
+among others; ``LAPGRAD_TEST_SEED=1`` gives all of them other numbers.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import signal
+import zlib
 
+import numpy as np
 import pytest
 import torch
 from device import DEVICE
@@ -39,6 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("cpu")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("cpu")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed = zlib.crc32(f"{os.environ.get('LAPGRAD_TEST_SEED', '0')} {item.name}".encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    # Not torch.manual_seed: where CUDA is not initialised, it keeps the stack of every call until it is.
+    torch.default_generator.manual_seed(seed)
+    if DEVICE.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def _takes_its_own_way_through_the_core(item: pytest.Item) -> bool:

@@ -46,7 +46,9 @@ def test_nothing_else_calls_the_lu_of_torch() -> None:
 @pytest.mark.parametrize("n", [5, 33, 70])
 def test_functions_are_those_of_torch(n: int, batch: tuple[int, ...]) -> None:
     """Item by item or at once: the same values, shapes and gradients. Orders at which torch is right."""
-    A = (torch.randn(*batch, n, n, dtype=torch.float64) / n**0.5 + torch.eye(n)).requires_grad_()
+    # A and A Aᵀ have condition numbers of at most 3 and 9: singular values lie between 0.5 and 1.5.
+    R = torch.randn(*batch, n, n, dtype=torch.float64)
+    A = (torch.eye(n) + 0.5 * R / torch.linalg.matrix_norm(R, 2, keepdim=True)).requires_grad_()
     B = torch.randn(*batch, n, 2, dtype=torch.float64).requires_grad_()
     threads = torch.get_num_threads()
     for ours, theirs, operands in (
@@ -68,8 +70,7 @@ def test_functions_are_those_of_torch(n: int, batch: tuple[int, ...]) -> None:
                 results.append((value, *torch.autograd.grad(loss, operands, materialize_grads=True)))
             finally:
                 torch.set_num_threads(threads)
-        # The gradient of the determinant, and of a product with its transpose, has the condition number of A.
-        assert_all_close(results[0], results[1], 100.0 * of_order(n))
+        assert_all_close(results[0], results[1], of_order(n))
 
 
 def check(batch: int, n: int, threads: int, repeats: int) -> None:
