@@ -52,10 +52,10 @@ fuzz: environment ## random calls of every operator against references: make fuz
 	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 # Tests that together call every routine of the core; tests/sanitized_core.py makes sure that they do.
-SANITIZED_TESTS := $(addprefix tests/,test_fuzz.py::test_fixed_run test_values.py::test_samples test_gradients.py \
-    test_layouts.py::test_small_matrices test_layouts.py::test_batches test_packing.py \
-    test_threads.py::test_number_of_threads_is_that_of_torch_at_any_time test_threads.py::test_calls_from_many_threads \
-    cuda/test_large_matrices.py cuda/test_launch.py)
+SANITIZED_TESTS := $(addprefix tests/,house/test_fuzz.py::test_fixed_run ops/test_values.py::test_samples \
+    ops/test_gradients.py ops/test_layouts.py::test_small_matrices ops/test_layouts.py::test_batches ops/test_packing.py \
+    ops/test_threads.py::test_number_of_threads_is_that_of_torch_at_any_time \
+    ops/test_threads.py::test_calls_from_many_threads cuda/test_large_matrices.py cuda/test_launch.py)
 SANITIZED := build/sanitize
 
 # What Python itself never frees would be reported as leaks. libstdc++ has to be there when libasan looks for the
@@ -67,11 +67,7 @@ test-sanitize: environment $(SANITIZED)/built ## tests on a core with address an
 	    $(BIN)/python -m pytest -p sanitized_core --capture=sys $(if $(ARGS),$(ARGS),$(SANITIZED_TESTS))
 
 # The tests that take their device from tests/device.py, and those of the CUDA kernels.
-CUDA_TESTS := $(addprefix tests/,test_values.py test_gradients.py test_transforms.py test_tracing.py test_layouts.py \
-    test_overwrite.py test_eager.py test_errors.py test_precision.py test_memory.py test_determinants.py test_functions_of_matrices.py \
-    test_gelqf.py test_gesvd.py test_positive_definite.py test_syevd.py test_cca.py test_lda.py cuda \
-    $(addprefix models/test_,gp_regression.py sparse_gp_regression.py sgp_nll.py kalman.py linear_gaussian_ssm.py \
-    blr_nll.py bayesian_linear_regression.py kernels.py compiled.py))
+CUDA_TESTS := $(shell grep -rlE '^from device import' tests --include='test_*.py' | grep -v '^tests/cuda/') tests/cuda
 
 test-cuda: environment ## the shared tests, and those of the CUDA kernels, on a GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \

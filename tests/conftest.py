@@ -1,7 +1,7 @@
 """Which tests run on which device, and the seed of each.
 
-Tests marked ``cpu`` are left out on any other device. Every test draws the same random numbers in every run, alone or
-among others; ``LAPGRAD_TEST_SEED=1`` gives all of them other numbers.
+Tests marked ``cpu`` are left out on any other device. Every test draws the same random numbers in every run,
+alone or among others; ``LAPGRAD_TEST_SEED=1`` gives all of them other numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from device import DEVICE
 from paths import PATHS
 
 #: Programs that tests start as processes, stand-ins for other libraries, and a plugin of pytest.
-collect_ignore = ["fake_peers", "fake_processes", "sanitized_core.py"]
+collect_ignore = ["bench/fake_peers", "bench/fake_processes", "sanitized_core.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

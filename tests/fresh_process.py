@@ -10,7 +10,8 @@ from pathlib import Path
 import lapgrad
 
 #: The tests themselves, and the package that they test.
-_PLACES = (Path(__file__).resolve().parent, Path(lapgrad.__file__).resolve().parents[1])
+_TESTS = Path(__file__).resolve().parent
+_PLACES = (_TESTS, _TESTS / "ops", Path(lapgrad.__file__).resolve().parents[1])
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lapgrad._torch import lu as torch_lu
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Calls that factorise by LU. ``lu_solve`` starts from factors, and is right on any number of threads.
 LU_CALLS = re.compile(
@@ -24,7 +24,7 @@ LU_CALLS = re.compile(
 
 #: Where such a name may stand: the module itself, its test, and a test of what replaces these functions,
 #: which has small matrices only.
-ALLOWED = {"src/lapgrad/_torch/lu.py", "tests/test_torch_lu.py", "tests/accelerate/test_semantics.py"}
+ALLOWED = {"src/lapgrad/_torch/lu.py", "tests/house/test_torch_lu.py", "tests/accelerate/test_semantics.py"}
 
 
 def code_of(file: Path) -> str:
@@ -98,7 +98,7 @@ def check(batch: int, n: int, threads: int, repeats: int) -> None:
 def test_operators_on_every_number_of_threads(core: str) -> None:
     """The shapes at which torch's own functions hang, fail or are wrong with 2 threads and more."""
     code = """
-from test_torch_lu import check
+from house.test_torch_lu import check
 for threads in range(1, 9):
     check(3, 150, threads, 3)
     check(6, 260, threads, 1)

@@ -14,7 +14,7 @@ from public import FUNCTIONS_OF_A_KERNEL, OF_A_KERNEL, OPERATORS
 import lapgrad
 from lapgrad_bench.bench.ops import cases
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ("Args", "Returns", "Raises", "Gradient", "Memory", "Cost", "Example")
 
 

@@ -12,7 +12,7 @@ from public import FUNCTIONS_OF_A_KERNEL, OPERATORS
 
 from lapgrad._kernels.table import collect_kernels
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "lapgrad"
 BENCH = ROOT / "src" / "lapgrad_bench"
 CORE = ROOT / "csrc"

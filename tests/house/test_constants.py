@@ -29,7 +29,7 @@ from lapgrad._kernels.native import available, core
 from lapgrad._kernels.torch.gesvd import NOT_CONVERGED, NOT_FINITE
 from lapgrad.ops import _lu
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "csrc"
 CUDA = ROOT / "src" / "lapgrad" / "_kernels" / "cuda" / "kernels"
 

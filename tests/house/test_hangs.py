@@ -24,7 +24,7 @@ def test_is_fine():
 def test_hangs_are_failures(tmp_path: Path) -> None:
     """With the settings of this project, but shorter times."""
     (tmp_path / "test_hanging.py").write_text(HANGING_TESTS)
-    settings = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    settings = Path(__file__).resolve().parents[2] / "pyproject.toml"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-n", "1", "-o", "timeout=1", "-o", "faulthandler_timeout=2"),
