@@ -6,6 +6,7 @@ alone or among others; ``LAPGRAD_TEST_SEED=1`` gives all of them other numbers.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("cpu")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("cpu")]
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and the modules of torch: without this, every collection of garbage goes through them.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
