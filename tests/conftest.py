@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # Thousands of tests and the modules of torch: without this, every collection of garbage goes through them.
+    # Otherwise every collection of garbage goes through thousands of tests and the modules of torch.
     gc.collect()
     gc.freeze()
 
