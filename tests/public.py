@@ -23,7 +23,7 @@ _FOUND: dict[str, Callable[..., Any]] = {
 
 #: Functions of a function (a kernel) and tensors. The tables of samples and benchmarks know operands that are
 #: tensors; these have tests of their own (the file is named here), and benchmarks time them as models.
-OF_A_KERNEL: dict[str, str] = {"fused.sgp_nll": "models/test_sgp_nll.py"}
+OF_A_KERNEL: dict[str, str] = {"fused.sgp_nll": "models/gp/test_sgp_nll.py"}
 
 #: torch's functions under torch's names: the judge is torch itself (accelerate/test_linalg.py).
 IN_TORCH_TERMS: dict[str, Callable[..., Any]] = {

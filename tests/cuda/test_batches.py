@@ -116,15 +116,15 @@ def test_trsm_and_trmm(batch: tuple[int, ...]) -> None:
     L, A = positive_definite(*batch), drawn(*batch, N, 3)
     assert _trsm_batch.serves(L, A)
     X, expected = torch.empty_like(A), torch.empty_like(A)
-    assert _trsm_batch.trsm(X, L, A, True, False, False) is None
-    _fallback.trsm(expected, L, A, True, False, False)
+    assert _trsm_batch.trsm(X, L, A, lower=True, transpose=False, rightside=False) is None
+    _fallback.trsm(expected, L, A, lower=True, transpose=False, rightside=False)
     assert_close(X, expected, of_order(N))
-    _trmm_batch.trmm(X, L, A, True, False, False)
-    _fallback.trmm(expected, L, A, True, False, False)
+    _trmm_batch.trmm(X, L, A, lower=True, transpose=False, rightside=False)
+    _fallback.trmm(expected, L, A, lower=True, transpose=False, rightside=False)
     assert_close(X, expected, of_order(N))
     L[..., 2, 2] = 0.0
     kept = X.clone()
-    assert _trsm_batch.trsm(X, L, A, True, False, False) == (0, 2)
+    assert _trsm_batch.trsm(X, L, A, lower=True, transpose=False, rightside=False) == (0, 2)
     assert torch.equal(X, kept)
 
 

@@ -77,12 +77,12 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
 
 
 def both(
-    name: str, results: int, shape: tuple[int, ...], *arguments: Any
+    name: str, results: int, shape: tuple[int, ...], *arguments: Any, **flags: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Results of the routine on CUDA and of that in plain PyTorch."""
     found, wanted = ([torch.full(shape, 7.0, dtype=torch.float64) for _ in range(results)] for _ in range(2))
-    getattr(on_cuda, name)(*found, *arguments)
-    getattr(_fallback, name)(*wanted, *arguments)
+    getattr(on_cuda, name)(*found, *arguments, **flags)
+    getattr(_fallback, name)(*wanted, *arguments, **flags)
     return found, wanted
 
 
@@ -170,7 +170,17 @@ class TestCholesky:
 
     def test_products(self, batch: tuple[int, ...], lower: bool) -> None:
         A, B = (torch.randn(*batch, ORDER, 30, dtype=torch.float64) for _ in range(2))
-        found, wanted = both("gemmt", 1, (*batch, ORDER, ORDER), A, B, lower, False, True, 0.5)
+        found, wanted = both(
+            "gemmt",
+            1,
+            (*batch, ORDER, ORDER),
+            A,
+            B,
+            lower=lower,
+            transpose_a=False,
+            transpose_b=True,
+            alpha=0.5,
+        )
         assert_near(found[0], wanted[0])
         found, wanted = both("syrk", 1, (*batch, ORDER, ORDER), A, False)
         assert_near(found[0], wanted[0])
@@ -201,9 +211,9 @@ def test_a_zero_pivot_is_found() -> None:
     L = factor(2, ORDER)
     L[1, 33, 33] = 0.0
     B = torch.randn(2, ORDER, 20, dtype=L.dtype)
-    assert on_cuda.trsm(torch.empty_like(B), L, B, True, False, False) == (1, 33)
+    assert on_cuda.trsm(torch.empty_like(B), L, B, lower=True, transpose=False, rightside=False) == (1, 33)
     overwritten = B.clone()
-    assert on_cuda.trsm(overwritten, L, overwritten, True, False, False) == (1, 33)
+    assert on_cuda.trsm(overwritten, L, overwritten, lower=True, transpose=False, rightside=False) == (1, 33)
     assert torch.equal(overwritten, B)
     assert on_cuda.potri(torch.empty_like(L), L, True) == (1, 33)
 
@@ -214,8 +224,8 @@ def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
     singular[7, 7] = 0.0
     X = torch.empty_like(B)
     for _ in range(2):
-        assert on_cuda.trsm(X, singular, B, True, False, False) == (0, 7)
-        assert on_cuda.trsm(X, L, B, True, False, False) is None
+        assert on_cuda.trsm(X, singular, B, lower=True, transpose=False, rightside=False) == (0, 7)
+        assert on_cuda.trsm(X, L, B, lower=True, transpose=False, rightside=False) is None
 
 
 def test_a_question_without_an_answer_is_not_asked_again() -> None:
@@ -228,8 +238,8 @@ def test_a_question_without_an_answer_is_not_asked_again() -> None:
         mock.patch.object(_device, "solve", side_effect=torch.OutOfMemoryError),
         pytest.raises(torch.OutOfMemoryError),
     ):
-        on_cuda.trsm(X, singular, B, True, False, False)
-    assert on_cuda.trsm(X, L, B, True, False, False) is None
+        on_cuda.trsm(X, singular, B, lower=True, transpose=False, rightside=False)
+    assert on_cuda.trsm(X, L, B, lower=True, transpose=False, rightside=False) is None
 
 
 def test_two_questions_at_a_time() -> None:

@@ -63,8 +63,8 @@ def potrf(n: int, dtype: torch.dtype) -> None:
 
 def triangular(n: int, dtype: torch.dtype) -> None:
     A = square(n, dtype)
-    _trsm_batch.trsm(A.clone(), A, A, True, False, False)
-    _trmm_batch.trmm(A.clone(), A, A, True, False, False)
+    _trsm_batch.trsm(A.clone(), A, A, lower=True, transpose=False, rightside=False)
+    _trmm_batch.trmm(A.clone(), A, A, lower=True, transpose=False, rightside=False)
 
 
 def gelqf(n: int, dtype: torch.dtype) -> None:

@@ -49,8 +49,87 @@ def test_sections(name: str) -> None:
     found = sections(name)
     assert tuple(found) == ("", *SECTIONS)
     assert all(text.strip() for text in found.values())
-    headline = found[""].splitlines()[0]
-    assert "=" in headline or "the inverse of" in headline, "the first line says it in a formula"
+    assert len(found[""].splitlines()[0]) < 110
+
+
+def find_equation(headline: str) -> tuple[str, str]:
+    """Return both sides of the equation after the colon of a headline; it ends before a comma or in words."""
+    formula = headline.partition(": ")[2].removesuffix(".")
+    depth = 0
+    for position, letter in enumerate(formula):
+        depth += (letter in "([{") - (letter in ")]}")
+        assert depth >= 0, "a bracket is closed that was not opened"
+        if depth == 0 and formula[position:].startswith((", ", "; ", " with ", " for ")):
+            formula = formula[:position]
+            break
+    assert formula.count("(") == formula.count(")"), "brackets are not balanced"
+    left, _, right = formula.partition(" = ")
+    return left.strip(), right.strip()
+
+
+def find_symbols(formula: str) -> set[str]:
+    """Return the names in a formula without indices and transposition: an entry a_ij counts as a and A."""
+    named = re.findall(r"(?<!\^)(?<!\^-)[A-Za-z][A-Za-z]*(?:_(?:\w+|\{[^}]*\})|\[[^]]*\])?", formula)
+    stems = {re.split(r"[_\[]", symbol)[0] for symbol in named}
+    entries = {re.split(r"[_\[]", symbol)[0].upper() for symbol in named if "_" in symbol}
+    return stems | entries
+
+
+def find_results(returns: str) -> set[str]:
+    """Return the names of the results: "X, (*batch, ...)", "L, or R with ...", "The named tuple (U, S)"."""
+    several = re.search(r"named tuple \(([^)]*)\)", returns)
+    if several:
+        return set(several.group(1).split(", "))
+    return set(re.findall(r"(?:^|or )(\w+)(?=,| with)", returns.strip().splitlines()[0]))
+
+
+#: What formulas use without an explanation: ta, tb and t transpose if the flag says so, tri takes a triangle.
+FUNCTIONS = {
+    "t",
+    "ta",
+    "tb",
+    "tri",
+    "diag",
+    "det",
+    "log",
+    "exp",
+    "sum",
+    "max",
+    "argmin",
+    "tr",
+    "pi",
+    "N",
+    "I",
+    "p",
+}
+
+
+def test_the_search_for_equations() -> None:
+    assert find_equation("Product: C = alpha ta(A) B, or C = B with x.") == ("C", "alpha ta(A) B")
+    assert find_equation("Anything else with a = b") == ("", "")
+    assert find_symbols("b_ij + log(x) - y[0] + a_{i, i+1}") == {"b", "B", "log", "x", "y", "a", "A"}
+    assert find_results("L, or R with ``lower=False``: the factor") == {"L", "R"}
+    assert find_results("The named tuple (Q, L), both (*batch, n, n).") == {"Q", "L"}
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, *FUNCTIONS_OF_A_KERNEL])
+def test_first_line_is_a_formula(name: str) -> None:
+    """An equation between results and operands, all of whose symbols are explained in the docstring."""
+    found = sections(name)
+    headline, _, text = found[""].partition("\n")
+    left, right = find_equation(headline)
+    assert left, "there is no equation after a colon"
+    assert right
+    symbols = find_symbols(left) | find_symbols(right)
+    assert find_results(found["Returns"]) & symbols, "the equation does not name the result"
+    function = {**OPERATORS, **FUNCTIONS_OF_A_KERNEL}[name]
+    operands = {p.name for p in inspect.signature(function).parameters.values() if p.annotation == "Tensor"}
+    described = find_symbols(headline.partition(": ")[2] + text)
+    assert operands & described, "the description does not name an operand"
+    definitions = re.findall(r", (\w+) = ", headline.partition(right)[2])
+    explained = {*FUNCTIONS, *definitions, *find_symbols(text + "".join(found[key] for key in SECTIONS))}
+    for symbol in symbols - {symbol.upper() for symbol in symbols if symbol.lower() in symbols}:
+        assert symbol in explained, f"{symbol} is not explained"
 
 
 @pytest.mark.parametrize("name", OPERATORS)

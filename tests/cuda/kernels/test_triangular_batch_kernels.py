@@ -17,6 +17,7 @@ from lapgrad._kernels.cuda.small import triangular as _triangular_batch
 #: (order, columns, dtype): each kernel, one column, several items in a block, several blocks for an item.
 CASES = [(1, 1, torch.float64), (3, 5, torch.float64), (4, 1, torch.float64), (50, 3, torch.float64)]
 CASES += [(3, 300, torch.float32)]
+#: Values of lower, transpose and rightside.
 FLAGS = list(itertools.product((True, False), repeat=3))
 machines = pytest.mark.parametrize("machine", MACHINES)
 
@@ -34,7 +35,7 @@ def operands(
 
 def run(machine: Machine, L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool) -> Tensor:
     X = torch.full_like(A, torch.nan)
-    machine.launch(_triangular_batch.plan_application(X, L, A, *flags, solve, None))
+    machine.launch(_triangular_batch.plan_application(X, L, A, *flags, solve, cell=None))
     return X
 
 
@@ -65,7 +66,7 @@ def test_any_strides_in_place_and_one_triangle_for_all(machine: Machine, solve: 
         apart = A.new_zeros(5, 2 * A.shape[1], A.shape[2] + 2)[:, ::2, 1:-1].copy_(A)
         wanted = expected(shared, A, flags, solve)
         assert_close(run(machine, shared, A.mT.contiguous().mT, flags, solve), wanted, of_order(4))
-        machine.launch(_triangular_batch.plan_application(apart, shared, apart, *flags, solve, None))
+        machine.launch(_triangular_batch.plan_application(apart, shared, apart, *flags, solve, cell=None))
         assert_close(apart, wanted, of_order(4))
 
 
@@ -80,7 +81,7 @@ def test_a_zero_pivot_is_reported_and_nothing_is_written(machine: Machine) -> No
     L[150, 1, 1] = 0.0
     machine.launch(_triangular_batch.plan_zero_pivot_search(L, cell))
     X = A.clone()
-    machine.launch(_triangular_batch.plan_application(X, L, A, True, False, False, True, cell))
+    machine.launch(_triangular_batch.plan_application(X, L, A, *FLAGS[0], solve=True, cell=cell))
     assert torch.equal(X, A)
     assert _items.read_first_failure(cell) == (77, 3)
     assert _items.read_first_failure(cell) is None
