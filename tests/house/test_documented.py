@@ -28,14 +28,14 @@ FLAGS = sorted(
 )
 
 
-def sections(name: str) -> dict[str, str]:
+def split_sections(name: str) -> dict[str, str]:
     """The sections of a docstring by their title; what comes before them under the empty title."""
     function = {**OPERATORS, **FUNCTIONS_OF_A_KERNEL}[name]
     parts = re.split(r"^(\w+):\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
-def document(name: str) -> str:
+def read_document(name: str) -> str:
     return (ROOT / name).read_text()
 
 
@@ -46,7 +46,7 @@ def test_the_search_for_operators_finds_them() -> None:
 
 @pytest.mark.parametrize("name", [*OPERATORS, *FUNCTIONS_OF_A_KERNEL])
 def test_sections(name: str) -> None:
-    found = sections(name)
+    found = split_sections(name)
     assert tuple(found) == ("", *SECTIONS)
     assert all(text.strip() for text in found.values())
     assert len(found[""].splitlines()[0]) < 110
@@ -115,7 +115,7 @@ def test_the_search_for_equations() -> None:
 @pytest.mark.parametrize("name", [*OPERATORS, *FUNCTIONS_OF_A_KERNEL])
 def test_first_line_is_a_formula(name: str) -> None:
     """An equation between results and operands, all of whose symbols are explained in the docstring."""
-    found = sections(name)
+    found = split_sections(name)
     headline, _, text = found[""].partition("\n")
     left, right = find_equation(headline)
     assert left, "there is no equation after a colon"
@@ -135,7 +135,7 @@ def test_first_line_is_a_formula(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_arguments(name: str) -> None:
     """Every parameter in its order, tensors with their shape."""
-    described = re.findall(r"^    (\w+): (.*)$", sections(name)["Args"], re.MULTILINE)
+    described = re.findall(r"^    (\w+): (.*)$", split_sections(name)["Args"], re.MULTILINE)
     parameters = inspect.signature(OPERATORS[name]).parameters
     assert [argument for argument, _ in described] == list(parameters)
     for argument, text in described:
@@ -146,7 +146,7 @@ def test_arguments(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_exceptions(name: str) -> None:
     """Those named exist, and those that any operator may raise are named."""
-    named = set(re.findall(r"\b\w+Error\b", sections(name)["Raises"]))
+    named = set(re.findall(r"\b\w+Error\b", split_sections(name)["Raises"]))
     assert named <= set(lapgrad.__all__)
     assert {"DTypeError", "ShapeError"} <= named
     if len(samples.OPERATORS[name].operands) > 1:
@@ -155,41 +155,41 @@ def test_exceptions(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*OPERATORS, *FUNCTIONS_OF_A_KERNEL])
 def test_gradient_says_what_is_saved(name: str) -> None:
-    assert re.search(r"\bSaves\b", " ".join(sections(name)["Gradient"].split()))
+    assert re.search(r"\bSaves\b", " ".join(split_sections(name)["Gradient"].split()))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_example_calls_the_operator(name: str) -> None:
-    assert re.search(rf">>> .*\blapgrad\.{re.escape(name)}\(", sections(name)["Example"])
+    assert re.search(rf">>> .*\blapgrad\.{re.escape(name)}\(", split_sections(name)["Example"])
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
     assert name in samples.OPERATORS, "no row in tests/samples/"
     assert name in cases.OPERATORS, "no row in src/lapgrad_bench/bench/cases.py"
-    assert re.search(rf"`{re.escape(name)}\(", document("GLOSSARY.md")), "no line in GLOSSARY.md"
-    assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
+    assert re.search(rf"`{re.escape(name)}\(", read_document("GLOSSARY.md")), "no line in GLOSSARY.md"
+    assert f"`{name}`" in read_document("CHANGELOG.md"), "no line in CHANGELOG.md"
 
 
 def test_files_that_contributing_names_exist() -> None:
     """The walk through the files of one operator: at most ten, and all of them are there."""
     (steps,) = re.findall(
-        r"^## Adding an operator\n(.*?)^### ", document("CONTRIBUTING.md"), re.MULTILINE | re.DOTALL
+        r"^## Adding an operator\n(.*?)^### ", read_document("CONTRIBUTING.md"), re.MULTILINE | re.DOTALL
     )
     files = re.findall(r"^\| \d+ \| `([^`]+)` \|", steps, re.MULTILINE)
     assert 1 < len(files) <= 10
     for file in files:
-        assert "gesv" in document(file), file
+        assert "gesv" in read_document(file), file
 
 
 @pytest.mark.parametrize("name", FUNCTIONS_OF_A_KERNEL)
 def test_function_of_a_kernel_has_tests_and_its_lines(name: str) -> None:
     """No rows in the tables: their operands are tensors alone."""
-    assert f"lapgrad.{name}(" in sections(name)["Example"]
+    assert f"lapgrad.{name}(" in split_sections(name)["Example"]
     assert (ROOT / "tests" / OF_A_KERNEL[name]).exists()
-    assert f"`{name}(" in document("GLOSSARY.md"), "no line in GLOSSARY.md"
-    assert f"`{name}`" in document("CHANGELOG.md"), "no line in CHANGELOG.md"
-    described = re.findall(r"^    (\w+): ", sections(name)["Args"], re.MULTILINE)
+    assert f"`{name}(" in read_document("GLOSSARY.md"), "no line in GLOSSARY.md"
+    assert f"`{name}`" in read_document("CHANGELOG.md"), "no line in CHANGELOG.md"
+    described = re.findall(r"^    (\w+): ", split_sections(name)["Args"], re.MULTILINE)
     assert described == list(inspect.signature(FUNCTIONS_OF_A_KERNEL[name]).parameters)
 
 
@@ -199,7 +199,7 @@ def test_benchmark_counts_the_work(name: str) -> None:
     row = cases.OPERATORS[name]
     for work in (row.forward, row.backward):
         assert 0 < work(8, 8) < work(16, 16)
-    assert ("flop" in sections(name)["Cost"]) == (row.unit == "flop")
+    assert ("flop" in split_sections(name)["Cost"]) == (row.unit == "flop")
 
 
 def test_tables_have_no_other_rows() -> None:
@@ -208,7 +208,7 @@ def test_tables_have_no_other_rows() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_flag_is_in_the_glossary(flag: str) -> None:
-    (table,) = re.findall(r"^## Flags\n(.*?)^## ", document("GLOSSARY.md"), re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^## Flags\n(.*?)^## ", read_document("GLOSSARY.md"), re.MULTILINE | re.DOTALL)
     assert f"`{flag}`" in table
 
 

@@ -244,11 +244,11 @@ def _vjp_solve(
 def _jvp_solve(saved: Sequence[Tensor], flags: Sequence[Any], dL: Tensor | None, dB: Tensor | None) -> Tensor:
     """dX = t(L)^-1 (dB - t(dL) X)."""
     (L, X), (transpose,) = saved, flags
-    if dL is None:
-        right = dB
-    else:
+    right = dB
+    if dL is not None:
         moved = _trmm.multiply(dL, X, transpose=transpose)
         right = -moved if dB is None else dB - moved
+    assert right is not None
     return _trsm.solve(L, right, transpose=transpose)
 
 
