@@ -21,7 +21,7 @@ _PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv)
 
 
 @contextlib.contextmanager
-def told_to_round() -> Iterator[None]:
+def let_torch_round() -> Iterator[None]:
     before = SETTING.fp32_precision
     SETTING.fp32_precision = ROUNDED
     try:

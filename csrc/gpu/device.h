@@ -76,7 +76,7 @@ inline bool bind(const std::string& name, void* address) {
 }
 
 // The kernels of src/lapgrad/_kernels/cuda/kernels/triangle.cu, which documents them, in the order in which Python passes their
-// handles. tests/test_constants.py compares the order, and the sizes below, with Python and CUDA.
+// handles. tests/house/test_constants.py compares the order, and the sizes below, with Python and CUDA.
 enum Kernel {
     kMirrorUp, kMirrorDown, kMoveDown, kClearUpper, kClearLower, kCopyRows, kCopyTransposed, kInvertLeaves, kMergeInverses
 };

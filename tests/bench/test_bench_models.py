@@ -31,13 +31,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def command(*options: str) -> int:
+def run_command(*options: str) -> int:
     few = ["--quick", "--rows", "80", "--inducing", "5,9", "--sizes", "40", "--seconds", "0"]
     threads = ["--threads", str(torch.get_num_threads())]
     return cli.main(["bench", "models", *few, *threads, *options])
 
 
-def contents(path: Path) -> dict[str, Any]:
+def read_contents(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -67,11 +67,11 @@ def test_training_steps_learn_the_same() -> None:
 
 def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--output", "m.json", "--plots", "plots", "--peer", "gpy=/no/such/python"]
-    assert command(*options) == 0
+    assert run_command(*options) == 0
     printed = capsys.readouterr()
     assert "Made-up data" in printed.err
     assert "there is no /no/such/python" in printed.out
-    found = contents(tmp_path / "m.json")
+    found = read_contents(tmp_path / "m.json")
     assert (found["kind"], found["complete"]) == ("models", True)
     assert found["peers"]["gpy"]["missing"]
     keys = [(row["model"], *row["case"].values(), row["library"]) for row in found["rows"]]
@@ -90,13 +90,13 @@ def test_everything_is_written_and_resumed(tmp_path: Path, capsys: pytest.Captur
 
     found["rows"], found["complete"] = found["rows"][:4], False
     (tmp_path / "m.json").write_text(json.dumps(found))
-    assert command("--output", "m.json", "--resume", "--markdown", "--give-up", "0") == 0
-    resumed = contents(tmp_path / "m.json")
+    assert run_command("--output", "m.json", "--resume", "--markdown", "--give-up", "0") == 0
+    resumed = read_contents(tmp_path / "m.json")
     assert resumed["complete"]
     assert resumed["rows"][:4] == found["rows"]
     assert [(row["model"], *row["case"].values(), row["library"]) for row in resumed["rows"]] == keys
     assert "| sparse_gp | U = 5, n = 80, d = 4 | lapgrad |" in capsys.readouterr().out
-    assert command("--output", "m.json", "--resume", "--models", "kalman") == 2
+    assert run_command("--output", "m.json", "--resume", "--models", "kalman") == 2
     assert "begun with other models" in capsys.readouterr().err
 
 
@@ -108,8 +108,8 @@ def test_kernels_dimensions_and_a_large_case_are_options(
     monkeypatch.setattr(sparse_gp.make_large_problem, "__defaults__", (400,))
     few = ["--models", "sparse_gp,exact_gp", "--inducing", "5", "--give-up", "0"]
     chosen = ["--kernels", "matern52", "--dimensions", "3", "--million"]
-    assert command(*few, *chosen, "--output", "m.json") == 0
-    found = contents(tmp_path / "m.json")
+    assert run_command(*few, *chosen, "--output", "m.json") == 0
+    found = read_contents(tmp_path / "m.json")
     cases = [row["case"] for row in found["rows"] if row["library"] == "lapgrad"]
     assert cases[1:] == [{"U": 20, "n": 400, "d": 8}, {"n": 40, "d": 3, "kernel": "matern52"}]
     bars = {bar["what"].split(": ")[1]: bar for bar in found["bars"]}
@@ -129,9 +129,9 @@ def test_an_interrupted_run_leaves_a_valid_file(
         return of_all(case, *further, **options)
 
     monkeypatch.setattr(model_runner, "measure", measure)
-    assert command("--output", "m.json", "--give-up", "0") == 130
+    assert run_command("--output", "m.json", "--give-up", "0") == 130
     assert "--resume goes on" in capsys.readouterr().err
-    found = contents(tmp_path / "m.json")
+    found = read_contents(tmp_path / "m.json")
     assert not found["complete"]
     assert {row["model"] for row in found["rows"]} == {"sparse_gp"}
 
@@ -147,7 +147,7 @@ def test_an_interrupted_run_leaves_a_valid_file(
 def test_options_that_do_not_fit(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(*options) == 2
+    assert run_command(*options) == 2
     assert message in capsys.readouterr().err
 
 
@@ -162,22 +162,24 @@ def test_options_that_do_not_fit(
 )
 def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command(*options)
+        run_command(*options)
     assert message in capsys.readouterr().err
 
 
-def case_of(contest: Contest) -> ModelCase:
+def make_case(contest: Contest) -> ModelCase:
     return ModelCase("exact_gp", {"n": 3}, 1.0, lambda device: contest)
 
 
-def number(value: float) -> Callable[[], tuple[torch.Tensor]]:
+def make_evaluation(value: float) -> Callable[[], tuple[torch.Tensor]]:
     return lambda: (torch.tensor(value, dtype=torch.float64),)
 
 
 def test_what_differs_is_not_timed() -> None:
-    contest = Contest({"lapgrad": number(1.0), "torch": number(1.1)}, tolerances={"torch": 1e-3})
+    contest = Contest(
+        {"lapgrad": make_evaluation(1.0), "torch": make_evaluation(1.1)}, tolerances={"torch": 1e-3}
+    )
     with pytest.raises(DisagreementError, match=r"exact_gp, n = 3: .* differ by 1\.0e-01"):
-        model_runner.measure(case_of(contest), 1, 0.0, CPU, Peers())
+        model_runner.measure(make_case(contest), 1, 0.0, CPU, Peers())
 
 
 class FakePeer:
@@ -199,12 +201,12 @@ def test_peers_take_part_if_they_agree_and_live(monkeypatch: pytest.MonkeyPatch)
     peers = Peers(facts={guest.library: {} for guest in guests})
     monkeypatch.setattr(Peers, "list_present", lambda self, threads: guests)
     contest = Contest(
-        {"lapgrad": number(1.0), "torch": number(1.0)},
+        {"lapgrad": make_evaluation(1.0), "torch": make_evaluation(1.0)},
         {"X": numpy.zeros(2)},
         tolerances=dict.fromkeys(("torch", "gpytorch", "gpy", "gpflow"), 1e-3),
         wanted_speedups={"gpytorch": 2.0},
     )
-    rows, bars = model_runner.measure(case_of(contest), 1, 0.0, CPU, peers)
+    rows, bars = model_runner.measure(make_case(contest), 1, 0.0, CPU, peers)
     assert [row["library"] for row in rows] == ["lapgrad", "torch", "gpytorch"]
     assert (rows[2]["median_s"], rows[2]["extra_bytes"], rows[2]["value"]) == (0.5, 10**8, 1.0001)
     assert "its value differs by 5.0e-01" in peers.facts["gpy"]["lacks"]["exact_gp, n = 3"]

@@ -11,19 +11,19 @@ from lapgrad_bench.bench.watched import requests
 from lapgrad_bench.common.results import Results
 
 
-def row(n=8, seconds=1e-3, rate=1e9, **changes):
+def make_row(n=8, seconds=1e-3, rate=1e9, **changes):
     case = {"operator": "syrk", "shape": [n, n], "dtype": "float64", "device": "cpu", "threads": 1}
     times = {"median_s": seconds, "low_s": seconds, "high_s": seconds, "samples": 5}
     rest = {"phase": "forward", "library": "lapgrad", "flops": n**3, "bytes": 8, "extra_bytes": None}
     return {**case, **times, **rest, "gemm_fraction": 0.5, "gemm_rate": rate, **changes}
 
 
-def results(*rows, **changes):
+def make_results(*rows, **changes):
     return Results("ops", complete=True, rows=list(rows), **changes)
 
 
-def compared(old, new):
-    return comparison.compare(results(*old), results(*new))
+def compare_rows(old, new):
+    return comparison.compare(make_results(*old), make_results(*new))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,16 @@ def compared(old, new):
     ],
 )
 def test_times_are_compared_in_products(seconds, rate, verdict):
-    (change,) = compared([row()], [row(seconds=seconds, rate=rate)]).changes
+    (change,) = compare_rows([make_row()], [make_row(seconds=seconds, rate=rate)]).changes
     assert change.verdict == verdict
 
 
 def test_the_worst_is_named_first():
-    old, new = [row(8), row(16), row(32)], [row(8, 1.2e-3), row(16, 3e-3), row(32, 0.5e-3)]
-    found = compared(old, new)
+    old, new = (
+        [make_row(8), make_row(16), make_row(32)],
+        [make_row(8, 1.2e-3), make_row(16, 3e-3), make_row(32, 0.5e-3)],
+    )
+    found = compare_rows(old, new)
     headings, lines = comparison.make_table(found)
     assert [line[1] for line in lines] == ["16", "8", "32"]
     assert [line[-2] for line in lines] == ["+200 %", "+20 %", "-50 %"]
@@ -52,18 +55,22 @@ def test_the_worst_is_named_first():
 
 
 def test_other_libraries_do_not_count():
-    assert not compared([row(), row(library="torch")], [row(), row(library="torch", seconds=9.0)]).worse
+    assert not compare_rows(
+        [make_row(), make_row(library="torch")], [make_row(), make_row(library="torch", seconds=9.0)]
+    ).worse
 
 
 def test_cases_of_one_file_are_listed():
-    found = compared([row(8), row(16), row(16, phase="backward")], [row(8), row(32)])
+    found = compare_rows(
+        [make_row(8), make_row(16), make_row(16, phase="backward")], [make_row(8), make_row(32)]
+    )
     lines = comparison.list_notes(found, ("old.json", "new.json"), repeated=True)
     assert "only in old.json (2): syrk 16 float64 cpu 1 threads forward+backward" in lines
     assert "only in new.json (1): syrk 32 float64 cpu 1 threads forward" in lines
 
 
 def test_a_missing_rate_is_said():
-    found = compared([row(rate=None)], [row()])
+    found = compare_rows([make_row(rate=None)], [make_row()])
     assert not found.changes
     assert any(
         "a rate of gemm is missing (1)" in line for line in comparison.list_notes(found, ("a", "b"), True)
@@ -71,8 +78,8 @@ def test_a_missing_rate_is_said():
 
 
 def test_other_machines_threads_and_dtypes_are_said():
-    old = results(row())
-    new = results(row(threads=4), row(dtype="float32"))
+    old = make_results(make_row())
+    new = make_results(make_row(threads=4), make_row(dtype="float32"))
     new.machine["cpu"] = {**new.machine["cpu"], "model": "abacus"}
     new.complete = False
     lines = comparison.compare(old, new).differences
@@ -89,24 +96,24 @@ def small_yardstick(monkeypatch):
     monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
-def bench(*options):
+def run_bench(*options):
     return cli.main(["bench", "ops", "--give-up", "0", *map(str, options)])
 
 
 @pytest.mark.parametrize(
     ("new", "code", "text"),
     [
-        ([row()], 0, "1 figures compared: 0 worse by more than 15 %"),
-        ([row(seconds=2e-3)], 1, "what is worse may be noise"),
-        ([row(threads=2)], 2, "other threads: 1 in the old file, 2 now"),
+        ([make_row()], 0, "1 figures compared: 0 worse by more than 15 %"),
+        ([make_row(seconds=2e-3)], 1, "what is worse may be noise"),
+        ([make_row(threads=2)], 2, "other threads: 1 in the old file, 2 now"),
     ],
 )
 def test_files_are_compared_without_running(new, code, text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(requests, "measure", None)
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
-    results(row()).write(old_file)
-    results(*new).write(new_file)
-    assert bench("--compare", old_file, "--with", new_file) == code
+    make_results(make_row()).write(old_file)
+    make_results(*new).write(new_file)
+    assert run_bench("--compare", old_file, "--with", new_file) == code
     shown = capsys.readouterr()
     assert text in shown.out
     assert ("WORSE" in shown.out) == (code == 1)
@@ -137,10 +144,10 @@ class Stopwatch:
 )
 def test_what_looks_worse_is_measured_again(seconds, code, kept, tmp_path, capsys, monkeypatch):
     old_file, new_file = tmp_path / "old.json", tmp_path / "new.json"
-    results(row(), row(library="torch"), row(operator="no_more")).write(old_file)
+    make_results(make_row(), make_row(library="torch"), make_row(operator="no_more")).write(old_file)
     watch = Stopwatch(seconds)
     monkeypatch.setattr(requests, "measure", watch)
-    assert bench("--compare", old_file, "--output", new_file) == code
+    assert run_bench("--compare", old_file, "--output", new_file) == code
     assert watch.calls == [("syrk 8 float64", ("forward",))] * len(seconds)
     stored = Results.load(new_file)
     assert [r["median_s"] for r in stored.rows if r["library"] == "lapgrad"] == [kept]
@@ -164,17 +171,17 @@ def test_a_run_is_compared_with_an_earlier_one(tmp_path, capsys):
         "--seconds",
         "0.001",
     ]
-    assert bench(*options, "--output", old_file) == 0
+    assert run_bench(*options, "--output", old_file) == 0
     old = Results.load(old_file)
     for stored in old.rows:
         stored["median_s"] *= 100.0  # so that nothing can be worse
     old.write(old_file)
     capsys.readouterr()
-    assert bench("--compare", old_file) == 0
+    assert run_bench("--compare", old_file) == 0
     printed = capsys.readouterr().out
     assert "4 figures compared: 0 worse" in printed
     assert "4 better" in printed
-    assert bench("--compare", old_file, *options[:2], "--sizes", "4", *options[4:]) == 0
+    assert run_bench("--compare", old_file, *options[:2], "--sizes", "4", *options[4:]) == 0
     assert (
         f"only in {old_file} (2): syrk 6 float64 cpu {torch.get_num_threads()} threads"
         in capsys.readouterr().out

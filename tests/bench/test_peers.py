@@ -41,13 +41,13 @@ def fake_jax(monkeypatch):
     return lambda trouble: monkeypatch.setenv("FAKE_JAX", trouble)
 
 
-def measured(case=SYRK, spec=JAX, timeout=30.0, phases=runner.PHASES):
+def measure_case(case=SYRK, spec=JAX, timeout=30.0, phases=runner.PHASES):
     with Peers([spec], timeout=timeout) as peers:
         return runner.measure(case, phases, 1, seconds=0, peers=peers), peers.facts
 
 
 def test_a_peer_is_timed_beside_torch(fake_jax):
-    found, facts = measured()
+    found, facts = measure_case()
     assert [m.phase for m in found] == ["forward", "backward", "step"]
     for m in found:
         assert m.others["jax"].samples >= 3
@@ -58,12 +58,12 @@ def test_a_peer_is_timed_beside_torch(fake_jax):
 
 
 def test_float32_and_several_inputs(fake_jax):
-    (m,), _ = measured(Case(OPERATORS["gemm2"], Shape(3, 2, (2,)), torch.float32), phases=["backward"])
+    (m,), _ = measure_case(Case(OPERATORS["gemm2"], Shape(3, 2, (2,)), torch.float32), phases=["backward"])
     assert m.others["jax"].median > 0
 
 
 def test_a_peer_without_the_function_is_left_out_of_the_case(fake_jax):
-    (m,), facts = measured(Case(OPERATORS["maketrian"], Shape(4, 4), torch.float64), phases=["forward"])
+    (m,), facts = measure_case(Case(OPERATORS["maketrian"], Shape(4, 4), torch.float64), phases=["forward"])
     assert not m.others
     assert "AttributeError" in facts["jax"]["lacks"]["maketrian 4 float64"]
     assert "missing" not in facts["jax"]
@@ -71,7 +71,7 @@ def test_a_peer_without_the_function_is_left_out_of_the_case(fake_jax):
 
 def test_a_peer_that_computes_something_else_is_not_timed(fake_jax):
     fake_jax("wrong")
-    found, facts = measured()
+    found, facts = measure_case()
     assert not any(m.others for m in found)
     assert facts["jax"]["lacks"]["syrk 4×3 float64"].startswith(
         "not timed: result 0 of jax differs from torch"
@@ -87,7 +87,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(fake_jax):
 )
 def test_a_peer_that_does_not_load_is_missing(trouble, why, fake_jax):
     fake_jax(trouble)
-    found, facts = measured()
+    found, facts = measure_case()
     assert all(m.ours.samples >= 3 for m in found)
     assert re.search(why, facts["jax"]["missing"])
 
@@ -121,7 +121,7 @@ def test_a_peer_that_fails_is_started_anew_and_then_dropped(trouble, why, fake_j
 
 def test_a_peer_that_hangs_is_given_up(fake_jax):
     fake_jax("hangs:9")
-    found, facts = measured(timeout=1.0)
+    found, facts = measure_case(timeout=1.0)
     assert len(found) == 3
     assert facts["jax"]["lacks"]["syrk 4×3 float64"].startswith("no answer within 1 s in syrk 4×3 float64")
 
@@ -137,14 +137,14 @@ def test_a_peer_that_hangs_is_given_up(fake_jax):
 )
 def test_a_python_that_does_not_do(python, why, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    found, facts = measured(spec=PeerSpec("jax", python), phases=["forward"])
+    found, facts = measure_case(spec=PeerSpec("jax", python), phases=["forward"])
     assert len(found) == 1
     assert facts == {"jax": {"missing": why}}
 
 
 def test_a_library_of_this_python_needs_no_path(fake_jax, monkeypatch):
     monkeypatch.syspath_prepend(str(FAKE))
-    (m,), _ = measured(spec=PeerSpec("jax"), phases=["forward"])
+    (m,), _ = measure_case(spec=PeerSpec("jax"), phases=["forward"])
     assert "jax" in m.others
 
 
@@ -183,12 +183,12 @@ def test_a_stopped_peer_ends_with_a_parent_that_was_killed(fake_jax):
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     worker = Path(f"/proc/{int(done.stdout)}")
     deadline = time.monotonic() + 10.0
-    while worker.exists() and "Z (zombie)" not in _status(worker) and time.monotonic() < deadline:
+    while worker.exists() and "Z (zombie)" not in _read_status(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not worker.exists() or "Z (zombie)" in _status(worker)
+    assert not worker.exists() or "Z (zombie)" in _read_status(worker)
 
 
-def _status(process):
+def _read_status(process):
     try:
         return (process / "status").read_text()
     except OSError:

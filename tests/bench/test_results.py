@@ -79,7 +79,7 @@ def test_a_missing_file_is_named(tmp_path):
         Results.load(tmp_path / "none.json")
 
 
-def _text(**changes):
+def _make_text(**changes):
     return json.dumps({"lapgrad_results": 1, "kind": "ops", **changes})
 
 
@@ -89,12 +89,12 @@ def _text(**changes):
         ("{", "is not JSON"),
         ("[1]", "is not a results file of lapgrad: it has no 'lapgrad_results'"),
         ('{"machine": {}, "measurements": []}', "have to be measured again"),
-        (_text(lapgrad_results=99), "format 99, and this lapgrad knows formats up to 1"),
-        (_text(kind="cake"), "kind 'cake'; known are"),
-        (_text(kind="models"), "kind 'models'; 'ops' was wanted"),
-        (_text(), "has no 'machine'"),
-        (_text(machine={}, rows={}), "'rows' is a dict; a list was wanted"),
-        (_text(machine={}, rows=[1]), "every row has to be an object"),
+        (_make_text(lapgrad_results=99), "format 99, and this lapgrad knows formats up to 1"),
+        (_make_text(kind="cake"), "kind 'cake'; known are"),
+        (_make_text(kind="models"), "kind 'models'; 'ops' was wanted"),
+        (_make_text(), "has no 'machine'"),
+        (_make_text(machine={}, rows={}), "'rows' is a dict; a list was wanted"),
+        (_make_text(machine={}, rows=[1]), "every row has to be an object"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(content, message, tmp_path):

@@ -57,7 +57,7 @@ def launch(
         for value in arguments
     ]
     addresses = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(value) for value in values])
-    fault = run(stem, named(name, like.dtype), geometry, addresses, unwritten)
+    fault = run(stem, name_instance(name, like.dtype), geometry, addresses, unwritten)
     if fault is not None:
         raise FaultyKernelError(f"{name} of {stem}: {fault}")
 
@@ -90,31 +90,40 @@ def run(
         marks = marks.contiguous().clone()
         marked = _Unwritten(data.data_ptr(), data.numel(), data.element_size(), marks.data_ptr())
     given = None if marked is None else ctypes.byref(marked)
-    fault: bytes | None = _library(stem, expression).run((ctypes.c_int * 8)(*geometry), addresses, given)
+    fault: bytes | None = _build_library(stem, expression).run(
+        (ctypes.c_int * 8)(*geometry), addresses, given
+    )
     return None if fault is None else fault.decode()
 
 
-def named(name: str, dtype: torch.dtype) -> str:
+def name_instance(name: str, dtype: torch.dtype) -> str:
     """The kernel for a type."""
     return name.replace("{T}", _TYPES[dtype])
 
 
 @functools.cache
-def _library(stem: str, expression: str) -> ctypes.CDLL:
+def _build_library(stem: str, expression: str) -> ctypes.CDLL:
     source = (
         f'#include "{SOURCES / f"{stem}.cu"}"\n'
         'extern "C" const char* run(const int* geometry, void** arguments, const emulation::Unwritten* marks)'
         f"{{ return emulation::run({expression}, geometry, arguments, marks); }}\n"
     )
-    digest = _digest(source.encode(), *_contents(EMULATION), *_contents(SOURCES))
-    library = _folder() / f"{Path(stem).name}-{digest}.so"
+    digest = _compute_digest(source.encode(), *_read_contents(EMULATION), *_read_contents(SOURCES))
+    library = _get_build_folder() / f"{Path(stem).name}-{digest}.so"
     if not library.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+        with tempfile.TemporaryDirectory(dir=_get_build_folder()) as scratch:
             driver, built = Path(scratch) / "driver.cpp", Path(scratch) / library.name
             driver.write_text(source)
             translated = str(driver.with_suffix(".o"))
             _compile(
-                *_WATCHED, "-c", "-include", str(_header()), f"-I{SOURCES}", "-o", translated, str(driver)
+                *_WATCHED,
+                "-c",
+                "-include",
+                str(_precompile_header()),
+                f"-I{SOURCES}",
+                "-o",
+                translated,
+                str(driver),
             )
             _compile("-shared", "-o", str(built), translated)
             built.replace(library)
@@ -124,12 +133,12 @@ def _library(stem: str, expression: str) -> ctypes.CDLL:
 
 
 @functools.cache
-def _header() -> Path:
+def _precompile_header() -> Path:
     """A copy of the emulation beside its precompiled form: reading it is half of the work on a kernel."""
-    place = _folder() / f"header-{_digest(*_contents(EMULATION))}"
+    place = _get_build_folder() / f"header-{_compute_digest(*_read_contents(EMULATION))}"
     header = place / _HEADER
     if not place.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+        with tempfile.TemporaryDirectory(dir=_get_build_folder()) as scratch:
             complete = shutil.copytree(EMULATION, Path(scratch) / "complete")
             copy = str(complete / _HEADER)
             _compile(*_WATCHED, "-x", "c++-header", "-o", f"{copy}.gch", copy)
@@ -138,17 +147,17 @@ def _header() -> Path:
     return header
 
 
-def _folder() -> Path:
+def _get_build_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"lapgrad-emulation-{np.__version__}"
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def _contents(folder: Path) -> list[bytes]:
+def _read_contents(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
 
 
-def _digest(*contents: bytes) -> str:
+def _compute_digest(*contents: bytes) -> str:
     return hashlib.sha256(b"".join(contents)).hexdigest()[:20]
 
 

@@ -30,7 +30,7 @@ from lapgrad._kernels.cuda.runtime import libraries as _libraries
 Kernel = tuple[str, str]
 
 
-def kernels_of_sources() -> set[Kernel]:
+def list_kernels_of_sources() -> set[Kernel]:
     """All kernels that the files define."""
     found = set()
     for source in _compile.SOURCES.glob("*.cu"):
@@ -41,7 +41,7 @@ def kernels_of_sources() -> set[Kernel]:
     return found
 
 
-def kernel_of(stem: str, expression: str) -> Kernel:
+def identify_kernel(stem: str, expression: str) -> Kernel:
     """Which kernel an instance like ``syevd<double, 8, 8, true>`` is of."""
     return stem, expression.partition("<")[0]
 
@@ -77,7 +77,7 @@ def pull_back(results: Tensor | Sequence[Tensor], *operands: Tensor) -> None:
     torch.autograd.grad(outputs, operands, cotangents, retain_graph=True)
 
 
-def cholesky(draw: Draw) -> None:
+def run_cholesky(draw: Draw) -> None:
     for items, n in ((5, 3), (5, 7), (5, 13), (3, 30), (2, 40), (2, 100), (2, 200), (1, 201)):
         A, lower = draw.positive_definite(items, n), n % 3 != 0
         pull_back(lapgrad.potrf(A, lower=lower), A)
@@ -89,7 +89,7 @@ def cholesky(draw: Draw) -> None:
         lapgrad.potri(L.detach(), lower=lower, overwrite=True)
 
 
-def triangular(draw: Draw) -> None:
+def run_triangular(draw: Draw) -> None:
     for items, n, columns in ((5, 3, 4), (5, 12, 7), (3, 40, 9), (1, 300, 20)):
         for lower, transpose, rightside in ((True, False, False), (False, True, True), (True, True, False)):
             L = draw.triangle(items, n)
@@ -98,7 +98,7 @@ def triangular(draw: Draw) -> None:
                 pull_back(operator(L, A, lower=lower, transpose=transpose, rightside=rightside), L, A)
 
 
-def products(draw: Draw) -> None:
+def run_products(draw: Draw) -> None:
     A, B = draw.normal(150, 30), draw.normal(30, 150)
     pull_back(lapgrad.syrk(A), A)
     for lower in (True, False):
@@ -107,14 +107,14 @@ def products(draw: Draw) -> None:
         pull_back(lapgrad.copyltu(C, lower=lower), C)
 
 
-def packing(draw: Draw) -> None:
+def run_packing(draw: Draw) -> None:
     for n, offset, lower in ((20, 0, True), (50, 0, False), (50, -2, True), (70, 1, False)):
         A = draw.normal(3, n, n)
         v = lapgrad.extracttrian(A, offset=offset, lower=lower)
         pull_back(lapgrad.maketrian(v, offset=offset, lower=lower), A)
 
 
-def orthogonal(draw: Draw) -> None:
+def run_orthogonal(draw: Draw) -> None:
     for shape in ((5, 3, 4), (5, 7, 13), (5, 16, 9), (3, 40, 50), (2, 20, 100), (4, 12, 200), (150, 200)):
         A = draw.normal(*shape)
         Q, L = lapgrad.gelqf(A)
@@ -123,33 +123,33 @@ def orthogonal(draw: Draw) -> None:
             pull_back(lapgrad.gelqf(A, mode="l"), A)
 
 
-def eigenvalues(draw: Draw) -> None:
+def run_eigenvalues(draw: Draw) -> None:
     for items, n, lower in ((9, 5, True), (5, 13, False), (3, 30, True), (3, 50, True)):
         A = draw.positive_definite(items, n)
         pull_back(lapgrad.syevd(A, lower=lower), A)
         pull_back(lapgrad.syevd(A, lower=lower, vectors=False), A)
 
 
-def singular_values(draw: Draw) -> None:
+def run_singular_values(draw: Draw) -> None:
     for shape in ((5, 6, 8), (5, 40, 5), (5, 12, 12), (3, 10, 40), (3, 20, 30), (2, 20, 50), (2, 50, 34)):
-        _decompose(draw, shape)
-        _decompose_otherwise(draw, shape)
+        _run_gesvd(draw, shape)
+        _run_gesvd_values(draw, shape)
 
 
-def medium_singular_values(draw: Draw) -> None:
+def run_medium_singular_values(draw: Draw) -> None:
     for shape in ((2, 70, 20), (2, 20, 150), (2, 65, 66), (2, 97, 98)):
-        _decompose(draw, shape)
-    _decompose_otherwise(draw, (2, 70, 20))
+        _run_gesvd(draw, shape)
+    _run_gesvd_values(draw, (2, 70, 20))
 
 
-def _decompose(draw: Draw, shape: tuple[int, int, int]) -> None:
+def _run_gesvd(draw: Draw, shape: tuple[int, int, int]) -> None:
     A = draw.normal(*shape)
     found = lapgrad.gesvd(A)
     pull_back(found, A)
     pull_back(found[:1], A)
 
 
-def _decompose_otherwise(draw: Draw, shape: tuple[int, int, int]) -> None:
+def _run_gesvd_values(draw: Draw, shape: tuple[int, int, int]) -> None:
     items, m, n = shape
     rank = min(m, n) - 2
     A, left, right = (draw.normal(items, *part).detach() for part in ((m, n), (m, rank), (rank, n)))
@@ -160,7 +160,7 @@ def _decompose_otherwise(draw: Draw, shape: tuple[int, int, int]) -> None:
     lapgrad.gesvd(less)
 
 
-def filters(draw: Draw) -> None:
+def run_filters(draw: Draw) -> None:
     for series, times, n, p, varies in (
         (3, 5, 3, 1, False),
         (2, 6, 7, 5, True),
@@ -178,29 +178,29 @@ def filters(draw: Draw) -> None:
 
 #: Groups of operators, and the files all of whose kernels they launch.
 GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
-    "cholesky": (cholesky, ("potrf_batch", "triangle")),
-    "triangular": (triangular, ("triangular_batch",)),
-    "products": (products, ()),
-    "packing": (packing, ("packing",)),
-    "orthogonal": (orthogonal, ("gelqf_batch", "gelqf_vjp_batch", "gelqf_wide")),
-    "eigenvalues": (eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
-    "singular_values": (singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
-    "medium_singular_values": (medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
-    "filters": (filters, ("kalman_nll",)),
+    "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
+    "triangular": (run_triangular, ("triangular_batch",)),
+    "products": (run_products, ()),
+    "packing": (run_packing, ("packing",)),
+    "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_vjp_batch", "gelqf_wide")),
+    "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
+    "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
+    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
+    "filters": (run_filters, ("kalman_nll",)),
 }
 
 
 def run(name: str, draw: Draw, launched: set[Kernel]) -> None:
     """Runs a group, and makes sure that it has launched all that it stands for."""
     group, stems = GROUPS[name]
-    with small_blocks():
+    with use_small_blocks():
         group(draw)
-    missing = {kernel for kernel in kernels_of_sources() if kernel[0] in stems} - launched
+    missing = {kernel for kernel in list_kernels_of_sources() if kernel[0] in stems} - launched
     assert not missing, f"{name} has not launched {sorted(missing)}"
 
 
 @contextmanager
-def small_blocks() -> Iterator[None]:
+def use_small_blocks() -> Iterator[None]:
     """Within it algorithms for large matrices take small ones, in several blocks."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
@@ -209,7 +209,7 @@ def small_blocks() -> Iterator[None]:
 
 
 @contextmanager
-def recorded_launches() -> Iterator[set[Kernel]]:
+def record_launches() -> Iterator[set[Kernel]]:
     """The kernels that the driver is asked to launch within it, by whichever way."""
     from lapgrad._kernels.cpu import core
 
@@ -220,7 +220,7 @@ def recorded_launches() -> Iterator[set[Kernel]]:
     @functools.wraps(load)
     def remember(stem: str, expression: str, *place: Any) -> Any:
         kernel = load(stem, expression, *place)
-        by_handle[int(kernel.handle)] = kernel_of(stem, expression)
+        by_handle[int(kernel.handle)] = identify_kernel(stem, expression)
         return kernel
 
     launch_kernel = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
@@ -245,7 +245,7 @@ def recorded_launches() -> Iterator[set[Kernel]]:
 
 def main() -> None:
     """Runs the groups named on the command line."""
-    with recorded_launches() as launched:
+    with record_launches() as launched:
         for name in sys.argv[1:] or GROUPS:
             for dtype in (torch.float64, torch.float32):
                 run(name, Draw("cuda", dtype), launched)

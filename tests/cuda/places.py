@@ -14,7 +14,7 @@ from lapgrad._kernels import cuda as _cuda
 _DEVICE = torch.cuda.is_available() and _cuda.available()
 
 
-def both(on_cpu: Callable[..., Any], on_device: Callable[..., Any], kind: str = "") -> list[Any]:
+def make_places(on_cpu: Callable[..., Any], on_device: Callable[..., Any], kind: str = "") -> list[Any]:
     """The parameters of a fixture; what is not there is skipped. ``kind`` tells kernels of one test apart."""
     return [
         pytest.param(

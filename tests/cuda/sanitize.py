@@ -50,7 +50,7 @@ class Report:
     function: str
 
 
-def reports(log: str) -> Iterator[Report]:
+def read_reports(log: str) -> Iterator[Report]:
     """The reports of a log, without those lines that are none."""
     lines: list[str] = []
     for line in [*log.splitlines(), "========= end"]:
@@ -71,11 +71,11 @@ def _is_frame_of_log(title: str) -> bool:
     return title == "COMPUTE-SANITIZER" or "SUMMARY:" in title
 
 
-def own_functions() -> set[str]:
+def list_own_functions() -> set[str]:
     """The names of lapgrad's kernels, as they begin a mangled name too."""
     import every_kernel
 
-    return {name for _, name in every_kernel.kernels_of_sources()}
+    return {name for _, name in every_kernel.list_kernels_of_sources()}
 
 
 def is_own(report: Report, own: set[str]) -> bool:
@@ -111,11 +111,11 @@ def run(group: str, tool: str | None, sanitizer: str, own: set[str]) -> Outcome:
                 # torch asks the driver for functions that it may not have, and takes "no" for an answer.
                 options += ["--report-api-errors", "no"]
             command = [sanitizer, *options, *command]
-        status, said = _finished(command, environment)
+        status, said = _run_command(command, environment)
         if status is None:
             return Outcome(group, LIMIT, Counter(), Counter(), f"took longer than {LIMIT} s\n{said[-3000:]}")
         text = log.read_text(errors="replace") if log.exists() else ""
-    found = Counter(reports(text))
+    found = Counter(read_reports(text))
     mine = Counter({report: n for report, n in found.items() if tool == "memcheck" or is_own(report, own)})
     failure = ""
     # After reports the status is the tool's; that the program came to its end is seen from what it prints.
@@ -128,7 +128,7 @@ def run(group: str, tool: str | None, sanitizer: str, own: set[str]) -> Outcome:
     return Outcome(group, time.monotonic() - began, mine, found - mine, failure)
 
 
-def _finished(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+def _run_command(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
     """Status and output of a command; no status when it took too long: then it is ended with its children."""
     with subprocess.Popen(
         command,
@@ -186,7 +186,7 @@ def main() -> int:
     if sanitizer is None:
         print("no compute-sanitizer (it comes with the CUDA toolkit); COMPUTE_SANITIZER says where it is")
         return 2
-    own = own_functions()
+    own = list_own_functions()
     bad = False
     for tool in (None, *chosen.tools):
         began = time.monotonic()

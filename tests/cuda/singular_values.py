@@ -9,7 +9,7 @@ from torch import Tensor
 from lapgrad._formulas.gaps import fix_signs
 
 
-def normal(items: int, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw_normal(items: int, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(
         items, m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(m + 100 * n)
     ).to(dtype)
@@ -34,10 +34,10 @@ def check(A: Tensor, S: Tensor, U: Tensor | None, V: Tensor | None) -> None:
     assert torch.equal(signed, U)
 
 
-def hard_cases(m: int, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def list_hard_cases(m: int, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Matrices of one shape on which something may go wrong."""
     k = min(m, n)
-    A, deep = normal(1, m, n)[0], -30 if dtype == torch.float64 else -12
+    A, deep = draw_normal(1, m, n)[0], -30 if dtype == torch.float64 else -12
     U, _, V = torch.linalg.svd(A, full_matrices=False)
     huge, tiny = (1e300, 1e-300) if dtype == torch.float64 else (1e37, 1e-36)
     grade = torch.logspace(0, deep, k, dtype=torch.float64)

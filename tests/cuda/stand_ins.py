@@ -31,7 +31,7 @@ _DTYPES = {4: torch.float32, 8: torch.float64}
 _SUCCESS, _FAILURE = 0, 1
 
 
-def columns_first(kind: Any, address: int, rows: int, cols: int, leading: int) -> NDArray[Any]:
+def view_column_major(kind: Any, address: int, rows: int, cols: int, leading: int) -> NDArray[Any]:
     """The matrix that cuBLAS sees."""
     assert leading >= max(rows, 1)
     extent = (cols - 1) * leading + rows
@@ -40,19 +40,19 @@ def columns_first(kind: Any, address: int, rows: int, cols: int, leading: int) -
     return np.lib.stride_tricks.as_strided(memory, (rows, cols), strides)
 
 
-def number(kind: Any, address: int) -> float:
+def read_number(kind: Any, address: int) -> float:
     value: float = kind.from_address(address).value
     return value
 
 
 def gemm(kind: Any, _: int, ta: int, tb: int, m: int, n: int, k: int, *rest: int) -> int:
     alpha, a, lda, b, ldb, beta, c, ldc = rest
-    A = columns_first(kind, a, *((k, m) if ta else (m, k)), lda)
-    B = columns_first(kind, b, *((n, k) if tb else (k, n)), ldb)
-    C = columns_first(kind, c, m, n, ldc)
-    kept = number(kind, beta)
+    A = view_column_major(kind, a, *((k, m) if ta else (m, k)), lda)
+    B = view_column_major(kind, b, *((n, k) if tb else (k, n)), ldb)
+    C = view_column_major(kind, c, m, n, ldc)
+    kept = read_number(kind, beta)
     old = kept * C if kept else 0.0
-    C[...] = number(kind, alpha) * ((A.T if ta else A) @ (B.T if tb else B)) + old
+    C[...] = read_number(kind, alpha) * ((A.T if ta else A) @ (B.T if tb else B)) + old
     return _SUCCESS
 
 
@@ -65,34 +65,36 @@ def gemm_strided_batched(kind: Any, handle: int, ta: int, tb: int, m: int, n: in
     return _SUCCESS
 
 
-def triangle(kind: Any, upper: int, transposed: int, order: int, address: int, leading: int) -> NDArray[Any]:
-    L = columns_first(kind, address, order, order, leading)
+def view_triangle(
+    kind: Any, upper: int, transposed: int, order: int, address: int, leading: int
+) -> NDArray[Any]:
+    L = view_column_major(kind, address, order, order, leading)
     L = np.triu(L) if upper else np.tril(L)
     return L.T if transposed else L
 
 
 def trmm(kind: Any, _: int, right: int, upper: int, trans: int, unit: int, m: int, n: int, *rest: int) -> int:
     alpha, a, lda, b, ldb, c, ldc = rest
-    L = triangle(kind, upper, trans, n if right else m, a, lda)
-    B = columns_first(kind, b, m, n, ldb)
-    columns_first(kind, c, m, n, ldc)[...] = number(kind, alpha) * (B @ L if right else L @ B)
+    L = view_triangle(kind, upper, trans, n if right else m, a, lda)
+    B = view_column_major(kind, b, m, n, ldb)
+    view_column_major(kind, c, m, n, ldc)[...] = read_number(kind, alpha) * (B @ L if right else L @ B)
     return _SUCCESS
 
 
 def trsm(kind: Any, _: int, right: int, upper: int, trans: int, unit: int, m: int, n: int, *rest: int) -> int:
     alpha, a, lda, b, ldb = rest
-    L = triangle(kind, upper, trans, n if right else m, a, lda)
-    B = columns_first(kind, b, m, n, ldb)
-    B[...] = number(kind, alpha) * (np.linalg.solve(L.T, B.T).T if right else np.linalg.solve(L, B))
+    L = view_triangle(kind, upper, trans, n if right else m, a, lda)
+    B = view_column_major(kind, b, m, n, ldb)
+    B[...] = read_number(kind, alpha) * (np.linalg.solve(L.T, B.T).T if right else np.linalg.solve(L, B))
     return _SUCCESS
 
 
 def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) -> int:
     alpha, a, lda, beta, c, ldc = rest
-    A = columns_first(kind, a, *((k, n) if trans else (n, k)), lda)
-    C = columns_first(kind, c, n, n, ldc)
-    kept = number(kind, beta)
-    product = number(kind, alpha) * (A.T @ A if trans else A @ A.T) + (kept * C if kept else 0.0)
+    A = view_column_major(kind, a, *((k, n) if trans else (n, k)), lda)
+    C = view_column_major(kind, c, n, n, ldc)
+    kept = read_number(kind, beta)
+    product = read_number(kind, alpha) * (A.T @ A if trans else A @ A.T) + (kept * C if kept else 0.0)
     named = np.triu(np.ones((n, n), bool)) if upper else np.tril(np.ones((n, n), bool))
     C[named] = product[named]
     return _SUCCESS
@@ -102,7 +104,7 @@ def launch_kernel(function: int, *rest: int) -> int:
     """``function`` is the number that ``queue`` gave to a kernel."""
     *geometry, shared, _, parameters, _ = rest
     size, place = divmod(function, 100)
-    name = emulated.named(_device._KERNELS[place], _DTYPES[size])
+    name = emulated.name_instance(_device._KERNELS[place], _DTYPES[size])
     fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
@@ -154,7 +156,7 @@ def bind() -> list[Any]:
     return kept
 
 
-def queue(like: Tensor) -> tuple[Any, int, int]:
+def make_device(like: Tensor) -> tuple[Any, int, int]:
     bind()
     size = like.element_size()
     return core.Device(size, [100 * size + place for place in range(len(_device._KERNELS))]), 0, 0
@@ -178,7 +180,7 @@ def create_event(place: int, flags: int) -> int:
     return _SUCCESS
 
 
-def pinned_elsewhere() -> Any:
+def make_pinned_elsewhere() -> Any:
     """As ``_items._create_mailbox``, where memory cannot be pinned."""
     bind()
     place = torch.empty((), dtype=torch.int64)
@@ -186,15 +188,15 @@ def pinned_elsewhere() -> Any:
 
 
 @contextmanager
-def in_place_of_the_gpu() -> Iterator[None]:
+def replace_gpu() -> Iterator[None]:
     """Within it, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
-        mock.patch.object(_device, "_get_queue", queue),
+        mock.patch.object(_device, "_get_queue", make_device),
         mock.patch.object(_launch, "launch", emulated.launch),
         mock.patch.object(_stream, "get_current_device", return_value=-1),
         mock.patch.object(_stream, "is_capturing", return_value=False),
         mock.patch.object(_stream, "has_fast_float64", return_value=True),
-        mock.patch.object(_items, "_create_mailbox", pinned_elsewhere),
+        mock.patch.object(_items, "_create_mailbox", make_pinned_elsewhere),
         mock.patch.object(_stream, "get_current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
     )

@@ -32,23 +32,23 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
 
 
-def drawn(*shape: int) -> Tensor:
+def draw_normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
 
 
-def positive_definite(*batch: int) -> Tensor:
-    root = drawn(*batch, N, N)
+def make_positive_definite(*batch: int) -> Tensor:
+    root = draw_normal(*batch, N, N)
     return root @ root.mT + torch.eye(N)
 
 
-def without_common_stride(A: Tensor) -> Tensor:
+def remove_common_stride(A: Tensor) -> Tensor:
     """The same matrices, with leading dimensions that are no single one."""
     return torch.empty(3, 2, *A.shape[-2:], dtype=A.dtype).transpose(0, 1).copy_(A)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_potrf(batch: tuple[int, ...]) -> None:
-    A = positive_definite(*batch)
+    A = make_positive_definite(*batch)
     assert _potrf_batch.serves(A)
     L, gA, expected = torch.empty_like(A), torch.empty_like(A), torch.empty_like(A)
     assert _potrf_batch.potrf(L, A, True, None) is None
@@ -59,13 +59,13 @@ def test_potrf(batch: tuple[int, ...]) -> None:
 
 
 def test_failures_are_read_back_once_and_forgotten() -> None:
-    A = positive_definite(2, 3)
+    A = make_positive_definite(2, 3)
     A[1, 0, 2, 2] = -1.0
     A[1, 2, 0, 0] = -1.0
     L = torch.empty_like(A)
     assert _potrf_batch.potrf(L, A, True, None) == (3, 3)
     assert torch.equal(L[1, 0], torch.eye(N).to(L))
-    A = positive_definite(2, 3)
+    A = make_positive_definite(2, 3)
     assert _potrf_batch.potrf(L, A, True, None) is None
     A[0, 1, 3, 3] = torch.nan
     assert _potrf_batch.potrf(L, A, True, None) == (1, -4)
@@ -73,7 +73,7 @@ def test_failures_are_read_back_once_and_forgotten() -> None:
 
 def test_nothing_is_read_back_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stream, "is_capturing", lambda: True)
-    A = -positive_definite(2)
+    A = -make_positive_definite(2)
     L = torch.empty_like(A)
     assert _potrf_batch.potrf(L, A, True, None) is None
     assert torch.equal(L, torch.eye(N).to(L).expand_as(L))
@@ -82,9 +82,9 @@ def test_nothing_is_read_back_while_a_graph_is_captured(monkeypatch: pytest.Monk
 
 
 def test_memory_without_a_common_stride() -> None:
-    A = positive_definite(2, 3)
+    A = make_positive_definite(2, 3)
     expected = torch.linalg.cholesky(A)
-    L, info = without_common_stride(A), torch.empty(3, 2, dtype=torch.int32).mT
+    L, info = remove_common_stride(A), torch.empty(3, 2, dtype=torch.int32).mT
     assert _potrf_batch.potrf(torch.empty_like(A), L, True, None) is None
     assert _potrf_batch.potrf(L, L, True, info) is None
     assert_close(L, expected, of_order(N))
@@ -93,13 +93,13 @@ def test_memory_without_a_common_stride() -> None:
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_gelqf(batch: tuple[int, ...]) -> None:
-    A = drawn(*batch, 3, N)
+    A = draw_normal(*batch, 3, N)
     assert _gelqf_batch.serves(A)
     L, Q = A.new_empty(*batch, 3, 3), torch.empty_like(A)
     assert _gelqf_batch.gelqf(L, Q, A, True) is None
     assert_close(L @ Q, A, of_order(N))
     assert _gelqf_batch.dependent_row(L, 1e-15, False) is None
-    gA, expected, gL = torch.empty_like(A), torch.empty_like(A), drawn(*batch, 3, 3)
+    gA, expected, gL = torch.empty_like(A), torch.empty_like(A), draw_normal(*batch, 3, 3)
     assert _gelqf_batch.serves_vjp(Q, L)
     _gelqf_batch.gelqf_vjp(gA, Q, L, A, gL)
     _fallback.gelqf_vjp(expected, Q, L, A, gL)
@@ -113,18 +113,18 @@ def test_gelqf(batch: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_trsm_and_trmm(batch: tuple[int, ...]) -> None:
-    L, A = positive_definite(*batch), drawn(*batch, N, 3)
+    L, A = make_positive_definite(*batch), draw_normal(*batch, N, 3)
     assert _trsm_batch.serves(L, A)
     X, expected = torch.empty_like(A), torch.empty_like(A)
-    assert _trsm_batch.trsm(X, L, A, True, False, False) is None
-    _fallback.trsm(expected, L, A, True, False, False)
+    assert _trsm_batch.trsm(X, L, A, lower=True, transpose=False, rightside=False) is None
+    _fallback.trsm(expected, L, A, lower=True, transpose=False, rightside=False)
     assert_close(X, expected, of_order(N))
-    _trmm_batch.trmm(X, L, A, True, False, False)
-    _fallback.trmm(expected, L, A, True, False, False)
+    _trmm_batch.trmm(X, L, A, lower=True, transpose=False, rightside=False)
+    _fallback.trmm(expected, L, A, lower=True, transpose=False, rightside=False)
     assert_close(X, expected, of_order(N))
     L[..., 2, 2] = 0.0
     kept = X.clone()
-    assert _trsm_batch.trsm(X, L, A, True, False, False) == (0, 2)
+    assert _trsm_batch.trsm(X, L, A, lower=True, transpose=False, rightside=False) == (0, 2)
     assert torch.equal(X, kept)
 
 

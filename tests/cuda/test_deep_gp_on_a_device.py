@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SIZES = deep_gp.Sizes((3, 6), 200, 100, 50, (30,))
 
 
-def on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.Problem:
+def make_problem_on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.Problem:
     """One and the same model on any device."""
     problem = deep_gp.Problem.generate(SIZES, torch.device("cpu"))
     model = problem.model.to(device=device, dtype=dtype)
@@ -32,7 +32,9 @@ def on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.Problem:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     """All in the dtype of the model: the value is a sum in float64 of what is computed in that."""
-    here, there = (deep_gp.make_lapgrad_evaluation(on(device, dtype))() for device in ("cpu", "cuda"))
+    here, there = (
+        deep_gp.make_lapgrad_evaluation(make_problem_on(device, dtype))() for device in ("cpu", "cuda")
+    )
     units = tolerances.FLOAT32_LAYER if dtype == torch.float32 else tolerances.INDUCING
     found, expected = ([tensor.to("cpu", dtype) for tensor in each] for each in (there, here))
     tolerances.assert_all_close(found, expected, units)
@@ -40,13 +42,13 @@ def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype) -> None:
 
 def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward, Adam and the natural gradients, between two looks at the loss; without graphs."""
-    problem = on("cuda")
+    problem = make_problem_on("cuda")
     model, Y = problem.model, problem.Y
     model.fit(Y, steps=3, batch=50, generator=0)  # compiles, makes handles
     moved = _minibatches.TrainingRun.take_step
 
     def moved_without_waiting(self: _minibatches.TrainingRun) -> None:
-        with waits.forbidden():
+        with waits.forbid_waits():
             moved(self)
 
     monkeypatch.setattr(_minibatches.TrainingRun, "take_step", moved_without_waiting)
@@ -54,15 +56,15 @@ def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bound_and_gradient_do_not_wait() -> None:
-    evaluate = deep_gp.make_lapgrad_evaluation(on("cuda"))
+    evaluate = deep_gp.make_lapgrad_evaluation(make_problem_on("cuda"))
     evaluate()
     torch.cuda.synchronize()
-    with waits.forbidden(), without_waiting():
+    with waits.forbid_waits(), without_waiting():
         evaluate()
 
 
 def test_learning_and_files(tmp_path: Path) -> None:
-    problem = on("cuda")
+    problem = make_problem_on("cuda")
     model, Y = problem.model, problem.Y
     result = model.fit(Y, steps=60, batch=50, every=20, generator=0)
     assert result.history[-1] < result.history[0]
@@ -77,7 +79,7 @@ def test_learning_and_files(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_found_at_the_next_look() -> None:
-    problem = on("cuda")
+    problem = make_problem_on("cuda")
 
     def spoil(step: int, loss: float) -> None:
         if step == 5:

@@ -32,19 +32,19 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[every_kernel.Kerne
     run = emulated.run
 
     def remember(stem: str, expression: str, *rest: Any) -> str | None:
-        found.add(every_kernel.kernel_of(stem, expression))
+        found.add(every_kernel.identify_kernel(stem, expression))
         return run(stem, expression, *rest)
 
     monkeypatch.setattr(emulated, "run", remember)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
-    with stand_ins.in_place_of_the_gpu(), mock.patch.dict(_kernels._CPU.fill(), CUDA_KERNELS, clear=True):
+    with stand_ins.replace_gpu(), mock.patch.dict(_kernels._CPU.fill(), CUDA_KERNELS, clear=True):
         yield found
 
 
 def test_groups_stand_for_all_files() -> None:
     stems = [stem for _, stems in every_kernel.GROUPS.values() for stem in stems]
-    assert sorted(stems) == sorted({stem for stem, _ in every_kernel.kernels_of_sources()})
+    assert sorted(stems) == sorted({stem for stem, _ in every_kernel.list_kernels_of_sources()})
 
 
 @pytest.mark.parametrize("name", every_kernel.GROUPS)

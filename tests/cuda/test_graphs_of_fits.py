@@ -48,13 +48,13 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def problem(dtype: torch.dtype = torch.float64) -> tuple[DeepGP, Tensor]:
+def make_problem(dtype: torch.dtype = torch.float64) -> tuple[DeepGP, Tensor]:
     made = deep_gp.Problem.generate(SIZES, torch.device("cpu"))
     return made.model.to(device="cuda", dtype=dtype), made.Y.to("cuda", dtype)
 
 
-def fitted(steps: int = 40, **options: Any) -> tuple[DeepGP, list[float]]:
-    model, Y = problem(options.pop("dtype", torch.float64))
+def fit_model(steps: int = 40, **options: Any) -> tuple[DeepGP, list[float]]:
+    model, Y = make_problem(options.pop("dtype", torch.float64))
     return model, model.fit(Y, **{"steps": steps, **OPTIONS, **options}).history
 
 
@@ -72,22 +72,22 @@ def assert_same_fit(
 )
 def test_graphs_make_the_same_fit(replays: list[int], options: dict[str, Any]) -> None:
     """Two graphs: of 40 steps, 27 have 80 rows and 13 have 40; three each are made before one is recorded."""
-    expected = fitted(**options, graph=False)
+    expected = fit_model(**options, graph=False)
     assert not replays
-    found = fitted(**options, graph=True)
+    found = fit_model(**options, graph=True)
     assert replays == [24, 10]
     assert_same_fit(found, expected, tolerances.ON_A_DEVICE)
 
 
 def test_graphs_make_the_same_fit_in_float32(replays: list[int]) -> None:
-    expected = fitted(20, dtype=torch.float32, graph=False)
-    _, losses = fitted(20, dtype=torch.float32)
+    expected = fit_model(20, dtype=torch.float32, graph=False)
+    _, losses = fit_model(20, dtype=torch.float32)
     assert replays
     found, wanted = (torch.tensor(each) for each in (losses, expected[1]))
     tolerances.assert_close(found, wanted, tolerances.FLOAT32_LAYER)
 
 
-def regression(widths: tuple[int, ...] = (2,), **options: Any) -> tuple[DeepGPRegression, list[float]]:
+def fit_regression(widths: tuple[int, ...] = (2,), **options: Any) -> tuple[DeepGPRegression, list[float]]:
     source = torch.Generator().manual_seed(0)
     X = torch.rand(200, 2, dtype=torch.float64, generator=source).cuda()
     y = torch.sin(6.0 * X.sum(1))
@@ -96,7 +96,7 @@ def regression(widths: tuple[int, ...] = (2,), **options: Any) -> tuple[DeepGPRe
 
 
 def test_graphs_make_the_same_regression(replays: list[int]) -> None:
-    expected, found = regression(graph=False), regression(graph=True)
+    expected, found = fit_regression(graph=False), fit_regression(graph=True)
     assert replays == [24, 10]
     assert_same_fit(found, expected, tolerances.ON_A_DEVICE)
 
@@ -107,16 +107,16 @@ def test_replays_do_not_wait(monkeypatch: pytest.MonkeyPatch, replays: list[int]
     def watched(self: _minibatches.TrainingRun) -> None:
         if len(replays) < 2:  # recording waits
             return moved(self)
-        with waits.forbidden():
+        with waits.forbid_waits():
             return moved(self)
 
     monkeypatch.setattr(_minibatches.TrainingRun, "take_step", watched)
-    fitted()
+    fit_model()
     assert sum(replays) == 34
 
 
 def test_a_failure_is_found_at_the_next_look(replays: list[int]) -> None:
-    model, Y = problem()
+    model, Y = make_problem()
     kept: list[Tensor] = []
 
     def spoil(step: int, loss: float) -> None:
@@ -134,16 +134,16 @@ def test_a_failure_is_found_at_the_next_look(replays: list[int]) -> None:
 
 def test_fits_are_taken_up_again(replays: list[int]) -> None:
     """Half of it with graphs or without, and the other half likewise; through a file, too."""
-    expected = fitted(graph=False)
+    expected = fit_model(graph=False)
     for first, second in ((True, True), (True, False), (False, True)):
-        model, Y = problem()
+        model, Y = make_problem()
         model.fit(Y, steps=40, callback=lambda step, _: step == 20, graph=first, **OPTIONS)
         rest = model.fit(Y, steps=40, resume=model.training_state(), graph=second, **OPTIONS).history
         assert_same_fit((model, rest), (expected[0], expected[1][2:]), tolerances.ON_A_DEVICE)
 
 
 def test_a_fit_with_graphs_is_taken_up_on_a_cpu() -> None:
-    model, Y = problem()
+    model, Y = make_problem()
     model.fit(Y, steps=20, **OPTIONS)
     state = model.training_state()
     model.cpu()
@@ -151,8 +151,8 @@ def test_a_fit_with_graphs_is_taken_up_on_a_cpu() -> None:
 
 
 def test_callbacks_may_use_the_model(replays: list[int]) -> None:
-    expected = fitted(graph=False)
-    model, Y = problem()
+    expected = fit_model(graph=False)
+    model, Y = make_problem()
 
     def use(step: int, loss: float) -> None:
         model.log_likelihood(Y, samples=5, generator=0)
@@ -177,7 +177,7 @@ def test_parameters_that_have_moved_are_recorded_again(replays: list[int]) -> No
 
         return move
 
-    expected, found = problem(), problem()
+    expected, found = make_problem(), make_problem()
     losses = [
         model.fit(Y, steps=60, callback=moving(model), graph=graph, **OPTIONS).history
         for (model, Y), graph in ((expected, False), (found, True))
@@ -195,20 +195,20 @@ class Waiting(RBF):
 
 
 def test_a_kernel_that_waits_is_not_recorded(replays: list[int]) -> None:
-    expected = fitted(graph=False)
-    _, Y = problem()
+    expected = fit_model(graph=False)
+    _, Y = make_problem()
     model = DeepGP(Y, SIZES.widths, inducing=30, hidden=[30], kernels=[Waiting(), Waiting()], generator=0)
     model.fit(Y, steps=20, **OPTIONS)
     assert not replays
     with pytest.raises(OptionError, match=r"graph=True.*cannot be recorded .*test_graphs_of_fits.py, line"):
         model.fit(Y, steps=20, graph=True, **OPTIONS)
-    again = fitted(graph=True)
+    again = fit_model(graph=True)
     assert_same_fit(again, expected, tolerances.ON_A_DEVICE)
 
 
 def test_a_recording_that_fails_leaves_everything_in_order(replays: list[int]) -> None:
     """The kernel reads from the device, which a recording does not allow."""
-    _, Y = problem()
+    _, Y = make_problem()
     model = DeepGP(Y, SIZES.widths, inducing=30, hidden=[30], kernels=[Waiting(), Waiting()], generator=0)
     model.fit(Y, steps=20, **OPTIONS)
     assert not replays
@@ -216,7 +216,7 @@ def test_a_recording_that_fails_leaves_everything_in_order(replays: list[int]) -
     assert torch.randn(10, device="cuda").isfinite().all()
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.cuda.empty_cache()
-    assert_same_fit(fitted(graph=True), fitted(graph=False), tolerances.ON_A_DEVICE)
+    assert_same_fit(fit_model(graph=True), fit_model(graph=False), tolerances.ON_A_DEVICE)
 
 
 class Dropped(nn.Module):
@@ -228,7 +228,7 @@ class Dropped(nn.Module):
 
 def test_dropout_is_drawn_in_each_replay() -> None:
     """All rows in each step, one layer, a rate of next to nothing: all that changes is dropout."""
-    model, _ = regression((), graph=False)
+    model, _ = fit_regression((), graph=False)
     model.layers[-1].mean = Dropped()
     losses: list[float] = []
     model.fit(
@@ -237,7 +237,7 @@ def test_dropout_is_drawn_in_each_replay() -> None:
     assert len({f"{loss:.6g}" for loss in losses[5:]}) > 30
 
 
-def pools() -> set[Any]:
+def list_memory_pools() -> set[Any]:
     """Memory pools that are not torch's own."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -245,24 +245,24 @@ def pools() -> set[Any]:
 
 
 def test_memory_is_given_back(replays: list[int]) -> None:
-    model, Y = problem()
+    model, Y = make_problem()
     model.fit(Y, steps=20, **OPTIONS)
     del replays[:]
-    before = pools()
+    before = list_memory_pools()
     model.fit(Y, steps=20, **OPTIONS)
     assert replays
-    assert pools() <= before
+    assert list_memory_pools() <= before
     assert all(value.grad is None for value in model.parameters())
 
 
 def test_fits_in_two_threads() -> None:
-    expected = fitted(graph=False)
+    expected = fit_model(graph=False)
     found: list[Any] = []
 
     def work() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             try:
-                found.append(fitted(graph=True))
+                found.append(fit_model(graph=True))
             except Exception as error:  # of any kind: raised below
                 found.append(error)
             torch.cuda.current_stream().synchronize()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from kernel_packages import in_torch as _fallback
 from kernel_packages import on_cuda
-from stand_ins import in_place_of_the_gpu
+from stand_ins import replace_gpu
 from tolerances import INVERTED_BLOCKS, PROMISED_ON_CUDA, assert_close
 from torch import Tensor
 
@@ -43,29 +43,29 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_thresholds, "POLAR_FROM", 128)
     monkeypatch.setattr(_thresholds, "POTRF_SMALL", 0)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
-    with in_place_of_the_gpu():
+    with replace_gpu():
         yield
 
 
 @contextmanager
-def without_fallback(name: str) -> Iterator[None]:
+def forbid_fallback(name: str) -> Iterator[None]:
     """Fails where a kernel of CUDA hands its operands to that of plain PyTorch."""
     module = importlib.import_module(f"lapgrad._kernels.torch.{name}")
     with mock.patch.object(module, name, side_effect=AssertionError("gone the slow way")):
         yield
 
 
-def positive_definite(*shape: int, seed: int = 0) -> Tensor:
+def make_positive_definite(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(*shape, shape[-1], dtype=torch.float64, generator=generator)
     return X @ X.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)
 
 
 def factor(*shape: int, lower: bool = True) -> Tensor:
-    return torch.linalg.cholesky(positive_definite(*shape), upper=not lower)
+    return torch.linalg.cholesky(make_positive_definite(*shape), upper=not lower)
 
 
-def with_condition(m: int, n: int, condition: float, dtype: torch.dtype) -> Tensor:
+def make_with_condition(m: int, n: int, condition: float, dtype: torch.dtype) -> Tensor:
     rank = min(m, n)
     U, V = (torch.linalg.qr(torch.randn(k, rank, dtype=torch.float64)).Q for k in (m, n))
     values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), rank, dtype=torch.float64)
@@ -76,13 +76,13 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
     assert_close(found, wanted, INVERTED_BLOCKS)
 
 
-def both(
-    name: str, results: int, shape: tuple[int, ...], *arguments: Any
+def run_both(
+    name: str, results: int, shape: tuple[int, ...], *arguments: Any, **flags: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Results of the routine on CUDA and of that in plain PyTorch."""
     found, wanted = ([torch.full(shape, 7.0, dtype=torch.float64) for _ in range(results)] for _ in range(2))
-    getattr(on_cuda, name)(*found, *arguments)
-    getattr(_fallback, name)(*wanted, *arguments)
+    getattr(on_cuda, name)(*found, *arguments, **flags)
+    getattr(_fallback, name)(*wanted, *arguments, **flags)
     return found, wanted
 
 
@@ -90,9 +90,9 @@ def both(
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 class TestCholesky:
     def test_potrf(self, batch: tuple[int, ...], lower: bool) -> None:
-        A = positive_definite(*batch, ORDER)
+        A = make_positive_definite(*batch, ORDER)
         named = A.tril() if lower else A.triu()
-        found, wanted = both("potrf", 1, A.shape, named, lower, None)
+        found, wanted = run_both("potrf", 1, A.shape, named, lower, None)
         assert_near(found[0], wanted[0])
         overwritten = named.clone()
         assert on_cuda.potrf(overwritten, overwritten, lower, None) is None
@@ -105,18 +105,18 @@ class TestCholesky:
 
     def test_potrf_vjp(self, batch: tuple[int, ...], lower: bool) -> None:
         L = factor(*batch, ORDER, lower=lower)
-        found, wanted = both("potrf_vjp", 1, L.shape, L, torch.randn_like(L), lower, None)
+        found, wanted = run_both("potrf_vjp", 1, L.shape, L, torch.randn_like(L), lower, None)
         assert_near(found[0], wanted[0])
         assert torch.equal(found[0], found[0].mT)
 
     def test_potri(self, batch: tuple[int, ...], lower: bool) -> None:
         L = factor(*batch, ORDER, lower=lower)
-        found, wanted = both("potri", 1, L.shape, L, lower)
+        found, wanted = run_both("potri", 1, L.shape, L, lower)
         assert_near(found[0], wanted[0])
         X, weight = torch.randn(*batch, ORDER, 3, dtype=L.dtype), torch.rand(batch, dtype=L.dtype)
-        found, wanted = both("potri_update", 1, L.shape, L, X, weight, lower, 0.5, -0.25)
+        found, wanted = run_both("potri_update", 1, L.shape, L, X, weight, lower, 0.5, -0.25)
         assert_near(found[0], wanted[0])
-        found, wanted = both("potri_vjp", 1, L.shape, L, torch.randn_like(L), lower)
+        found, wanted = run_both("potri_vjp", 1, L.shape, L, torch.randn_like(L), lower)
         assert_near(found[0], wanted[0])
 
     @pytest.mark.parametrize("transpose", [True, False])
@@ -129,7 +129,7 @@ class TestCholesky:
         shape = (*batch, 20, ORDER) if rightside else (*batch, ORDER, 20)
         A = torch.randn(*shape[:-2], shape[-1], shape[-2], dtype=L.dtype).mT
         for name in ("trsm", "trmm"):
-            found, wanted = both(name, 1, shape, L, A, lower, transpose, rightside)
+            found, wanted = run_both(name, 1, shape, L, A, lower, transpose, rightside)
             assert_near(found[0], wanted[0])
 
     @pytest.mark.parametrize("transpose", [True, False])
@@ -140,7 +140,7 @@ class TestCholesky:
         """By cuBLAS's own substitution."""
         L = factor(*batch, ORDER, lower=lower)
         A = torch.randn((*batch, 5, ORDER) if rightside else (*batch, ORDER, 5), dtype=L.dtype)
-        with without_fallback("trsm"):
+        with forbid_fallback("trsm"):
             found = torch.empty_like(A)
             assert on_cuda.trsm(found, L, A, lower, transpose, rightside) is None
         wanted = torch.empty_like(A)
@@ -162,7 +162,7 @@ class TestCholesky:
         L = factor(*batch, ORDER, lower=lower)
         A = torch.randn((*batch, 20, ORDER) if rightside else (*batch, ORDER, 20), dtype=L.dtype)
         before = A.clone()
-        found, wanted = both("trsm", 1, A.shape, L, A, lower, transpose, rightside)
+        found, wanted = run_both("trsm", 1, A.shape, L, A, lower, transpose, rightside)
         assert_near(found[0], wanted[0])
         assert torch.equal(A, before)
         assert on_cuda.trsm(A, L, A, lower, transpose, rightside) is None
@@ -170,19 +170,29 @@ class TestCholesky:
 
     def test_products(self, batch: tuple[int, ...], lower: bool) -> None:
         A, B = (torch.randn(*batch, ORDER, 30, dtype=torch.float64) for _ in range(2))
-        found, wanted = both("gemmt", 1, (*batch, ORDER, ORDER), A, B, lower, False, True, 0.5)
+        found, wanted = run_both(
+            "gemmt",
+            1,
+            (*batch, ORDER, ORDER),
+            A,
+            B,
+            lower=lower,
+            transpose_a=False,
+            transpose_b=True,
+            alpha=0.5,
+        )
         assert_near(found[0], wanted[0])
-        found, wanted = both("syrk", 1, (*batch, ORDER, ORDER), A, False)
+        found, wanted = run_both("syrk", 1, (*batch, ORDER, ORDER), A, False)
         assert_near(found[0], wanted[0])
         assert torch.equal(found[0], found[0].mT)
         square = torch.randn(*batch, ORDER, ORDER, dtype=torch.float64)
-        found, wanted = both("copyltu", 1, square.shape, square, lower)
+        found, wanted = run_both("copyltu", 1, square.shape, square, lower)
         assert torch.equal(found[0], wanted[0])
 
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
-    A = positive_definite(6, 150)
+    A = make_positive_definite(6, 150)
     A[1, 7, 7] = -5.0
     A[2, 9, 4] = A[2, 4, 9] = float("nan")
     A[3, 20, 20] = float("inf")
@@ -201,9 +211,9 @@ def test_a_zero_pivot_is_found() -> None:
     L = factor(2, ORDER)
     L[1, 33, 33] = 0.0
     B = torch.randn(2, ORDER, 20, dtype=L.dtype)
-    assert on_cuda.trsm(torch.empty_like(B), L, B, True, False, False) == (1, 33)
+    assert on_cuda.trsm(torch.empty_like(B), L, B, lower=True, transpose=False, rightside=False) == (1, 33)
     overwritten = B.clone()
-    assert on_cuda.trsm(overwritten, L, overwritten, True, False, False) == (1, 33)
+    assert on_cuda.trsm(overwritten, L, overwritten, lower=True, transpose=False, rightside=False) == (1, 33)
     assert torch.equal(overwritten, B)
     assert on_cuda.potri(torch.empty_like(L), L, True) == (1, 33)
 
@@ -214,8 +224,8 @@ def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
     singular[7, 7] = 0.0
     X = torch.empty_like(B)
     for _ in range(2):
-        assert on_cuda.trsm(X, singular, B, True, False, False) == (0, 7)
-        assert on_cuda.trsm(X, L, B, True, False, False) is None
+        assert on_cuda.trsm(X, singular, B, lower=True, transpose=False, rightside=False) == (0, 7)
+        assert on_cuda.trsm(X, L, B, lower=True, transpose=False, rightside=False) is None
 
 
 def test_a_question_without_an_answer_is_not_asked_again() -> None:
@@ -228,8 +238,8 @@ def test_a_question_without_an_answer_is_not_asked_again() -> None:
         mock.patch.object(_device, "solve", side_effect=torch.OutOfMemoryError),
         pytest.raises(torch.OutOfMemoryError),
     ):
-        on_cuda.trsm(X, singular, B, True, False, False)
-    assert on_cuda.trsm(X, L, B, True, False, False) is None
+        on_cuda.trsm(X, singular, B, lower=True, transpose=False, rightside=False)
+    assert on_cuda.trsm(X, L, B, lower=True, transpose=False, rightside=False) is None
 
 
 def test_two_questions_at_a_time() -> None:
@@ -245,10 +255,10 @@ def test_two_questions_at_a_time() -> None:
 def test_gelqf_is_as_accurate_as_householder(m: int, n: int, condition: float) -> None:
     torch.manual_seed(0)
     for dtype in (torch.float64, torch.float32):
-        A = with_condition(m, n, min(condition, 1e6) if dtype == torch.float32 else condition, dtype)
+        A = make_with_condition(m, n, min(condition, 1e6) if dtype == torch.float32 else condition, dtype)
         rank, eps = min(m, n), torch.finfo(dtype).eps
         L, Q = torch.empty(m, rank, dtype=dtype), torch.empty(rank, n, dtype=dtype)
-        with without_fallback("gelqf"):
+        with forbid_fallback("gelqf"):
             assert on_cuda.gelqf(L, Q, A, False) is None
         assert float((Q @ Q.mT - torch.eye(rank, dtype=dtype)).abs().max()) <= PROMISED_ON_CUDA * n * eps
         assert float((L @ Q - A).norm() / A.norm()) <= PROMISED_ON_CUDA * n * eps
@@ -266,7 +276,7 @@ def test_gelqf_of_float32_takes_one_round_where_that_does(
     torch.manual_seed(0)
     factorise = mock.Mock(side_effect=_cholesky.factorise_upper)
     monkeypatch.setattr(_cholesky, "factorise_upper", factorise)
-    A = with_condition(150, 400, condition, dtype)
+    A = make_with_condition(150, 400, condition, dtype)
     L, Q = torch.empty(150, 150, dtype=dtype), torch.empty(150, 400, dtype=dtype)
     assert on_cuda.gelqf(L, Q, A, False) is None
     assert factorise.call_count == rounds
@@ -285,10 +295,10 @@ def test_gelqf_vjp(batch: tuple[int, ...], block: int, monkeypatch: pytest.Monke
     gQ, gL = torch.randn_like(Q), torch.randn_like(L)
     q_by_columns, l_by_columns = gQ.mT.contiguous().mT, gL.mT.contiguous().mT
     for cotangents in ((gQ, gL), (None, gL), (gQ, None), (q_by_columns, l_by_columns)):
-        found, wanted = both("gelqf_vjp", 1, A.shape, Q, L, *cotangents)
+        found, wanted = run_both("gelqf_vjp", 1, A.shape, Q, L, *cotangents)
         assert_near(found[0], wanted[0])
     spoilt = torch.where(torch.ones_like(gL, dtype=torch.bool).tril(), gL, torch.nan)
-    found, wanted = both("gelqf_vjp", 1, A.shape, Q, L, gQ, spoilt)
+    found, wanted = run_both("gelqf_vjp", 1, A.shape, Q, L, gQ, spoilt)
     assert_near(found[0], wanted[0])
 
 
@@ -309,9 +319,9 @@ def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
     A = torch.randn(150, 200)
     Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)
-    with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gelqf"):
+    with pytest.raises(AssertionError, match="gone the slow way"), forbid_fallback("gelqf"):
         on_cuda.gelqf(L, Q, A, False)
-    with pytest.raises(AssertionError, match="gone the slow way"), without_fallback("gesvd"):
+    with pytest.raises(AssertionError, match="gone the slow way"), forbid_fallback("gesvd"):
         on_cuda.gesvd(S, L, Q, A)
 
 
@@ -330,10 +340,10 @@ def test_a_dependent_row_is_found() -> None:
 def test_gesvd_through_symmetric_eigenvalues(m: int, n: int, condition: float) -> None:
     torch.manual_seed(0)
     for dtype in (torch.float64, torch.float32):
-        A = with_condition(m, n, min(condition, 1e6) if dtype == torch.float32 else condition, dtype)
+        A = make_with_condition(m, n, min(condition, 1e6) if dtype == torch.float32 else condition, dtype)
         rank, eps = min(m, n), torch.finfo(dtype).eps
         S, U, V = (torch.empty(*s, dtype=dtype) for s in ((rank,), (rank, m), (rank, n)))
-        with without_fallback("gesvd"):
+        with forbid_fallback("gesvd"):
             assert on_cuda.gesvd(S, U, V, A) is None
         identity = torch.eye(rank, dtype=dtype)
         assert float((U @ U.mT - identity).abs().max()) <= PROMISED_ON_CUDA * n * eps

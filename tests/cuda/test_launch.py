@@ -46,7 +46,7 @@ class Driver:
         self.status = 0
 
     def load(self, stem: str, name: str, dtype: torch.dtype, device: int) -> int:
-        self.kernels.append((stem, emulated.named(name, dtype)))
+        self.kernels.append((stem, emulated.name_instance(name, dtype)))
         return len(self.kernels)
 
     def launch(self, kernel: int, *rest: Any) -> int:

@@ -15,7 +15,7 @@ import pytest
 import test_memory
 import torch
 from kernel_packages import CUDA_KERNELS
-from stand_ins import in_place_of_the_gpu
+from stand_ins import replace_gpu
 from torch import Tensor
 from torch.autograd.profiler import profile
 
@@ -55,7 +55,7 @@ def factorise_upper(A: Tensor, code: int) -> None:
         R[named] = np.linalg.cholesky(np.triu(R).T + np.triu(R, 1)).T[named]
 
 
-def peak_of_allocator(function: Callable[[], Any]) -> int:
+def measure_peak(function: Callable[[], Any]) -> int:
     """As ``bench.memory`` counts on a GPU. The first call compiles kernels, whose memory is not torch's."""
     gc.collect()
     with profile(profile_memory=True) as recorded:
@@ -78,8 +78,8 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(_kernels._CPU, name, kernel)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
-    monkeypatch.setattr(test_memory, "peak_bytes", peak_of_allocator)
-    with in_place_of_the_gpu():
+    monkeypatch.setattr(test_memory, "peak_bytes", measure_peak)
+    with replace_gpu():
         monkeypatch.setattr(_cholesky, "factorise_upper", factorise_upper)
         yield
 

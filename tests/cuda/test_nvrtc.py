@@ -33,7 +33,7 @@ from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 STEMS = sorted(source.stem for source in _compile.SOURCES.glob("*.cu"))
 
 
-def _compiler_is_there() -> bool:
+def _is_compiler_installed() -> bool:
     """Whether cuda-core finds NVRTC, which needs no device."""
     try:
         from cuda.bindings import nvrtc
@@ -43,7 +43,7 @@ def _compiler_is_there() -> bool:
         return False
 
 
-needs_nvrtc = pytest.mark.skipif(not _compiler_is_there(), reason="needs cuda-core and nvidia-cuda-nvrtc")
+needs_nvrtc = pytest.mark.skipif(not _is_compiler_installed(), reason="needs cuda-core and nvidia-cuda-nvrtc")
 
 NEWEST, OLDEST = "sm_90", "sm_80"
 
@@ -51,50 +51,50 @@ NEWEST, OLDEST = "sm_90", "sm_80"
 ORDERS = (1, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)
 
 
-def square(n: int, dtype: torch.dtype, m: int | None = None) -> Tensor:
+def make_zeros(n: int, dtype: torch.dtype, m: int | None = None) -> Tensor:
     return torch.zeros(2, n, n if m is None else m, dtype=dtype)
 
 
-def potrf(n: int, dtype: torch.dtype) -> None:
-    A = square(n, dtype)
+def launch_potrf(n: int, dtype: torch.dtype) -> None:
+    A = make_zeros(n, dtype)
     _potrf_batch.potrf(A.clone(), A, True, None)
     _potrf_batch.potrf_vjp(A.clone(), A, A, True, None)
 
 
-def triangular(n: int, dtype: torch.dtype) -> None:
-    A = square(n, dtype)
-    _trsm_batch.trsm(A.clone(), A, A, True, False, False)
-    _trmm_batch.trmm(A.clone(), A, A, True, False, False)
+def launch_triangular(n: int, dtype: torch.dtype) -> None:
+    A = make_zeros(n, dtype)
+    _trsm_batch.trsm(A.clone(), A, A, lower=True, transpose=False, rightside=False)
+    _trmm_batch.trmm(A.clone(), A, A, lower=True, transpose=False, rightside=False)
 
 
-def gelqf(n: int, dtype: torch.dtype) -> None:
+def launch_gelqf(n: int, dtype: torch.dtype) -> None:
     for m in ORDERS:
         k = min(m, n)
-        A, L, Q = square(m, dtype, n), square(m, dtype, k), square(k, dtype, n)
+        A, L, Q = make_zeros(m, dtype, n), make_zeros(m, dtype, k), make_zeros(k, dtype, n)
         _gelqf_batch.gelqf(L, Q, A, False)
         _gelqf_batch.dependent_row(L, 1e-6, True)
-    A, wide = square(n, dtype), square(n, dtype, 200)
+    A, wide = make_zeros(n, dtype), make_zeros(n, dtype, 200)
     _gelqf_batch.gelqf_vjp(A.clone(), A, A, A, A)
     _gelqf_wide.gelqf(A, wide.clone(), wide)
 
 
-def syevd(n: int, dtype: torch.dtype) -> None:
+def launch_syevd(n: int, dtype: torch.dtype) -> None:
     if n > _thresholds.SYEVD_SMALL:
         return
-    A, values = square(n, dtype), torch.zeros(2, n, dtype=dtype)
+    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
     for U in (A.clone(), None):
         _syevd_batch.syevd(values, U, A, True)
     _syevd_batch.syevd_vjp(A.clone(), A, values, A, values, "mask", 1e-10)
 
 
-def gesvd(n: int, dtype: torch.dtype) -> None:
+def launch_gesvd(n: int, dtype: torch.dtype) -> None:
     for m in ORDERS:
         k, small = min(m, n), max(m, n) <= _thresholds.GESVD_SMALL
         A, S, U, V = (
-            square(m, dtype, n),
+            make_zeros(m, dtype, n),
             torch.zeros(2, k, dtype=dtype),
-            square(k, dtype, m),
-            square(k, dtype, n),
+            make_zeros(k, dtype, m),
+            make_zeros(k, dtype, n),
         )
         for vectors in ((U, V), (None, None)):
             (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
@@ -102,7 +102,7 @@ def gesvd(n: int, dtype: torch.dtype) -> None:
         gradient.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
-def kalman(n: int, dtype: torch.dtype) -> None:
+def launch_kalman(n: int, dtype: torch.dtype) -> None:
     """Some observations for each number of states: factors in registers, and by lanes."""
     for p in {4: (1, 16), 8: (2,), 16: (4,), 32: (8,)}.get(n, ()):
         y, A, B, R = (torch.zeros(2, 3, *shape, dtype=dtype) for shape in ((p,), (n, n), (p, n), (p, p)))
@@ -112,21 +112,21 @@ def kalman(n: int, dtype: torch.dtype) -> None:
         _kalman_batch.compute_vjp(_launch.launch, s, [operand.clone() for operand in model], model)
 
 
-def packed(n: int, dtype: torch.dtype) -> None:
-    A, v = square(n, dtype), torch.zeros(2, 1, n * (n + 1) // 2, dtype=dtype)
+def launch_packing(n: int, dtype: torch.dtype) -> None:
+    A, v = make_zeros(n, dtype), torch.zeros(2, 1, n * (n + 1) // 2, dtype=dtype)
     for lower in (True, False):
         _launch.launch(*_packing.plan_packing(v, A, 0, lower))
         _launch.launch(*_packing.plan_unpacking(A, v, 0, lower))
 
 
 BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
-    potrf,
-    triangular,
-    gelqf,
-    syevd,
-    gesvd,
-    kalman,
-    packed,
+    launch_potrf,
+    launch_triangular,
+    launch_gelqf,
+    launch_syevd,
+    launch_gesvd,
+    launch_kalman,
+    launch_packing,
 )
 
 #: Kernels for large matrices, beside those that _device loads together: their launches need libraries.
@@ -138,7 +138,7 @@ OF_LARGE_MATRICES = (
 
 
 @functools.cache
-def expressions() -> dict[str, list[str]]:
+def collect_expressions() -> dict[str, list[str]]:
     """For each source the kernels that launches ask for. Launches are planned for tensors on the CPU."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
 
@@ -159,10 +159,10 @@ def expressions() -> dict[str, list[str]]:
     return {stem: list(names) for stem, names in found.items()}
 
 
-def to_compile(stem: str) -> list[str]:
+def select_expressions(stem: str) -> list[str]:
     """All in double precision, and the first of each kernel in single: they share all but a few lines."""
-    singles = {one.partition("<")[0]: one for one in reversed(expressions()[stem]) if "<float" in one}
-    return [one for one in expressions()[stem] if "<double" in one] + list(singles.values())
+    singles = {one.partition("<")[0]: one for one in reversed(collect_expressions()[stem]) if "<float" in one}
+    return [one for one in collect_expressions()[stem] if "<double" in one] + list(singles.values())
 
 
 def compile_quickly(stem: str, wanted: tuple[str, ...], architecture: str) -> tuple[bytes, dict[str, str]]:
@@ -174,7 +174,7 @@ def compile_quickly(stem: str, wanted: tuple[str, ...], architecture: str) -> tu
         return _compile.compile_together(stem, wanted, architecture)
 
 
-def kernels_of(stem: str) -> Iterator[str]:
+def list_kernels(stem: str) -> Iterator[str]:
     """Names of the functions that a launch can begin with."""
     text = (_compile.SOURCES / f"{stem}.cu").read_text()
     without_bounds = re.sub(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)", "", text)
@@ -183,14 +183,14 @@ def kernels_of(stem: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_kernel_can_be_launched(stem: str) -> None:
-    launched = {expression.partition("<")[0] for expression in expressions().get(stem, [])}
-    assert set(kernels_of(stem)) == launched
+    launched = {expression.partition("<")[0] for expression in collect_expressions().get(stem, [])}
+    assert set(list_kernels(stem)) == launched
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_launch_compiles(stem: str) -> None:
-    wanted = tuple(to_compile(stem))
+    wanted = tuple(select_expressions(stem))
     code, symbols = compile_quickly(stem, wanted, NEWEST)
     assert code[:4] == b"\x7fELF"
     assert set(symbols) == set(wanted)
@@ -204,5 +204,5 @@ def test_every_launch_compiles(stem: str) -> None:
 @pytest.mark.parametrize("stem", STEMS)
 def test_devices_are_served(stem: str, architecture: str) -> None:
     """With the optimiser, as a launch compiles it."""
-    code, symbol = _compile.compile_source(stem, expressions()[stem][0], architecture)
+    code, symbol = _compile.compile_source(stem, collect_expressions()[stem][0], architecture)
     assert symbol.encode() in code

@@ -47,11 +47,11 @@ RACE = """\
 
 
 def test_a_log_without_a_report() -> None:
-    assert not list(sanitize.reports(QUIET))
+    assert not list(sanitize.read_reports(QUIET))
 
 
 def test_reports_and_whom_they_are_about() -> None:
-    found = list(sanitize.reports(UNINITIALISED))
+    found = list(sanitize.read_reports(UNINITIALISED))
     assert [report.function for report in found[:2]] == [
         "reshape_triangle",
         "at::native::vectorized_elementwise_kernel",
@@ -60,12 +60,12 @@ def test_reports_and_whom_they_are_about() -> None:
 
 
 def test_races() -> None:
-    (found,) = sanitize.reports(RACE)
+    (found,) = sanitize.read_reports(RACE)
     assert found.function == "gesvd_of_factors"
     assert found.title.startswith("Error: Race reported")
 
 
-def fake_sanitizer(folder: Path, log: str, status: int, says: str = "launched 3 kernels") -> str:
+def write_fake_sanitizer(folder: Path, log: str, status: int, says: str = "launched 3 kernels") -> str:
     """A program that takes compute-sanitizer's options, and writes what is given."""
     written = folder / "what to write"
     written.write_text(log)
@@ -91,12 +91,14 @@ def fake_sanitizer(folder: Path, log: str, status: int, says: str = "launched 3 
 def test_outcomes(
     tmp_path: Path, tool: str, log: str, status: int, own: int, foreign: int, fails: bool
 ) -> None:
-    outcome = sanitize.run("packing", tool, fake_sanitizer(tmp_path, log, status), OWN)
+    outcome = sanitize.run("packing", tool, write_fake_sanitizer(tmp_path, log, status), OWN)
     assert (outcome.own.total(), outcome.foreign.total(), bool(outcome.failure)) == (own, foreign, fails)
 
 
 def test_a_program_that_did_nothing_is_a_failure(tmp_path: Path) -> None:
-    outcome = sanitize.run("packing", "memcheck", fake_sanitizer(tmp_path, QUIET, 0, says="nothing"), OWN)
+    outcome = sanitize.run(
+        "packing", "memcheck", write_fake_sanitizer(tmp_path, QUIET, 0, says="nothing"), OWN
+    )
     assert outcome.failure
     assert outcome.own == Counter()
 

@@ -49,21 +49,21 @@ ALL: dict[str, Function] = {
 }
 
 
-def positive_definite(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+def make_positive_definite(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     X = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return (X @ X.mT / shape[-1] + torch.eye(shape[-1])).cuda()
 
 
-def first(result: object) -> Tensor:
+def select_first(result: object) -> Tensor:
     """One result of the operator."""
     one = result if isinstance(result, Tensor) else result[0]  # type: ignore[index]
     assert isinstance(one, Tensor)
     return one
 
 
-def with_gradient(f: Function, A: Tensor) -> tuple[Tensor, Tensor]:
+def compute_with_gradient(f: Function, A: Tensor) -> tuple[Tensor, Tensor]:
     A = A.detach().requires_grad_()
-    result = first(f(A))
+    result = select_first(f(A))
     (gA,) = grad(result, A, torch.ones_like(result))
     return result.detach(), gA
 
@@ -82,14 +82,14 @@ def test_follows_the_current_stream(
     name: str, shape: tuple[int, ...], side_stream: torch.cuda.Stream
 ) -> None:
     """The operand is written on the side stream, late: work on another stream would read what was before."""
-    A = positive_definite(shape)
-    expected = with_gradient(ALL[name], A)
+    A = make_positive_definite(shape)
+    expected = compute_with_gradient(ALL[name], A)
     late = torch.eye(shape[-1], dtype=torch.float64, device="cuda").expand(shape).contiguous()
     torch.cuda.synchronize()
     with torch.cuda.stream(side_stream):
         torch.cuda._sleep(20_000_000)
         late.copy_(A)
-        found = with_gradient(ALL[name], late)
+        found = compute_with_gradient(ALL[name], late)
     side_stream.synchronize()
     assert_all_close(found, expected, DEFAULT * of_order(shape[-1]))
 
@@ -101,12 +101,12 @@ def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        source = positive_definite(shape, seed)  # kept: the memory is another stream's
+        source = make_positive_definite(shape, seed)  # kept: the memory is another stream's
         with torch.cuda.stream(torch.cuda.Stream()):
             A = source.clone()
             for _ in range(5):
                 for name in names:
-                    result, gA = with_gradient(ALL[name], A)
+                    result, gA = compute_with_gradient(ALL[name], A)
                     torch.cuda.current_stream().synchronize()
                     if not (result.isfinite().all() and gA.isfinite().all()):
                         wrong.append(f"{name}: not finite")
@@ -115,7 +115,7 @@ def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
                         wrong.append(f"{name}: other values beside other threads")
 
     expected = {
-        (name, seed): with_gradient(ALL[name], positive_definite(shape, seed))[0]
+        (name, seed): compute_with_gradient(ALL[name], make_positive_definite(shape, seed))[0]
         for name in names
         for seed in range(4)
     }
@@ -132,21 +132,21 @@ def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", CAPTURED)
 def test_captured_in_a_graph(name: str, shape: tuple[int, ...], side_stream: torch.cuda.Stream) -> None:
     """A replay computes anew, value and gradient, from what stands in the operand then."""
-    A = positive_definite(shape)
+    A = make_positive_definite(shape)
     with torch.cuda.stream(side_stream):
         for _ in range(2):
-            with_gradient(CAPTURED[name], A)
+            compute_with_gradient(CAPTURED[name], A)
     torch.cuda.current_stream().wait_stream(side_stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = with_gradient(CAPTURED[name], A)
+        found = compute_with_gradient(CAPTURED[name], A)
     for seed in (1, 2):
-        other = positive_definite(shape, seed)
+        other = make_positive_definite(shape, seed)
         A.copy_(other)
         graph.replay()
         torch.cuda.synchronize()
-        assert_all_close(found, with_gradient(CAPTURED[name], other), DEFAULT * of_order(shape[-1]))
+        assert_all_close(found, compute_with_gradient(CAPTURED[name], other), DEFAULT * of_order(shape[-1]))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -156,14 +156,14 @@ def test_captured_in_a_graph(name: str, shape: tuple[int, ...], side_stream: tor
 )
 def test_the_host_does_not_wait(name: str, shape: tuple[int, ...]) -> None:
     """Operators that cannot fail, or that return their status."""
-    A = positive_definite(shape)
-    with_gradient(CAPTURED[name], A)  # compiles, makes handles
+    A = make_positive_definite(shape)
+    compute_with_gradient(CAPTURED[name], A)  # compiles, makes handles
     torch.cuda.synchronize()
-    with waits.forbidden():
-        with_gradient(CAPTURED[name], A)
+    with waits.forbid_waits():
+        compute_with_gradient(CAPTURED[name], A)
         # Neither through torch nor through the driver: the work is still to be done when the call is back.
         torch.cuda._sleep(200_000_000)
-        with_gradient(CAPTURED[name], A)
+        compute_with_gradient(CAPTURED[name], A)
         assert not torch.cuda.current_stream().query()
     torch.cuda.synchronize()
 
@@ -171,8 +171,8 @@ def test_the_host_does_not_wait(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("name", ALL)
 def test_other_device_than_the_current_one(name: str) -> None:
-    A = positive_definite((300, 300))
-    expected = with_gradient(ALL[name], A)
-    result, gA = with_gradient(ALL[name], A.to("cuda:1"))
+    A = make_positive_definite((300, 300))
+    expected = compute_with_gradient(ALL[name], A)
+    result, gA = compute_with_gradient(ALL[name], A.to("cuda:1"))
     assert result.device == gA.device == torch.device("cuda:1")
     assert_all_close((result.to(A.device), gA.to(A.device)), expected, DEFAULT * of_order(300))

@@ -23,10 +23,10 @@ FAULTS = {
 }
 
 
-def exchange(kind: int, mask: int, right: bool, reverse_order: bool) -> torch.Tensor:
+def exchange(kind: int, mask: int, *, is_right: bool, reverse_order: bool) -> torch.Tensor:
     source = torch.arange(64.0, dtype=torch.float64)
     target = torch.empty_like(source)
-    name = f"exchange<{{T}}, {kind}, {str(right).lower()}>"
+    name = f"exchange<{{T}}, {kind}, {str(is_right).lower()}>"
     arguments = target.data_ptr(), source.data_ptr(), mask
     plan = (str(emulated.EMULATION / "faults"), name, source, (2,), 64, 64 * 8, *arguments)
     emulated.launch(*plan, reverse_order=reverse_order)
@@ -38,11 +38,11 @@ def exchange(kind: int, mask: int, right: bool, reverse_order: bool) -> torch.Te
 def test_faults_are_found_in_either_order(fault: str, reverse_order: bool) -> None:
     kind, mask, message = FAULTS[fault]
     with pytest.raises(emulated.FaultyKernelError, match=message):
-        exchange(kind, mask, False, reverse_order)
+        exchange(kind, mask, is_right=False, reverse_order=reverse_order)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_right_is_let_pass(fault: str) -> None:
     kind, mask, _ = FAULTS[fault]
-    target = exchange(kind, mask, True, False)
+    target = exchange(kind, mask, is_right=True, reverse_order=False)
     assert target.tolist() == [float(i ^ mask) for i in range(64)]

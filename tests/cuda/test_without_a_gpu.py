@@ -95,7 +95,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.M
         yield compiler
 
 
-def compiled() -> tuple[bytes, str]:
+def compile_example() -> tuple[bytes, str]:
     return _compile.compile_or_read(STEM, EXPRESSION, ARCHITECTURE)
 
 
@@ -111,7 +111,7 @@ def test_directory_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_compiled_once(compiler: mock.Mock, tmp_path: Path) -> None:
-    assert compiled() == compiled() == (b"machine code", "_symbol")
+    assert compile_example() == compile_example() == (b"machine code", "_symbol")
     compiler.assert_called_once_with(STEM, EXPRESSION, ARCHITECTURE)
     files = {path.suffix: path for path in (tmp_path / "cache").iterdir()}
     assert set(files) == {".cubin", ".json"}, "nothing half-written is left"
@@ -122,9 +122,9 @@ def test_compiled_once(compiler: mock.Mock, tmp_path: Path) -> None:
 def test_never_half_written(compiler: mock.Mock, tmp_path: Path) -> None:
     """A process that ends while it writes leaves neither file under its name."""
     with mock.patch.object(os, "replace", side_effect=OSError("no space left")):
-        assert compiled() == (b"machine code", "_symbol")
+        assert compile_example() == (b"machine code", "_symbol")
     assert list((tmp_path / "cache").iterdir()) == []
-    assert compiled() == (b"machine code", "_symbol")
+    assert compile_example() == (b"machine code", "_symbol")
     assert compiler.call_count == 2
 
 
@@ -133,12 +133,12 @@ def test_never_half_written(compiler: mock.Mock, tmp_path: Path) -> None:
 def test_a_damaged_file_is_compiled_again(
     compiler: mock.Mock, tmp_path: Path, suffix: str, damage: bytes
 ) -> None:
-    compiled()
+    compile_example()
     (file,) = (tmp_path / "cache").glob(f"*{suffix}")
     file.write_bytes(damage)
-    assert compiled() == (b"machine code", "_symbol")
+    assert compile_example() == (b"machine code", "_symbol")
     assert compiler.call_count == 2
-    assert compiled() == (b"machine code", "_symbol")
+    assert compile_example() == (b"machine code", "_symbol")
     assert compiler.call_count == 2, "the damaged file was replaced"
 
 
@@ -148,6 +148,6 @@ def test_a_cache_that_cannot_be_written(compiler: mock.Mock, tmp_path: Path, obs
         (tmp_path / "cache").write_text("")
     refused = PermissionError if obstacle == "no permission" else None
     with mock.patch.object(_compile.tempfile, "mkstemp", side_effect=refused):
-        assert compiled() == (b"machine code", "_symbol")
-        assert compiled() == (b"machine code", "_symbol")
+        assert compile_example() == (b"machine code", "_symbol")
+        assert compile_example() == (b"machine code", "_symbol")
     assert compiler.call_count == 2

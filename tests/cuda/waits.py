@@ -10,7 +10,7 @@ import torch
 
 
 @contextlib.contextmanager
-def forbidden() -> Iterator[None]:
+def forbid_waits() -> Iterator[None]:
     """Whatever in torch waits for the device raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch says that the mode is a prototype

@@ -23,17 +23,17 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAPGRAD_DATA", str(tmp_path))
 
 
-def command(*options: str) -> int:
+def run_command(*options: str) -> int:
     always = ["--inducing", "4", "--steps", "6", "--batch", "9", "--evaluations", "5", "--folds", "1"]
     return cli.main(["reproduce", "deep_gp_regression", *always, *options])
 
 
-def contents() -> dict[str, Any]:
+def read_contents() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path("deep_gp_regression.json").read_text())
     return found
 
 
-def figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def select_figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in row.items() if not key.startswith("seconds") and key != "loss"}
         for row in rows
@@ -41,8 +41,8 @@ def figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_both_models_see_the_same_split(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command() == 0
-    found = contents()
+    assert run_command() == 0
+    found = read_contents()
     assert found["kind"] == "deep_gp_regression"
     assert found["complete"]
     assert [(row["dataset"], row["model"]) for row in found["rows"]] == [
@@ -63,7 +63,7 @@ def test_both_models_see_the_same_split(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_left_and_taken_up_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What was there stays, what was under way starts anew, and the figures are those of one run."""
-    assert command("--output", "whole.json") == 0
+    assert run_command("--output", "whole.json") == 0
     learned, asked = experiment.learn_case, 0
 
     def once_interrupted(case: experiment.Case, *rest: Any) -> dict[str, Any]:
@@ -74,25 +74,27 @@ def test_left_and_taken_up_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         return learned(case, *rest)
 
     monkeypatch.setattr(experiment, "learn_case", once_interrupted)
-    assert command() == 128 + signal.SIGTERM
-    partial = contents()
+    assert run_command() == 128 + signal.SIGTERM
+    partial = read_contents()
     assert not partial["complete"]
     assert len(partial["rows"]) == 2
-    assert command() == 1
+    assert run_command() == 1
     assert "is there already" in capsys.readouterr().err
-    assert command("--resume", "--steps", "7") == 1
+    assert run_command("--resume", "--steps", "7") == 1
     assert "was made with steps 6" in capsys.readouterr().err
-    assert command("--resume") == 0
+    assert run_command("--resume") == 0
     assert asked == 5
-    assert figures(contents()["rows"]) == figures(json.loads(Path("whole.json").read_text())["rows"])
+    assert select_figures(read_contents()["rows"]) == select_figures(
+        json.loads(Path("whole.json").read_text())["rows"]
+    )
 
 
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command("--folds", "11")
+        run_command("--folds", "11")
     assert "there are 10 folds" in capsys.readouterr().err
     Path(datasets.POWER.file).unlink()
-    assert command() == 1
+    assert run_command() == 1
     assert "power.csv.gz does not exist" in capsys.readouterr().err
 
 

@@ -151,8 +151,10 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
         write_archive(checkpoint, {key: value for key, value in content.items() if key != name})
         with pytest.raises(FileFormatError, match=f"missing entry '{name}'.*Remove it"):
             learned(LearningOptions(steps=12), tmp_path)
-    for name in ("of", "parameters", "optimizer", "best", "done"):
-        write_archive(checkpoint, {**content, name: ["something else"]})
+    changed = {"training": {**content["training"], "optimizer": {}}}
+    changed |= {name: ["something else"] for name in ("of", "parameters", "best", "done")}
+    for name, value in changed.items():
+        write_archive(checkpoint, {**content, name: value})
         with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
             learned(LearningOptions(steps=12), tmp_path)
     renamed = {f"{name}_": value for name, value in content["parameters"].items()}

@@ -19,7 +19,7 @@ from tolerances import PLAIN_FORMULA, of_sensitivity
 from torch import Tensor
 
 import lapgrad
-from fuzz.expected import Expected, Part, Reference, part_exponent, scale, sizes_in_range
+from fuzz.expected import Expected, Part, Reference, are_sizes_in_range, find_part_exponent, scale
 from fuzz.memory import Arrangement, arrange, draw_alias, draw_layout, fill
 from fuzz.recipes import draw_recipe
 from fuzz.values import draw_values
@@ -62,7 +62,7 @@ class Attack:
         # Not two operands at a time, as those that share memory would be.
         base, special = draw_values(self.case, recipe, rng, self.dtype, may_grade=not aliased)
         operands = range(len(base))
-        if self.overwrites and not _result_fits(self.case, base, self.flags):
+        if self.overwrites and not _does_result_fit(self.case, base, self.flags):
             self.overwrites = False
         target = {self.case.overwrites} if self.overwrites else set()
         self.arrangement: Arrangement = (
@@ -74,7 +74,7 @@ class Attack:
         self.needs = sorted(needs)
         self.threads = rng.randint(1, 4)
         self.way = rng.choice([*PATHS, *["default"] * len(PATHS)]) if DEVICE.type == "cpu" else "default"
-        self.isa = rng.choice(["", *_instruction_sets()])
+        self.isa = rng.choice(["", *_list_instruction_sets()])
         # With a factor of 0 the degree of the product is not seen, which has to be in range all the same.
         scaled = (
             not special
@@ -106,7 +106,7 @@ class Attack:
         self.exponents: list[int] = []
         operands = range(len(self.case.operands)) if self.needs else range(0)
         reference = Reference(self.case, self.flags, operands)
-        with _one_thread():
+        with _use_one_thread():
             self.expected: Expected = reference.expect(self.arrangement.values(), rng)
             if scaled and self.case.scale_share > 0.0:
                 self._scale(reference, rng)
@@ -152,8 +152,8 @@ class Attack:
             inputs = [values[i] for group in groups for i in group]
             shifts = [exponent for exponent, group in zip(exponents, groups, strict=True) for _ in group]
             parts = [part.value for part in self.expected.parts()] if degrees is not None else []
-            shifts += [part_exponent(row, exponents) for row in degrees or ()]
-            if not any(exponents) or sizes_in_range([*inputs, *parts], shifts, self.dtype):
+            shifts += [find_part_exponent(row, exponents) for row in degrees or ()]
+            if not any(exponents) or are_sizes_in_range([*inputs, *parts], shifts, self.dtype):
                 return exponents
             drawn = [0.95 * exponent if abs(exponent) > 2 else 0.0 for exponent in drawn]
 
@@ -301,7 +301,7 @@ class Attack:
     def _check_operands(self, report: Report, before: list[Tensor]) -> None:
         """Nothing in the memory of the operands, and around them, has changed."""
         for block, (old, new) in enumerate(zip(before, self.arrangement.blocks, strict=True)):
-            if not torch.equal(_bits(old), _bits(new)):
+            if not torch.equal(_copy_bits(old), _copy_bits(new)):
                 names = [
                     self.case.operands[i]
                     for i, place in enumerate(self.arrangement.places)
@@ -319,7 +319,7 @@ class Attack:
         place = self.arrangement.places[self.case.overwrites]
         outside = torch.ones(after.shape, dtype=torch.bool, device=after.device)
         place.view(outside).fill_(False)
-        if not torch.equal(_bits(after)[outside], _bits(before)[outside]):
+        if not torch.equal(_copy_bits(after)[outside], _copy_bits(before)[outside]):
             report.failures.append("overwrite=True has written outside of the operand")
 
     def _compare(self, report: Report, part: Part, actual: Tensor) -> None:
@@ -389,26 +389,26 @@ class Attack:
         return max(1, longest * items // max(1, math.prod(part.value.shape[:-2])))
 
 
-def _result_fits(case: OperatorCase, values: list[Tensor], flags: dict[str, Any]) -> bool:
+def _does_result_fit(case: OperatorCase, values: list[Tensor], flags: dict[str, Any]) -> bool:
     """Whether the operand to overwrite already has the leading dimensions of the result."""
     assert case.overwrites is not None
     batch = torch.broadcast_shapes(*[value.shape[:-2] for value in values])
     return values[case.overwrites].shape[:-2] == batch
 
 
-def _bits(A: Tensor) -> Tensor:
+def _copy_bits(A: Tensor) -> Tensor:
     """Compares NaN as equal to itself."""
     return A.view(torch.int64 if A.dtype is torch.float64 else torch.int32)
 
 
-def _instruction_sets() -> list[str]:
+def _list_instruction_sets() -> list[str]:
     if DEVICE.type != "cpu" or not _cpu.available():
         return []
     return [isa for isa in _cpu.ISA_VARIANTS if _cpu.core.isa_supported(isa)]
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def _use_one_thread() -> Iterator[None]:
     """torch's LU of a batch does not end on several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

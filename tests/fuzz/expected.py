@@ -187,7 +187,7 @@ class Reference:
             results, gradients, _ = self.evaluate(scaled, at.cotangents, generator)
             rows.append(
                 [
-                    _degree(part.value, value)
+                    _find_degree(part.value, value)
                     for part, value in zip(at.parts(), [*results, *gradients], strict=True)
                 ]
             )
@@ -196,7 +196,7 @@ class Reference:
         return [[row[i] or 0.0 for row in rows] for i in range(len(at.parts()))]
 
 
-def _degree(value: Tensor, at_16: Tensor) -> float | None:
+def _find_degree(value: Tensor, at_16: Tensor) -> float | None:
     """p with f(16 x) = 16^p f(x), a multiple of 1/2; None if there is none."""
     if not value.is_floating_point():
         return 0.0 if torch.equal(value, at_16) else None
@@ -215,7 +215,7 @@ def scale(expected: Expected, degrees: list[list[float]], exponents: list[int]) 
 
     def scaled() -> Iterator[Part]:
         for part, row in zip(expected.parts(), degrees, strict=True):
-            exponent = part_exponent(row, exponents)
+            exponent = find_part_exponent(row, exponents)
             if not part.value.is_floating_point() or exponent == 0:
                 yield part
                 continue
@@ -232,12 +232,12 @@ def scale(expected: Expected, degrees: list[list[float]], exponents: list[int]) 
     return dataclasses.replace(expected, results=parts[:count], gradients=parts[count:])
 
 
-def part_exponent(degrees: list[float], exponents: list[int]) -> int:
+def find_part_exponent(degrees: list[float], exponents: list[int]) -> int:
     """The power of two that a part changes by."""
     return round(sum(degree * exponent for degree, exponent in zip(degrees, exponents, strict=True)))
 
 
-def sizes_in_range(values: Sequence[Tensor], shifts: Sequence[int], dtype: torch.dtype) -> bool:
+def are_sizes_in_range(values: Sequence[Tensor], shifts: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the largest entry of each value times 2^shift is well inside the normal range of ``dtype``."""
     info = torch.finfo(dtype)
     low, high = math.log2(info.tiny) + 4, math.log2(info.max) - 8

@@ -15,7 +15,7 @@ def draw_recipe(case: OperatorCase, rng: random.Random, largest: int, alike: boo
         return case.draw(rng, largest)
     recipe = rng.choice(case.recipes)
     flags = _draw_factors(case, rng, recipe.flags)
-    ranks = _ranks(case)
+    ranks = _count_dimensions(case)
     sizes = sorted({size for shape, rank in zip(recipe.shapes, ranks, strict=True) for size in shape[-rank:]})
     # A flag such as the number of singular values may be as large as the sizes of the recipe, no larger.
     counts = any(isinstance(value, int) and not isinstance(value, bool) for value in flags.values())
@@ -37,7 +37,7 @@ def draw_recipe(case: OperatorCase, rng: random.Random, largest: int, alike: boo
     return named(shapes, flags)
 
 
-def _ranks(case: OperatorCase) -> tuple[int, ...]:
+def _count_dimensions(case: OperatorCase) -> tuple[int, ...]:
     """For each operand the number of its dimensions without a batch: the fewest that a recipe has."""
     return tuple(
         min(len(recipe.shapes[position]) for recipe in case.recipes) for position in range(len(case.operands))

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
         exec(options.prelude, {})
     faulthandler.enable()
     warnings.simplefilter("error")
-    for name, number in _cases(options):
+    for name, number in _draw_cases(options):
         case = f"{name}:{number}"
         _write({"begin": case})
         faulthandler.dump_traceback_later(options.limit, exit=True)
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+def _draw_cases(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
     """Operators in turns, so that all have had as many cases when the time is over."""
     operators = options.ops.split(",") if options.ops else list(OPERATORS)
     unknown = set(operators) - set(OPERATORS)

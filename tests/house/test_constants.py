@@ -36,7 +36,7 @@ CUDA = ROOT / "src" / "lapgrad" / "_kernels" / "cuda" / "kernels"
 needs_core = pytest.mark.skipif(not available(), reason="installed without the compiled core")
 
 
-def cuda_constants(name: str) -> dict[str, float]:
+def read_cuda_constants(name: str) -> dict[str, float]:
     """The ``constexpr`` numbers of one CUDA source file by name."""
     found: dict[str, float] = {}
     for line in re.findall(r"constexpr (?:int|Index|double|float) ([^;]+);", (CUDA / name).read_text()):
@@ -50,7 +50,7 @@ def cuda_constants(name: str) -> dict[str, float]:
     return found
 
 
-def constants() -> dict[str, Any]:
+def read_core_constants() -> dict[str, Any]:
     return dict(core.constants())
 
 
@@ -58,30 +58,40 @@ def constants() -> dict[str, Any]:
 @pytest.mark.parametrize("policy", ["mask", "lorentz", "clamp", "nan"])
 def test_numbers_of_policies(policy: str) -> None:
     number = gaps.POLICY_NUMBERS[policy]
-    assert number == constants()[f"policy_{policy}"]
-    assert number == cuda_constants("spectral_products.cuh")["k" + policy.capitalize()]
+    assert number == read_core_constants()[f"policy_{policy}"]
+    assert number == read_cuda_constants("spectral_products.cuh")["k" + policy.capitalize()]
 
 
 @needs_core
 def test_rules_for_small_gaps() -> None:
-    assert gaps._SAME_SIZE == constants()["svd_same_size"] == cuda_constants("spectral.cuh")["kSameSize"]
+    assert (
+        gaps._SAME_SIZE
+        == read_core_constants()["svd_same_size"]
+        == read_cuda_constants("spectral.cuh")["kSameSize"]
+    )
     ones = {dtype: torch.ones((), dtype=dtype) for dtype in (torch.float32, torch.float64)}
     for dtype, name in ((torch.float32, "f32"), (torch.float64, "f64")):
         expected = gaps.compute_close_gap(ones[dtype]).item()
-        assert constants()[f"close_gap_{name}"] == pytest.approx(expected, rel=torch.finfo(dtype).eps)
-    assert constants()["rounding_units_f64"] == pytest.approx(gaps.choose_tolerance(16, torch.float64, None))
+        assert read_core_constants()[f"close_gap_{name}"] == pytest.approx(
+            expected, rel=torch.finfo(dtype).eps
+        )
+    assert read_core_constants()["rounding_units_f64"] == pytest.approx(
+        gaps.choose_tolerance(16, torch.float64, None)
+    )
     source = (CUDA / "spectral_products.cuh").read_text()
     literals = re.findall(r"return ([\dxp.-]+)f?;", source)
     returned = [float.fromhex(x) if "x" in x else float(x) for x in literals]
-    assert constants()["close_gap_f64"] in returned
-    assert constants()["close_gap_f32"] in [torch.tensor(x, dtype=torch.float32).item() for x in returned]
+    assert read_core_constants()["close_gap_f64"] in returned
+    assert read_core_constants()["close_gap_f32"] in [
+        torch.tensor(x, dtype=torch.float32).item() for x in returned
+    ]
 
 
 @needs_core
 def test_status_codes_of_singular_values() -> None:
     """gesvd_batch.cu and gesvd_medium.cu report the same codes as literals."""
-    assert constants()["svd_not_finite"] == NOT_FINITE
-    assert constants()["svd_not_converged"] == NOT_CONVERGED
+    assert read_core_constants()["svd_not_finite"] == NOT_FINITE
+    assert read_core_constants()["svd_not_converged"] == NOT_CONVERGED
     for name in ("gesvd_batch.cu", "gesvd_medium.cu"):
         codes = re.findall(r"report_failure\(failure, item, (\d)\)", (CUDA / name).read_text())
         assert codes == [str(NOT_FINITE), str(NOT_CONVERGED)]
@@ -90,13 +100,13 @@ def test_status_codes_of_singular_values() -> None:
 @needs_core
 def test_largest_order_whose_factors_are_recomputed() -> None:
     """The core computes a determinant without storing factors only up to the order of a leaf."""
-    assert constants()["leaf"] == _lu.RECOMPUTED
+    assert read_core_constants()["leaf"] == _lu.RECOMPUTED
 
 
 @needs_core
 def test_kernels_for_triangles() -> None:
     """Order of handles, kinds of ``reshape_triangle`` and sizes: Python, csrc/gpu/device.h, triangle.cu."""
-    mine, theirs = constants(), cuda_constants("triangle.cu")
+    mine, theirs = read_core_constants(), read_cuda_constants("triangle.cu")
     kinds = ("mirror_up", "mirror_down", "move_down", "clear_upper", "clear_lower")
     for kind in kinds:
         camel = "k" + kind.title().replace("_", "")
@@ -112,13 +122,13 @@ def test_kernels_for_triangles() -> None:
 
 
 def test_sizes_of_tiles_and_panels() -> None:
-    panel = cuda_constants("batch.cuh")["kPanel"]
+    panel = read_cuda_constants("batch.cuh")["kPanel"]
     assert {module._PANEL for module in (gelqf, gelqf_wide, potrf, triangular)} == {panel}
-    tile = cuda_constants("triangle.cu")["kTile"]
+    tile = read_cuda_constants("triangle.cu")["kTile"]
     assert tile == TILE_OF_POTRF == TILE_OF_POTRI
-    theirs = cuda_constants("packing.cu")
+    theirs = read_cuda_constants("packing.cu")
     assert (theirs["kPackingTile"], theirs["kPackingThreads"]) == (packing._TILE, packing._THREADS)
-    medium = cuda_constants("gesvd_medium.cu")
+    medium = read_cuda_constants("gesvd_medium.cu")
     assert (
         medium["kRows"],
         medium["kBlock"],
@@ -130,7 +140,7 @@ def test_how_a_failure_is_written_into_one_number() -> None:
     nothing = re.search(r"kNothingFailed = (0x\w+);", (CUDA / "triangular_batch.cu").read_text())
     assert nothing is not None
     assert int(nothing.group(1), 16) == items.NOTHING
-    theirs = cuda_constants("kalman_nll.cu")
+    theirs = read_cuda_constants("kalman_nll.cu")
     assert (theirs["kCodes"], theirs["kSteps"]) == (kalman._CODES, kalman._STEPS)
 
 

@@ -68,18 +68,18 @@ def test_what_is_drawn() -> None:
     assert 3 < len(empty) < 100
 
 
-def dropped_factor(kernel: Kernel, position: int) -> Kernel:
+def drop_factor(kernel: Kernel, position: int) -> Kernel:
     """``kernel`` with 1 for the argument at ``position``."""
     return lambda *arguments: kernel(*arguments[:position], 1.0, *arguments[position + 1 :])
 
 
-def flipped_flag(kernel: Kernel, position: int) -> Kernel:
+def flip_flag(kernel: Kernel, position: int) -> Kernel:
     return lambda *arguments: kernel(
         *arguments[:position], not arguments[position], *arguments[position + 1 :]
     )
 
 
-def changed_result(kernel: Kernel, change: Callable[[Tensor], Any]) -> Kernel:
+def change_result(kernel: Kernel, change: Callable[[Tensor], Any]) -> Kernel:
     """``kernel`` with its first argument, the result, changed afterwards."""
 
     def run(result: Tensor, *arguments: Any) -> Any:
@@ -91,14 +91,14 @@ def changed_result(kernel: Kernel, change: Callable[[Tensor], Any]) -> Kernel:
     return run
 
 
-def changed_operand(kernel: Kernel, position: int, change: Callable[[Tensor], Tensor]) -> Kernel:
+def change_operand(kernel: Kernel, position: int, change: Callable[[Tensor], Tensor]) -> Kernel:
     """``kernel`` that reads ``change`` of the argument at ``position``."""
     return lambda *arguments: kernel(
         *arguments[:position], change(arguments[position]), *arguments[position + 1 :]
     )
 
 
-def without_strides(A: Tensor) -> Tensor:
+def ignore_strides(A: Tensor) -> Tensor:
     """As many elements as ``A`` from where it begins, as if they were contiguous."""
     flat = torch.empty(0, dtype=A.dtype).set_(A.untyped_storage())
     start = A.storage_offset()
@@ -129,34 +129,34 @@ def skip_last_item(kernel: Kernel) -> Kernel:
     return run
 
 
-def squared_on_its_way(A: Tensor) -> Tensor:
+def lose_range_of_squares(A: Tensor) -> Tensor:
     """``A``, but NaN where its squares overflow, and 0 where they vanish."""
     return A.square().sqrt().copysign(A)
 
 
 FAULTS: dict[str, tuple[str, str, Callable[[Kernel], Kernel]]] = {
-    "factor transposed": ("potrf", "potrf", lambda k: changed_result(k, lambda L: L.copy_(L.mT.clone()))),
+    "factor transposed": ("potrf", "potrf", lambda k: change_result(k, lambda L: L.copy_(L.mT.clone()))),
     "other triangle read": (
         "potrf",
         "potrf",
-        lambda k: changed_operand(k, 0, lambda A: A.copy_((A + A.mT) / 2)),
+        lambda k: change_operand(k, 0, lambda A: A.copy_((A + A.mT) / 2)),
     ),
     "other triangle not cleared": (
         "potrf",
         "potrf",
-        lambda k: changed_result(k, lambda L: L[..., 0, -1].add_(1)),
+        lambda k: change_result(k, lambda L: L[..., 0, -1].add_(1)),
     ),
-    "last pivot": ("potrf", "potrf", lambda k: changed_result(k, lambda L: L[..., -1, -1].mul_(1 + 1e-4))),
+    "last pivot": ("potrf", "potrf", lambda k: change_result(k, lambda L: L[..., -1, -1].mul_(1 + 1e-4))),
     "last row not written": ("trsm", "trsm", skip_last_row),
     "last item not written": ("trsm", "trsm", skip_last_item),
-    "wrong triangle": ("trsm", "trsm", lambda k: flipped_flag(k, 3)),
-    "not transposed": ("trmm", "trmm", lambda k: flipped_flag(k, 4)),
-    "wrong side": ("trmm", "trmm", lambda k: flipped_flag(k, 5)),
-    "alpha of gemm": ("gemm", "gemm", lambda k: dropped_factor(k, 5)),
-    "beta of gemm": ("gemm", "gemm", lambda k: dropped_factor(k, 6)),
-    "alpha of gemmt": ("gemmt", "gemmt", lambda k: dropped_factor(k, 6)),
-    "strides of an operand": ("gemm", "gemm", lambda k: changed_operand(k, 1, without_strides)),
-    "strides of a cotangent": ("potrf", "potrf_vjp", lambda k: changed_operand(k, 2, without_strides)),
+    "wrong triangle": ("trsm", "trsm", lambda k: flip_flag(k, 3)),
+    "not transposed": ("trmm", "trmm", lambda k: flip_flag(k, 4)),
+    "wrong side": ("trmm", "trmm", lambda k: flip_flag(k, 5)),
+    "alpha of gemm": ("gemm", "gemm", lambda k: drop_factor(k, 5)),
+    "beta of gemm": ("gemm", "gemm", lambda k: drop_factor(k, 6)),
+    "alpha of gemmt": ("gemmt", "gemmt", lambda k: drop_factor(k, 6)),
+    "strides of an operand": ("gemm", "gemm", lambda k: change_operand(k, 1, ignore_strides)),
+    "strides of a cotangent": ("potrf", "potrf_vjp", lambda k: change_operand(k, 2, ignore_strides)),
     "operand modified": (
         "gemm2",
         "gemm",
@@ -165,23 +165,23 @@ FAULTS: dict[str, tuple[str, str, Callable[[Kernel], Kernel]]] = {
     "gradient modified": (
         "inverse",
         "inverse_vjp",
-        lambda k: changed_result(k, lambda g: g[..., 0, :].mul_(1.001)),
+        lambda k: change_result(k, lambda g: g[..., 0, :].mul_(1.001)),
     ),
     "gradient transposed": (
         "inverse",
         "inverse_vjp",
-        lambda k: changed_result(k, lambda g: g.copy_(g.mT.clone())),
+        lambda k: change_result(k, lambda g: g.copy_(g.mT.clone())),
     ),
-    "overflow on the way": ("gelqf", "gelqf", lambda k: changed_operand(k, 2, squared_on_its_way)),
+    "overflow on the way": ("gelqf", "gelqf", lambda k: change_operand(k, 2, lose_range_of_squares)),
     "single precision": (
         "syrk",
         "syrk",
-        lambda k: changed_result(k, lambda B: B.copy_(B.clamp(-3e38, 3e38).float().double())),
+        lambda k: change_result(k, lambda B: B.copy_(B.clamp(-3e38, 3e38).float().double())),
     ),
     "400 units of rounding": (
         "gemm2",
         "gemm",
-        lambda k: changed_result(k, lambda C: C.mul_(1 + 400 * torch.finfo(C.dtype).eps)),
+        lambda k: change_result(k, lambda C: C.mul_(1 + 400 * torch.finfo(C.dtype).eps)),
     ),
 }
 
@@ -208,14 +208,14 @@ def test_shared_memory_that_is_overwritten_is_noticed(name: str, monkeypatch: py
     assert any(Attack(name, 1, number, 12).run().failures for number in range(60))
 
 
-def fuzz(*options: str) -> subprocess.CompletedProcess[str]:
+def run_fuzz(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fuzz", "--seed=0", "--seconds=600", "--largest=8", *options]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=220)
 
 
 @pytest.mark.cpu
 def test_command_passes() -> None:
-    done = fuzz("--ops=copyltu,syrk", "--rounds=3")
+    done = run_fuzz("--ops=copyltu,syrk", "--rounds=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].split() == ["all", "6", "0"]
 
@@ -241,7 +241,7 @@ Attack.run = run_or_fail
 
 @pytest.mark.cpu
 def test_command_reports_what_goes_wrong_and_goes_on() -> None:
-    done = fuzz("--ops=sumlogdiag", "--first=1", "--rounds=6", "--limit=10", "--prelude", PRELUDE)
+    done = run_fuzz("--ops=sumlogdiag", "--first=1", "--rounds=6", "--limit=10", "--prelude", PRELUDE)
     assert done.returncode == 1, done.stderr
     failed = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert [line.partition(": ")[0] for line in failed] == [f"sumlogdiag:{i}" for i in (2, 3, 4, 5)]

@@ -255,7 +255,7 @@ def test_everything_bound_is_called() -> None:
     sources = "".join(file.read_text() for file in CORE.glob("bind/*.cpp"))
     bound = re.findall(r'm\.def\("(\w+)", &(?:binding::)?\w+[<)]', sources)
     assert len(bound) > 5
-    # constants() is exported for the comparison in this file alone.
+    # constants() is exported for the comparison in that file alone.
     constants = ROOT / "tests" / "house" / "test_constants.py"
     files = (*(PACKAGE / "_kernels").rglob("*.py"), PACKAGE / "_blas.py", constants)
     callers = "".join(file.read_text() for file in files)

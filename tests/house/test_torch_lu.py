@@ -27,7 +27,7 @@ LU_CALLS = re.compile(
 ALLOWED = {"src/lapgrad/_torch/lu.py", "tests/house/test_torch_lu.py", "tests/accelerate/test_semantics.py"}
 
 
-def code_of(file: Path) -> str:
+def read_code(file: Path) -> str:
     """The file without comments, docstrings and other text: names in prose call nothing."""
     text = re.sub(r'"""(?:.|\n)*?"""|"[^"\n]*"', '""', file.read_text())
     return re.sub(r"#.*", "", text)
@@ -37,7 +37,7 @@ def test_nothing_else_calls_the_lu_of_torch() -> None:
     files = [file for folder in ("src", "tests", "examples") for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 100
     found = {
-        str(file.relative_to(ROOT)): match[0] for file in files if (match := LU_CALLS.search(code_of(file)))
+        str(file.relative_to(ROOT)): match[0] for file in files if (match := LU_CALLS.search(read_code(file)))
     }
     assert set(found) <= ALLOWED, found
 

@@ -48,7 +48,7 @@ def test_plain_tensors_skip_the_dispatcher(dtype: torch.dtype) -> None:
     assert skips_dispatcher((plain, None))
 
 
-def escaped_wrapper() -> Tensor:
+def make_escaped_wrapper() -> Tensor:
     """A wrapper of torch.func whose transform is over."""
     escaped = []
     func.grad(lambda x: escaped.append(x) or x.sum())(torch.ones(2, 2))
@@ -56,7 +56,7 @@ def escaped_wrapper() -> Tensor:
 
 
 UNUSUAL = {
-    "escaped wrapper": escaped_wrapper,
+    "escaped wrapper": make_escaped_wrapper,
     "subclass": lambda: TwoTensor(torch.ones(2, 2), torch.ones(2, 2)),
     "negative bit": lambda: torch.ones(2, 2, dtype=torch.complex64).conj().imag,
     "zero tensor": lambda: torch._efficientzerotensor((2, 2)),
@@ -81,13 +81,15 @@ class QuietDispatchMode(TorchDispatchMode):
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def pretend_to_compile() -> Iterator[None]:
     torch.compiler._is_compiling_flag = True
     yield
     torch.compiler._is_compiling_flag = False
 
 
-@pytest.mark.parametrize("context", [QuietFunctionMode, QuietDispatchMode, forward_ad.dual_level, compiling])
+@pytest.mark.parametrize(
+    "context", [QuietFunctionMode, QuietDispatchMode, forward_ad.dual_level, pretend_to_compile]
+)
 def test_unusual_surroundings_do_not(context) -> None:  # type: ignore[no-untyped-def]
     tensor = torch.ones(2, 2)
     with context():

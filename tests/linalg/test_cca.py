@@ -20,33 +20,33 @@ from lapgrad.linalg import cca
 WHITENED = 1e4
 
 
-def observations(*shape: int, seed: int = 0) -> Tensor:
+def draw_observations(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
 
 
-def covariance(X: Tensor, Y: Tensor) -> Tensor:
+def compute_covariance(X: Tensor, Y: Tensor) -> Tensor:
     return (X - X.mean(-2, keepdim=True)).mT @ (Y - Y.mean(-2, keepdim=True)) / (X.shape[-2] - 1)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(p=st.integers(1, 6), q=st.integers(1, 6), extra=st.integers(2, 20), seed=st.integers(0, 1000))
 def test_variates_are_white_and_correlated_in_pairs(p: int, q: int, extra: int, seed: int) -> None:
-    X = observations(3, max(p, q) + extra, p, seed=seed)
-    Y = X[..., :1] + observations(3, max(p, q) + extra, q, seed=seed + 1)
+    X = draw_observations(3, max(p, q) + extra, p, seed=seed)
+    Y = X[..., :1] + draw_observations(3, max(p, q) + extra, q, seed=seed + 1)
     correlations, A, B = cca(X, Y)
     k = min(p, q)
     identity = torch.eye(k, dtype=torch.float64, device=DEVICE).expand(3, k, k)
-    assert_close(covariance(X @ A, X @ A), identity, WHITENED)
-    assert_close(covariance(Y @ B, Y @ B), identity, WHITENED)
-    assert_close(covariance(X @ A, Y @ B), torch.diag_embed(correlations), WHITENED)
+    assert_close(compute_covariance(X @ A, X @ A), identity, WHITENED)
+    assert_close(compute_covariance(Y @ B, Y @ B), identity, WHITENED)
+    assert_close(compute_covariance(X @ A, Y @ B), torch.diag_embed(correlations), WHITENED)
     assert (correlations <= 1 + 1e-12).all()
     assert (correlations.diff() <= 0).all()
 
 
 def test_agrees_with_the_generalised_eigenproblem() -> None:
-    X, Y = observations(50, 4), observations(50, 3, seed=1)
+    X, Y = draw_observations(50, 4), draw_observations(50, 3, seed=1)
     Y = Y + X[:, :3]
-    Cxx, Cyy, Cxy = covariance(X, X), covariance(Y, Y), covariance(X, Y)
+    Cxx, Cyy, Cxy = compute_covariance(X, X), compute_covariance(Y, Y), compute_covariance(X, Y)
     squares = eigh((Cxy @ torch_lu.solve(Cyy, Cxy.mT)).cpu().numpy(), Cxx.cpu().numpy(), eigvals_only=True)[
         ::-1
     ]
@@ -56,8 +56,8 @@ def test_agrees_with_the_generalised_eigenproblem() -> None:
 
 
 def test_correlations_do_not_change_with_the_scale_of_columns() -> None:
-    X, Y = observations(30, 3), observations(30, 2, seed=1)
-    mixed = X @ observations(3, 3, seed=2) + 7.0
+    X, Y = draw_observations(30, 3), draw_observations(30, 2, seed=1)
+    mixed = X @ draw_observations(3, 3, seed=2) + 7.0
     assert_close(cca(mixed, 3.0 * Y).correlations, cca(X, Y).correlations, WHITENED)
     (gX,) = grad(cca(X.requires_grad_(), Y).correlations.sum(), X)
     assert abs((gX * X).sum()) < 1e-12
@@ -66,7 +66,7 @@ def test_correlations_do_not_change_with_the_scale_of_columns() -> None:
 
 def test_equal_data_have_correlation_one() -> None:
     """All correlations are equal: their sum still has a gradient, and no warning comes."""
-    X = observations(20, 3)
+    X = draw_observations(20, 3)
     leaf = X.clone().requires_grad_()
     correlations = cca(leaf, X).correlations
     assert_close(correlations, torch.ones(3, dtype=torch.float64, device=DEVICE), WHITENED)
@@ -98,11 +98,11 @@ def test_equal_data_have_correlation_one() -> None:
 )
 def test_refusals(shapes: tuple[tuple[int, ...], ...], flags: dict, error: str, message: str) -> None:
     with pytest.raises(getattr(lapgrad, error), match=f"^linalg.cca: .*{message}"):
-        cca(*[observations(*shape) for shape in shapes], **flags)
+        cca(*[draw_observations(*shape) for shape in shapes], **flags)
 
 
 def test_dependent_columns_are_named() -> None:
-    X, Y = observations(2, 9, 3), observations(2, 9, 2)
+    X, Y = draw_observations(2, 9, 3), draw_observations(2, 9, 2)
     Y[1, :, 1] = 0.0
     with pytest.raises(
         lapgrad.NotPositiveDefiniteError, match=r"covariance of Y \(batch item \(1,\)\)"

@@ -30,7 +30,7 @@ ROUNDING = 100.0
 OTHER_PIVOTS = 10.0
 
 
-def exact_det(rows: Rows) -> Fraction:
+def compute_exact_det(rows: Rows) -> Fraction:
     """By elimination in rational numbers."""
     rows, sign = [list(row) for row in rows], 1
     product = Fraction(1)
@@ -47,35 +47,43 @@ def exact_det(rows: Rows) -> Fraction:
     return sign * product
 
 
-def exact(A: Tensor) -> Rows:
+def make_exact(A: Tensor) -> Rows:
     return [[Fraction(x) for x in row] for row in A.tolist()]
 
 
-def without(rows: Rows, dropped_rows: tuple[int, ...], dropped_columns: tuple[int, ...]) -> Rows:
+def remove_rows_and_columns(
+    rows: Rows, dropped_rows: tuple[int, ...], dropped_columns: tuple[int, ...]
+) -> Rows:
     kept = range(len(rows))
     return [[rows[i][j] for j in kept if j not in dropped_columns] for i in kept if i not in dropped_rows]
 
 
-def exact_cofactors(A: Tensor) -> Tensor:
-    n, rows = A.shape[-1], exact(A)
+def compute_exact_cofactors(A: Tensor) -> Tensor:
+    n, rows = A.shape[-1], make_exact(A)
     entries = [
-        [float((-1) ** (i + j) * exact_det(without(rows, (i,), (j,)))) for j in range(n)] for i in range(n)
+        [
+            float((-1) ** (i + j) * compute_exact_det(remove_rows_and_columns(rows, (i,), (j,))))
+            for j in range(n)
+        ]
+        for i in range(n)
     ]
     return torch.tensor(entries, dtype=torch.float64, device=DEVICE)
 
 
-def exact_second_derivative(A: Tensor) -> Tensor:
+def compute_exact_second_derivative(A: Tensor) -> Tensor:
     """d^2 det / da_ij da_kl: a signed minor with two rows and two columns left out."""
-    n, rows = A.shape[-1], exact(A)
+    n, rows = A.shape[-1], make_exact(A)
     second = torch.zeros(n, n, n, n, dtype=torch.float64, device=DEVICE)
     for (i, k), (j, m) in itertools.product(itertools.combinations(range(n), 2), repeat=2):
-        minor = float((-1) ** (i + j + k + m) * exact_det(without(rows, (i, k), (j, m))))
+        minor = float(
+            (-1) ** (i + j + k + m) * compute_exact_det(remove_rows_and_columns(rows, (i, k), (j, m)))
+        )
         second[i, j, k, m] = second[k, m, i, j] = minor
         second[i, m, k, j] = second[k, j, i, m] = -minor
     return second
 
 
-def of_rank(n: int, rank: int, integers: bool, seed: int = 0, batch: Shape = ()) -> Tensor:
+def make_of_rank(n: int, rank: int, integers: bool, seed: int = 0, batch: Shape = ()) -> Tensor:
     """Of exactly that rank in integers, else up to rounding."""
     generator = torch.Generator().manual_seed(100 * n + 10 * rank + seed)
     shapes = (*batch, n, rank), (*batch, rank, n)
@@ -91,11 +99,11 @@ def of_rank(n: int, rank: int, integers: bool, seed: int = 0, batch: Shape = ())
     return left @ right
 
 
-def gradient(f: Any, A: Tensor) -> Tensor:
+def compute_gradient(f: Any, A: Tensor) -> Tensor:
     return torch.autograd.grad(f(A := A.detach().requires_grad_()).sum(), A)[0]
 
 
-def relative_error(actual: Tensor, expected: Tensor, scale: Tensor) -> float:
+def compute_relative_error(actual: Tensor, expected: Tensor, scale: Tensor) -> float:
     return float((actual.double() - expected).abs().max() / scale.abs().max().clamp_min(1e-300))
 
 
@@ -121,13 +129,15 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_first_derivatives_at_every_rank(n: int, rank: int, integers: bool, kernels: str) -> None:
     """Against cofactors in rational arithmetic; backward and forward mode, alone and in a batch."""
     eps = torch.finfo(torch.float64).eps
-    A = of_rank(n, rank, integers)
-    expected, size = exact_cofactors(A), A.abs().max().clamp_min(1.0) ** (n - 1)
-    assert relative_error(gradient(lapgrad.det, A), expected, size) <= ROUNDING * n * eps
+    A = make_of_rank(n, rank, integers)
+    expected, size = compute_exact_cofactors(A), A.abs().max().clamp_min(1.0) ** (n - 1)
+    assert compute_relative_error(compute_gradient(lapgrad.det, A), expected, size) <= ROUNDING * n * eps
     mixed = torch.stack(
         [torch.eye(n, dtype=A.dtype, device=DEVICE), A, 2.0 * torch.eye(n, dtype=A.dtype, device=DEVICE)]
     )
-    assert relative_error(gradient(lapgrad.det, mixed)[1], expected, size) <= ROUNDING * n * eps
+    assert (
+        compute_relative_error(compute_gradient(lapgrad.det, mixed)[1], expected, size) <= ROUNDING * n * eps
+    )
     tangent = torch.cos(torch.arange(n * n, dtype=A.dtype, device=DEVICE)).view(n, n)
     pushed = func.jvp(lapgrad.det, (A,), (tangent,))[1]
     assert abs(float(pushed - (expected * tangent).sum())) <= ROUNDING * n * n * eps * float(size)
@@ -137,24 +147,24 @@ def test_first_derivatives_at_every_rank(n: int, rank: int, integers: bool, kern
 @pytest.mark.parametrize("modes", ["reverse", "forward over reverse", "reverse over forward", "forward"])
 def test_second_derivatives_at_every_rank(n: int, rank: int, integers: bool, modes: str) -> None:
     """Where torch's own are wrong or NaN: against minors in rational arithmetic."""
-    A = of_rank(n, rank, integers)
+    A = make_of_rank(n, rank, integers)
     outer, inner = {
         "reverse": (func.jacrev, func.jacrev),
         "forward over reverse": (func.jacfwd, func.jacrev),
         "reverse over forward": (func.jacrev, func.jacfwd),
         "forward": (func.jacfwd, func.jacfwd),
     }[modes]
-    actual, expected = outer(inner(lapgrad.det))(A), exact_second_derivative(A)
+    actual, expected = outer(inner(lapgrad.det))(A), compute_exact_second_derivative(A)
     size = A.abs().max().clamp_min(1.0) ** max(n - 2, 0)
-    assert relative_error(actual, expected, size) <= 1000 * n * torch.finfo(torch.float64).eps
+    assert compute_relative_error(actual, expected, size) <= 1000 * n * torch.finfo(torch.float64).eps
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 3, 4])
 def test_third_derivatives(missing: int) -> None:
     """det(A + t H) is a polynomial in t: its third derivative from values at exact points."""
     n = 5
-    A, H = of_rank(n, n - missing, True), of_rank(n, n, True, seed=1)
-    values = [exact_det(exact(A + t * H)) for t in range(-n, n + 1)]
+    A, H = make_of_rank(n, n - missing, True), make_of_rank(n, n, True, seed=1)
+    values = [compute_exact_det(make_exact(A + t * H)) for t in range(-n, n + 1)]
     # The coefficient of t^3 by Lagrange interpolation in rational numbers.
     nodes = [Fraction(t) for t in range(-n, n + 1)]
     coefficient = Fraction(0)
@@ -197,7 +207,7 @@ def test_near_a_singular_matrix_no_digits_are_lost(n: int, smallest: float, dtyp
     A = ((U * s) @ V.mT).to(dtype)
     others = torch.stack([torch.cat((s[:i], s[i + 1 :])).prod() for i in range(n)])
     expected = torch_lu.det(U) * torch_lu.det(V) * (U * others) @ V.mT
-    error = relative_error(gradient(lapgrad.det, A), expected, expected)
+    error = compute_relative_error(compute_gradient(lapgrad.det, A), expected, expected)
     assert error <= ROUNDING * torch.finfo(dtype).eps
 
 
@@ -211,9 +221,9 @@ def test_graded_matrices(n: int) -> None:
     expected = lapgrad.det(A) * 2.0**scale
     assert_all_close(lapgrad.det(graded) / expected, torch.ones_like(expected), of_order(n))
     # cof(D1 A D2) = det(D1) det(D2) D1^-1 cof(A) D2^-1, entry by entry.
-    found = gradient(lapgrad.det, graded) * powers[:, None] * powers.flip(0)[None, :] / 2.0**scale
+    found = compute_gradient(lapgrad.det, graded) * powers[:, None] * powers.flip(0)[None, :] / 2.0**scale
     units = of_order(n) + _of_elimination(A, powers[:, None] * powers.flip(0)[None, :])
-    assert_all_close(found, gradient(lapgrad.det, A), units)
+    assert_all_close(found, compute_gradient(lapgrad.det, A), units)
 
 
 def _of_elimination(A: Tensor, factors: Tensor) -> float:
@@ -244,13 +254,13 @@ def test_permutations_identity_and_zero(n: int, batched: bool, kernels: str) -> 
         assert (logarithm == 0.0).all()
         assert (lapgrad.det(P) == parity).all()
         assert torch.equal(lapgrad.inverse(P), P.mT.contiguous())
-        assert torch.equal(gradient(lapgrad.det, P), parity * P)
+        assert torch.equal(compute_gradient(lapgrad.det, P), parity * P)
     zero = torch.zeros((3, n, n) if batched else (n, n), dtype=torch.float64, device=DEVICE)
     sign, logarithm = lapgrad.slogdet(zero)
     assert (sign == 0.0).all()
     assert (logarithm == -math.inf).all()
     assert (lapgrad.det(zero) == 0.0).all()
-    assert torch.equal(gradient(lapgrad.det, zero), torch.full_like(zero, float(n == 1)))
+    assert torch.equal(compute_gradient(lapgrad.det, zero), torch.full_like(zero, float(n == 1)))
 
 
 def test_nilpotent_matrix() -> None:
@@ -260,7 +270,7 @@ def test_nilpotent_matrix() -> None:
         A.diagonal(1).fill_(1.0)
         expected = torch.zeros_like(A)
         expected[-1, 0] = (-1.0) ** (n - 1)
-        assert_all_close(gradient(lapgrad.det, A), expected)
+        assert_all_close(compute_gradient(lapgrad.det, A), expected)
 
 
 def test_matrices_without_rows() -> None:
@@ -284,8 +294,8 @@ def test_out_of_range(n: int, factor: float, dtype: torch.dtype, kernels: str) -
     assert float(sign) == float(expected.sign)
     units = of_order(n) * n
     assert_all_close(logarithm, expected.logabsdet.to(dtype), units)
-    gradients = gradient(lambda X: lapgrad.slogdet(X)[1], factor * A) * factor
-    assert_all_close(gradients, gradient(lambda X: lapgrad.slogdet(X)[1], A), units)
+    gradients = compute_gradient(lambda X: lapgrad.slogdet(X)[1], factor * A) * factor
+    assert_all_close(gradients, compute_gradient(lambda X: lapgrad.slogdet(X)[1], A), units)
     d = float(lapgrad.det(factor * A))
     if expected.logabsdet > math.log(torch.finfo(dtype).max):
         assert d == math.inf * float(sign)
@@ -297,7 +307,7 @@ def test_out_of_range(n: int, factor: float, dtype: torch.dtype, kernels: str) -
     rows = rows ** (5 if dtype == torch.float64 else 1)
     units = OTHER_PIVOTS * of_order(n)
     assert_all_close(lapgrad.det(rows * A), lapgrad.det(A), units)
-    assert_all_close(gradient(lapgrad.det, rows * A) * rows, gradient(lapgrad.det, A), units)
+    assert_all_close(compute_gradient(lapgrad.det, rows * A) * rows, compute_gradient(lapgrad.det, A), units)
 
 
 def test_cofactors_of_a_determinant_that_overflows() -> None:
@@ -308,7 +318,7 @@ def test_cofactors_of_a_determinant_that_overflows() -> None:
             diagonal[:4] = torch.tensor(pivots, dtype=torch.float64, device=DEVICE)
             A = torch.diag(diagonal)
             assert lapgrad.det(A) in (0.0, math.inf)
-            found = gradient(lapgrad.det, A).diagonal()
+            found = compute_gradient(lapgrad.det, A).diagonal()
             # Without the largest (or smallest) entry, the product of the others is in range.
             assert abs(float(found[0]) / (pivots[1] * pivots[2]) - 1.0) < 1e-14
 
@@ -389,7 +399,7 @@ def test_agrees_with_torch_and_scipy(name: str, shape: Shape) -> None:
     peer = {"slogdet": lambda A: torch_lu.slogdet(A)[1]}.get(name, getattr(torch_lu, name))
     A = sample("det", shape[-1], {}, batch=shape[:-2]).args[0]
     assert_all_close(ours(A), peer(A), of_order(shape[-1]))
-    assert_all_close(gradient(ours, A), gradient(peer, A), of_order(shape[-1]))
+    assert_all_close(compute_gradient(ours, A), compute_gradient(peer, A), of_order(shape[-1]))
     if name != "slogdet":
         flat = A.view(-1, *shape[-2:])
         theirs = torch.stack(

@@ -40,7 +40,7 @@ def name(flags: dict[str, Any]) -> str:
     return f"{f if isinstance(f, str) else f.__name__} {flags.get('exponent', '')}"
 
 
-def with_spectrum(values: list[float]) -> Tensor:
+def make_with_spectrum(values: list[float]) -> Tensor:
     generator = torch.Generator().manual_seed(len(values))
     Q = torch.linalg.qr(
         torch.randn(len(values), len(values), generator=generator, dtype=torch.float64).to(DEVICE)
@@ -61,7 +61,7 @@ def with_spectrum(values: list[float]) -> Tensor:
     ids=str,
 )
 def test_exact_at_repeated_and_close_eigenvalues(flags: dict[str, Any], spectrum: list[float]) -> None:
-    A = with_spectrum(spectrum).requires_grad_()
+    A = make_with_spectrum(spectrum).requires_grad_()
 
     scale = float(eigh_fn(A.detach(), **flags).abs().max())
 
@@ -74,7 +74,7 @@ def test_exact_at_repeated_and_close_eigenvalues(flags: dict[str, Any], spectrum
 
 @pytest.mark.parametrize("flags", [*FUNCTIONS, {"f": torch.sin}], ids=name)
 def test_second_derivatives_are_finite_at_repeated_eigenvalues(flags: dict[str, Any]) -> None:
-    A = with_spectrum([1.0, 1.0, 2.0, 2.0, 2.0]).requires_grad_()
+    A = make_with_spectrum([1.0, 1.0, 2.0, 2.0, 2.0]).requires_grad_()
     (gradient,) = torch.autograd.grad(eigh_fn(A, **flags).sin().sum(), A, create_graph=True)
     (second,) = torch.autograd.grad(gradient.sin().sum(), A)
     assert second.isfinite().all()
@@ -106,7 +106,7 @@ def test_exponential_agrees_with_its_series() -> None:
 
 
 def test_gradient_of_the_exponential_agrees_with_torch() -> None:
-    A = with_spectrum([-1.0, -1.0, 0.5, 2.0, 2.0]).requires_grad_()
+    A = make_with_spectrum([-1.0, -1.0, 0.5, 2.0, 2.0]).requires_grad_()
     W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     (ours,) = torch.autograd.grad((eigh_fn(A, "exp") * W).sum(), A)
     (theirs,) = torch.autograd.grad((torch.matrix_exp(A) * W).sum(), A)
@@ -160,7 +160,7 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
 def test_outside_of_the_domain(flags: dict[str, Any], spectrum: list[float]) -> None:
     A = torch.stack(
         [
-            with_spectrum([1.0, 2.0, 3.0]),
+            make_with_spectrum([1.0, 2.0, 3.0]),
             torch.diag(torch.tensor(spectrum, dtype=torch.float64, device=DEVICE)),
         ]
     )
@@ -210,7 +210,7 @@ def test_compiled_functions_of_ones_own(backward: str) -> None:
     def loss(A: Tensor) -> Tensor:
         return eigh_fn(A, lambda x: torch.tanh(rate * x)).sin().sum()
 
-    A = with_spectrum([1.0, 1.0, 2.0, 4.0])
+    A = make_with_spectrum([1.0, 1.0, 2.0, 4.0])
     eager, leaf = A.clone().requires_grad_(), A.clone().requires_grad_()
     expected = loss(eager)
     expected.backward()

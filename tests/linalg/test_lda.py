@@ -19,11 +19,11 @@ from lapgrad.linalg import lda
 WHITENED = 1e4
 
 
-def observations(*shape: int, seed: int = 0) -> Tensor:
+def draw_observations(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
 
 
-def scatters(X: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def compute_scatters(X: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Sw and Sb, class by class."""
     classes = int(labels.max()) + 1
     mean = X.mean(-2, keepdim=True)
@@ -41,11 +41,11 @@ def scatters(X: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def test_solves_the_generalised_eigenproblem(p: int, classes: int, extra: int, seed: int) -> None:
     n = p + classes + 2 + extra
     labels = torch.arange(n, device=DEVICE) % classes
-    X = observations(3, n, p, seed=seed) + labels[:, None]
+    X = draw_observations(3, n, p, seed=seed) + labels[:, None]
     ratios, W = lda(X, labels=labels)
     k = min(p, classes - 1)
     assert ratios.shape == (3, k)
-    within, between = scatters(X, labels)
+    within, between = compute_scatters(X, labels)
     identity = torch.eye(k, dtype=torch.float64, device=DEVICE).expand(3, k, k)
     assert_close(W.mT @ within @ W, identity, WHITENED)
     scale = ratios.max()
@@ -55,8 +55,8 @@ def test_solves_the_generalised_eigenproblem(p: int, classes: int, extra: int, s
 
 def test_agrees_with_scipy() -> None:
     labels = torch.tensor([0, 1, 2, 3] * 10, device=DEVICE)
-    X = observations(40, 5) + 0.3 * labels[:, None] ** 2
-    within, between = scatters(X, labels)
+    X = draw_observations(40, 5) + 0.3 * labels[:, None] ** 2
+    within, between = compute_scatters(X, labels)
     expected = eigh(between.cpu().numpy(), within.cpu().numpy(), eigvals_only=True)[::-1][:3]
     assert_close(lda(X, labels=labels).ratios, torch.tensor(expected.copy(), device=DEVICE), WHITENED)
     assert_close(
@@ -66,7 +66,7 @@ def test_agrees_with_scipy() -> None:
 
 def test_tensor_and_sequence_are_the_same_also_compiled() -> None:
     labels = torch.tensor([0, 1, 2] * 4, device=DEVICE)
-    X = observations(12, 3).requires_grad_()
+    X = draw_observations(12, 3).requires_grad_()
     expected = lda(X, labels=labels.tolist())
     compiled = torch.compile(lambda X, y: lda(X, labels=y, classes=3), backend="aot_eager", fullgraph=True)
     for actual in (lda(X, labels=labels), lda(X, labels=labels.to(torch.int8)), compiled(X, labels)):
@@ -77,8 +77,8 @@ def test_tensor_and_sequence_are_the_same_also_compiled() -> None:
 
 def test_ratios_do_not_change_with_coordinates() -> None:
     labels = torch.tensor([0, 1] * 8, device=DEVICE)
-    X = observations(16, 3)
-    mixed = X @ observations(3, 3, seed=2) - 5.0
+    X = draw_observations(16, 3)
+    mixed = X @ draw_observations(3, 3, seed=2) - 5.0
     assert_close(lda(mixed, labels=labels).ratios, lda(X, labels=labels).ratios, WHITENED)
 
 
@@ -112,11 +112,11 @@ def test_ratios_do_not_change_with_coordinates() -> None:
 )
 def test_refusals(labels: object, flags: dict, error: str, message: str) -> None:
     with pytest.raises(getattr(lapgrad, error), match=f"^linalg.lda: .*{message}"):
-        lda(observations(10, 3), labels=labels, **flags)
+        lda(draw_observations(10, 3), labels=labels, **flags)
 
 
 def test_dependent_columns_are_named() -> None:
-    X = observations(2, 10, 3)
+    X = draw_observations(2, 10, 3)
     X[1, :, 2] = X[1, :, 1]
     X[1, :, 1] = 0.0
     with pytest.raises(

@@ -26,7 +26,7 @@ FACTORISING = ("linalg.logdet_psd", "linalg.solve_psd", "linalg.inverse_psd", "f
 LEAVING_A_FACTOR = ("linalg.logdet_psd", "fused.mvn_nll")
 
 
-def operands(name: str, n: int, batch: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+def make_operands(name: str, n: int, batch: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
     return sample(name, n, {}, other=2, batch=batch).args
 
 
@@ -35,7 +35,7 @@ def operands(name: str, n: int, batch: tuple[int, ...] = ()) -> tuple[Tensor, ..
 def test_first_failed_item_is_named(name: str, way: str) -> None:
     with path(way):
         for n in (3, 8, 33, 65):
-            A, *others = operands(name, n, (2, 3))
+            A, *others = make_operands(name, n, (2, 3))
             A[1, 2, 1, 1] = torch.nan
             A[1, 0, 2, 2] = -1.0
             message = rf"^{name}: A\[1, 0\] is not positive definite: its leading minor of order 3 "
@@ -51,7 +51,7 @@ def test_first_failed_item_is_named(name: str, way: str) -> None:
 @pytest.mark.parametrize("name", ["linalg.solve_psd", "fused.mvn_nll"])
 def test_failed_item_is_named_as_it_was_handed_over(name: str) -> None:
     """A is broadcast: its own index counts."""
-    A, B = operands(name, 3, (2, 1))
+    A, B = make_operands(name, 3, (2, 1))
     A[1, 0, 0, 0] = -1.0
     B = B.expand(2, 5, 3, 2)
     with pytest.raises(lapgrad.NotPositiveDefiniteError, match=rf"^{name}: A\[1, 0\] is not") as caught:
@@ -66,7 +66,7 @@ def test_failed_item_is_named_as_it_was_handed_over(name: str) -> None:
 def test_singular_factor(name: str, way: str) -> None:
     with path(way):
         for n in (3, 8, 33, 70):
-            L, *others = operands(name, n, (2, 3))
+            L, *others = make_operands(name, n, (2, 3))
             L[1, 2, 0, 0] = L[1, 0, 2, 2] = -0.0
             before = L.clone()
             overwrites = (False, True) if name == "potri" else (False,)
@@ -88,7 +88,7 @@ def test_singular_factor_for_a_batch() -> None:
 @pytest.mark.parametrize("name", LEAVING_A_FACTOR)
 def test_overwrite_leaves_the_factor(name: str, lower: bool) -> None:
     for n, batch in ((5, ()), (5, (2, 3)), (40, (2,))):
-        A, *others = operands(name, n, batch)
+        A, *others = make_operands(name, n, batch)
         case = OPERATORS[name]
         expected = case.reference(A, *others, lower=lower)
         layouts: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -113,7 +113,7 @@ def test_overwrite_with_gradients(name: str, view: bool) -> None:
     case = OPERATORS[name]
 
     def derivatives(f: Callable[..., Any], overwrite: bool) -> list[Tensor]:
-        leaves = [arg.detach().clone().requires_grad_() for arg in operands(name, 5)]
+        leaves = [arg.detach().clone().requires_grad_() for arg in make_operands(name, 5)]
         A = torch.stack([leaves[0], leaves[0]])[1] if view else leaves[0] * 1.0
         if overwrite:
             value, L = f(A, *leaves[1:], overwrite=True), A
@@ -129,7 +129,7 @@ def test_overwrite_with_gradients(name: str, view: bool) -> None:
 
 @pytest.mark.parametrize("name", LEAVING_A_FACTOR)
 def test_overwrite_refuses_leaves_and_shared_memory(name: str) -> None:
-    A, *others = operands(name, 4)
+    A, *others = make_operands(name, 4)
     with pytest.raises(RuntimeError, match=rf"^{name}: overwrite=True would overwrite A, a leaf"):
         OPERATORS[name].fn(A.requires_grad_(), *others, overwrite=True)
     spread = [arg.detach().expand(2, *arg.shape) for arg in (A, *others)]
@@ -138,7 +138,7 @@ def test_overwrite_refuses_leaves_and_shared_memory(name: str) -> None:
 
 
 def test_overwrite_of_one_covariance_for_many() -> None:
-    A, Y = operands("fused.mvn_nll", 5)
+    A, Y = make_operands("fused.mvn_nll", 5)
     Y = torch.stack([Y, 2.0 * Y])
     expected = OPERATORS["fused.mvn_nll"].reference(A, Y)
     target = A.clone()
@@ -148,7 +148,7 @@ def test_overwrite_of_one_covariance_for_many() -> None:
 
 @pytest.mark.parametrize("name", ["linalg.solve_psd", "fused.mvn_nll"])
 def test_one_matrix_is_factorised_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    A, B = operands(name, 4)
+    A, B = make_operands(name, 4)
     kernel = _kernels.lookup("potrf", A)
     factorised: list[int] = []
 
@@ -164,7 +164,7 @@ def test_one_matrix_is_factorised_once(monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize("name", ["linalg.logdet_psd", "fused.mvn_nll"])
 def test_first_derivative_is_the_inverse_from_the_factor(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    leaves = [arg.requires_grad_() for arg in operands(name, 4)]
+    leaves = [arg.requires_grad_() for arg in make_operands(name, 4)]
     kernel = _kernels.lookup("potri_update", leaves[0])
     calls: list[int] = []
 
@@ -179,7 +179,7 @@ def test_first_derivative_is_the_inverse_from_the_factor(monkeypatch: pytest.Mon
 
 
 def test_mvn_nll_is_the_density_of_torch() -> None:
-    A, Y = operands("fused.mvn_nll", 6)
+    A, Y = make_operands("fused.mvn_nll", 6)
     distribution = torch.distributions.MultivariateNormal(torch.zeros(6, dtype=A.dtype, device=DEVICE), A)
     assert_close(lapgrad.fused.mvn_nll(A, Y), -distribution.log_prob(Y.mT).sum())
 
@@ -196,19 +196,19 @@ batches = st.sampled_from([(), (1,), (5,), (2, 3)])
 fixed = settings(max_examples=25, deadline=None, derandomize=True)
 
 
-def drawn(seed: int, *shape: int) -> Tensor:
+def draw_normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def drawn_spd(seed: int, n: int, batch: tuple[int, ...]) -> Tensor:
-    X = drawn(seed, *batch, n, n)
+def draw_positive_definite(seed: int, n: int, batch: tuple[int, ...]) -> Tensor:
+    X = draw_normal(seed, *batch, n, n)
     return X @ X.mT / max(n, 1) + 0.5 * torch.eye(n, dtype=torch.float64, device=DEVICE)
 
 
 @fixed
 @given(seed=seeds, n=orders, batch=batches, lower=st.booleans())
 def test_inverses_invert(seed: int, n: int, batch: tuple[int, ...], lower: bool) -> None:
-    A = drawn_spd(seed, n, batch)
+    A = draw_positive_definite(seed, n, batch)
     identity = torch.eye(n, dtype=A.dtype, device=DEVICE).expand_as(A)
     for inverse in (
         lapgrad.potri(lapgrad.potrf(A, lower=lower), lower=lower),
@@ -238,14 +238,14 @@ def test_forward_and_reverse_mode_are_adjoint(
     name: str, seed: int, n: int, batch: tuple[int, ...], lower: bool
 ) -> None:
     """<g, J d> = <J^T g, d> for directions that are neither symmetric nor triangular."""
-    A, B = drawn_spd(seed, n, batch), drawn(seed + 1, *batch, n, 2)
-    dA, dB = drawn(seed + 2, *A.shape), drawn(seed + 3, *B.shape)
+    A, B = draw_positive_definite(seed, n, batch), draw_normal(seed + 1, *batch, n, 2)
+    dA, dB = draw_normal(seed + 2, *A.shape), draw_normal(seed + 3, *B.shape)
 
     def f(A: Tensor, B: Tensor) -> Tensor:
         return FUNCTIONS[name](A, B, lower)
 
     result, pushed = torch.func.jvp(f, (A, B), (dA, dB))
-    g = drawn(seed + 4, *result.shape)
+    g = draw_normal(seed + 4, *result.shape)
     gA, gB = torch.func.vjp(f, A, B)[1](g)
     left, right = (g * pushed).sum(), (gA * dA).sum() + (gB * dB).sum()
     scale = max(1.0, *(float(x.norm() * y.norm()) for x, y in ((g, pushed), (gA, dA), (gB, dB))))

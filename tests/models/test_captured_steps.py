@@ -27,15 +27,15 @@ Fit = tuple[torch.nn.Module, list[float]]
 OPTIONS: dict[str, Any] = {"batch": 20, "every": 6, "generator": 3}
 
 
-def unsupervised(**options: Any) -> DeepGP:
+def make_unsupervised(**options: Any) -> DeepGP:
     return DeepGP(Y, [1, 2], **{"inducing": 5, "hidden": [4], "generator": 0, **options})
 
 
-def fitted(model: DeepGP, **options: Any) -> tuple[DeepGP, list[float]]:
+def fit_model(model: DeepGP, **options: Any) -> tuple[DeepGP, list[float]]:
     return model, model.fit(Y, **{"steps": 24, **OPTIONS, **options}).history
 
 
-def supervised(**options: Any) -> DeepGPRegression:
+def make_supervised(**options: Any) -> DeepGPRegression:
     return DeepGPRegression(Y[:, :2], Y[:, 2], **{"inducing": 5, "generator": 0, "noise_var": 0.1, **options})
 
 
@@ -58,14 +58,14 @@ class AsItIs(TapeRecorder):
         return function
 
 
-def parameters(model: torch.nn.Module) -> list[Tensor]:
+def list_parameters(model: torch.nn.Module) -> list[Tensor]:
     return [value.detach() for value in model.parameters()]
 
 
 def assert_same_fit(found: Fit, expected: Fit, units: float = REPLAYED) -> None:
     losses = [torch.tensor(losses, dtype=torch.float64) for _, losses in (found, expected)]
     assert_close(*losses, units)
-    assert_all_close(parameters(found[0]), parameters(expected[0]), units)
+    assert_all_close(list_parameters(found[0]), list_parameters(expected[0]), units)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_replays_make_the_same_fit(
 ) -> None:
     """Rows, random numbers, rates and weights of each step are its own, and not those of the recording."""
     taped(AsItIs)
-    expected, losses = fitted(unsupervised(whiten=whiten), **options)
+    expected, losses = fit_model(make_unsupervised(whiten=whiten), **options)
     recorder = taped()
-    found, replayed = fitted(unsupervised(whiten=whiten), **options)
+    found, replayed = fit_model(make_unsupervised(whiten=whiten), **options)
     assert_same_fit((found, replayed), (expected, losses))
     # Of 24 steps, 16 are of the one size and 8 of the other.
     assert (recorder.rehearsals, recorder.recordings, recorder.replays) == (6, 2, 18)
@@ -95,10 +95,10 @@ def test_replays_make_the_same_fit(
 
 def test_replays_make_the_same_regression(taped: Callable[..., TapeRecorder]) -> None:
     taped(AsItIs)
-    expected = supervised()
+    expected = make_supervised()
     losses = expected.fit(steps=20, **OPTIONS).history
     recorder = taped()
-    found = supervised()
+    found = make_supervised()
     replayed = found.fit(steps=20, **OPTIONS).history
     assert recorder.replays
     assert_same_fit((found, replayed), (expected, losses))
@@ -120,9 +120,9 @@ def test_a_tape_notices_numbers_that_stay_behind() -> None:
 
 def test_a_size_that_is_met_once_is_not_recorded(taped: Callable[..., TapeRecorder]) -> None:
     recorder = taped()
-    fitted(unsupervised(), steps=5)
+    fit_model(make_unsupervised(), steps=5)
     assert recorder.recordings == 1
-    fitted(unsupervised(), steps=3)
+    fit_model(make_unsupervised(), steps=3)
     assert recorder.recordings == 1
 
 
@@ -130,23 +130,23 @@ def test_what_cannot_be_recorded_is_made_step_by_step(
     taped: Callable[..., TapeRecorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taped(AsItIs)
-    expected, losses = fitted(unsupervised())
+    expected, losses = fit_model(make_unsupervised())
     recorder = taped(failure="there is a wait")
-    found, made = fitted(unsupervised())
+    found, made = fit_model(make_unsupervised())
     assert recorder.replays == 0
     assert recorder.rehearsals < 6, "the rest of the fit is made without a thought of graphs"
     assert_same_fit((found, made), (expected, losses))
     # With graph=True it is an error, and nothing was learned.
     monkeypatch.setattr(_minibatches, "_check_graph", lambda *_: None)
-    model = unsupervised()
-    before = [value.clone() for value in parameters(model)]
+    model = make_unsupervised()
+    before = [value.clone() for value in list_parameters(model)]
     with pytest.raises(OptionError, match=r"graph=True.*cannot be recorded.*there is a wait"):
-        fitted(model, graph=True)
-    assert_all_close(parameters(model), before, 0)
+        fit_model(model, graph=True)
+    assert_all_close(list_parameters(model), before, 0)
 
 
 def test_graphs_are_for_gpus() -> None:
-    for model in (unsupervised(), supervised()):
+    for model in (make_unsupervised(), make_supervised()):
         data = () if isinstance(model, DeepGPRegression) else (Y,)
         with pytest.raises(OptionError, match=r"graph=True is for models on a CUDA device.*on cpu"):
             model.fit(*data, steps=1, graph=True)
@@ -157,15 +157,15 @@ def test_graphs_are_for_gpus() -> None:
 
 def test_no_graphs_if_none_are_wanted(taped: Callable[..., TapeRecorder]) -> None:
     recorder = taped()
-    fitted(unsupervised(), graph=False)
+    fit_model(make_unsupervised(), graph=False)
     assert recorder.rehearsals == recorder.recordings == 0
 
 
 def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None:
     """Tests, gradients and draws between two looks do not show in the fit."""
     taped(AsItIs)
-    expected, losses = fitted(unsupervised())
-    recorder, model = taped(), unsupervised()
+    expected, losses = fit_model(make_unsupervised())
+    recorder, model = taped(), make_unsupervised()
 
     def use(step: int, loss: float) -> None:
         model.log_likelihood(Y, samples=2, generator=0)
@@ -177,7 +177,7 @@ def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None
         model.eval()
         model.train()
 
-    _, found = fitted(model, callback=use)
+    _, found = fit_model(model, callback=use)
     assert recorder.recordings == 2
     assert_same_fit((model, found), (expected, losses))
 
@@ -185,14 +185,14 @@ def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None
 def test_callbacks_hear_of_what_fails() -> None:
     """Steps do not wait for a GPU to say so; what a callback computes is its own business."""
     waited: list[bool] = []
-    fitted(unsupervised(), callback=lambda step, loss: waited.append(may_wait()))
+    fit_model(make_unsupervised(), callback=lambda step, loss: waited.append(may_wait()))
     assert waited == [True] * 4
 
 
 def test_gradients_are_on_in_a_fit() -> None:
-    expected = fitted(unsupervised())
+    expected = fit_model(make_unsupervised())
     with torch.no_grad():
-        assert_same_fit(fitted(unsupervised()), expected, 0)
+        assert_same_fit(fit_model(make_unsupervised()), expected, 0)
 
 
 def test_autocast_rounds_the_weights_of_each_step() -> None:
@@ -217,11 +217,11 @@ def test_recordings_do_not_outlive_what_they_were_made_of(taped: Callable[..., T
 
         return move
 
-    one, other = unsupervised(), unsupervised()
+    one, other = make_unsupervised(), make_unsupervised()
     taped(AsItIs)
-    _, losses = fitted(one, callback=spoiled(one))
+    _, losses = fit_model(one, callback=spoiled(one))
     recorder = taped()
-    _, found = fitted(other, callback=spoiled(other))
+    _, found = fit_model(other, callback=spoiled(other))
     assert recorder.closed == 2
     assert recorder.recordings > 2
     assert_same_fit((other, found), (one, losses))
@@ -232,14 +232,14 @@ def test_a_parameter_that_is_fixed_on_the_way_is_noticed(taped: Callable[..., Ta
     for record in (False, True):
         if record:
             taped()
-        model = unsupervised()
+        model = make_unsupervised()
         with pytest.raises(RuntimeError, match="does not require grad"):
-            fitted(model, callback=lambda step, loss, model=model: model.fix("layers.0.noise_var"))
+            fit_model(model, callback=lambda step, loss, model=model: model.fix("layers.0.noise_var"))
 
 
 def test_a_callback_that_stops(taped: Callable[..., TapeRecorder]) -> None:
     recorder = taped()
-    model = unsupervised()
+    model = make_unsupervised()
     result = model.fit(Y, steps=24, callback=lambda step, loss: step == 12, **OPTIONS)
     assert result.steps == 12
     assert recorder.closed == 1
@@ -247,27 +247,27 @@ def test_a_callback_that_stops(taped: Callable[..., TapeRecorder]) -> None:
 
 
 def test_failures_restore_parameters_in_their_places(taped: Callable[..., TapeRecorder]) -> None:
-    recorder, model = taped(), unsupervised()
+    recorder, model = taped(), make_unsupervised()
     places = [value.data_ptr() for value in model.parameters()]
     kept: list[Tensor] = []
 
     def spoil(step: int, loss: float) -> None:
         if step == 12:
-            kept[:] = [value.clone() for value in parameters(model)]
+            kept[:] = [value.clone() for value in list_parameters(model)]
             with torch.no_grad():
                 model.layers[0].recognition.linear.weight.fill_(torch.nan)
 
     with pytest.raises(FitError, match="smaller lr"):
-        fitted(model, callback=spoil)
+        fit_model(model, callback=spoil)
     assert recorder.recordings
     assert recorder.closed == 1
     assert places == [value.data_ptr() for value in model.parameters()]
-    assert_all_close(parameters(model), kept, 0)
+    assert_all_close(list_parameters(model), kept, 0)
 
 
 def test_states_are_those_of_their_looks() -> None:
     """Neither the steps after a look change them, nor a fit that takes them up."""
-    model, states = unsupervised(), list[dict[str, Any]]()
+    model, states = make_unsupervised(), list[dict[str, Any]]()
 
     def averages(state: dict[str, Any]) -> list[Tensor]:
         return [known["exp_avg"].clone() for known in state["optimizer"]["state"].values()]
@@ -277,8 +277,8 @@ def test_states_are_those_of_their_looks() -> None:
         kept.append(averages(states[-1]))
 
     kept = list[list[Tensor]]()
-    fitted(model, callback=keep)
-    fitted(model, resume=states[0])
+    fit_model(model, callback=keep)
+    fit_model(model, resume=states[0])
     for state, expected in zip(states, kept, strict=True):
         assert_all_close(averages(state), expected, 0)
     assert [float(state["optimizer"]["state"][0]["step"]) for state in states] == [6.0, 12.0, 18.0, 24.0]
@@ -288,11 +288,11 @@ def test_states_are_those_of_their_looks() -> None:
 def test_a_fit_is_taken_up_with_and_without_recordings(
     taped: Callable[..., TapeRecorder], monkeypatch: pytest.MonkeyPatch, first: bool, second: bool
 ) -> None:
-    expected, losses = fitted(unsupervised())
-    model = unsupervised()
+    expected, losses = fit_model(make_unsupervised())
+    model = make_unsupervised()
     if first:
         taped()
-    fitted(model, callback=lambda step, loss: step == 12)
+    fit_model(model, callback=lambda step, loss: step == 12)
     state = model.training_state()
     (group,) = state["optimizer"]["param_groups"]
     assert isinstance(group["lr"], float)
@@ -300,23 +300,23 @@ def test_a_fit_is_taken_up_with_and_without_recordings(
     monkeypatch.undo()
     if second:
         taped()
-    _, rest = fitted(model, resume=state)
+    _, rest = fit_model(model, resume=state)
     assert_same_fit((model, rest), (expected, losses[2:]), RATE_IN_FLOAT32)
 
 
 def test_a_recorded_fit_that_is_taken_up_again_is_the_same_fit(taped: Callable[..., TapeRecorder]) -> None:
     taped()
-    expected, losses = fitted(unsupervised(), annealing=20)
-    model = unsupervised()
-    fitted(model, annealing=20, callback=lambda step, loss: step == 12)
-    _, rest = fitted(model, annealing=20, resume=model.training_state())
+    expected, losses = fit_model(make_unsupervised(), annealing=20)
+    model = make_unsupervised()
+    fit_model(model, annealing=20, callback=lambda step, loss: step == 12)
+    _, rest = fit_model(model, annealing=20, resume=model.training_state())
     assert_same_fit((model, rest), (expected, losses[2:]))
 
 
 def test_a_state_of_a_gpu_is_taken_up_on_a_cpu() -> None:
     """How Adam computed there, and its generator, are left behind; what it knows is not."""
-    model = unsupervised()
-    fitted(model, steps=12)
+    model = make_unsupervised()
+    fit_model(model, steps=12)
     state = model.training_state()
     (group,) = state["optimizer"]["param_groups"]
     elsewhere = {**group, "fused": True, "capturable": True, "lr": torch.tensor(0.5)}

@@ -24,7 +24,7 @@ DOUBLE = torch.float64
 
 
 @contextlib.contextmanager
-def deferring() -> Iterator[mock.Mock]:
+def defer_checks() -> Iterator[mock.Mock]:
     """Checks are deferred as on a GPU; yields what is called when an evaluation is repeated."""
     with (
         mock.patch.object(_gradient, "_defers_checks", return_value=True),
@@ -56,14 +56,14 @@ def evaluate(
 
 def test_same_results() -> None:
     expected = evaluate()
-    with deferring() as repeated:
+    with defer_checks() as repeated:
         assert_all_close(evaluate(), expected, 0)
     assert not repeated.called
 
 
 def test_a_wrong_choice_is_made_good_and_remembered() -> None:
     expected, evaluation = evaluate(noise=1e-9, jitter=1e-10), Evaluation()
-    with deferring() as repeated:
+    with defer_checks() as repeated:
         for _ in range(2):
             assert_all_close(evaluate(noise=1e-9, jitter=1e-10, evaluation=evaluation), expected, 0)
             assert repeated.call_count == 1
@@ -74,7 +74,7 @@ def test_a_wrong_choice_is_made_good_and_remembered() -> None:
 def test_results_do_not_depend_on_earlier_calls() -> None:
     """Neither those of the public function, which remembers nothing, nor those after another choice."""
     expected, evaluation = evaluate(), Evaluation()
-    with deferring() as repeated:
+    with defer_checks() as repeated:
         evaluate(noise=1e-9, jitter=1e-10)
         evaluate(noise=1e-9, jitter=1e-10)
         assert repeated.call_count == 2
@@ -102,7 +102,7 @@ def test_points_that_are_not_as_assumed() -> None:
 
     matrix.prepare_points = lambda A, B: (wrong_matrix, torch.tensor(False))  # type: ignore[attr-defined]
     expected = evaluate(kernel=KernelFunction(lambda A, B: matrix(A, B), diagonal))
-    with deferring() as repeated:
+    with defer_checks() as repeated:
         assert_all_close(evaluate(kernel=KernelFunction(matrix, diagonal)), expected, 0)
     assert repeated.called
 
@@ -112,7 +112,7 @@ def test_errors_are_raised_in_the_end() -> None:
         return A.new_ones(len(A), len(B)) + 0.0 * (A @ B.mT)
 
     singular = KernelFunction(constant, lambda A: A.new_ones(len(A)))
-    with deferring():
+    with defer_checks():
         with pytest.raises(lapgrad.NotPositiveDefiniteError, match=r"K_uu with a jitter of 0 "):
             evaluate(jitter=0.0, kernel=singular)
         with pytest.raises(lapgrad.NonFiniteError, match="Y contains NaN"):

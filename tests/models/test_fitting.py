@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -106,6 +108,74 @@ def test_callbacks_may_compute_gradients() -> None:
     expected = plain.fit("adam", steps=5).history
     assert used.fit("adam", steps=5, callback=lambda step, loss: used.loss().backward()).history == expected
     assert used.fit("adam", steps=5, callback=lambda step, loss: used.zero_grad()).steps == 5
+
+
+def falling_rate(step: int) -> float:
+    return 0.05 * 0.9**step
+
+
+def test_a_resumed_fit_ends_where_an_uninterrupted_one_does() -> None:
+    straight, halves = Valley(), Valley()
+    expected = straight.fit("adam", steps=30, lr=falling_rate)
+    first = halves.fit("adam", steps=12, lr=falling_rate)
+    state = copy.deepcopy(halves.training_state())
+    other = Valley((halves.a.item(), halves.b.item()))
+    rest = other.fit("adam", steps=30, lr=falling_rate, resume=halves.training_state())
+    assert first.history + rest.history == expected.history
+    assert rest.steps == 30
+    assert [other.a.item(), other.b.item()] == [straight.a.item(), straight.b.item()]
+    assert str(halves.training_state()) == str(state), "the state of the caller is not changed"
+    done = other.fit("adam", steps=30, lr=falling_rate, resume=other.training_state())
+    assert (done.loss, done.history, done.steps) == (expected.loss, [], 30)
+    assert other.loss().item() == expected.loss
+
+
+def test_patience_is_part_of_the_state() -> None:
+    def flat(step: int) -> float:
+        return 1e-12
+
+    straight, halves = Valley().fit("adam", lr=flat), Valley()
+    halves.fit("adam", steps=20, lr=flat)
+    assert halves.fit("adam", lr=flat, resume=halves.training_state()).steps == straight.steps < 60
+
+
+def test_a_callback_can_take_the_state_and_copies() -> None:
+    expected, model, taken = Valley(), Valley(), []
+    expected.fit("adam", steps=20)
+
+    def keep(step: int, loss: float) -> None:
+        if step == 7:
+            taken.append((copy.deepcopy(model), model.training_state()))
+
+    model.fit("adam", steps=20, callback=keep)
+    ((early, state),) = taken
+    assert state["step"] == early.training_state()["step"] == 7
+    for resume in (state, early.training_state()):
+        again = copy.deepcopy(early)
+        again.fit("adam", steps=20, resume=resume)
+        assert torch.equal(again.a, expected.a)
+
+
+def test_what_cannot_be_resumed_is_refused() -> None:
+    model = Valley()
+    model.fit("adam", steps=2)
+    state = model.training_state()
+    with pytest.raises(lapgrad.OptionError, match="are for Adam"):
+        model.fit("lbfgs", resume=state)
+    with pytest.raises(lapgrad.OptionError, match="are for Adam"):
+        model.fit("lbfgs", lr=falling_rate)
+    for name in state:
+        with pytest.raises(lapgrad.OptionError, match=f"missing entry '{name}'"):
+            model.fit("adam", resume={key: value for key, value in state.items() if key != name})
+    with pytest.raises(lapgrad.OptionError, match="does not belong to this model"):
+        model.fit("adam", resume={**state, "optimizer": {}})
+    with pytest.raises(lapgrad.OptionError, match="other parameters"):
+        Line().fit("adam", resume=state)
+    for fit in (lambda: model.fit("lbfgs", steps=2), lambda: model.fit("adam", lr=math.inf)):
+        with contextlib.suppress(lapgrad.FitError):
+            fit()
+        with pytest.raises(lapgrad.OptionError, match="cannot be resumed"):
+            model.training_state()
 
 
 class Line(Valley):

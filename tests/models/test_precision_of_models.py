@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from device import DEVICE
-from rounding import Watching, told_to_round
+from rounding import Watching, let_torch_round
 from tolerances import FLOAT32_PRODUCTS, assert_all_close
 from torch import Tensor
 
@@ -160,7 +160,7 @@ def autocast() -> contextlib.AbstractContextManager[None]:
     return torch.autocast(DEVICE.type, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("rounding", [told_to_round, autocast])
+@pytest.mark.parametrize("rounding", [let_torch_round, autocast])
 @pytest.mark.parametrize("case", CASES)
 def test_float32_stays_float32(
     case: str, rounding: Callable[[], contextlib.AbstractContextManager[None]]
@@ -175,6 +175,6 @@ def test_float32_stays_float32(
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_multiplied_while_torch_would_round(case: str) -> None:
     """Also on a machine whose products are never rounded."""
-    with told_to_round(), Watching() as watching:
+    with let_torch_round(), Watching() as watching:
         CASES[case]()
     assert not watching.rounded

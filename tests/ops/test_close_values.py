@@ -30,7 +30,7 @@ WAYS = (
 
 
 @contextlib.contextmanager
-def taken(way: str, isa: str = "") -> Iterator[None]:
+def force_path(way: str, isa: str = "") -> Iterator[None]:
     """While active, gradients take that way."""
     if way != "fallback":
         with path(way, isa):
@@ -46,29 +46,29 @@ def _is_of_use(way: str, isa: str, n: int) -> bool:
     return n <= 10 if isa else n > 10 or way != "two threads inside"
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
 
 
-def orthogonal(rows: int, columns: int, seed: int) -> Tensor:
+def draw_orthogonal(rows: int, columns: int, seed: int) -> Tensor:
     """Orthonormal rows."""
-    return torch.linalg.qr(normal(columns, rows, seed=seed)).Q.mT
+    return torch.linalg.qr(draw_normal(columns, rows, seed=seed)).Q.mT
 
 
-def spread(n: int, group: int, gap: float) -> Tensor:
+def make_spectrum(n: int, group: int, gap: float) -> Tensor:
     """A group at 1, its gaps relative to the largest value, and the others between 2 and 3."""
     inside = 1 + 3 * gap * torch.arange(group, dtype=torch.float64, device=DEVICE)
     return torch.cat([inside, torch.linspace(2, 3, n - group, dtype=torch.float64, device=DEVICE)])
 
 
-def symmetric(n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    Q = orthogonal(n, n, seed)
-    A = Q.mT @ (spread(n, group, gap)[:, None] * Q)
+def make_symmetric(n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    Q = draw_orthogonal(n, n, seed)
+    A = Q.mT @ (make_spectrum(n, group, gap)[:, None] * Q)
     return (0.5 * (A + A.mT)).to(dtype)
 
 
-def weights(n: int, seed: int = 99) -> Tensor:
-    W = normal(n, n, seed=seed)
+def draw_weights(n: int, seed: int = 99) -> Tensor:
+    W = draw_normal(n, n, seed=seed)
     return W + W.mT
 
 
@@ -77,7 +77,7 @@ def loss_of_space(rows: Tensor, W: Tensor) -> Tensor:
     return ((rows.mT @ rows) * W.to(rows.dtype)).sum()
 
 
-def gradient_of_space(A: Tensor, group: int, W: Tensor) -> Tensor:
+def compute_gradient_of_space(A: Tensor, group: int, W: Tensor) -> Tensor:
     """Of <W, P>, P onto the lowest eigenvectors: only gaps between the group and the others occur in it."""
     values, columns = torch.linalg.eigh(A.double())
     inside, outside = columns[..., :group], columns[..., group:]
@@ -89,30 +89,30 @@ def gradient_of_space(A: Tensor, group: int, W: Tensor) -> Tensor:
 @pytest.mark.parametrize(("way", "isa"), WAYS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_projectors_onto_close_eigenvectors(dtype: torch.dtype, way: str, isa: str) -> None:
-    with taken(way, isa):
+    with force_path(way, isa):
         for n, group in SIZES:
             if not _is_of_use(way, isa, n):
                 continue
-            W, units = weights(n), OF_A_GROUP * of_order(n)
+            W, units = draw_weights(n), OF_A_GROUP * of_order(n)
             for gap in GAPS if n <= 10 else GAPS[1::4]:
-                alone = symmetric(n, group, gap, dtype, seed=n)
-                batch = torch.stack([symmetric(n, group, gap, dtype, seed=i) for i in range(3)])
+                alone = make_symmetric(n, group, gap, dtype, seed=n)
+                batch = torch.stack([make_symmetric(n, group, gap, dtype, seed=i) for i in range(3)])
                 for A in (alone, batch):
                     leaf = A.clone().requires_grad_()
                     (actual,) = grad(loss_of_space(lapgrad.syevd(leaf).U[..., :group, :], W), leaf)
-                    assert_close(actual, gradient_of_space(A, group, W), units)
+                    assert_close(actual, compute_gradient_of_space(A, group, W), units)
 
 
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_projectors_onto_the_largest(k: int) -> None:
     """With ``k``: the group is the last of the spectrum."""
     n = 10
-    W = weights(n)
+    W = draw_weights(n)
     for gap in GAPS:
-        A = -symmetric(n, k, gap, torch.float64)
+        A = -make_symmetric(n, k, gap, torch.float64)
         leaf = A.clone().requires_grad_()
         (actual,) = grad(loss_of_space(lapgrad.syevd(leaf, k=k).U, W), leaf)
-        assert_close(actual, -gradient_of_space(-A, k, W), OF_A_GROUP * of_order(n))
+        assert_close(actual, -compute_gradient_of_space(-A, k, W), OF_A_GROUP * of_order(n))
 
 
 @pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
@@ -120,8 +120,8 @@ def test_projectors_onto_the_largest(k: int) -> None:
 def test_single_vectors_keep_their_gradient(gap: float, way: str) -> None:
     """A loss that tells the vectors apart has a gradient of 1 / gap; beside it, one that does not."""
     n, group = 6, 3
-    W = weights(n)
-    A = torch.stack([symmetric(n, group, gap, torch.float64, seed=i) for i in range(4)])
+    W = draw_weights(n)
+    A = torch.stack([make_symmetric(n, group, gap, torch.float64, seed=i) for i in range(4)])
     leaf = A.clone().requires_grad_()
 
     def mixed(policy: str) -> Tensor:
@@ -130,11 +130,11 @@ def test_single_vectors_keep_their_gradient(gap: float, way: str) -> None:
         (gradient,) = grad(even + (U[1::2, 0] * W[0]).sum(), leaf)
         return gradient
 
-    with taken(way):
+    with force_path(way):
         kept, bare = mixed("mask"), mixed("nan")
     assert_close(kept[1::2], bare[1::2])
     assert (kept[1::2].abs().amax((-2, -1)) > 0.01 / gap).all()
-    assert_close(kept[::2], gradient_of_space(A[::2], group, W), OF_A_GROUP * of_order(n))
+    assert_close(kept[::2], compute_gradient_of_space(A[::2], group, W), OF_A_GROUP * of_order(n))
 
 
 @pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
@@ -145,14 +145,14 @@ def test_functions_of_the_matrix_keep_what_is_between_close_eigenvectors(gap: fl
     Entries of W there of all sizes down to 1e-3 stay, up to what rounding makes of the quotient.
     """
     n, group = 6, 3
-    A = symmetric(n, group, gap, torch.float64)
+    A = make_symmetric(n, group, gap, torch.float64)
     U = lapgrad.syevd(A).U
     inside = torch.tensor([[2.0, 1e-3, 1.0], [1e-3, -1.0, 1e-2], [1.0, 1e-2, 0.5]], dtype=torch.float64)
-    middle = weights(n)
+    middle = draw_weights(n)
     middle[:group, :group] = inside.to(DEVICE)
     W = U.mT @ middle @ U
     allowed = 20 * torch.finfo(torch.float64).eps / gap
-    with taken(way):
+    with force_path(way):
         for operand in (A, A.expand(3, n, n).clone()):
             leaf = operand.clone().requires_grad_()
             U, values = lapgrad.syevd(leaf)
@@ -181,27 +181,29 @@ def test_second_derivatives_where_the_first_vanish() -> None:
 def test_forward_mode_by_two_reverse_ones() -> None:
     """The derivative with respect to cotangents that are zero."""
     for A, f in (
-        (symmetric(5, 2, 1e-8, torch.float64), lambda A: lapgrad.syevd(A).U),
-        (rectangular(4, 6, 2, 1e-8, torch.float64), lambda A: lapgrad.gesvd(A).V),
+        (make_symmetric(5, 2, 1e-8, torch.float64), lambda A: lapgrad.syevd(A).U),
+        (make_rectangular(4, 6, 2, 1e-8, torch.float64), lambda A: lapgrad.gesvd(A).V),
     ):
-        direction = normal(*A.shape, seed=3)
+        direction = draw_normal(*A.shape, seed=3)
         _, forward = func.jvp(f, (A,), (direction,))
         _, reverse = torch.autograd.functional.jvp(f, (A,), (direction,))
         assert_close(reverse, forward)
 
 
-def rectangular(m: int, n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def make_rectangular(m: int, n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Singular values as ``spread``."""
     k = min(m, n)
-    return ((orthogonal(k, m, seed).mT * spread(k, group, gap)) @ orthogonal(k, n, seed + 1)).to(dtype)
+    return (
+        (draw_orthogonal(k, m, seed).mT * make_spectrum(k, group, gap)) @ draw_orthogonal(k, n, seed + 1)
+    ).to(dtype)
 
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def losses_of_singular_vectors(m: int, n: int) -> dict[str, Loss]:
+def list_losses(m: int, n: int) -> dict[str, Loss]:
     """Of the vectors of a group: they depend on the spaces spanned, and on U^T V."""
-    left, right, both = weights(m), weights(n), normal(m, n, seed=98)
+    left, right, both = draw_weights(m), draw_weights(n), draw_normal(m, n, seed=98)
     return {
         "left": lambda U, V, _: loss_of_space(U, left),
         "right": lambda U, V, _: loss_of_space(V, right),
@@ -210,7 +212,7 @@ def losses_of_singular_vectors(m: int, n: int) -> dict[str, Loss]:
     }
 
 
-def gradient_of_group(
+def compute_gradient_of_group(
     U: Tensor, S: Tensor, V: Tensor, group: int, loss: Loss, *, parted: bool = True
 ) -> Tensor:
     """Of a loss of the smallest singular values' vectors, without their gaps.
@@ -237,21 +239,21 @@ def gradient_of_group(
 @pytest.mark.parametrize(("way", "isa"), WAYS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_spaces_of_close_singular_vectors(dtype: torch.dtype, way: str, isa: str) -> None:
-    with taken(way, isa):
+    with force_path(way, isa):
         for m, n, group in ((4, 4, 2), (4, 7, 3), (9, 5, 2), (10, 10, 5), (40, 40, 3), (70, 100, 5)):
             if not _is_of_use(way, isa, m):
                 continue
             units = OF_A_GROUP * of_order(max(m, n))
-            losses = losses_of_singular_vectors(m, n)
+            losses = list_losses(m, n)
             for gap in GAPS[1::2] if m <= 10 else GAPS[2::6]:
-                A = torch.stack([rectangular(m, n, group, gap, dtype, seed=2 * i) for i in range(3)])
+                A = torch.stack([make_rectangular(m, n, group, gap, dtype, seed=2 * i) for i in range(3)])
                 for operand in (A[0], A):
                     columns, S, rows = torch.linalg.svd(operand.double(), full_matrices=False)
                     for name, loss in losses.items():
                         leaf = operand.clone().requires_grad_()
                         U, _, V = lapgrad.gesvd(leaf)
                         (actual,) = grad(loss(U[..., -group:, :], V[..., -group:, :], V), leaf)
-                        expected = gradient_of_group(columns.mT, S, rows, group, loss)
+                        expected = compute_gradient_of_group(columns.mT, S, rows, group, loss)
                         assert float(expected.abs().max()) > 0.1, name
                         assert_close(actual, expected.to(dtype), units)
 
@@ -268,38 +270,38 @@ def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], wa
     (m, n), k, group = shape, min(shape), 2
     values = torch.linspace(3, 2, k, dtype=torch.float64, device=DEVICE)
     values[k - group :] = size * torch.tensor([1.5, 1.0], dtype=torch.float64, device=DEVICE)
-    A = (orthogonal(k, m, 0).mT * values) @ orthogonal(k, n, 1)
-    short = weights(k)
+    A = (draw_orthogonal(k, m, 0).mT * values) @ draw_orthogonal(k, n, 1)
+    short = draw_weights(k)
     short_side: Loss = lambda U, V, _: loss_of_space(U if m <= n else V, short)  # noqa: E731
 
     def long_side(U: Tensor, V: Tensor, rows: Tensor) -> Tensor:
         """<W, P P_0>, P_0 the constant projector onto all rows."""
         frame = rows.detach()
-        return loss_of_space(V, frame.mT @ frame @ weights(n) @ frame.mT @ frame)
+        return loss_of_space(V, frame.mT @ frame @ draw_weights(n) @ frame.mT @ frame)
 
-    with taken(way):
+    with force_path(way):
         for operand in (A, torch.stack([A, A])):
             for loss in (short_side, long_side) if m <= n else (short_side,):
                 leaf = operand.clone().requires_grad_()
                 U, S, V = lapgrad.gesvd(leaf)
                 (actual,) = grad(loss(U[..., -group:, :], V[..., -group:, :], V), leaf)
                 found = (part.detach() for part in (U, S, V))
-                expected = gradient_of_group(*found, group, loss, parted=False)
+                expected = compute_gradient_of_group(*found, group, loss, parted=False)
                 assert_close(actual, expected, OF_A_GROUP * of_order(max(m, n)))
 
 
 @pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
 def test_single_singular_vectors_keep_their_gradient(way: str) -> None:
     gap = 1e-8
-    A = torch.stack([rectangular(5, 7, 3, gap, torch.float64, seed=2 * i) for i in range(3)])
-    W = weights(7)
+    A = torch.stack([make_rectangular(5, 7, 3, gap, torch.float64, seed=2 * i) for i in range(3)])
+    W = draw_weights(7)
 
     def gradient(policy: str) -> Tensor:
         leaf = A.clone().requires_grad_()
         U, _, V = lapgrad.gesvd(leaf, degeneracy=policy)
         return grad((U[:, -1] * W[0, :5]).sum() + (V[:, -2] * W[1]).sum(), leaf)[0]
 
-    with taken(way):
+    with force_path(way):
         kept, bare = gradient("mask"), gradient("nan")
     assert_close(kept, bare)
     assert (kept.abs().amax((-2, -1)) > 0.01 / gap).all()

@@ -27,7 +27,7 @@ def case(request: pytest.FixtureRequest) -> OperatorCase:
     return request.param
 
 
-def first_result(case: OperatorCase, f: Function, sample: Sample) -> Function:
+def compute_first_result(case: OperatorCase, f: Function, sample: Sample) -> Function:
     def result(*args: Tensor) -> Tensor:
         value = f(*args, **sample.kwargs)
         return joined(value)
@@ -35,13 +35,15 @@ def first_result(case: OperatorCase, f: Function, sample: Sample) -> Function:
     return result
 
 
-def leaves_of(sample: Sample) -> list[Tensor]:
+def make_leaves(sample: Sample) -> list[Tensor]:
     return [arg.detach().clone().requires_grad_() for arg in sample.args]
 
 
-def expected_gradients(case: OperatorCase, sample: Sample, cotangent: Tensor | None = None) -> list[Tensor]:
-    leaves = leaves_of(sample)
-    result = first_result(case, case.reference, sample)(*leaves)
+def compute_expected_gradients(
+    case: OperatorCase, sample: Sample, cotangent: Tensor | None = None
+) -> list[Tensor]:
+    leaves = make_leaves(sample)
+    result = compute_first_result(case, case.reference, sample)(*leaves)
     return list(
         torch.autograd.grad(result, leaves, torch.ones_like(result) if cotangent is None else cotangent)
     )
@@ -51,7 +53,7 @@ def test_result_is_fresh_and_contiguous(case: OperatorCase) -> None:
     """The result is a new contiguous tensor, and the operands keep their values."""
     for sample in case.samples(requires_grad=True):
         before = [arg.detach().clone() for arg in sample.args]
-        result = first_result(case, case.fn, sample)(*sample.args)
+        result = compute_first_result(case, case.fn, sample)(*sample.args)
         assert result.is_contiguous()
         assert not result._is_view(), sample.id
         assert_all_close([arg.detach() for arg in sample.args], before, 0)
@@ -60,11 +62,11 @@ def test_result_is_fresh_and_contiguous(case: OperatorCase) -> None:
 def test_only_wanted_gradients(case: OperatorCase) -> None:
     """Each operand alone: the others are constants, and nothing is saved for them."""
     sample = case.small()
-    expected = expected_gradients(case, sample)
+    expected = compute_expected_gradients(case, sample)
     for position in range(len(sample.args)):
         args = [arg.detach() for arg in sample.args]
         args[position].requires_grad_()
-        result = first_result(case, case.fn, sample)(*args)
+        result = compute_first_result(case, case.fn, sample)(*args)
         (gradient,) = torch.autograd.grad(result.sum(), args[position])
         args[position].requires_grad_(False)
         assert_all_close(gradient, expected[position])
@@ -75,9 +77,9 @@ def test_default_device(case: OperatorCase) -> None:
     for sample in case.samples(requires_grad=True):
         with torch.device("meta"):
             assert skips_dispatcher(sample.args)
-            result = first_result(case, case.fn, sample)(*sample.args)
+            result = compute_first_result(case, case.fn, sample)(*sample.args)
             gradients = torch.autograd.grad(result, sample.args, torch.ones_like(result))
-        again = first_result(case, case.fn, sample)(*sample.args)
+        again = compute_first_result(case, case.fn, sample)(*sample.args)
         assert_all_close(result, again, 0)
         assert_all_close(gradients, torch.autograd.grad(again, sample.args, torch.ones_like(again)), 0)
 
@@ -91,32 +93,34 @@ def test_saves_the_minimum(case: OperatorCase) -> None:
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, packed=packed: packed.append(t) or t, lambda t: t
         ):
-            first_result(case, case.fn, sample)(*args)
+            compute_first_result(case, case.fn, sample)(*args)
         assert len(packed) == count
 
 
 def test_saved_tensor_hooks(case: OperatorCase) -> None:
     """What is saved may be packed away and brought back."""
     sample = case.small()
-    leaves = leaves_of(sample)
+    leaves = make_leaves(sample)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: t.detach().cpu().numpy().copy(), lambda array: torch.from_numpy(array).to(DEVICE)
     ):
-        result = first_result(case, case.fn, sample)(*leaves)
-    assert_all_close(list(torch.autograd.grad(result.sum(), leaves)), expected_gradients(case, sample))
+        result = compute_first_result(case, case.fn, sample)(*leaves)
+    assert_all_close(
+        list(torch.autograd.grad(result.sum(), leaves)), compute_expected_gradients(case, sample)
+    )
 
 
 def test_tensor_hooks(case: OperatorCase) -> None:
     sample = case.small()
-    leaves = leaves_of(sample)
-    result = first_result(case, case.fn, sample)(*leaves)
+    leaves = make_leaves(sample)
+    result = compute_first_result(case, case.fn, sample)(*leaves)
     result.register_hook(lambda gradient: 2.0 * gradient)
     seen: list[Tensor] = []
     leaves[0].register_hook(lambda gradient: seen.append(gradient) or 0.5 * gradient)
     node_calls: list[int] = []
     result.grad_fn.register_hook(lambda *_: node_calls.append(1))
     result.sum().backward()
-    expected = expected_gradients(case, sample)
+    expected = compute_expected_gradients(case, sample)
     assert_all_close(seen[0], 2.0 * expected[0])
     assert_all_close(leaves[0].grad, expected[0])
     assert node_calls == [1]
@@ -125,25 +129,25 @@ def test_tensor_hooks(case: OperatorCase) -> None:
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint(case: OperatorCase, use_reentrant: bool) -> None:
     sample = case.small()
-    leaves = leaves_of(sample)
-    result = checkpoint(first_result(case, case.fn, sample), *leaves, use_reentrant=use_reentrant)
+    leaves = make_leaves(sample)
+    result = checkpoint(compute_first_result(case, case.fn, sample), *leaves, use_reentrant=use_reentrant)
     result.sum().backward()
-    assert_all_close([leaf.grad for leaf in leaves], expected_gradients(case, sample))
+    assert_all_close([leaf.grad for leaf in leaves], compute_expected_gradients(case, sample))
 
 
 def test_threads(case: OperatorCase) -> None:
     """Many threads at once, forward and backward, each with its own gradient mode."""
     samples = [case.batched((4,)), case.small()]
-    expected = [expected_gradients(case, sample) for sample in samples]
+    expected = [compute_expected_gradients(case, sample) for sample in samples]
     gate = threading.Barrier(4)
 
     def work(worker: int) -> None:
         gate.wait()
         for repetition in range(10):
             sample = samples[(worker + repetition) % 2]
-            leaves = leaves_of(sample)
+            leaves = make_leaves(sample)
             with torch.set_grad_enabled(True):
-                result = first_result(case, case.fn, sample)(*leaves)
+                result = compute_first_result(case, case.fn, sample)(*leaves)
                 gradients = torch.autograd.grad(result.sum(), leaves)
             assert_all_close(list(gradients), expected[(worker + repetition) % 2])
 
@@ -157,14 +161,14 @@ def test_autocast_of_half_precision(case: OperatorCase, dtype: torch.dtype) -> N
     sample = case.small(dtype=torch.float32)
     leaves = [arg.to(dtype).requires_grad_() for arg in sample.args]
     with torch.autocast(DEVICE.type, dtype=dtype):
-        result = first_result(case, case.fn, sample)(*leaves)
+        result = compute_first_result(case, case.fn, sample)(*leaves)
     assert result.dtype == torch.float32
     widened = Sample(tuple(leaf.detach().float() for leaf in leaves), sample.kwargs, "")
-    assert_all_close(result.detach(), first_result(case, case.reference, sample)(*widened.args))
+    assert_all_close(result.detach(), compute_first_result(case, case.reference, sample)(*widened.args))
     gradients = torch.autograd.grad(result.sum(), leaves)
     assert all(gradient.dtype == dtype for gradient in gradients)
     assert_all_close(
-        list(gradients), [gradient.to(dtype) for gradient in expected_gradients(case, widened)], 2
+        list(gradients), [gradient.to(dtype) for gradient in compute_expected_gradients(case, widened)], 2
     )
 
 
@@ -172,7 +176,7 @@ def test_autocast_of_half_precision(case: OperatorCase, dtype: torch.dtype) -> N
 def test_autocast_does_not_lower_precision(case: OperatorCase, within: str) -> None:
     """float32 stays float32 inside of kernels and formulas, forward and backward, to the last bit."""
     sample = case.small(dtype=torch.float32)
-    f = first_result(case, case.fn, sample)
+    f = compute_first_result(case, case.fn, sample)
 
     def run() -> Any:
         if within == "grad":
@@ -181,7 +185,7 @@ def test_autocast_does_not_lower_precision(case: OperatorCase, within: str) -> N
             return func.vmap(f)(*[arg.expand(2, *arg.shape) for arg in sample.args])
         if within == "jvp":
             return func.jvp(f, sample.args, sample.args)
-        leaves = leaves_of(sample)
+        leaves = make_leaves(sample)
         result = f(*leaves)
         if within == "eager":
             return result.detach()
@@ -207,20 +211,20 @@ class Labelled(Tensor):
 def test_torch_function_subclass(case: OperatorCase) -> None:
     sample = case.small()
     args = [arg.as_subclass(Labelled).requires_grad_() for arg in sample.args]
-    result = first_result(case, case.fn, sample)(*args)
+    result = compute_first_result(case, case.fn, sample)(*args)
     assert type(result) is Labelled
     gradients = torch.autograd.grad(result.sum(), args)
-    assert_all_close([g.as_subclass(Tensor) for g in gradients], expected_gradients(case, sample))
+    assert_all_close([g.as_subclass(Tensor) for g in gradients], compute_expected_gradients(case, sample))
 
 
 def test_torch_dispatch_subclass(case: OperatorCase) -> None:
     """A wrapper of two tensors: both sides are computed, forward and backward."""
     sample = case.small()
     args = [TwoTensor(arg, arg.clone()).requires_grad_() for arg in sample.args]
-    result = first_result(case, case.fn, sample)(*args)
+    result = compute_first_result(case, case.fn, sample)(*args)
     assert type(result) is TwoTensor
     gradients = torch.autograd.grad(result.sum(), args)
-    expected = expected_gradients(case, sample)
+    expected = compute_expected_gradients(case, sample)
     assert_all_close([g.a for g in gradients], expected)
     assert_all_close([g.b for g in gradients], expected)
 
@@ -228,26 +232,26 @@ def test_torch_dispatch_subclass(case: OperatorCase) -> None:
 def test_parameters(case: OperatorCase) -> None:
     sample = case.small()
     parameters = [torch.nn.Parameter(arg) for arg in sample.args]
-    first_result(case, case.fn, sample)(*parameters).sum().backward()
-    assert_all_close([parameter.grad for parameter in parameters], expected_gradients(case, sample))
+    compute_first_result(case, case.fn, sample)(*parameters).sum().backward()
+    assert_all_close([parameter.grad for parameter in parameters], compute_expected_gradients(case, sample))
 
 
 def test_inference_mode(case: OperatorCase) -> None:
     sample = case.small()
-    expected = first_result(case, case.reference, sample)(*sample.args)
+    expected = compute_first_result(case, case.reference, sample)(*sample.args)
     with torch.inference_mode():
-        result = first_result(case, case.fn, sample)(*sample.args)
-        again = first_result(case, case.fn, sample)(*[arg.clone() for arg in sample.args])
+        result = compute_first_result(case, case.fn, sample)(*sample.args)
+        again = compute_first_result(case, case.fn, sample)(*[arg.clone() for arg in sample.args])
         assert result.is_inference()
         assert_all_close([result.clone(), again.clone()], [expected, expected])
-    made_there = first_result(case, case.fn, sample)(*[arg.clone() for arg in sample.args])
+    made_there = compute_first_result(case, case.fn, sample)(*[arg.clone() for arg in sample.args])
     assert not made_there.is_inference()
 
 
 def test_no_grad(case: OperatorCase) -> None:
     sample = case.small(requires_grad=True)
     with torch.no_grad():
-        result = first_result(case, case.fn, sample)(*sample.args)
+        result = compute_first_result(case, case.fn, sample)(*sample.args)
     assert not result.requires_grad
     result += sample.args[0].sum()  # a view made under no_grad could not be changed with gradients on
     assert result.requires_grad
@@ -256,8 +260,8 @@ def test_no_grad(case: OperatorCase) -> None:
 @pytest.mark.parametrize("kind", ["expanded", "transposed", "zero", "negative bit"])
 def test_odd_cotangents(case: OperatorCase, kind: str) -> None:
     sample = case.small()
-    leaves = leaves_of(sample)
-    result = first_result(case, case.fn, sample)(*leaves)
+    leaves = make_leaves(sample)
+    result = compute_first_result(case, case.fn, sample)(*leaves)
     cotangent = torch.randn(result.shape, dtype=result.dtype, generator=torch.Generator().manual_seed(0)).to(
         DEVICE
     )
@@ -272,12 +276,12 @@ def test_odd_cotangents(case: OperatorCase, kind: str) -> None:
         assert cotangent.is_neg()
     dense = (torch.zeros_like(result) if kind == "zero" else cotangent.clone().resolve_neg()).detach()
     gradients = torch.autograd.grad(result, leaves, cotangent)
-    assert_all_close(list(gradients), expected_gradients(case, sample, dense))
+    assert_all_close(list(gradients), compute_expected_gradients(case, sample, dense))
 
 
 def test_no_cotangent(case: OperatorCase) -> None:
     """A backward that does not reach the result through any path gives None, not zeros, at no cost."""
-    leaves = leaves_of(case.small())
+    leaves = make_leaves(case.small())
 
     class Discard(torch.autograd.Function):
         @staticmethod
@@ -288,7 +292,7 @@ def test_no_cotangent(case: OperatorCase) -> None:
         def backward(ctx: Any, gradient: Tensor) -> None:
             return None
 
-    result = Discard.apply(first_result(case, case.fn, case.small())(*leaves))
+    result = Discard.apply(compute_first_result(case, case.fn, case.small())(*leaves))
     assert torch.autograd.grad(result, leaves, allow_unused=True) == (None,) * len(leaves)
 
 
@@ -297,14 +301,14 @@ def test_negative_bit_operand(case: OperatorCase) -> None:
     sample = case.small()
     lazy = [torch.complex(torch.zeros_like(arg), -arg).conj().imag for arg in sample.args]
     assert all(arg.is_neg() for arg in lazy)
-    result = first_result(case, case.fn, sample)(*lazy)
-    assert_all_close(result, first_result(case, case.reference, sample)(*sample.args))
+    result = compute_first_result(case, case.fn, sample)(*lazy)
+    assert_all_close(result, compute_first_result(case, case.reference, sample)(*sample.args))
 
 
 def test_backward_twice(case: OperatorCase) -> None:
     sample = case.small()
-    leaves = leaves_of(sample)
-    result = first_result(case, case.fn, sample)(*leaves)
+    leaves = make_leaves(sample)
+    result = compute_first_result(case, case.fn, sample)(*leaves)
     once = torch.autograd.grad(result.sum(), leaves, retain_graph=True)
     again = torch.autograd.grad(result.sum(), leaves)
     assert_all_close(list(again), list(once), 0)
@@ -324,9 +328,9 @@ def test_first_derivative_runs_the_fused_kernel(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setitem(KERNELS, routine, counting)
     sample = case.batched((2,)) if how == "vmap of grad" else case.small()
-    f = first_result(case, case.fn, sample)
+    f = compute_first_result(case, case.fn, sample)
     if how == "backward":
-        f(*leaves_of(sample)).sum().backward()
+        f(*make_leaves(sample)).sum().backward()
     elif how == "func.grad":
         func.grad(lambda *args: f(*args).sum())(*sample.args)
     else:

@@ -46,7 +46,7 @@ RECTANGULAR = (
 SQUARE = [pytest.param(case, id=case.name) for case in OPERATORS.values() if case.name not in RECTANGULAR]
 
 
-def with_operand(case: OperatorCase, position: int, value: Any) -> list[Any]:
+def replace_operand(case: OperatorCase, position: int, value: Any) -> list[Any]:
     args: list[Any] = list(case.small().args)
     args[position] = value
     return args
@@ -75,7 +75,7 @@ def test_errors_are_also_what_a_caller_would_catch(error: type, also: type) -> N
 )
 @pytest.mark.parametrize(("case", "position"), EACH_OPERAND)
 def test_dtype(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
-    args = with_operand(case, position, case.small().args[position].to(dtype))
+    args = replace_operand(case, position, case.small().args[position].to(dtype))
     operand = case.operands[position]
     message = rf"^{case.name}: {operand} has dtype {dtype}; supported are float32 and float64\.$"
     with pytest.raises(lapgrad.DTypeError, match=message):
@@ -88,7 +88,7 @@ def test_not_a_tensor(case: OperatorCase, position: int, value: Any) -> None:
     operand, kind = case.operands[position], type(value).__name__
     message = rf"^{case.name}: {operand} must be a torch.Tensor, got {kind}\.$"
     with pytest.raises(lapgrad.DTypeError, match=message):
-        case.fn(*with_operand(case, position, value), **case.small().kwargs)
+        case.fn(*replace_operand(case, position, value), **case.small().kwargs)
 
 
 def test_not_a_numpy_array() -> None:
@@ -98,7 +98,7 @@ def test_not_a_numpy_array() -> None:
 
 @pytest.mark.parametrize(("case", "position"), SEVERAL_OPERANDS)
 def test_mixed_dtypes(case: OperatorCase, position: int) -> None:
-    args = with_operand(case, position, case.small().args[position].float())
+    args = replace_operand(case, position, case.small().args[position].float())
     with pytest.raises(lapgrad.DTypeError) as caught:
         case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
@@ -109,7 +109,7 @@ def test_mixed_dtypes(case: OperatorCase, position: int) -> None:
 
 @pytest.mark.parametrize(("case", "position"), SEVERAL_OPERANDS)
 def test_mixed_devices(case: OperatorCase, position: int) -> None:
-    args = with_operand(case, position, case.small().args[position].to("meta"))
+    args = replace_operand(case, position, case.small().args[position].to("meta"))
     with pytest.raises(lapgrad.DeviceError) as caught:
         case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
@@ -121,7 +121,7 @@ def test_mixed_devices(case: OperatorCase, position: int) -> None:
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 @pytest.mark.parametrize(("case", "position"), EACH_MATRIX)
 def test_fewer_than_two_dimensions(case: OperatorCase, position: int, shape: Shape) -> None:
-    args = with_operand(case, position, torch.ones(shape, dtype=torch.float64, device=DEVICE))
+    args = replace_operand(case, position, torch.ones(shape, dtype=torch.float64, device=DEVICE))
     with pytest.raises(lapgrad.ShapeError) as caught:
         case.fn(*args, **case.small().kwargs)
     text = str(caught.value)
@@ -142,7 +142,7 @@ def test_not_square(case: OperatorCase, batch: Shape) -> None:
     shape = (*batch, 3, 4)
     with pytest.raises(lapgrad.ShapeError) as caught:
         case.fn(
-            *with_operand(case, 0, torch.ones(shape, dtype=torch.float64, device=DEVICE)),
+            *replace_operand(case, 0, torch.ones(shape, dtype=torch.float64, device=DEVICE)),
             **case.small().kwargs,
         )
     wanted = f"{case.name}: {case.operands[0]} must be square in its last two dimensions, got shape {shape}."
@@ -221,7 +221,9 @@ def test_more_than_blas_can_count(case: OperatorCase, position: int) -> None:
         "linalg.lda",
     )
     shape = (HUGE, HUGE) if square else (HUGE, 1)
-    args = with_operand(case, position, torch.zeros(1, 1, dtype=torch.float64, device=DEVICE).expand(shape))
+    args = replace_operand(
+        case, position, torch.zeros(1, 1, dtype=torch.float64, device=DEVICE).expand(shape)
+    )
     with pytest.raises(lapgrad.SizeError) as caught:
         case.fn(*args, **case.small().kwargs)
     text = str(caught.value)

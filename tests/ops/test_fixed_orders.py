@@ -35,51 +35,53 @@ OF_PRODUCTS = (
 )  # fmt: skip
 
 
-def row_major(A: Tensor) -> Tensor:
+def store_row_major(A: Tensor) -> Tensor:
     return A.contiguous()
 
 
-def column_major(A: Tensor) -> Tensor:
+def store_column_major(A: Tensor) -> Tensor:
     return A.mT.contiguous().mT
 
 
-def padded(A: Tensor) -> Tensor:
+def store_padded(A: Tensor) -> Tensor:
     """Rows further apart than they are long, the memory between them NaN."""
     *batch, m, n = A.shape
     memory = A.new_full((*batch, m + 1, n + 3), torch.nan)
     return memory[..., :m, 1 : n + 1].copy_(A)
 
 
-def padded_column_major(A: Tensor) -> Tensor:
-    return padded(A.mT).mT
+def store_padded_column_major(A: Tensor) -> Tensor:
+    return store_padded(A.mT).mT
 
 
-def shared(A: Tensor) -> Tensor:
+def share_first_item(A: Tensor) -> Tensor:
     """One matrix for all items of the batch."""
     return A[:1].expand_as(A)
 
 
-LAYOUTS = (row_major, column_major, padded, padded_column_major, shared)
+LAYOUTS = (store_row_major, store_column_major, store_padded, store_padded_column_major, share_first_item)
 Layout = Callable[[Tensor], Tensor]
 Results = list[Tensor]
 
 
-def cotangent_of(result: Tensor) -> Tensor:
+def make_cotangent(result: Tensor) -> Tensor:
     """Entries of both signs in both triangles."""
     return torch.cos(torch.arange(result.numel(), dtype=torch.float64)).view(result.shape).to(result.dtype)
 
 
-def value_and_gradients(f: Callable[..., Any], one: Sample, layout: Layout = row_major) -> Results:
+def compute_value_and_gradients(
+    f: Callable[..., Any], one: Sample, layout: Layout = store_row_major
+) -> Results:
     """Of operands and a cotangent in that layout."""
     leaves = [layout(arg.detach()).requires_grad_() for arg in one.args]
     result = joined(f(*leaves, **one.kwargs))
-    cotangent = cotangent_of(result)
-    cotangent = layout(cotangent) if result.dim() == 3 and layout is not shared else cotangent
+    cotangent = make_cotangent(result)
+    cotangent = layout(cotangent) if result.dim() == 3 and layout is not share_first_item else cotangent
     return [result.detach(), *torch.autograd.grad(result, leaves, cotangent)]
 
 
 @functools.cache
-def expected_of(
+def compute_expected(
     name: str, n: int, other: int, dtype: torch.dtype, same: bool
 ) -> list[tuple[Sample, Results]]:
     """Samples with all flags, and value and gradients by plain torch in float64; `same`: of equal items."""
@@ -87,7 +89,9 @@ def expected_of(
     for flags in all_flags(name):
         one = sample(name, n, flags, other=other, batch=(BATCH,), dtype=dtype)
         double = Sample(tuple(arg.double() for arg in one.args), flags, one.id)
-        results = value_and_gradients(OPERATORS[name].reference, double, shared if same else row_major)
+        results = compute_value_and_gradients(
+            OPERATORS[name].reference, double, share_first_item if same else store_row_major
+        )
         found.append((one, [result.to(dtype) for result in results]))
     return found
 
@@ -96,8 +100,8 @@ def check(name: str, n: int, other: int, dtype: torch.dtype, layouts: tuple[Layo
     case = OPERATORS[name]
     units = of_order(n) * case.condition(n)
     for layout in layouts:
-        for one, expected in expected_of(name, n, other, dtype, layout is shared):
-            assert_all_close(value_and_gradients(case.fn, one, layout), expected, units)
+        for one, expected in compute_expected(name, n, other, dtype, layout is share_first_item):
+            assert_all_close(compute_value_and_gradients(case.fn, one, layout), expected, units)
 
 
 @pytest.mark.parametrize("isa", _cpu.ISA_VARIANTS)
@@ -106,7 +110,7 @@ def check(name: str, n: int, other: int, dtype: torch.dtype, layouts: tuple[Layo
 def test_values_and_gradients(name: str, dtype: torch.dtype, isa: str) -> None:
     with path("default", isa):
         for n in ORDERS:
-            check(name, n, n, dtype, (row_major,))
+            check(name, n, n, dtype, (store_row_major,))
 
 
 @pytest.mark.parametrize("isa", _cpu.ISA_VARIANTS)
@@ -118,7 +122,7 @@ def test_layouts_and_other_sides(name: str, dtype: torch.dtype, isa: str) -> Non
         for n in (4, 8, 16):
             check(name, n, n, dtype, LAYOUTS)
             for other in (n - 1, n + 1):
-                check(name, n, other, dtype, (row_major, column_major))
+                check(name, n, other, dtype, (store_row_major, store_column_major))
 
 
 @pytest.mark.parametrize("isa", _cpu.ISA_VARIANTS)
@@ -128,7 +132,7 @@ def test_product_in_place(dtype: torch.dtype, isa: str) -> None:
     case = OPERATORS["trmm"]
     with path("default", isa):
         for n in ORDERS:
-            for one, (value, *_) in expected_of("trmm", n, n, dtype, False):
+            for one, (value, *_) in compute_expected("trmm", n, n, dtype, False):
                 for layout in LAYOUTS[:-1]:
                     target = layout(one.args[1].clone())
                     assert case.fn(one.args[0], target, **one.kwargs, overwrite=True) is target
@@ -151,7 +155,7 @@ def test_other_triangle(dtype: torch.dtype, isa: str) -> None:
                 result = OPERATORS["syrk"].fn(*one.args, **flags)
                 assert torch.equal(result, result.mT)
             hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
-            for one, (value, *_) in expected_of("trmm", n, n, dtype, False):
+            for one, (value, *_) in compute_expected("trmm", n, n, dtype, False):
                 L, A = one.args
                 L = L.masked_fill(hidden if one.kwargs["lower"] else hidden.mT, torch.nan)
                 assert_all_close(OPERATORS["trmm"].fn(L, A, **one.kwargs), value, of_order(n))

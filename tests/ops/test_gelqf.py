@@ -28,7 +28,7 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
-def random(shape: Shape, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+def draw_normal(shape: Shape, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     return (
         torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         .to(DEVICE)
@@ -58,7 +58,7 @@ def test_factors_and_lapacks_signs(dtype: torch.dtype, way: str) -> None:
     """Gaussian matrices, whose pivots have either sign in LAPACK, and are positive on CUDA."""
     with path(way):
         for shape in SHAPES:
-            A = random(shape, dtype)
+            A = draw_normal(shape, dtype)
             Q, L = lapgrad.gelqf(A)
             assert_factors(A, Q, L)
             signs = torch.linalg.qr(A.double().mT).R.mT.diagonal(dim1=-2, dim2=-1).sign()
@@ -72,7 +72,7 @@ def test_factors_and_lapacks_signs(dtype: torch.dtype, way: str) -> None:
 def test_positive_is_the_cholesky_factor(mode: Any, way: str) -> None:
     with path(way):
         for shape in ((5, 9), (40, 130), (17, 4, 16)):
-            A = random(shape)
+            A = draw_normal(shape)
             result = lapgrad.gelqf(A, mode=mode, positive=True)
             L = result if isinstance(result, Tensor) else result.L
             assert_all_close(L, torch.linalg.cholesky(A @ A.mT), 1000.0)
@@ -80,13 +80,13 @@ def test_positive_is_the_cholesky_factor(mode: Any, way: str) -> None:
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 6), (6, 4), (100, 300)], ids=str)
 def test_agrees_with_scipy(shape: Shape) -> None:
-    A = random(shape)
+    A = draw_normal(shape)
     q, r = scipy.linalg.qr(A.mT.cpu().numpy(), mode="economic")
-    expected = signed(torch.from_numpy(q.T.copy()).to(DEVICE), torch.from_numpy(r.T.copy()).to(DEVICE))
+    expected = fix_signs(torch.from_numpy(q.T.copy()).to(DEVICE), torch.from_numpy(r.T.copy()).to(DEVICE))
     assert_all_close(list(lapgrad.gelqf(A)), list(expected), 50.0 * max(shape))
 
 
-def signed(Q: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+def fix_signs(Q: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
     """LAPACK's factors as they are, and on CUDA those with a positive diagonal."""
     if DEVICE.type == "cpu":
         return Q, L
@@ -97,20 +97,20 @@ def signed(Q: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("mode", ["reduced", "l"])
 @pytest.mark.parametrize("shape", [(5, 8), (6, 6), (3, 4, 7)], ids=str)
 def test_gradients_agree_with_torch(shape: Shape, mode: Any) -> None:
-    A = random(shape).requires_grad_()
+    A = draw_normal(shape).requires_grad_()
     columns, R = torch.linalg.qr(A.mT)
-    Q, L = signed(columns.mT, R.mT)
+    Q, L = fix_signs(columns.mT, R.mT)
     loss = L.sin().sum() if mode == "l" else (Q.sin() * L.cos()[..., :, :1]).sum()
     result = lapgrad.gelqf(A, mode=mode)
     ours = result.sin().sum() if mode == "l" else (result.Q.sin() * result.L.cos()[..., :, :1]).sum()
     assert_all_close(grad(ours, A), grad(loss, A), 2000.0)
 
 
-def graded(shape: Shape, decades: float, dtype: torch.dtype) -> Tensor:
+def make_graded(shape: Shape, decades: float, dtype: torch.dtype) -> Tensor:
     """Rows whose sizes fall by that many decades from the first to the last."""
-    return random(shape, dtype) * torch.logspace(0, -decades, shape[-2], dtype=torch.float64, device=DEVICE)[
-        :, None
-    ].to(dtype)
+    return draw_normal(shape, dtype) * torch.logspace(
+        0, -decades, shape[-2], dtype=torch.float64, device=DEVICE
+    )[:, None].to(dtype)
 
 
 @pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
@@ -122,11 +122,11 @@ def test_graded_and_badly_scaled_rows(dtype: torch.dtype, way: str) -> None:
     with path(way):
         for shape in ((6, 6), (40, 60), (60, 40), (9, 5, 8), (9, 8, 5)):
             for A in (
-                graded(shape, decades, dtype),
-                graded(shape, decades, dtype).flip(-2),
-                graded(shape, decades, dtype).mT.contiguous().mT,
-                random(shape, dtype) * (info.max / 1e3),
-                random(shape, dtype) * info.tiny * 1e3,
+                make_graded(shape, decades, dtype),
+                make_graded(shape, decades, dtype).flip(-2),
+                make_graded(shape, decades, dtype).mT.contiguous().mT,
+                draw_normal(shape, dtype) * (info.max / 1e3),
+                draw_normal(shape, dtype) * info.tiny * 1e3,
             ):
                 assert_factors(A, *lapgrad.gelqf(A))
                 L = lapgrad.gelqf(A, mode="l")
@@ -138,7 +138,9 @@ def test_condition_does_not_matter(dtype: torch.dtype) -> None:
     """Orthogonal to rounding where A A^T is singular many times over."""
     i = torch.arange(150, dtype=torch.float64, device=DEVICE)
     hilbert = 1.0 / (i[:, None] + i + 1.0)
-    nearly_parallel = torch.ones(150, 300, dtype=torch.float64, device=DEVICE) + 1e-12 * random((150, 300))
+    nearly_parallel = torch.ones(150, 300, dtype=torch.float64, device=DEVICE) + 1e-12 * draw_normal(
+        (150, 300)
+    )
     powers = torch.linspace(0.0, 1.0, 200, dtype=torch.float64, device=DEVICE) ** i[:100, None]
     for A in (hilbert, nearly_parallel, powers, powers.mT, hilbert[:20, :20].expand(9, 20, 20)):
         A = A.to(dtype)
@@ -153,15 +155,15 @@ def test_identity_and_diagonal(shape: Shape, dtype: torch.dtype) -> None:
     for A in (identity, -identity, identity * torch.arange(1.0, shape[-1] + 1, dtype=dtype, device=DEVICE)):
         Q, L = lapgrad.gelqf(A)
         unit = torch.eye(min(shape[-2:]), shape[-1], dtype=dtype, device=DEVICE).expand_as(Q)
-        rows, factor = signed(unit, A[..., : min(shape[-2:])])
+        rows, factor = fix_signs(unit, A[..., : min(shape[-2:])])
         assert torch.equal(Q, rows)
         assert torch.equal(L, factor)
         assert torch.equal(lapgrad.gelqf(A, mode="l"), L)
         assert torch.equal(lapgrad.gelqf(A, positive=True).L, L.abs())
 
 
-def without_full_rank(shape: Shape, kind: str) -> Tensor:
-    A = random(shape)
+def make_rank_deficient(shape: Shape, kind: str) -> Tensor:
+    A = draw_normal(shape)
     rank = min(shape[-2:])
     if kind == "zero":
         A.zero_()
@@ -182,11 +184,11 @@ KINDS = ("zero", "zero row", "repeated row", "sum of rows")
 @pytest.mark.parametrize("shape", [(4, 6), (5, 5), (6, 4), (40, 50), (50, 40)], ids=str)
 def test_without_full_rank(shape: Shape, kind: str, way: str) -> None:
     """The factors are as good as ever; a derivative is refused, naming the item, in every mode."""
-    A = without_full_rank(shape, kind)
+    A = make_rank_deficient(shape, kind)
     first = 0 if kind == "zero" else min(shape) - 1
     with path(way):
         assert_factors(A, *lapgrad.gelqf(A))
-        batch = random((2, 3, *shape))
+        batch = draw_normal((2, 3, *shape))
         batch[1, 2] = A
         for given_, item in ((A, ()), (batch, (1, 2))):
             for mode in ("reduced", "l"):
@@ -226,7 +228,7 @@ def test_unknown_mode() -> None:
 def test_each_result_alone() -> None:
     """A cotangent of Q alone, of L alone, and of both add up."""
     for shape in ((3, 5), (5, 3), (40, 50), (50, 40), (9, 4, 4)):
-        A = random(shape).requires_grad_()
+        A = draw_normal(shape).requires_grad_()
         Q, L = lapgrad.gelqf(A)
         of_q, of_l, of_both = (
             grad(loss, A, retain_graph=True)[0]
@@ -246,7 +248,7 @@ def test_factors_of_any_matrix(
     what: tuple[int, int, int, int, torch.dtype], positive: bool, power: int
 ) -> None:
     batch, m, n, seed, dtype = what
-    A = random((batch, m, n) if batch else (m, n), dtype, seed) * 2.0**power
+    A = draw_normal((batch, m, n) if batch else (m, n), dtype, seed) * 2.0**power
     Q, L = lapgrad.gelqf(A, positive=positive)
     if A.numel():
         assert_factors(A, Q, L)
@@ -260,15 +262,15 @@ def test_forward_and_reverse_mode_are_adjoint(what: tuple[int, int, int, int, An
     """<g, J d> = <J^T g, d>."""
     batch, m, n, seed, _ = what
     shape = (batch, m, n) if batch else (m, n)
-    A = random(shape, seed=seed) + 3.0 * torch.eye(m, n, dtype=torch.float64, device=DEVICE)
-    d = random(shape, seed=seed + 1)
+    A = draw_normal(shape, seed=seed) + 3.0 * torch.eye(m, n, dtype=torch.float64, device=DEVICE)
+    d = draw_normal(shape, seed=seed + 1)
 
     def f(A: Tensor) -> tuple[Tensor, ...]:
         result = lapgrad.gelqf(A, mode=mode)
         return (result,) if isinstance(result, Tensor) else tuple(result)
 
     results, pull_back = func.vjp(f, A)
-    g = tuple(random(tuple(part.shape), seed=seed + 2) for part in results)
+    g = tuple(draw_normal(tuple(part.shape), seed=seed + 2) for part in results)
     tangents = func.jvp(f, (A,), (d,))[1]
     forward = sum(float((one * other).sum()) for one, other in zip(g, tangents, strict=True))
     reverse = float((pull_back(g)[0] * d).sum())
@@ -277,7 +279,7 @@ def test_forward_and_reverse_mode_are_adjoint(what: tuple[int, int, int, int, An
 
 def test_numpy_layouts_do_not_matter() -> None:
     """Column-major input gives the same bits as row-major."""
-    A = random((30, 45))
+    A = draw_normal((30, 45))
     fortran = torch.from_numpy(np.asfortranarray(A.cpu().numpy())).to(DEVICE)
     assert_all_close(lapgrad.gelqf(fortran), tuple(lapgrad.gelqf(A)), 0)
 
@@ -286,8 +288,8 @@ def test_numpy_layouts_do_not_matter() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lstsq_agrees_with_torch_and_scipy(shape: Shape, dtype: torch.dtype) -> None:
     *batch, m, n = shape
-    A = random(shape, dtype) + 4.0 * torch.eye(m, n, dtype=dtype, device=DEVICE)
-    B = random((*batch, m, 3), dtype, seed=1)
+    A = draw_normal(shape, dtype) + 4.0 * torch.eye(m, n, dtype=dtype, device=DEVICE)
+    B = draw_normal((*batch, m, 3), dtype, seed=1)
     X = lapgrad.linalg.lstsq(A, B)
     theirs = torch.linalg.lstsq(A.double().cpu(), B.double().cpu(), driver="gelsd")  # on the CPU only
     assert_all_close(X, theirs.solution.to(DEVICE, dtype), 500.0)
@@ -298,8 +300,8 @@ def test_lstsq_agrees_with_torch_and_scipy(shape: Shape, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("shape", [(3, 6), (6, 3), (5, 5)], ids=str)
 def test_gradients_of_lstsq_agree_with_torch(shape: Shape) -> None:
-    A = (random(shape) + 4.0 * torch.eye(*shape, dtype=torch.float64, device=DEVICE)).requires_grad_()
-    B = random((shape[0], 2), seed=1).requires_grad_()
+    A = (draw_normal(shape) + 4.0 * torch.eye(*shape, dtype=torch.float64, device=DEVICE)).requires_grad_()
+    B = draw_normal((shape[0], 2), seed=1).requires_grad_()
     ours = lapgrad.linalg.lstsq(A, B)
     theirs = torch.linalg.lstsq(A.cpu(), B.cpu(), driver="gelsd").solution  # on the CPU only
     assert_all_close(grad(ours.sin().sum(), (A, B)), grad(theirs.sin().sum(), (A, B)), 2000.0)
@@ -321,7 +323,7 @@ def test_gradients_of_lstsq_do_not_depend_on_scale(dtype: torch.dtype, exponent:
 
 def test_lstsq_residual_and_length() -> None:
     """A tall system leaves a residual orthogonal to A; of a wide one the smallest solution is taken."""
-    tall, wide, right = random((50, 7)), random((7, 50)), random((50, 2), seed=1)
+    tall, wide, right = draw_normal((50, 7)), draw_normal((7, 50)), draw_normal((50, 2), seed=1)
     X = lapgrad.linalg.lstsq(tall, right)
     assert (tall.mT @ (right - tall @ X)).abs().max() < 1e-12
     X = lapgrad.linalg.lstsq(wide, right[:7])
@@ -332,9 +334,9 @@ def test_lstsq_residual_and_length() -> None:
 
 def test_lstsq_keeps_what_the_normal_equations_lose() -> None:
     """At a condition number of 1e10, A^T A is singular in float64; a factorisation loses 10 digits of 16."""
-    U, _, V = torch.linalg.svd(random((30, 6)), full_matrices=False)
+    U, _, V = torch.linalg.svd(draw_normal((30, 6)), full_matrices=False)
     A = U * torch.logspace(0, -10, 6, dtype=torch.float64, device=DEVICE) @ V
-    wanted = random((6, 1), seed=1)
+    wanted = draw_normal((6, 1), seed=1)
     X = lapgrad.linalg.lstsq(A, A @ wanted)
     assert (X - wanted).abs().max() < 1e-4
 
@@ -343,10 +345,10 @@ def test_lstsq_keeps_what_the_normal_equations_lose() -> None:
 @pytest.mark.parametrize("shape", [(4, 6), (5, 5), (6, 4)], ids=str)
 def test_lstsq_without_full_rank(shape: Shape, kind: str) -> None:
     tall = shape[0] > shape[1]
-    A = without_full_rank(shape[::-1], kind).mT if tall else without_full_rank(shape, kind)
-    batch = random((3, *shape))
+    A = make_rank_deficient(shape[::-1], kind).mT if tall else make_rank_deficient(shape, kind)
+    batch = draw_normal((3, *shape))
     batch[2] = A
-    right = random((shape[0], 2))
+    right = draw_normal((shape[0], 2))
     line = "column" if tall else "row"
     for given_, item in ((A, ()), (batch, (2,))):
         with pytest.raises(
@@ -380,7 +382,7 @@ def test_one_matrix_for_a_batch_is_factorised_once(monkeypatch: pytest.MonkeyPat
         return kernel(L, Q, A, positive)
 
     monkeypatch.setitem(KERNELS, "gelqf", counting)
-    A, B = random((4, 6)), random((5, 3, 4, 2))
+    A, B = draw_normal((4, 6)), draw_normal((5, 3, 4, 2))
     X = lapgrad.linalg.lstsq(A, B)
     assert seen == [(4, 6)]
     assert_all_close(X, torch.linalg.pinv(A) @ B, 500.0)

@@ -28,7 +28,7 @@ POLICIES = ("mask", "lorentz", "clamp", "nan", "raise")
 ORTHOGONAL = 10.0
 
 
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return (
         torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         .to(DEVICE)
@@ -36,15 +36,15 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
     )
 
 
-def orthogonal(rows: int, columns: int, seed: int) -> Tensor:
+def draw_orthogonal(rows: int, columns: int, seed: int) -> Tensor:
     """Orthonormal rows."""
-    return torch.linalg.qr(normal(columns, rows, seed=seed))[0].mT
+    return torch.linalg.qr(draw_normal(columns, rows, seed=seed))[0].mT
 
 
-def with_values(values: list[float] | Tensor, m: int, n: int, seed: int = 0) -> Tensor:
+def make_with_values(values: list[float] | Tensor, m: int, n: int, seed: int = 0) -> Tensor:
     """A matrix with these singular values, the rest of them zero."""
     S = torch.as_tensor(values, dtype=torch.float64, device=DEVICE)
-    return (orthogonal(len(S), m, seed).mT * S) @ orthogonal(len(S), n, seed + 1)
+    return (draw_orthogonal(len(S), m, seed).mT * S) @ draw_orthogonal(len(S), n, seed + 1)
 
 
 def check(A: Tensor, units: float = ORTHOGONAL) -> None:
@@ -65,7 +65,7 @@ def check(A: Tensor, units: float = ORTHOGONAL) -> None:
     assert (_gaps.find_row_signs(U) == 1).all()
 
 
-def hard_matrices(m: int, n: int) -> dict[str, Tensor]:
+def list_hard_matrices(m: int, n: int) -> dict[str, Tensor]:
     k = min(m, n)
     return {
         "zero": torch.zeros(m, n, dtype=torch.float64, device=DEVICE),
@@ -77,16 +77,16 @@ def hard_matrices(m: int, n: int) -> dict[str, Tensor]:
         else torch.eye(m, k, dtype=torch.float64, device=DEVICE)
         * torch.arange(k, dtype=torch.float64, device=DEVICE),
         "ones": torch.ones(m, n, dtype=torch.float64, device=DEVICE),
-        "rank one": normal(m, 1) @ normal(1, n, seed=1),
-        "half rank": normal(m, max(k // 2, 1)) @ normal(max(k // 2, 1), n, seed=1),
+        "rank one": draw_normal(m, 1) @ draw_normal(1, n, seed=1),
+        "half rank": draw_normal(m, max(k // 2, 1)) @ draw_normal(max(k // 2, 1), n, seed=1),
         "one entry": torch.nn.functional.pad(
             torch.tensor([[-2.0]], dtype=torch.float64, device=DEVICE), (0, n - 1, 0, m - 1)
         ),
-        "repeated": with_values([3.0] * (k // 2) + [1.0] * (k - k // 2), m, n),
-        "graded": with_values(torch.logspace(0, -12, k, dtype=torch.float64, device=DEVICE), m, n),
-        "normal": normal(m, n),
-        "huge": 1e30 * normal(m, n),
-        "minute": 1e-30 * normal(m, n),
+        "repeated": make_with_values([3.0] * (k // 2) + [1.0] * (k - k // 2), m, n),
+        "graded": make_with_values(torch.logspace(0, -12, k, dtype=torch.float64, device=DEVICE), m, n),
+        "normal": draw_normal(m, n),
+        "huge": 1e30 * draw_normal(m, n),
+        "minute": 1e-30 * draw_normal(m, n),
     }
 
 
@@ -98,7 +98,7 @@ SHAPES = ((1, 1), (1, 5), (5, 1), (4, 4), (5, 8), (8, 5), (8, 8), (40, 40), (33,
 def test_hard_matrices(dtype: torch.dtype, way: str, isa: str) -> None:
     with path(way, isa):
         for m, n in SHAPES if isa == "" else SHAPES[:7]:
-            matrices = [A.to(dtype) for A in hard_matrices(m, n).values()]
+            matrices = [A.to(dtype) for A in list_hard_matrices(m, n).values()]
             if max(m, n) > 32:
                 for A in matrices:
                     check(A)
@@ -109,7 +109,7 @@ def test_hard_matrices(dtype: torch.dtype, way: str, isa: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_values_alone_are_the_same(dtype: torch.dtype) -> None:
     for m, n in SHAPES:
-        A = torch.stack([A.to(dtype) for A in hard_matrices(m, n).values()])
+        A = torch.stack([A.to(dtype) for A in list_hard_matrices(m, n).values()])
         S = lapgrad.gesvd(A, vectors=False)
         expected = torch.linalg.svdvals(A.double().cpu()).to(DEVICE)  # cuSOLVER's are good to 1000s of eps
         scale = expected.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
@@ -121,7 +121,7 @@ def test_values_alone_are_the_same(dtype: torch.dtype) -> None:
 def test_small_singular_values_of_small_matrices_have_small_relative_errors() -> None:
     """Rows of very different size: each singular value keeps its digits in a batch."""
     sizes = 10.0 ** torch.tensor([0.0, -40.0, -80.0, -120.0, -140.0], dtype=torch.float64, device=DEVICE)
-    A = (sizes[:, None] * orthogonal(5, 5, 3)).expand(9, 5, 5)
+    A = (sizes[:, None] * draw_orthogonal(5, 5, 3)).expand(9, 5, 5)
     S = lapgrad.gesvd(A).S
     assert ((S / sizes - 1).abs() < 1e-14).all()
 
@@ -148,7 +148,7 @@ def test_agrees_with_torch(shape: tuple[int, ...]) -> None:
         weights = torch.linspace(1, 2, U.shape[-1], dtype=U.dtype, device=U.device)
         return (U.square() * weights).cos().sum() + (V.sin().square()).cumsum(-1).sum() + (S * S).cos().sum()
 
-    A = normal(*shape).requires_grad_()
+    A = draw_normal(*shape).requires_grad_()
     on_cpu = A.detach().cpu().requires_grad_()  # cuSOLVER's are good to 1000s of eps
     columns, S, rows = torch.linalg.svd(on_cpu, full_matrices=False)
     ours = lapgrad.gesvd(A)
@@ -158,7 +158,7 @@ def test_agrees_with_torch(shape: tuple[int, ...]) -> None:
     assert_close(actual, expected.to(DEVICE), 200 * of_order(max(shape[-2:])))
 
 
-def slope(loss: Callable[[Tensor], Tensor], A: Tensor, direction: Tensor, h: float = 1e-5) -> Tensor:
+def estimate_slope(loss: Callable[[Tensor], Tensor], A: Tensor, direction: Tensor, h: float = 1e-5) -> Tensor:
     """Central differences, fourth order."""
     near = loss(A + h * direction) - loss(A - h * direction)
     far = loss(A + 2 * h * direction) - loss(A - 2 * h * direction)
@@ -168,8 +168,8 @@ def slope(loss: Callable[[Tensor], Tensor], A: Tensor, direction: Tensor, h: flo
 def check_slope(loss: Callable[[Tensor], Tensor], A: Tensor, units: float = 1e-8) -> None:
     (gA,) = grad(loss(leaf := A.clone().requires_grad_()), leaf)
     for seed in range(3):
-        direction = normal(*A.shape, seed=seed + 5)
-        expected = slope(loss, A, direction)
+        direction = draw_normal(*A.shape, seed=seed + 5)
+        expected = estimate_slope(loss, A, direction)
         assert abs((gA * direction).sum() - expected) <= units * max(1.0, abs(expected))
 
 
@@ -177,7 +177,7 @@ def check_slope(loss: Callable[[Tensor], Tensor], A: Tensor, units: float = 1e-8
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_truncated_gradient(shape: tuple[int, ...], rank: int) -> None:
     """The directions that were left out move the ones that are returned."""
-    weights = normal(*shape, seed=9)
+    weights = draw_normal(*shape, seed=9)
 
     def loss(A: Tensor) -> Tensor:
         U, S, V = lapgrad.gesvd(A, rank=rank)
@@ -185,7 +185,7 @@ def test_truncated_gradient(shape: tuple[int, ...], rank: int) -> None:
         best = (U.mT * S[..., None, :]) @ V
         return (best * weights).sum() + (U.mT @ U).pow(3).sum() + (V.mT @ V).pow(3).sum()
 
-    check_slope(loss, normal(*shape, seed=2))
+    check_slope(loss, draw_normal(*shape, seed=2))
 
 
 INVARIANT: dict[str, Callable[[Tensor], Tensor]] = {
@@ -194,10 +194,10 @@ INVARIANT: dict[str, Callable[[Tensor], Tensor]] = {
     "Frobenius norm": lambda A: lapgrad.gesvd(A).S.square().sum(),
     "log volume": lambda A: lapgrad.gesvd(A).S.log().sum(),
     "polar factor": lambda A: (
-        (factors := lapgrad.gesvd(A)).U.mT @ factors.V * normal(*A.shape[-2:], seed=8)
+        (factors := lapgrad.gesvd(A)).U.mT @ factors.V * draw_normal(*A.shape[-2:], seed=8)
     ).sum(),
     "leading projectors": lambda A: sum(
-        ((P := W[..., :2, :]).mT @ P * normal(W.shape[-1], W.shape[-1], seed=8)).sum()
+        ((P := W[..., :2, :]).mT @ P * draw_normal(W.shape[-1], W.shape[-1], seed=8)).sum()
         for W in (lapgrad.gesvd(A).U, lapgrad.gesvd(A).V)
     ),
     "sum of the leading pair": lambda A: lapgrad.gesvd(A, rank=2).S.sum().sin(),
@@ -214,7 +214,7 @@ def test_invariant_losses_are_exact_at_ties(
     plain = lapgrad.gesvd
     monkeypatch.setattr(lapgrad, "gesvd", lambda A, **flags: plain(A, degeneracy=policy, **flags))
     for A in (
-        with_values([3.0, 3.0, 1.0, 1.0], *shape),
+        make_with_values([3.0, 3.0, 1.0, 1.0], *shape),
         2 * torch.eye(*shape, dtype=torch.float64, device=DEVICE),
     ):
         if loss in ("leading projectors", "sum of the leading pair") and A[0, 1] == 0:
@@ -231,14 +231,14 @@ def test_polar_factor_needs_the_part_that_a_tie_leaves_determined() -> None:
         U, _, V = lapgrad.gesvd(A)
         return U.mT @ V
 
-    change = normal(4, 4)
+    change = draw_normal(4, 4)
     skew = 0.5 * (change - change.mT)
     for actual in (func.jvp(polar, (A,), (change,))[1], func.vjp(polar, A)[1](change)[0]):
         assert_close(actual, skew)
 
 
 def test_spectral_norm() -> None:
-    A = with_values([3.0, 2.0, 2.0, 0.0], 4, 4)
+    A = make_with_values([3.0, 2.0, 2.0, 0.0], 4, 4)
     check_slope(lambda A: lapgrad.gesvd(A).S[0], A)
     check_slope(lambda A: lapgrad.gesvd(A, rank=1, vectors=False).sum(), A)
 
@@ -247,32 +247,54 @@ def test_spectral_norm() -> None:
 @pytest.mark.parametrize("shape", [(4, 4), (3, 5), (5, 3), (40, 40), (35, 40)])
 def test_gradients_are_finite_everywhere(shape: tuple[int, int], policy: str) -> None:
     """Losses of single vectors at ties and zeros: a warning in place of NaN, at every order."""
-    for name, A in hard_matrices(*shape).items():
+    for name, A in list_hard_matrices(*shape).items():
         for batch in (A, A.expand(3, *shape)):
             leaf = batch.clone().requires_grad_()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", lapgrad.DegenerateSpectrumWarning)
                 U, S, V = lapgrad.gesvd(leaf / (A.abs().max() or 1.0), degeneracy=policy)
-                loss = (U * normal(*U.shape[-2:])).sum() + (V * normal(*V.shape[-2:])).sum() + S.sin().sum()
+                loss = (
+                    (U * draw_normal(*U.shape[-2:])).sum()
+                    + (V * draw_normal(*V.shape[-2:])).sum()
+                    + S.sin().sum()
+                )
                 (first,) = grad(loss, leaf, create_graph=True)
                 assert first.isfinite().all(), name
                 if max(shape) <= 5 and policy != "clamp":
                     assert grad(first.sin().sum(), leaf)[0].isfinite().all(), name
 
 
-def product(U: Tensor, S: Tensor, V: Tensor) -> Tensor:
+def multiply_factors(U: Tensor, S: Tensor, V: Tensor) -> Tensor:
     return (U.mT * S.unsqueeze(-2)) @ V
 
 
 AMBIGUOUS: dict[str, tuple[Tensor, Callable[..., Tensor]]] = {
-    "one vector of a tie": (with_values([3.0, 2.0, 2.0], 3, 3), lambda U, S, V: U[..., 1, :].exp().sum()),
-    "one value of a tie": (with_values([3.0, 2.0, 2.0], 3, 3), lambda U, S, V: S[..., 1].sum()),
-    "left vectors of zeros": (with_values([3.0], 3, 3), lambda U, S, V: U[..., 2, :].exp().sum()),
-    "the right vector of a zero": (with_values([3.0, 1.0], 3, 5), lambda U, S, V: V[..., 2, :].exp().sum()),
-    "the left vector of a zero": (with_values([3.0, 1.0], 5, 3), lambda U, S, V: U[..., 2, :].exp().sum()),
-    "wide product with a zero": (with_values([3.0, 1.0], 3, 5), lambda *USV: product(*USV).exp().sum()),
-    "tall product with a zero": (with_values([3.0, 1.0], 5, 3), lambda *USV: product(*USV).exp().sum()),
-    "square product with two zeros": (with_values([3.0], 3, 3), lambda *USV: product(*USV).exp().sum()),
+    "one vector of a tie": (
+        make_with_values([3.0, 2.0, 2.0], 3, 3),
+        lambda U, S, V: U[..., 1, :].exp().sum(),
+    ),
+    "one value of a tie": (make_with_values([3.0, 2.0, 2.0], 3, 3), lambda U, S, V: S[..., 1].sum()),
+    "left vectors of zeros": (make_with_values([3.0], 3, 3), lambda U, S, V: U[..., 2, :].exp().sum()),
+    "the right vector of a zero": (
+        make_with_values([3.0, 1.0], 3, 5),
+        lambda U, S, V: V[..., 2, :].exp().sum(),
+    ),
+    "the left vector of a zero": (
+        make_with_values([3.0, 1.0], 5, 3),
+        lambda U, S, V: U[..., 2, :].exp().sum(),
+    ),
+    "wide product with a zero": (
+        make_with_values([3.0, 1.0], 3, 5),
+        lambda *USV: multiply_factors(*USV).exp().sum(),
+    ),
+    "tall product with a zero": (
+        make_with_values([3.0, 1.0], 5, 3),
+        lambda *USV: multiply_factors(*USV).exp().sum(),
+    ),
+    "square product with two zeros": (
+        make_with_values([3.0], 3, 3),
+        lambda *USV: multiply_factors(*USV).exp().sum(),
+    ),
 }
 
 
@@ -282,7 +304,7 @@ def test_losses_without_a_derivative(name: str, core: bool, monkeypatch: pytest.
     if not core:
         replace_by_torch(monkeypatch, KERNELS, "gesvd", "gesvd_vjp")
     A, loss = AMBIGUOUS[name]
-    harmless = with_values([3.0, 2.0, 1.0], *A.shape, seed=4)
+    harmless = make_with_values([3.0, 2.0, 1.0], *A.shape, seed=4)
     batch = torch.stack([harmless, A, A])
     for many in (batch, torch.nn.functional.pad(batch, (0, 40, 0, 40))):
         if many is not batch and "zero" in name:
@@ -306,10 +328,12 @@ def test_losses_without_a_derivative(name: str, core: bool, monkeypatch: pytest.
 
 #: What a matrix of rank 2 determines, although it has zeros among its singular values.
 DETERMINED: dict[str, Callable[..., Tensor]] = {
-    "product": lambda U, S, V: product(U[..., :2, :], S[..., :2], V[..., :2, :]),
-    "square": lambda U, S, V: product(U, S**2, V),
+    "product": lambda U, S, V: multiply_factors(U[..., :2, :], S[..., :2], V[..., :2, :]),
+    "square": lambda U, S, V: multiply_factors(U, S**2, V),
     "projector": lambda U, S, V: V[..., :2, :].mT @ V[..., :2, :],
-    "pseudoinverse": lambda U, S, V: product(V, torch.where(S > 1e-8, 1.0 / S.clamp_min(1e-8), 0.0), U),
+    "pseudoinverse": lambda U, S, V: multiply_factors(
+        V, torch.where(S > 1e-8, 1.0 / S.clamp_min(1e-8), 0.0), U
+    ),
 }
 
 
@@ -322,10 +346,10 @@ def test_losses_with_a_derivative_at_zeros(
     """No warning (it would be an error), with and without rounding errors in the cotangents."""
     if not core:
         replace_by_torch(monkeypatch, _kernels._CPU, "gesvd", "gesvd_vjp")
-    for A in (with_values([3.0, 1.0], *shape), with_values([3.0, 1.0], *shape).expand(3, *shape)):
+    for A in (make_with_values([3.0, 1.0], *shape), make_with_values([3.0, 1.0], *shape).expand(3, *shape)):
         leaf = A.clone().requires_grad_()
         result = DETERMINED[name](*lapgrad.gesvd(leaf, degeneracy="raise"))
-        assert grad((result * normal(*result.shape[-2:])).sum(), leaf)[0].isfinite().all()
+        assert grad((result * draw_normal(*result.shape[-2:])).sum(), leaf)[0].isfinite().all()
 
 
 def test_the_warning_reaches_compiled_and_mapped_code() -> None:
@@ -365,11 +389,11 @@ def test_kernel_and_fallback_agree(policy: str, shape: tuple[int, int]) -> None:
     if policy != "nan":
         values[1] = values[0]
         values[-1] = 0.0
-    A = with_values(values, *shape).expand(5, *shape).contiguous()
+    A = make_with_values(values, *shape).expand(5, *shape).contiguous()
     with torch.no_grad():
         U, S, V = lapgrad.gesvd(A)
     tol = _gaps.choose_tolerance(min(shape), A.dtype, None)
-    cotangents = [normal(*W.shape, seed=7) for W in (U, S, V)]
+    cotangents = [draw_normal(*W.shape, seed=7) for W in (U, S, V)]
     for present in range(1, 8):
         given = [g if present >> i & 1 else None for i, g in enumerate(cotangents)]
         for count in (5, 1):
@@ -389,7 +413,7 @@ def test_kernel_and_fallback_agree(policy: str, shape: tuple[int, int]) -> None:
 def test_non_finite_input_names_the_item() -> None:
     for n in (3, 40):
         for bad in (torch.nan, torch.inf, -torch.inf):
-            A = normal(2, 3, n, n)
+            A = draw_normal(2, 3, n, n)
             A[1, 2, n - 1, 0] = bad
             for flags in ({}, {"vectors": False}):
                 with pytest.raises(lapgrad.NonFiniteError, match=r"^gesvd: A\[1, 2\] contains NaN") as caught:
@@ -423,9 +447,9 @@ def test_signs_do_not_follow_rounding() -> None:
     K = torch.exp(-20 * (x[:, None] - x).square())[:, :20]
     U = lapgrad.gesvd(K, rank=8).U
     for seed in range(5):
-        again = lapgrad.gesvd(K + 1e-14 * normal(24, 20, seed=seed), rank=8).U
+        again = lapgrad.gesvd(K + 1e-14 * draw_normal(24, 20, seed=seed), rank=8).U
         assert (U * again).sum(-1).min() > 0.999
-        batch = lapgrad.gesvd((K + 1e-14 * normal(24, 20, seed=seed)).expand(5, 24, 20), rank=8).U
+        batch = lapgrad.gesvd((K + 1e-14 * draw_normal(24, 20, seed=seed)).expand(5, 24, 20), rank=8).U
         assert (U * batch).sum(-1).min() > 0.999
 
 
@@ -438,17 +462,21 @@ def test_reconstruction_and_orthogonality(
     m: int, n: int, count: int, seed: int, rank: int, log_scale: int, float32: bool
 ) -> None:
     inner = min(m, n, rank)
-    A = normal(count, m, inner, seed=seed) @ normal(count, inner, n, seed=seed + 1) * 10.0**log_scale
+    A = (
+        draw_normal(count, m, inner, seed=seed)
+        @ draw_normal(count, inner, n, seed=seed + 1)
+        * 10.0**log_scale
+    )
     check(A.float() if float32 else A)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(m=st.integers(1, 8), n=st.integers(1, 8), seed=st.integers(0, 1000), policy=st.sampled_from(POLICIES))
 def test_forward_and_reverse_mode_are_adjoint(m: int, n: int, seed: int, policy: str) -> None:
-    A, tangent = normal(3, m, n, seed=seed), normal(3, m, n, seed=seed + 1)
+    A, tangent = draw_normal(3, m, n, seed=seed), draw_normal(3, m, n, seed=seed + 1)
     f = lambda A: lapgrad.gesvd(A, degeneracy=policy)  # noqa: E731
     results, pushed = func.jvp(f, (A,), (tangent,))
-    cotangents = tuple(normal(*part.shape, seed=seed + 2 + i) for i, part in enumerate(results))
+    cotangents = tuple(draw_normal(*part.shape, seed=seed + 2 + i) for i, part in enumerate(results))
     (pulled,) = func.vjp(lambda A: tuple(f(A)), A)[1](cotangents)
     left = sum((g * d).sum() for g, d in zip(cotangents, pushed, strict=True))
     size = sum((g * d).abs().sum() for g, d in zip(cotangents, pushed, strict=True))

@@ -25,14 +25,14 @@ SAMPLES = [
 
 
 @functools.cache
-def samples_of(name: str) -> list[Sample]:
+def list_samples(name: str) -> list[Sample]:
     return OPERATORS[name].samples(requires_grad=True)
 
 
-def flag_combinations(case: OperatorCase) -> list[Sample]:
+def list_flag_combinations(case: OperatorCase) -> list[Sample]:
     """The first sample of each combination of flags."""
     firsts: dict[str, Sample] = {}
-    for one in samples_of(case.name):
+    for one in list_samples(case.name):
         if all(arg.numel() for arg in one.args):
             firsts.setdefault(str(one.kwargs), one)
     return list(firsts.values())
@@ -41,13 +41,13 @@ def flag_combinations(case: OperatorCase) -> list[Sample]:
 FLAG_COMBINATIONS = [
     pytest.param(case, one, id=f"{case.name} {one.id}")
     for case in OPERATORS.values()
-    for one in flag_combinations(case)
+    for one in list_flag_combinations(case)
 ]
 
 
 @pytest.mark.parametrize(("case", "position"), SAMPLES)
 def test_first_derivatives(case: OperatorCase, position: int) -> None:
-    one = samples_of(case.name)[position]
+    one = list_samples(case.name)[position]
     f = case.differentiable(case.fn, one.kwargs)
     assert gradcheck(f, one.args, check_forward_ad=True, check_undefined_grad=False, fast_mode=position > 0)
 
@@ -78,7 +78,7 @@ SIZES: tuple[tuple[int, int, Shape], ...] = (
 )
 
 
-def gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tensor, ...]:
+def compute_gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tensor, ...]:
     """For a cotangent with entries of both signs in both triangles."""
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **flags)
@@ -88,13 +88,13 @@ def gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 @functools.cache
-def rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -> list[tuple[Sample, Any]]:
+def list_rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -> list[tuple[Sample, Any]]:
     """Samples of one size with all flags, and the gradients of the reference in float64."""
     samples = [sample(name, n, flags, other=other, batch=batch, dtype=dtype) for flags in all_flags(name)]
     found = []
     for one in samples:
         double = Sample(tuple(arg.double() for arg in one.args), one.kwargs, one.id)
-        expected = gradients(OPERATORS[name].reference, double, one.kwargs)
+        expected = compute_gradients(OPERATORS[name].reference, double, one.kwargs)
         found.append((one, [gradient.to(dtype) for gradient in expected]))
     return found
 
@@ -104,12 +104,12 @@ def rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -> lis
 def test_backward_of_every_path(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
     with path(way, isa):
         for n, other, batch in SIZES:
-            for one, expected in rows(name, n, other, batch, dtype):
-                actual = gradients(OPERATORS[name].fn, one, one.kwargs)
+            for one, expected in list_rows(name, n, other, batch, dtype):
+                actual = compute_gradients(OPERATORS[name].fn, one, one.kwargs)
                 assert_all_close(list(actual), expected, of_order(n) * OPERATORS[name].condition(n))
 
 
-def partly_failing(n: int) -> tuple[Tensor, Tensor]:
+def make_partly_failing(n: int) -> tuple[Tensor, Tensor]:
     """A batch of 9, and which items fail: one at its last minor, one with a NaN, one with an infinity."""
     A = sample("potrf", n, {}, batch=(9,)).args[0]
     A[2, -1, -1] = -3.0
@@ -125,7 +125,7 @@ def partly_failing(n: int) -> tuple[Tensor, Tensor]:
 def test_failed_items_have_gradient_zero_and_others_keep_theirs(lower: bool, way: str, isa: str) -> None:
     with path(way, isa):
         for n in (2, 5, 24, 33, 65):
-            A, failed = partly_failing(n)
+            A, failed = make_partly_failing(n)
             (alone,) = grad(lapgrad.potrf(leaf := A[~failed].requires_grad_(), lower=lower).sin().sum(), leaf)
             L, info = lapgrad.potrf_ex(A.requires_grad_(), lower=lower)
             (gA,) = grad(L.sin().sum(), A)
@@ -136,7 +136,7 @@ def test_failed_items_have_gradient_zero_and_others_keep_theirs(lower: bool, way
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_higher_derivatives_beside_failed_items(lower: bool) -> None:
-    A, failed = partly_failing(5)
+    A, failed = make_partly_failing(5)
 
     def second(A: Tensor) -> Tensor:
         A.requires_grad_()
@@ -150,7 +150,7 @@ def test_higher_derivatives_beside_failed_items(lower: bool) -> None:
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_forward_mode_beside_failed_items(lower: bool) -> None:
-    A, failed = partly_failing(5)
+    A, failed = make_partly_failing(5)
 
     def tangent(A: Tensor) -> Tensor:
         with forward_ad.dual_level():

@@ -27,90 +27,90 @@ OF_VECTORS = [case for case in OPERATORS.values() if not case.operands[0].isuppe
 OVERWRITING = [case for case in OPERATORS.values() if case.overwrites is not None and case.leaves_result]
 
 
-def column_major(A: Tensor) -> Tensor:
+def store_column_major(A: Tensor) -> Tensor:
     return A.mT.contiguous().mT
 
 
-def padded(A: Tensor) -> Tensor:
+def store_padded(A: Tensor) -> Tensor:
     """A block inside of larger matrices."""
     *batch, m, n = A.shape
-    return _inside(A, A.new_empty(*batch, m + 3, n + 5)[..., 1:-2, 2:-3])
+    return _fill_view(A, A.new_empty(*batch, m + 3, n + 5)[..., 1:-2, 2:-3])
 
 
-def padded_column_major(A: Tensor) -> Tensor:
-    return padded(A.mT).mT
+def store_padded_column_major(A: Tensor) -> Tensor:
+    return store_padded(A.mT).mT
 
 
-def every_second_column(A: Tensor) -> Tensor:
+def store_in_every_second_column(A: Tensor) -> Tensor:
     *batch, m, n = A.shape
-    return _inside(A, A.new_empty(*batch, m, 2 * n)[..., 1::2])
+    return _fill_view(A, A.new_empty(*batch, m, 2 * n)[..., 1::2])
 
 
-def every_second_row(A: Tensor) -> Tensor:
+def store_in_every_second_row(A: Tensor) -> Tensor:
     *batch, m, n = A.shape
-    return _inside(A, A.new_empty(*batch, 2 * m, n)[..., ::2, :])
+    return _fill_view(A, A.new_empty(*batch, 2 * m, n)[..., ::2, :])
 
 
-def batch_innermost(A: Tensor) -> Tensor:
+def store_batch_innermost(A: Tensor) -> Tensor:
     """The items of a batch are interleaved."""
     return A.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
-def batch_in_between(A: Tensor) -> Tensor:
+def store_batch_in_between(A: Tensor) -> Tensor:
     """Row i of all items, then row i + 1 of all items: the batch stride is smaller than a matrix."""
     return A.movedim(0, -2).contiguous().movedim(-2, 0)
 
 
-def batch_with_gaps(A: Tensor) -> Tensor:
+def store_batch_with_gaps(A: Tensor) -> Tensor:
     """No single stride walks through the leading dimensions."""
     first, second, *others = A.shape
-    return _inside(A, A.new_empty(first, second + 2, *others)[:, 1:-1])
+    return _fill_view(A, A.new_empty(first, second + 2, *others)[:, 1:-1])
 
 
-def batch_transposed(A: Tensor) -> Tensor:
+def store_batch_transposed(A: Tensor) -> Tensor:
     return A.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-def batch_shared(A: Tensor) -> Tensor:
+def share_first_item(A: Tensor) -> Tensor:
     """All items are one matrix: stride 0."""
     return A[:1, :1].expand_as(A)
 
 
-def batch_partly_shared(A: Tensor) -> Tensor:
+def share_some_items(A: Tensor) -> Tensor:
     return A[:, :1].expand_as(A)
 
 
 MATRIX_LAYOUTS: tuple[Layout, ...] = (
-    column_major,
-    padded,
-    padded_column_major,
-    every_second_column,
-    every_second_row,
+    store_column_major,
+    store_padded,
+    store_padded_column_major,
+    store_in_every_second_column,
+    store_in_every_second_row,
 )
 BATCH_LAYOUTS: tuple[Layout, ...] = (
-    batch_innermost,
-    batch_in_between,
-    batch_with_gaps,
-    batch_transposed,
-    batch_shared,
-    batch_partly_shared,
+    store_batch_innermost,
+    store_batch_in_between,
+    store_batch_with_gaps,
+    store_batch_transposed,
+    share_first_item,
+    share_some_items,
 )
 
 
-def _inside(A: Tensor, room: Tensor) -> Tensor:
+def _fill_view(A: Tensor, room: Tensor) -> Tensor:
     """``room``, a view, filled with ``A``, and all else in its memory with NaN."""
-    _memory(room).fill_(torch.nan)
+    _view_memory(room).fill_(torch.nan)
     return room.copy_(A)
 
 
-def _memory(A: Tensor) -> Tensor:
+def _view_memory(A: Tensor) -> Tensor:
     """All elements of the memory that ``A`` is part of."""
     return torch.tensor([], dtype=A.dtype, device=DEVICE).set_(A.untyped_storage())
 
 
-def _bits(A: Tensor) -> Tensor:
+def _copy_bits(A: Tensor) -> Tensor:
     """A copy of that memory that compares NaN as equal to itself."""
-    return _memory(A.detach()).view(torch.int64).clone()
+    return _view_memory(A.detach()).view(torch.int64).clone()
 
 
 def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...], units: float) -> None:
@@ -121,7 +121,7 @@ def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...],
     for layout in layouts:
         for positions in choices:
             args = [layout(arg) if i in positions else arg for i, arg in enumerate(one.args)]
-            before = [_bits(arg) for arg in args]
+            before = [_copy_bits(arg) for arg in args]
             dense = [arg.clone(memory_format=torch.contiguous_format).requires_grad_() for arg in args]
             expected = joined(case.reference(*dense, **one.kwargs))
             leaves = [arg.detach().requires_grad_() for arg in args]
@@ -133,7 +133,7 @@ def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...],
             actual_gradients = torch.autograd.grad(actual, leaves, weights)
             assert_all_close(actual_gradients, torch.autograd.grad(expected, dense, weights), units)
             for arg, bits in zip(args, before, strict=True):
-                assert torch.equal(_bits(arg), bits), f"{layout.__name__}: an operand was modified"
+                assert torch.equal(_copy_bits(arg), bits), f"{layout.__name__}: an operand was modified"
 
 
 @pytest.mark.parametrize("case", OF_MATRICES, ids=lambda case: case.name)
@@ -149,7 +149,10 @@ def test_batches(case: OperatorCase) -> None:
 @pytest.mark.parametrize("case", OF_VECTORS, ids=lambda case: case.name)
 def test_vectors(case: OperatorCase) -> None:
     """Every second element, and the batch innermost."""
-    layouts = (lambda v: _inside(v, v.new_empty(*v.shape[:-1], 2 * v.shape[-1])[..., ::2]), batch_innermost)
+    layouts = (
+        lambda v: _fill_view(v, v.new_empty(*v.shape[:-1], 2 * v.shape[-1])[..., ::2]),
+        store_batch_innermost,
+    )
     check_operands(case, case.batched((2,)), layouts, of_order(5))
 
 
@@ -162,7 +165,12 @@ def test_all_flags_on_every_path(name: str, way: str) -> None:
         for flags in all_flags(name):
             check_operands(case, sample(name, 40, flags, other=35), MATRIX_LAYOUTS, of_order(40))
             batch = sample(name, 4, flags, other=3, batch=(3, 3))
-            check_operands(case, batch, (column_major, padded, batch_innermost, batch_shared), of_order(4))
+            check_operands(
+                case,
+                batch,
+                (store_column_major, store_padded, store_batch_innermost, share_first_item),
+                of_order(4),
+            )
 
 
 @pytest.mark.parametrize("name", ["trsm", "trmm", "gemm", "gemm2", "gemmt", "syrk", "copyltu"])
@@ -285,10 +293,10 @@ def test_cotangents(name: str, layout: Layout) -> None:
                 for part in expected
             ]
             cotangents = [layout(part) if part.dim() >= 2 + len(batch) else part for part in dense]
-            before = [_bits(cotangent) for cotangent in cotangents]
+            before = [_copy_bits(cotangent) for cotangent in cotangents]
             gradients = torch.autograd.grad(actual, leaves, cotangents)
             for cotangent, bits in zip(cotangents, before, strict=True):
-                assert torch.equal(_bits(cotangent), bits), "the cotangent was modified"
+                assert torch.equal(_copy_bits(cotangent), bits), "the cotangent was modified"
             dense = [cotangent.contiguous() for cotangent in cotangents]
             wanted = torch.autograd.grad(expected, leaves, dense)
             assert_all_close(gradients, wanted, of_order(n) * case.condition(n))
@@ -300,18 +308,18 @@ def test_overwrite_writes_only_its_own_elements(case: OperatorCase, layout: Layo
     flags = all_flags(case.name) if case.name in FLAGS else [{}, {"alpha": 2.0, "beta": -1.0}]
     for n in (5, 40):
         for one_flags in flags:
-            one = _square_sample(case, n, one_flags)
+            one = _make_square_sample(case, n, one_flags)
             target = layout(one.args[case.overwrites])
-            outside = _outside(target)
+            outside = _find_outside(target)
             expected = joined(case.reference(*one.args, **one_flags))
             args = [target if i == case.overwrites else arg for i, arg in enumerate(one.args)]
             result = joined(case.fn(*args, **one_flags, overwrite=True))
             assert result is target
             assert_all_close(target, expected, of_order(n))
-            assert _memory(target)[outside].isnan().all(), "written outside of the operand"
+            assert _view_memory(target)[outside].isnan().all(), "written outside of the operand"
 
 
-def _square_sample(case: OperatorCase, n: int, flags: dict[str, Any]) -> Sample:
+def _make_square_sample(case: OperatorCase, n: int, flags: dict[str, Any]) -> Sample:
     if case.name in FLAGS:
         return sample(case.name, n, flags, batch=(2, 3))
     generator = torch.Generator().manual_seed(n)
@@ -321,8 +329,8 @@ def _square_sample(case: OperatorCase, n: int, flags: dict[str, Any]) -> Sample:
     return Sample(tuple(args), flags, "")
 
 
-def _outside(A: Tensor) -> Tensor:
+def _find_outside(A: Tensor) -> Tensor:
     """Which elements of the memory do not belong to ``A``."""
-    mark = torch.ones(_memory(A).shape, dtype=torch.bool, device=DEVICE)
+    mark = torch.ones(_view_memory(A).shape, dtype=torch.bool, device=DEVICE)
     mark.as_strided(A.shape, A.stride(), A.storage_offset()).fill_(False)
     return mark

@@ -88,7 +88,7 @@ ON_CUDA: dict[str, tuple[str, dict[str, float]]] = {
 }
 
 
-def documented(name: str) -> dict[str, tuple[float, bool]]:
+def read_documented_memory(name: str) -> dict[str, tuple[float, bool]]:
     """The Memory line of a docstring: "forward 1 (0 with overwrite), backward 1".
 
     Buffers are counted in units of what is returned, or in matrices: "forward 1 n^2 (0 with overwrite)". The
@@ -109,10 +109,13 @@ def documented(name: str) -> dict[str, tuple[float, bool]]:
 
 def measure() -> dict[str, dict[str, tuple[float, float]]]:
     """For each operator and phase: the peak, and the memory of what is returned, in matrices."""
-    return {name: {phase: _phase(name, phase) for phase in documented(name)} for name in OPERATORS}
+    return {
+        name: {phase: _prepare_phase(name, phase) for phase in read_documented_memory(name)}
+        for name in OPERATORS
+    }
 
 
-def _phase(name: str, phase: str) -> tuple[float, float]:
+def _prepare_phase(name: str, phase: str) -> tuple[float, float]:
     case = OPERATORS[name]
     generator = torch.Generator().manual_seed(0)
     shapes = _OPERAND_SHAPES.get(name, ((N, N),) * len(case.kinds))
@@ -124,7 +127,7 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
         args[0] = torch.eye(N, dtype=torch.float64, device=DEVICE) + args[0] / N
     flags = _FLAGS.get(name, {})
     if phase == "forward":
-        return _peak(lambda: case.fn(*args, **flags))
+        return _measure_peak(lambda: case.fn(*args, **flags))
     if phase == "overwrite":
         assert case.overwrites is not None
         target = args[case.overwrites].clone()
@@ -134,58 +137,60 @@ def _phase(name: str, phase: str) -> tuple[float, float]:
             target.copy_(values)
             return case.fn(*args, overwrite=True)
 
-        return _peak(overwrite)
+        return _measure_peak(overwrite)
     for arg in args:
         arg.requires_grad_()
     results = case.fn(*args, **flags)
     # The sign of a determinant requires a gradient, too, but is constant.
     of_interest = results.logabsdet if name == "slogdet" else results
-    result = next(part for part in _tensors(of_interest) if part.requires_grad)
+    result = next(part for part in _list_tensors(of_interest) if part.requires_grad)
     cotangent = torch.ones_like(result)
-    return _peak(lambda: torch.autograd.grad(result, args, cotangent, retain_graph=True), cotangent)
+    return _measure_peak(lambda: torch.autograd.grad(result, args, cotangent, retain_graph=True), cotangent)
 
 
 def peak_bytes(function: Callable[[], Any]) -> int:
     return measure_mapped_bytes(function) if DEVICE.type == "cpu" else measure_peak_bytes(function, DEVICE)
 
 
-def _peak(function: Any, cotangent: Tensor | None = None) -> tuple[float, float]:
+def _measure_peak(function: Any, cotangent: Tensor | None = None) -> tuple[float, float]:
     shared = set() if cotangent is None else {cotangent.data_ptr()}
     returned = 0
 
     def counted() -> Any:
         nonlocal returned
         result = function()
-        returned = sum(t.untyped_storage().nbytes() for t in _tensors(result) if t.data_ptr() not in shared)
+        returned = sum(
+            t.untyped_storage().nbytes() for t in _list_tensors(result) if t.data_ptr() not in shared
+        )
         return result
 
     return peak_bytes(counted) / MATRIX_BYTES, returned / MATRIX_BYTES
 
 
-def _tensors(result: Any) -> list[Tensor]:
+def _list_tensors(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
 @functools.cache
-def _in_a_fresh_process() -> dict[str, dict[str, tuple[float, float]]]:
+def _measure_in_a_fresh_process() -> dict[str, dict[str, tuple[float, float]]]:
     """In address space, which nothing but the process itself changes (see ``measure_mapped_bytes``)."""
     code = "import json, test_memory; print(json.dumps(test_memory.measure()))"
     return json.loads(output(code, **EVERY_BUFFER_MAPPED))
 
 
-def _measured(name: str, phase: str) -> tuple[float, float]:
+def _measure_phase(name: str, phase: str) -> tuple[float, float]:
     """On a GPU the allocator knows what one call has asked for, in whatever process."""
-    return _in_a_fresh_process()[name][phase] if DEVICE.type == "cpu" else _phase(name, phase)
+    return _measure_in_a_fresh_process()[name][phase] if DEVICE.type == "cpu" else _prepare_phase(name, phase)
 
 
 @pytest.mark.parametrize("phase", ["forward", "overwrite", "backward"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_peak_is_what_the_docstring_says(name: str, phase: str) -> None:
-    line = documented(name)
+    line = read_documented_memory(name)
     if phase not in line:
         assert "overwrite" not in inspect.signature(OPERATORS[name].fn).parameters
         return
-    peak, returned = _measured(name, phase)
+    peak, returned = _measure_phase(name, phase)
     on_cuda = ON_CUDA.get(name, ("", {}))[1].get(phase)
     if DEVICE.type == "cuda" and on_cuda is not None:
         assert peak <= on_cuda + SLACK, f"{peak:.2f} matrices, on CUDA at most {on_cuda:.2f}"

@@ -25,17 +25,17 @@ def case(request: pytest.FixtureRequest) -> OperatorCase:
     return request.param
 
 
-def first(result: Any) -> Tensor:
+def select_first(result: Any) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-def overwriting(case: OperatorCase, sample: Sample) -> Callable[..., Tensor]:
+def make_overwriting_function(case: OperatorCase, sample: Sample) -> Callable[..., Tensor]:
     """The operator on a copy of the operand it overwrites: a function without side effects."""
 
     def run(*args: Tensor) -> Tensor:
         operands = list(args)
         operands[case.overwrites] = operands[case.overwrites].clone()
-        return first(case.fn(*operands, **sample.kwargs, overwrite=True))
+        return select_first(case.fn(*operands, **sample.kwargs, overwrite=True))
 
     return run
 
@@ -43,10 +43,10 @@ def overwriting(case: OperatorCase, sample: Sample) -> Callable[..., Tensor]:
 def test_reuses_memory(case: OperatorCase) -> None:
     sample = case.small()
     target = sample.args[case.overwrites]
-    expected = first(case.reference(*sample.args, **sample.kwargs))
+    expected = select_first(case.reference(*sample.args, **sample.kwargs))
     address, version = target.data_ptr(), target._version
     others = [arg.clone() for arg in sample.args]
-    result = first(case.fn(*sample.args, **sample.kwargs, overwrite=True))
+    result = select_first(case.fn(*sample.args, **sample.kwargs, overwrite=True))
     assert result is target
     assert result.data_ptr() == address
     assert result._version > version
@@ -63,7 +63,7 @@ def test_agrees_with_fresh_result(case: OperatorCase) -> None:
         expected = case.differentiable(case.reference, sample.kwargs)(*sample.args)
         if expected.shape != target.shape:
             continue
-        result = case.differentiable(overwriting(case, sample), {})(*sample.args)
+        result = case.differentiable(make_overwriting_function(case, sample), {})(*sample.args)
         assert_all_close(result, expected)
         weights = torch.linspace(0.5, 1.5, expected.numel(), dtype=expected.dtype, device=DEVICE).view(
             expected.shape
@@ -98,8 +98,8 @@ def test_any_layout(case: OperatorCase, layout: str) -> None:
         view = room.movedim(-1, 0)
     args = list(sample.args)
     args[case.overwrites] = view
-    expected = first(case.reference(*sample.args, **sample.kwargs))
-    assert first(case.fn(*args, **sample.kwargs, overwrite=True)) is view
+    expected = select_first(case.reference(*sample.args, **sample.kwargs))
+    assert select_first(case.fn(*args, **sample.kwargs, overwrite=True)) is view
     assert_all_close(view, expected)
     if layout == "slice":
         view.fill_(7.0)
@@ -119,7 +119,7 @@ def test_view_of_a_recorded_tensor(case: OperatorCase) -> None:
             f(*args, **sample.kwargs, overwrite=True)
         else:
             args[case.overwrites] = base[1].clone()
-            base = torch.stack([base[0], first(f(*args, **sample.kwargs))])
+            base = torch.stack([base[0], select_first(f(*args, **sample.kwargs))])
         return [base.detach(), *torch.autograd.grad(base.sin().sum(), leaves)]
 
     assert_all_close(run(case.fn, True), run(case.reference, False))
@@ -175,17 +175,20 @@ def test_other_operands_need_gradients(case: OperatorCase) -> None:
 
 def test_inference_tensors(case: OperatorCase) -> None:
     sample = case.small()
-    expected = first(case.reference(*sample.args, **sample.kwargs))
+    expected = select_first(case.reference(*sample.args, **sample.kwargs))
     with torch.inference_mode():
         args = [arg.clone() for arg in sample.args]
-        result = first(case.fn(*args, **sample.kwargs, overwrite=True))
+        result = select_first(case.fn(*args, **sample.kwargs, overwrite=True))
         assert result is args[case.overwrites]
         assert_all_close(result.clone(), expected)
 
 
 def test_under_transforms(case: OperatorCase) -> None:
     sample = case.small()
-    ours, theirs = overwriting(case, sample), lambda *args: first(case.reference(*args, **sample.kwargs))
+    ours, theirs = (
+        make_overwriting_function(case, sample),
+        lambda *args: select_first(case.reference(*args, **sample.kwargs)),
+    )
 
     def gradient(f: Callable[..., Tensor]) -> Any:
         return func.grad(lambda *args: f(*args).sin().sum(), tuple(range(len(sample.args))))(*sample.args)
@@ -202,8 +205,8 @@ def test_with_dual_numbers(case: OperatorCase) -> None:
     sample = case.small()
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(arg, torch.ones_like(arg)) for arg in sample.args]
-        expected = forward_ad.unpack_dual(first(case.reference(*duals, **sample.kwargs)))
-        result = forward_ad.unpack_dual(overwriting(case, sample)(*duals))
+        expected = forward_ad.unpack_dual(select_first(case.reference(*duals, **sample.kwargs)))
+        result = forward_ad.unpack_dual(make_overwriting_function(case, sample)(*duals))
         assert_all_close([result.primal, result.tangent], [expected.primal, expected.tangent])
 
 
@@ -211,10 +214,12 @@ def test_with_dual_numbers(case: OperatorCase) -> None:
 def test_compiled(case: OperatorCase, backend: str) -> None:
     torch._dynamo.reset()
     sample = case.small()
-    expected = first(case.reference(*sample.args, **sample.kwargs))
+    expected = select_first(case.reference(*sample.args, **sample.kwargs))
     args = [arg.clone() for arg in sample.args]
     compiled = torch.compile(
-        lambda *args: first(case.fn(*args, **sample.kwargs, overwrite=True)), backend=backend, fullgraph=True
+        lambda *args: select_first(case.fn(*args, **sample.kwargs, overwrite=True)),
+        backend=backend,
+        fullgraph=True,
     )
     assert_all_close(compiled(*args), expected)
     assert_all_close(args[case.overwrites], expected)
@@ -299,13 +304,13 @@ OVERLAPS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {
 }
 
 
-def _room(n: int) -> Tensor:
+def _make_large_matrix(n: int) -> Tensor:
     """A positive definite matrix of order n + 1 with triangles of a small condition number."""
     noise = torch.randn(n + 1, n + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) / n
     return (noise + noise.mT + 2.0 * torch.eye(n + 1, dtype=torch.float64)).to(DEVICE)
 
 
-def _overlapping_pairs(case: OperatorCase) -> Iterator[tuple[int, int, str]]:
+def _list_overlapping_pairs(case: OperatorCase) -> Iterator[tuple[int, int, str]]:
     """Positions of two operands and a name from ``OVERLAPS``; the second one is moved, so it is general."""
     for one, other in itertools.permutations(range(len(case.operands)), 2):
         for name in OVERLAPS:
@@ -322,11 +327,11 @@ SEVERAL_OPERANDS = [c for c in OPERATORS.values() if c.overwrites is not None an
 @pytest.mark.parametrize("n", [2, 5, 40, 200])
 def test_any_two_operands_may_share_memory(case: OperatorCase, n: int, recorded: bool) -> None:
     """Every pair of operands, in every way: result and gradient are those of separate operands."""
-    for one, other, name in _overlapping_pairs(case):
+    for one, other, name in _list_overlapping_pairs(case):
         found = []
         for overwrite in (True, False):
-            leaf = _room(n).requires_grad_(recorded)
-            args = [_room(n)[:n, :n].roll(1, 0) for _ in case.operands]
+            leaf = _make_large_matrix(n).requires_grad_(recorded)
+            args = [_make_large_matrix(n)[:n, :n].roll(1, 0) for _ in case.operands]
             args[one], args[other] = OVERLAPS[name](leaf * 1.0, n)
             if not overwrite:
                 args = [arg.clone() for arg in args]
@@ -344,7 +349,7 @@ def test_any_two_operands_may_share_memory(case: OperatorCase, n: int, recorded:
 def test_one_operand_twice_under_transforms(name: str) -> None:
     """The same object as two operands, where addresses are not known."""
     case = OPERATORS[name]
-    X = torch.stack([_room(4)[:4, :4], 2.0 * _room(4)[:4, :4]])
+    X = torch.stack([_make_large_matrix(4)[:4, :4], 2.0 * _make_large_matrix(4)[:4, :4]])
 
     def twice(X: Tensor, overwrite: bool) -> Tensor:
         Z = X * 1.0
@@ -362,7 +367,7 @@ def test_one_operand_twice_under_transforms(name: str) -> None:
 
 def test_one_covariance_for_views_of_itself() -> None:
     """mvn_nll with one A for several Y, which lie in the memory of A."""
-    A = _room(6)[:6, :6].contiguous()
+    A = _make_large_matrix(6)[:6, :6].contiguous()
     Y = torch.stack([A, A])
     expected = lapgrad.fused.mvn_nll(A, Y)
     assert_all_close(lapgrad.fused.mvn_nll(A, A.expand(2, 6, 6), overwrite=True), expected)

@@ -18,26 +18,26 @@ ORDERS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 65, 97)
 LARGE = 201
 
 
-def triangles(n: int) -> Iterator[tuple[int, bool]]:
+def list_triangles(n: int) -> Iterator[tuple[int, bool]]:
     """(offset, lower): both triangles, and those that begin elsewhere, down to one entry and none."""
     yield from ((0, True), (0, False))
     for distance in sorted({1, 2, n // 2, n - 1, n} & set(range(1, n + 1))):
         yield from ((distance, True), (-distance, False))
 
 
-def numbered(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def make_numbered(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """No number twice, and none zero: a wrong place shows."""
     count = torch.Size(shape).numel()
     return (1.0 + torch.arange(count, dtype=dtype, device=DEVICE)).view(shape)
 
 
-def packed(A: Tensor, offset: int, lower: bool) -> Tensor:
+def pack_by_definition(A: Tensor, offset: int, lower: bool) -> Tensor:
     """By the definition, entry by entry."""
     rows, columns = packed_places(A.shape[-1], offset, lower)
     return A[..., rows, columns]
 
 
-def unpacked(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
+def unpack_by_definition(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
     A = v.new_zeros(*v.shape[:-1], n, n)
     rows, columns = packed_places(n, offset, lower)
     A[..., rows, columns] = v
@@ -46,21 +46,21 @@ def unpacked(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
 
 def check(A: Tensor, offset: int, lower: bool) -> None:
     """Both directions, bit by bit."""
-    v = packed(A, offset, lower)
+    v = pack_by_definition(A, offset, lower)
     assert torch.equal(lapgrad.extracttrian(A, offset=offset, lower=lower), v)
-    expected = unpacked(v, A.shape[-1], offset, lower)
+    expected = unpack_by_definition(v, A.shape[-1], offset, lower)
     assert torch.equal(lapgrad.maketrian(v, offset=offset, lower=lower), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", ORDERS)
 def test_orders_and_offsets(n: int, dtype: torch.dtype) -> None:
-    for offset, lower in triangles(n):
+    for offset, lower in list_triangles(n):
         for batch in ((), (3,), (2, 1)):
-            check(numbered(*batch, n, n, dtype=dtype), offset, lower)
+            check(make_numbered(*batch, n, n, dtype=dtype), offset, lower)
 
 
-def layouts(A: Tensor) -> Iterator[Tensor]:
+def list_layouts(A: Tensor) -> Iterator[Tensor]:
     """A itself and its numbers elsewhere in memory, with NaN around them."""
     *batch, n, _ = A.shape
     yield A.mT.contiguous().mT
@@ -76,8 +76,8 @@ def layouts(A: Tensor) -> Iterator[Tensor]:
 @pytest.mark.parametrize("n", [5, 33, 40])
 def test_matrices_of_any_strides(n: int) -> None:
     for offset, lower in ((0, True), (0, False), (2, True), (-3, True)):
-        for A in layouts(numbered(2, 3, n, n)):
-            expected = packed(A.contiguous(), offset, lower)
+        for A in list_layouts(make_numbered(2, 3, n, n)):
+            expected = pack_by_definition(A.contiguous(), offset, lower)
             assert torch.equal(lapgrad.extracttrian(A, offset=offset, lower=lower), expected)
 
 
@@ -85,13 +85,13 @@ def test_matrices_of_any_strides(n: int) -> None:
 def test_vectors_of_any_strides(n: int) -> None:
     for offset, lower in ((0, True), (0, False), (2, True), (-3, True)):
         k = n - abs(offset)
-        v = numbered(2, 3, k * (k + 1) // 2)
+        v = make_numbered(2, 3, k * (k + 1) // 2)
         apart = torch.stack([v, torch.full_like(v, torch.nan)], -1)[..., 0]
         inside = torch.cat([v, torch.full_like(v, torch.nan)], -1)[..., : v.shape[-1]]
         turned = v.transpose(0, 1).contiguous().transpose(0, 1)
         innermost = v.movedim(-1, 0).contiguous().movedim(0, -1)
         for u in (apart, inside, turned, innermost, v[:, :1].expand_as(v), v[..., :1].expand_as(v)):
-            expected = unpacked(u, n, offset, lower)
+            expected = unpack_by_definition(u, n, offset, lower)
             assert torch.equal(lapgrad.maketrian(u, offset=offset, lower=lower), expected)
 
 
@@ -99,13 +99,13 @@ def test_vectors_of_any_strides(n: int) -> None:
 def test_results_of_any_strides_and_nothing_beside_them(lower: bool) -> None:
     """The kernels themselves: operators hand them memory without gaps."""
     n = 35
-    A = numbered(2, 3, n, n)
-    v = packed(A, 0, lower)
+    A = make_numbered(2, 3, n, n)
+    v = pack_by_definition(A, 0, lower)
     around = A.new_full((2, 3, n + 2, n + 3), torch.nan)
     for target in (around[..., 1:-1, 1:-2], around.mT[..., 2:-1, 1:-1], torch.empty_like(A.mT).mT):
         around.fill_(torch.nan)
         KERNELS["maketrian"](target, v, 0, lower)
-        assert torch.equal(target, unpacked(v, n, 0, lower))
+        assert torch.equal(target, unpack_by_definition(v, n, 0, lower))
         if target.untyped_storage().data_ptr() == around.untyped_storage().data_ptr():
             assert int(around.isnan().sum()) == around.numel() - A.numel()
     wide = v.new_full((2, 3, 2 * v.shape[-1]), torch.nan)
@@ -124,7 +124,7 @@ def test_any_number_of_threads(shape: tuple[int, ...], threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         for offset, lower in ((0, True), (0, False), (3, True), (-1, True)):
-            check(numbered(*shape), offset, lower)
+            check(make_numbered(*shape), offset, lower)
     finally:
         torch.set_num_threads(before)
 
@@ -133,10 +133,10 @@ def test_any_number_of_threads(shape: tuple[int, ...], threads: int) -> None:
 def test_each_is_the_gradient_of_the_other(lower: bool) -> None:
     """A cotangent may be one number, repeated by strides of zero."""
     n = 34
-    A = numbered(2, n, n).requires_grad_()
+    A = make_numbered(2, n, n).requires_grad_()
     (gA,) = torch.autograd.grad(lapgrad.extracttrian(A, lower=lower).sum(), A)
     ones = torch.ones_like(A)
     assert torch.equal(gA, ones.tril() if lower else ones.triu())
-    v = packed(A.detach(), 0, lower).requires_grad_()
+    v = pack_by_definition(A.detach(), 0, lower).requires_grad_()
     (gv,) = torch.autograd.grad(lapgrad.maketrian(v, lower=lower).sum(), v)
     assert torch.equal(gv, torch.ones_like(v))

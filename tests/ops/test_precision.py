@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from device import DEVICE
-from rounding import ROUNDED, SETTING, Watching, told_to_round
+from rounding import ROUNDED, SETTING, Watching, let_torch_round
 from samples import OPERATORS, joined
 from sized import FLAGS, sample
 from tolerances import assert_all_close
@@ -19,11 +19,11 @@ from lapgrad._torch import precision as _precision
 
 @pytest.fixture
 def rounding() -> Iterator[None]:
-    with told_to_round():
+    with let_torch_round():
         yield
 
 
-def with_gradients(name: str) -> list[Tensor]:
+def compute_with_gradients(name: str) -> list[Tensor]:
     one = sample(name, 80, {}, dtype=torch.float32)
     leaves = [arg.detach().clone().requires_grad_() for arg in one.args]
     result = joined(OPERATORS[name].fn(*leaves, **one.kwargs))
@@ -32,9 +32,9 @@ def with_gradients(name: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_operators(name: str, request: pytest.FixtureRequest) -> None:
-    expected = with_gradients(name)
+    expected = compute_with_gradients(name)
     request.getfixturevalue("rounding")
-    assert_all_close(with_gradients(name), expected, 0)
+    assert_all_close(compute_with_gradients(name), expected, 0)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -43,7 +43,7 @@ def test_derivatives_of_any_order(name: str) -> None:
     case = OPERATORS[name]
     one = case.small(dtype=torch.float32)
     leaves = [arg.detach().clone().requires_grad_() for arg in one.args]
-    with told_to_round(), Watching() as watching:
+    with let_torch_round(), Watching() as watching:
         results = case.fn(*leaves, **one.kwargs)
         for _ in range(3):
             parts = [
@@ -58,7 +58,7 @@ def test_derivatives_of_any_order(name: str) -> None:
 
 def test_the_watch_sees_what_is_rounded() -> None:
     A = torch.ones(3, 3, device=DEVICE, requires_grad=True)
-    with told_to_round(), Watching() as watching:
+    with let_torch_round(), Watching() as watching:
         torch.autograd.grad((A @ A).sum(), A)
     assert len(watching.rounded) == 3
 

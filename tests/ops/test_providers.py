@@ -36,18 +36,18 @@ def check_reduced_set() -> None:
             for name in ("potrf", "potrf_ex", "trsm", "trmm", "gemmt", "syrk", "copyltu"):
                 for flags in all_flags(name):
                     one = sample(name, n, flags, other=other, batch=batch, dtype=dtype)
-                    actual = _value_and_gradients(OPERATORS[name].fn, one)
+                    actual = _compute_value_and_gradients(OPERATORS[name].fn, one)
                     double = Sample(tuple(arg.double() for arg in one.args), flags, one.id)
-                    expected = _value_and_gradients(OPERATORS[name].reference, double)
+                    expected = _compute_value_and_gradients(OPERATORS[name].reference, double)
                     assert_all_close(actual, [tensor.to(dtype) for tensor in expected], of_order(n))
     for case in OPERATORS.values():
         small = case.small(requires_grad=True)
-        actual, expected = (_value_and_gradients(f, small) for f in (case.fn, case.reference))
+        actual, expected = (_compute_value_and_gradients(f, small) for f in (case.fn, case.reference))
         assert_all_close(actual, expected, of_order(5) * case.condition(small.args[0].shape[-1]))
     _check_failures()
 
 
-def _value_and_gradients(f: Any, one: Sample) -> list[Tensor]:
+def _compute_value_and_gradients(f: Any, one: Sample) -> list[Tensor]:
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **one.kwargs)
     result = joined(result)

@@ -29,18 +29,18 @@ EPS = torch.finfo(torch.float64).eps
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def orthogonal(n: int, seed: int = 0) -> Tensor:
+def draw_orthogonal(n: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64).to(DEVICE)).Q
 
 
-def with_spectrum(values: list[float], seed: int = 0) -> Tensor:
-    Q = orthogonal(len(values), seed)
+def make_with_spectrum(values: list[float], seed: int = 0) -> Tensor:
+    Q = draw_orthogonal(len(values), seed)
     A = Q @ (torch.tensor(values, dtype=torch.float64, device=DEVICE).unsqueeze(-1) * Q.mT)
     return 0.5 * (A + A.mT)
 
 
-def residual(A: Tensor, U: Tensor, eigenvalues: Tensor) -> float:
+def compute_residual(A: Tensor, U: Tensor, eigenvalues: Tensor) -> float:
     """In eps, relative to the norm of A: A U^T - U^T diag(eigenvalues)."""
     norm = torch.linalg.matrix_norm(A.double(), 2).clamp_min(1e-300)[..., None, None]
     difference = (A.double() / norm) @ U.double().mT - U.double().mT * (
@@ -49,7 +49,7 @@ def residual(A: Tensor, U: Tensor, eigenvalues: Tensor) -> float:
     return float(difference.abs().max()) / torch.finfo(A.dtype).eps
 
 
-def orthogonality(U: Tensor) -> float:
+def measure_orthogonality(U: Tensor) -> float:
     identity = torch.eye(U.shape[-2], dtype=torch.float64, device=DEVICE)
     return float((U.double() @ U.double().mT - identity).abs().max()) / torch.finfo(U.dtype).eps
 
@@ -59,27 +59,27 @@ def check_decomposition(A: Tensor, U: Tensor, eigenvalues: Tensor) -> None:
     assert eigenvalues.isfinite().all()
     assert (eigenvalues.diff(dim=-1) >= 0).all()
     allowed = 10 + 2 * A.shape[-1]
-    assert residual(A, U, eigenvalues) <= allowed
-    assert orthogonality(U) <= allowed
+    assert compute_residual(A, U, eigenvalues) <= allowed
+    assert measure_orthogonality(U) <= allowed
     size = U.abs()
     leads = size >= (1 - 1e-6) * size.amax(-1, keepdim=True)
     assert (U.gather(-1, leads.int().argmax(-1, keepdim=True)) > 0).all()
 
 
-def rank_deficient(n: int) -> Tensor:
+def make_rank_deficient(n: int) -> Tensor:
     X = torch.randn(n, max(1, n // 3), generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(
         DEVICE
     )
     return X @ X.mT
 
 
-def grid_kernel(n: int) -> Tensor:
+def make_grid_kernel(n: int) -> Tensor:
     """A squared exponential kernel on a regular grid: centrosymmetric, with a spectrum down to rounding."""
     x = torch.linspace(0, 1, n, dtype=torch.float64, device=DEVICE)
     return (-0.5 * ((x[:, None] - x) / 0.3) ** 2).exp()
 
 
-def one_ulp_asymmetric(n: int) -> Tensor:
+def make_one_ulp_asymmetric(n: int) -> Tensor:
     A = MAKERS["spaced"]((n, n), torch.Generator().manual_seed(n))
     return A + torch.triu(A.abs() * EPS, 1)
 
@@ -92,16 +92,16 @@ MATRICES: dict[str, Callable[[int], Tensor]] = {
     "diagonal with ties": lambda n: torch.diag(
         torch.arange(n, dtype=torch.float64, device=DEVICE).div(2, rounding_mode="floor")
     ),
-    "repeated": lambda n: with_spectrum([float(i // 3) for i in range(n)]),
-    "plus and minus": lambda n: with_spectrum([(-1.0) ** i for i in range(n)]),
-    "rank deficient": rank_deficient,
+    "repeated": lambda n: make_with_spectrum([float(i // 3) for i in range(n)]),
+    "plus and minus": lambda n: make_with_spectrum([(-1.0) ** i for i in range(n)]),
+    "rank deficient": make_rank_deficient,
     "graded": lambda n: torch.diag(10.0 ** torch.linspace(-300, 300, n, dtype=torch.float64, device=DEVICE)),
-    "graded, full": lambda n: with_spectrum([10.0 ** (-40 * i / n) for i in range(n)]),
-    "huge": lambda n: 1e300 * with_spectrum([float(i) / n for i in range(n)]),
-    "tiny": lambda n: 1e-305 * with_spectrum([float(i) for i in range(n)]),
-    "subnormal": lambda n: 1e-320 * with_spectrum([float(i) for i in range(n)]),
-    "grid kernel": grid_kernel,
-    "one ulp asymmetric": one_ulp_asymmetric,
+    "graded, full": lambda n: make_with_spectrum([10.0 ** (-40 * i / n) for i in range(n)]),
+    "huge": lambda n: 1e300 * make_with_spectrum([float(i) / n for i in range(n)]),
+    "tiny": lambda n: 1e-305 * make_with_spectrum([float(i) for i in range(n)]),
+    "subnormal": lambda n: 1e-320 * make_with_spectrum([float(i) for i in range(n)]),
+    "grid kernel": make_grid_kernel,
+    "one ulp asymmetric": make_one_ulp_asymmetric,
 }
 
 
@@ -162,7 +162,7 @@ def test_decomposition_on_every_path(dtype: torch.dtype, way: str, isa: str) -> 
             )
 
 
-def invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Tensor]]]:
+def list_invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Tensor]]]:
     """Losses of (U, eigenvalues) with a gradient at clusters of three, and the same without eigenvectors."""
     W = torch.randn(n, n, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(DEVICE)
     W = W + W.mT
@@ -196,11 +196,11 @@ def invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Tensor]
 
 @pytest.mark.parametrize("policy", FINITE)
 @pytest.mark.parametrize("n", [6, 9, 30, 60])
-@pytest.mark.parametrize("name", invariant_losses(6))
+@pytest.mark.parametrize("name", list_invariant_losses(6))
 def test_invariant_losses_have_exact_gradients(name: str, n: int, policy: str) -> None:
     """At clusters of three equal eigenvalues, without a warning."""
-    loss, gradient = invariant_losses(n)[name]
-    A = with_spectrum([float(i // 3) / n for i in range(n)])
+    loss, gradient = list_invariant_losses(n)[name]
+    A = make_with_spectrum([float(i // 3) / n for i in range(n)])
     leaf = A.clone().requires_grad_()
     (actual,) = torch.autograd.grad(loss(*lapgrad.syevd(leaf, degeneracy=policy, tol=1e-10)), leaf)
     expected = gradient(A)
@@ -218,7 +218,7 @@ def test_one_warning_where_there_is_no_gradient(
         replace_by_torch(monkeypatch, KERNELS, "syevd", "syevd_vjp")
     with path("default" if way == "fallback" else way):
         for batch in ((), (3,)):
-            A = with_spectrum([1.0, 2.0, 3.0, 3.0]).expand(*batch, 4, 4).clone().requires_grad_()
+            A = make_with_spectrum([1.0, 2.0, 3.0, 3.0]).expand(*batch, 4, 4).clone().requires_grad_()
             for loss in (lambda U, values: U[..., -1, 2].sum(), lambda U, values: values[..., -1].sum()):
                 result = loss(*lapgrad.syevd(A, k=k))
                 with pytest.warns(lapgrad.DegenerateSpectrumWarning, match="syevd: the loss depends") as seen:
@@ -291,7 +291,7 @@ def test_bare_formula_is_not_finite_at_equal_eigenvalues() -> None:
 @pytest.mark.parametrize("n", [8, 24, 32, 50])
 def test_signs_do_not_flip_under_noise(n: int) -> None:
     """Half of the vectors of a regular grid are antisymmetric: two entries share the largest size."""
-    A = grid_kernel(n)
+    A = make_grid_kernel(n)
     U, eigenvalues = lapgrad.syevd(A)
     apart = eigenvalues > 1e-6
     for seed in range(10):
@@ -399,7 +399,7 @@ def test_the_k_largest_are_the_last_rows() -> None:
 
 
 symmetric = strategies.builds(
-    lambda n, batch, seed, ties: _random_symmetric(n, batch, seed, ties),
+    lambda n, batch, seed, ties: _draw_symmetric(n, batch, seed, ties),
     strategies.integers(1, 12),
     strategies.integers(1, 9),
     strategies.integers(0, 10**6),
@@ -407,7 +407,7 @@ symmetric = strategies.builds(
 )
 
 
-def _random_symmetric(n: int, batch: int, seed: int, ties: bool) -> Tensor:
+def _draw_symmetric(n: int, batch: int, seed: int, ties: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(batch, n, n, generator=generator, dtype=torch.float64).to(DEVICE)
     if ties:

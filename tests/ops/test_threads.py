@@ -32,7 +32,7 @@ def thread_count() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def gradients(f: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
+def compute_gradients(f: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
     """For a fixed cotangent: one that is computed from a large result would carry over its rounding."""
     leaves = [arg.detach().requires_grad_() for arg in args]
     result = joined(f(*leaves))
@@ -82,7 +82,9 @@ def test_calls_from_many_threads(count: int) -> None:
     work = [
         (OPERATORS[name], sample(name, n, {}, batch=batch).args, n) for name in FLAGS for n, batch in sizes
     ]
-    expected = [(joined(case.reference(*args)), gradients(case.reference, args)) for case, args, _ in work]
+    expected = [
+        (joined(case.reference(*args)), compute_gradients(case.reference, args)) for case, args, _ in work
+    ]
     gate = threading.Barrier(6)
 
     def run(worker: int) -> None:
@@ -94,7 +96,7 @@ def test_calls_from_many_threads(count: int) -> None:
             result, wanted = expected[position]
             units = of_order(n) * case.condition(n)
             assert_all_close(joined(case.fn(*args)), result, units)
-            assert_all_close(gradients(case.fn, args), wanted, units)
+            assert_all_close(compute_gradients(case.fn, args), wanted, units)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(run, range(6)))
@@ -189,17 +191,17 @@ def test_inside_a_parallel_region_loops_are_serial() -> None:
 def test_backward_in_many_graphs_at_once() -> None:
     torch.set_num_threads(2)
     A = sample("potrf", 150, {}).args[0]
-    (expected,) = gradients(torch.linalg.cholesky, (A,))
+    (expected,) = compute_gradients(torch.linalg.cholesky, (A,))
 
     def backward(_: int) -> Tensor:
-        return gradients(lapgrad.potrf, (A,))[0]
+        return compute_gradients(lapgrad.potrf, (A,))[0]
 
     with ThreadPoolExecutor(4) as pool:
         for gradient in pool.map(backward, range(12)):
             assert_all_close(gradient, expected, of_order(150))
 
 
-def _in_child(queue: Any, A: Tensor) -> None:
+def _run_in_child(queue: Any, A: Tensor) -> None:
     torch.set_num_threads(1)  # as a DataLoader does in its workers: a forked OpenMP has no threads
     queue.put((os.getpid(), _cpu.core.threads(), float(lapgrad.sumlogdiag(lapgrad.potrf(A)))))
 
@@ -212,7 +214,7 @@ def test_forked_worker() -> None:
     expected = float(lapgrad.sumlogdiag(lapgrad.potrf(A)))
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    worker = context.Process(target=_in_child, args=(queue, A))
+    worker = context.Process(target=_run_in_child, args=(queue, A))
     worker.start()
     worker.join(60)
     assert worker.exitcode == 0

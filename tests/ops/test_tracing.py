@@ -37,7 +37,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def value_and_gradients(f: Function, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def compute_value_and_gradients(f: Function, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     leaves = [arg.detach().clone().requires_grad_() for arg in args]
     result = f(*leaves)
     return (result.detach(), *torch.autograd.grad(result, leaves, make_cotangent(result)))
@@ -48,7 +48,7 @@ def make_cotangent(result: Tensor) -> Tensor:
     return entries.view(result.shape)
 
 
-def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Function]:
+def make_both_functions(case: OperatorCase, sample: Sample) -> tuple[Function, Function]:
     """Only the operator itself: the symmetrisation of ``differentiable`` is not what is compiled here."""
 
     def first(f: Function) -> Function:
@@ -63,17 +63,19 @@ def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Funct
 
 def test_compile(case: OperatorCase) -> None:
     sample = case.small()
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     compiled = torch.compile(ours, fullgraph=True)
     with torch.no_grad():
         assert_all_close(compiled(*sample.args), theirs(*sample.args))
-    assert_all_close(value_and_gradients(compiled, sample.args), value_and_gradients(theirs, sample.args))
+    assert_all_close(
+        compute_value_and_gradients(compiled, sample.args), compute_value_and_gradients(theirs, sample.args)
+    )
 
 
 def test_compile_every_flag(case: OperatorCase) -> None:
     """All flags and all ways in which leading dimensions meet, in one graph, without inductor's lowering."""
     samples = case.samples()[::4]
-    pairs = [ours_and_theirs(case, sample) for sample in samples]
+    pairs = [make_both_functions(case, sample) for sample in samples]
 
     def call_all(functions: list[Function], operands: list[tuple[Tensor, ...]]) -> list[Tensor]:
         return [function(*args) for function, args in zip(functions, operands, strict=True)]
@@ -86,10 +88,10 @@ def test_compile_every_flag(case: OperatorCase) -> None:
     for (_, theirs), sample, operands, result in zip(pairs, samples, leaves, results, strict=True):
         # The graph is one node of autograd: it is kept until the gradients of all samples are there.
         gradients = torch.autograd.grad(result, operands, make_cotangent(result), retain_graph=True)
-        assert_all_close((result.detach(), *gradients), value_and_gradients(theirs, sample.args))
+        assert_all_close((result.detach(), *gradients), compute_value_and_gradients(theirs, sample.args))
 
 
-def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
+def make_operands(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
     """Square operands of order n; vectors of length n, or packed triangles of order n."""
     if case.name == "makediag":
         return (torch.randn(n, dtype=torch.float64, device=DEVICE),)
@@ -111,23 +113,25 @@ def resized(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
 
 def test_compile_dynamic(case: OperatorCase) -> None:
     """One compilation serves all sizes."""
-    ours, theirs = ours_and_theirs(case, case.small())
+    ours, theirs = make_both_functions(case, case.small())
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
     for n, stance in ((4, "default"), (7, "fail_on_recompile"), (5, "fail_on_recompile")):
-        args = resized(case, n)
+        args = make_operands(case, n)
         with torch.compiler.set_stance(stance):
-            actual = value_and_gradients(compiled, args)
-        assert_all_close(actual, value_and_gradients(theirs, args))
+            actual = compute_value_and_gradients(compiled, args)
+        assert_all_close(actual, compute_value_and_gradients(theirs, args))
 
 
 @pytest.mark.parametrize("name", ["potrf", "trsm", "extracttrian"])
 def test_compile_dynamic_inductor(name: str) -> None:
     case = OPERATORS[name]
-    ours, theirs = ours_and_theirs(case, case.small())
+    ours, theirs = make_both_functions(case, case.small())
     compiled = torch.compile(ours, fullgraph=True, dynamic=True)
     for n in (4, 7):
-        args = resized(case, n)
-        assert_all_close(value_and_gradients(compiled, args), value_and_gradients(theirs, args))
+        args = make_operands(case, n)
+        assert_all_close(
+            compute_value_and_gradients(compiled, args), compute_value_and_gradients(theirs, args)
+        )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,7 @@ def test_compile_dynamic_inductor(name: str) -> None:
 def test_alpha_does_not_recompile(name: str) -> None:
     """Scale factors stay outside of the registered operators, which would be compiled anew for each value."""
     case = OPERATORS[name]
-    args = resized(case, 4)
+    args = make_operands(case, 4)
     compiled = torch.compile(
         lambda alpha, *args: case.fn(*args, alpha=alpha), backend="aot_eager", fullgraph=True
     )
@@ -185,7 +189,7 @@ def test_compile_of_transform(name: str, transform: str) -> None:
 
 def test_compiled_autograd(case: OperatorCase) -> None:
     sample = case.small()
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
 
     def backward() -> list[Tensor | None]:
         leaves = [arg.detach().clone().requires_grad_() for arg in sample.args]
@@ -202,7 +206,7 @@ def test_compiled_autograd(case: OperatorCase) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(case: OperatorCase, strict: bool) -> None:
     sample = case.small()
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
 
     class Module(torch.nn.Module):
         def forward(self, *args: Tensor) -> Tensor:
@@ -221,9 +225,9 @@ def test_export_with_dynamic_sizes() -> None:
             return trsm(L, y).square().sum() + sumlogdiag(L)
 
     n = torch.export.Dim("n")
-    A, y = resized(OPERATORS["trsm"], 5)
+    A, y = make_operands(OPERATORS["trsm"], 5)
     program = torch.export.export(Criterion(), (A, y), dynamic_shapes=({0: n, 1: n}, {0: n, 1: n}))
-    A, y = resized(OPERATORS["trsm"], 8)
+    A, y = make_operands(OPERATORS["trsm"], 8)
     assert_all_close(program.module()(A, y), Criterion()(A, y))
 
 
@@ -278,7 +282,7 @@ def test_opcheck(case: OperatorCase) -> None:
     for sample in (case.small(), case.batched((2,))):
         leaves = tuple(arg.requires_grad_() for arg in sample.args)
         with Recorder() as recorder:
-            result = ours_and_theirs(case, sample)[0](*leaves)
+            result = make_both_functions(case, sample)[0](*leaves)
             torch.autograd.grad(result.sum(), leaves)
         assert any(op.name() == f"lapgrad::{case.registered}" for op, _ in recorder.calls)
         for op, args in recorder.calls:
@@ -312,6 +316,6 @@ def test_shapes_without_values(case: OperatorCase, how: str) -> None:
 def test_meta_backward(case: OperatorCase) -> None:
     sample = case.small()
     leaves = [arg.to("meta").requires_grad_() for arg in sample.args]
-    result = ours_and_theirs(case, sample)[0](*leaves)
+    result = make_both_functions(case, sample)[0](*leaves)
     gradients = torch.autograd.grad(result.sum(), leaves)
     assert [gradient.shape for gradient in gradients] == [leaf.shape for leaf in leaves]

@@ -32,11 +32,11 @@ def no_slow_vmap() -> Iterator[None]:
     torch._C._functorch._set_vmap_fallback_enabled(True)
 
 
-def ours_and_theirs(case: OperatorCase, sample: Sample) -> tuple[Function, Function]:
+def make_both_functions(case: OperatorCase, sample: Sample) -> tuple[Function, Function]:
     return case.differentiable(case.fn, sample.kwargs), case.differentiable(case.reference, sample.kwargs)
 
 
-def directions(args: tuple[Tensor, ...], seed: int = 1) -> tuple[Tensor, ...]:
+def make_directions(args: tuple[Tensor, ...], seed: int = 1) -> tuple[Tensor, ...]:
     """Fixed numbers that look random (vmap would refuse a random generator)."""
     return tuple(
         torch.sin(
@@ -51,26 +51,26 @@ def loss(f: Function) -> Function:
     return lambda *args: f(*args).sin().sum()
 
 
-def every(args: tuple[Tensor, ...]) -> tuple[int, ...]:
+def list_positions(args: tuple[Tensor, ...]) -> tuple[int, ...]:
     return tuple(range(len(args)))
 
 
-def slope(f: Function, seed: int) -> Function:
+def make_reverse_slope(f: Function, seed: int) -> Function:
     """The derivative of f along fixed directions, by reverse mode; nested, of any order."""
 
     def derivative(*args: Tensor) -> Tensor:
-        gradients = func.grad(lambda *a: f(*a).sum(), argnums=every(args))(*args)
+        gradients = func.grad(lambda *a: f(*a).sum(), argnums=list_positions(args))(*args)
         return sum(
-            ((g * d).sum() for g, d in zip(gradients, directions(args, seed), strict=True)),
+            ((g * d).sum() for g, d in zip(gradients, make_directions(args, seed), strict=True)),
             torch.zeros((), device=DEVICE),
         )
 
     return derivative
 
 
-def push(f: Function, seed: int) -> Function:
+def make_forward_slope(f: Function, seed: int) -> Function:
     """The derivative of f along fixed directions, by forward mode."""
-    return lambda *args: func.jvp(f, args, directions(args, seed))[1]
+    return lambda *args: func.jvp(f, args, make_directions(args, seed))[1]
 
 
 def pull(f: Function) -> Function:
@@ -82,26 +82,40 @@ def pull(f: Function) -> Function:
 
 
 UNBATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
-    "grad": lambda f, x: func.grad(loss(f), argnums=every(x))(*x),
-    "grad_and_value": lambda f, x: func.grad_and_value(loss(f), argnums=every(x))(*x),
+    "grad": lambda f, x: func.grad(loss(f), argnums=list_positions(x))(*x),
+    "grad_and_value": lambda f, x: func.grad_and_value(loss(f), argnums=list_positions(x))(*x),
     "vjp": lambda f, x: pull(f)(*x),
-    "jvp": lambda f, x: func.jvp(f, x, directions(x)),
-    "linearize": lambda f, x: func.linearize(f, *x)[1](*directions(x)),
-    "jacrev": lambda f, x: func.jacrev(f, argnums=every(x))(*x),
-    "jacfwd": lambda f, x: func.jacfwd(f, argnums=every(x))(*x),
-    "hessian": lambda f, x: func.hessian(loss(f), argnums=every(x))(*x),
-    "jacrev of jacrev": lambda f, x: func.jacrev(func.jacrev(loss(f), every(x)), every(x))(*x),
-    "jacfwd of jacfwd": lambda f, x: func.jacfwd(func.jacfwd(loss(f), every(x)), every(x))(*x),
-    "jacrev of jacfwd": lambda f, x: func.jacrev(func.jacfwd(loss(f), every(x)), every(x))(*x),
-    "grad of grad of grad": lambda f, x: slope(slope(slope(loss(f), 1), 2), 3)(*x),
-    "jvp of jvp": lambda f, x: push(push(f, 1), 2)(*x),
-    "jvp of jvp of jvp": lambda f, x: push(push(push(f, 1), 2), 3)(*x),
-    "jvp of grad": lambda f, x: push(slope(loss(f), 1), 2)(*x),
-    "jvp of vjp": lambda f, x: func.jvp(pull(f), x, directions(x)),
-    "grad of jvp": lambda f, x: slope(push(f, 1), 2)(*x),
-    "vjp of jvp": lambda f, x: pull(push(f, 1))(*x),
-    "jvp of grad of grad": lambda f, x: push(slope(slope(loss(f), 1), 2), 3)(*x),
-    "grad of jvp of grad": lambda f, x: slope(push(slope(loss(f), 1), 2), 3)(*x),
+    "jvp": lambda f, x: func.jvp(f, x, make_directions(x)),
+    "linearize": lambda f, x: func.linearize(f, *x)[1](*make_directions(x)),
+    "jacrev": lambda f, x: func.jacrev(f, argnums=list_positions(x))(*x),
+    "jacfwd": lambda f, x: func.jacfwd(f, argnums=list_positions(x))(*x),
+    "hessian": lambda f, x: func.hessian(loss(f), argnums=list_positions(x))(*x),
+    "jacrev of jacrev": lambda f, x: func.jacrev(func.jacrev(loss(f), list_positions(x)), list_positions(x))(
+        *x
+    ),
+    "jacfwd of jacfwd": lambda f, x: func.jacfwd(func.jacfwd(loss(f), list_positions(x)), list_positions(x))(
+        *x
+    ),
+    "jacrev of jacfwd": lambda f, x: func.jacrev(func.jacfwd(loss(f), list_positions(x)), list_positions(x))(
+        *x
+    ),
+    "grad of grad of grad": lambda f, x: make_reverse_slope(
+        make_reverse_slope(make_reverse_slope(loss(f), 1), 2), 3
+    )(*x),
+    "jvp of jvp": lambda f, x: make_forward_slope(make_forward_slope(f, 1), 2)(*x),
+    "jvp of jvp of jvp": lambda f, x: make_forward_slope(make_forward_slope(make_forward_slope(f, 1), 2), 3)(
+        *x
+    ),
+    "jvp of grad": lambda f, x: make_forward_slope(make_reverse_slope(loss(f), 1), 2)(*x),
+    "jvp of vjp": lambda f, x: func.jvp(pull(f), x, make_directions(x)),
+    "grad of jvp": lambda f, x: make_reverse_slope(make_forward_slope(f, 1), 2)(*x),
+    "vjp of jvp": lambda f, x: pull(make_forward_slope(f, 1))(*x),
+    "jvp of grad of grad": lambda f, x: make_forward_slope(
+        make_reverse_slope(make_reverse_slope(loss(f), 1), 2), 3
+    )(*x),
+    "grad of jvp of grad": lambda f, x: make_reverse_slope(
+        make_forward_slope(make_reverse_slope(loss(f), 1), 2), 3
+    )(*x),
     "functionalize": lambda f, x: func.functionalize(f)(*x),
 }
 
@@ -111,16 +125,16 @@ BATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
     "vmap over the last dimension": lambda f, x: func.vmap(f, in_dims=-1, out_dims=-1)(
         *[a.movedim(0, -1) for a in x]
     ),
-    "vmap of grad": lambda f, x: func.vmap(func.grad(loss(f), every(x)))(*x),
-    "grad of vmap": lambda f, x: func.grad(loss(func.vmap(f)), every(x))(*x),
+    "vmap of grad": lambda f, x: func.vmap(func.grad(loss(f), list_positions(x)))(*x),
+    "grad of vmap": lambda f, x: func.grad(loss(func.vmap(f)), list_positions(x))(*x),
     "vmap of vjp": lambda f, x: func.vmap(pull(f))(*x),
-    "vmap of jvp": lambda f, x: func.vmap(push(f, 1))(*x),
-    "jvp of vmap": lambda f, x: func.jvp(func.vmap(f), x, directions(x)),
-    "vmap of jacrev": lambda f, x: func.vmap(func.jacrev(f, every(x)))(*x),
-    "vmap of jacfwd": lambda f, x: func.vmap(func.jacfwd(f, every(x)))(*x),
-    "vmap of hessian": lambda f, x: func.vmap(func.hessian(loss(f), every(x)))(*x),
-    "jacrev of vmap": lambda f, x: func.jacrev(func.vmap(f), every(x))(*x),
-    "grad of vmap of grad": lambda f, x: slope(func.vmap(func.grad(loss(f))), 1)(*x),
+    "vmap of jvp": lambda f, x: func.vmap(make_forward_slope(f, 1))(*x),
+    "jvp of vmap": lambda f, x: func.jvp(func.vmap(f), x, make_directions(x)),
+    "vmap of jacrev": lambda f, x: func.vmap(func.jacrev(f, list_positions(x)))(*x),
+    "vmap of jacfwd": lambda f, x: func.vmap(func.jacfwd(f, list_positions(x)))(*x),
+    "vmap of hessian": lambda f, x: func.vmap(func.hessian(loss(f), list_positions(x)))(*x),
+    "jacrev of vmap": lambda f, x: func.jacrev(func.vmap(f), list_positions(x))(*x),
+    "grad of vmap of grad": lambda f, x: make_reverse_slope(func.vmap(func.grad(loss(f))), 1)(*x),
 }
 
 
@@ -129,7 +143,7 @@ BATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
 @pytest.mark.parametrize("transform", UNBATCHED)
 def test_transform(case: OperatorCase, transform: str) -> None:
     sample = case.small()
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     apply = UNBATCHED[transform]
     # torch's own linearisation of torch.linalg.svd is NaN: the expected tangent comes from jvp.
     expected = (
@@ -141,14 +155,14 @@ def test_transform(case: OperatorCase, transform: str) -> None:
 @pytest.mark.parametrize("transform", BATCHED)
 def test_batched_transform(case: OperatorCase, transform: str) -> None:
     sample = case.batched((BATCH,))
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     apply = BATCHED[transform]
     assert_all_close(apply(ours, sample.args), apply(theirs, sample.args), HIGHER_ORDER)
 
 
 def test_nested_vmap(case: OperatorCase) -> None:
     sample = case.batched((2, BATCH))
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     nested = func.vmap(func.vmap(ours), in_dims=1, out_dims=1)
     assert_all_close(nested(*sample.args), theirs(*sample.args))
 
@@ -156,7 +170,7 @@ def test_nested_vmap(case: OperatorCase) -> None:
 def test_vmap_over_batches(case: OperatorCase) -> None:
     """The mapped dimension next to leading dimensions that the operator sees itself."""
     sample = case.batched((2, BATCH))
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     assert_all_close(func.vmap(ours, in_dims=1, out_dims=1)(*sample.args), theirs(*sample.args))
 
 
@@ -175,12 +189,12 @@ def test_vmap_over_one_operand(case: OperatorCase, transform: str) -> None:
             if transform == "vmap":
                 return func.vmap(f, in_dims)(*args)
             if transform == "vmap of grad":
-                return func.vmap(func.grad(loss(f), every(args)), in_dims)(*args)
+                return func.vmap(func.grad(loss(f), list_positions(args)), in_dims)(*args)
             if transform == "grad of vmap":
-                return func.grad(loss(func.vmap(f, in_dims)), every(args))(*args)
-            return func.vmap(push(f, 1), in_dims)(*args)
+                return func.grad(loss(func.vmap(f, in_dims)), list_positions(args))(*args)
+            return func.vmap(make_forward_slope(f, 1), in_dims)(*args)
 
-        ours, theirs = ours_and_theirs(case, single)
+        ours, theirs = make_both_functions(case, single)
         assert_all_close(apply(ours), apply(theirs), HIGHER_ORDER)
 
 
@@ -193,7 +207,7 @@ def test_vmap_shares_the_triangle(name: str, rightside: bool) -> None:
     for batch in ((), (2,)):
         L = case.batched(batch).args[0]
         A = torch.randn(*batch, L.shape[-1], BATCH, L.shape[-1], dtype=L.dtype, device=DEVICE)
-        ours, theirs = ours_and_theirs(case, Sample((L, A), kwargs, ""))
+        ours, theirs = make_both_functions(case, Sample((L, A), kwargs, ""))
         assert_all_close(
             func.vmap(ours, in_dims=(None, -2), out_dims=1)(L, A),
             func.vmap(theirs, in_dims=(None, -2), out_dims=1)(L, A),
@@ -202,10 +216,11 @@ def test_vmap_shares_the_triangle(name: str, rightside: bool) -> None:
 
 def test_dual_numbers(case: OperatorCase) -> None:
     sample = case.small()
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     with forward_ad.dual_level():
         duals = [
-            forward_ad.make_dual(*pair) for pair in zip(sample.args, directions(sample.args), strict=True)
+            forward_ad.make_dual(*pair)
+            for pair in zip(sample.args, make_directions(sample.args), strict=True)
         ]
         actual, expected = (forward_ad.unpack_dual(f(*duals)) for f in (ours, theirs))
         assert_all_close(actual.primal, expected.primal)
@@ -215,8 +230,8 @@ def test_dual_numbers(case: OperatorCase) -> None:
 def test_dual_numbers_on_one_operand(case: OperatorCase) -> None:
     """Operands without a tangent count as constants."""
     sample = case.small()
-    ours, theirs = ours_and_theirs(case, sample)
-    for position, tangent in enumerate(directions(sample.args)):
+    ours, theirs = make_both_functions(case, sample)
+    for position, tangent in enumerate(make_directions(sample.args)):
         with forward_ad.dual_level():
             args = list(sample.args)
             args[position] = forward_ad.make_dual(args[position], tangent)
@@ -227,12 +242,13 @@ def test_dual_numbers_on_one_operand(case: OperatorCase) -> None:
 def test_forward_over_reverse(case: OperatorCase) -> None:
     """Dual numbers through torch.autograd.grad."""
     sample = case.small(requires_grad=True)
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
 
     def product(f: Function) -> list[Tensor]:
         with forward_ad.dual_level():
             duals = [
-                forward_ad.make_dual(*pair) for pair in zip(sample.args, directions(sample.args), strict=True)
+                forward_ad.make_dual(*pair)
+                for pair in zip(sample.args, make_directions(sample.args), strict=True)
             ]
             gradients = torch.autograd.grad(loss(f)(*duals), duals)
             return [forward_ad.unpack_dual(gradient).tangent for gradient in gradients]
@@ -248,9 +264,9 @@ def test_forward_and_reverse_mode_are_adjoint(case: OperatorCase) -> None:
         result = case.fn(*args, **sample.kwargs)
         return joined(result)
 
-    tangents = directions(sample.args)
+    tangents = make_directions(sample.args)
     result, pushed = func.jvp(raw, sample.args, tangents)
-    (cotangent,) = directions((result,), seed=2)
+    (cotangent,) = make_directions((result,), seed=2)
     pulled = func.vjp(raw, *sample.args)[1](cotangent)
     left = (cotangent * pushed).sum()
     right = sum((g * d).sum() for g, d in zip(pulled, tangents, strict=True))
@@ -263,10 +279,10 @@ def test_batched_cotangents(case: OperatorCase) -> None:
 
     def gradients(f: Function) -> tuple[Tensor, ...]:
         result = f(*sample.args)
-        cotangents = torch.stack([directions((result,), seed)[0] for seed in range(BATCH)])
+        cotangents = torch.stack([make_directions((result,), seed)[0] for seed in range(BATCH)])
         return torch.autograd.grad(result, sample.args, cotangents, is_grads_batched=True)
 
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     assert_all_close(gradients(ours), gradients(theirs))
 
 
@@ -282,7 +298,7 @@ def test_tensors_that_outlive_their_transform(case: OperatorCase) -> None:
     func.grad(leak)(*sample.args)
     with pytest.raises(RuntimeError):
         escaped[0].data_ptr()
-    ours, theirs = ours_and_theirs(case, sample)
+    ours, theirs = make_both_functions(case, sample)
     args = (escaped[0], *sample.args[1:])
     assert_all_close(ours(*args), theirs(*sample.args))
 
@@ -291,11 +307,11 @@ def test_potrf_third_derivative_agrees_to_rounding() -> None:
     """Third order runs through the derivative of the composite of the fused kernel."""
     case = OPERATORS["potrf"]
     for lower in (True, False):
-        ours, theirs = ours_and_theirs(case, Sample((), {"lower": lower}, ""))
+        ours, theirs = make_both_functions(case, Sample((), {"lower": lower}, ""))
         args = case.small().args
         assert_all_close(
-            slope(slope(slope(loss(ours), 1), 2), 3)(*args),
-            slope(slope(slope(loss(theirs), 1), 2), 3)(*args),
+            make_reverse_slope(make_reverse_slope(make_reverse_slope(loss(ours), 1), 2), 3)(*args),
+            make_reverse_slope(make_reverse_slope(make_reverse_slope(loss(theirs), 1), 2), 3)(*args),
             500,
         )
 
@@ -313,5 +329,5 @@ def test_jacobian_of_nothing(case: OperatorCase, strategy: str) -> None:
 
     for sample in case.samples():
         if not any(arg.numel() for arg in sample.args):
-            ours, theirs = map(shapes, ours_and_theirs(case, sample))
+            ours, theirs = map(shapes, make_both_functions(case, sample))
             assert theirs is None or ours == theirs, sample.id

@@ -32,7 +32,7 @@ SAMPLES = [
 ]
 
 
-def in_double(case: OperatorCase, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+def compute_in_double(case: OperatorCase, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
     """The reference in float64, rounded to the dtype of the operands."""
     expected = case.reference(*[arg.double() for arg in args], **kwargs)
     dtype = args[0].dtype
@@ -42,20 +42,22 @@ def in_double(case: OperatorCase, args: tuple[Tensor, ...], kwargs: dict[str, An
 
 
 @functools.cache
-def samples_of(name: str, dtype: torch.dtype) -> list[Sample]:
+def list_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     return OPERATORS[name].samples(dtype)
 
 
 @functools.cache
-def rows(name: str, n: int, other: int, batch: int | None, dtype: torch.dtype) -> list[tuple[Sample, Any]]:
+def list_rows(
+    name: str, n: int, other: int, batch: int | None, dtype: torch.dtype
+) -> list[tuple[Sample, Any]]:
     """Samples of one size with all flags, and what is expected of them."""
     shape = () if batch is None else (batch,)
     samples = [sample(name, n, flags, other=other, batch=shape, dtype=dtype) for flags in all_flags(name)]
-    return [(one, in_double(OPERATORS[name], one.args, one.kwargs)) for one in samples]
+    return [(one, compute_in_double(OPERATORS[name], one.args, one.kwargs)) for one in samples]
 
 
 def check(name: str, n: int, dtype: torch.dtype, other: int | None = None, batch: int | None = None) -> None:
-    for one, expected in rows(name, n, other or n, batch, dtype):
+    for one, expected in list_rows(name, n, other or n, batch, dtype):
         units = of_order(n) * OPERATORS[name].condition(n)
         assert_all_close(OPERATORS[name].fn(*one.args, **one.kwargs), expected, units)
 
@@ -63,8 +65,8 @@ def check(name: str, n: int, dtype: torch.dtype, other: int | None = None, batch
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "position"), SAMPLES)
 def test_samples(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
-    one = samples_of(case.name, dtype)[position]
-    assert_all_close(case.fn(*one.args, **one.kwargs), in_double(case, one.args, one.kwargs))
+    one = list_samples(case.name, dtype)[position]
+    assert_all_close(case.fn(*one.args, **one.kwargs), compute_in_double(case, one.args, one.kwargs))
 
 
 @pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,16 @@ NOT_FINITE, NOT_CONVERGED = 1, 2
 DISCARDING_POLICIES = ("mask", "raise")
 
 
-def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
+class Product(Protocol):
+    """A function that multiplies two matrices, or batches of them."""
+
+    def __call__(
+        self, A: Tensor, B: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Tensor:
+        """Return ta(A) tb(B)."""
+
+
+def _multiply(A: Tensor, B: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     return (A.mT if transpose_a else A) @ (B.mT if transpose_b else B)
 
 
@@ -29,7 +38,7 @@ def compute_vjp(
     gV: Tensor | None,
     degeneracy: str,
     tol: float,
-    product: Callable[[Tensor, Tensor, bool, bool], Tensor] = _multiply,
+    product: Product = _multiply,
     *,
     discards: bool,
 ) -> Tensor:
@@ -44,11 +53,11 @@ def compute_vjp(
         return compute_vjp(V, S, U, gV, gS, gU, degeneracy, tol, product, discards=discards).mT
     if gU is None and gV is None:
         assert gS is not None
-        return product(U, gS[..., None] * V, True, False)
+        return product(U, gS[..., None] * V, transpose_a=True)
     C = compute_coefficients(S, degeneracy, tol)
     G = torch.zeros_like(C)
-    left = None if gU is None else subtract_transpose(product(gU, U, False, True))
-    moved = None if gV is None else product(gV, V, False, True)
+    left = None if gU is None else subtract_transpose(product(gU, U, transpose_b=True))
+    moved = None if gV is None else product(gV, V, transpose_b=True)
     right = None if moved is None else subtract_transpose(moved)
     if left is not None:
         G = G + left * C
@@ -59,14 +68,14 @@ def compute_vjp(
     if gS is not None:
         G = G + torch.diag_embed(gS)
     if gV is None or moved is None or U.shape[-1] == V.shape[-1]:
-        return product(U, product(G, V, False, False), True, False)
+        return product(U, product(G, V), transpose_a=True)
     inverse = invert_values(S, degeneracy, tol)
     if discards:
-        outside = _discard_rounding_outside(gV - product(moved, V, False, False), S, gS, gV)
-        inner = product(G, V, False, False) + inverse * outside
+        outside = _discard_rounding_outside(gV - product(moved, V), S, gS, gV)
+        inner = product(G, V) + inverse * outside
     else:
-        inner = product(G - inverse * moved, V, False, False) + inverse * gV
-    return product(U, inner, True, False)
+        inner = product(G - inverse * moved, V) + inverse * gV
+    return product(U, inner, transpose_a=True)
 
 
 def _discard_rounding(

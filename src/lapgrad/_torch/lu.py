@@ -21,7 +21,7 @@ from torch import Tensor
 
 #: getrf works without blocks, and so without threads, up to the size of one block. The smallest block of
 #: LAPACK is 32; with MKL the fault was seen from order 129 on.
-_LARGEST_UNBLOCKED_ORDER = 32
+LARGEST_UNBLOCKED_ORDER = 32
 
 
 class LogDeterminant(NamedTuple):
@@ -69,7 +69,7 @@ def _call_by_item(function: Callable[..., Any], *operands: Tensor) -> Any:
     items = math.prod(batch)
     if (
         items <= 1
-        or A.shape[-1] <= _LARGEST_UNBLOCKED_ORDER
+        or A.shape[-1] <= LARGEST_UNBLOCKED_ORDER
         or A.device.type != "cpu"
         or torch.get_num_threads() == 1
     ):

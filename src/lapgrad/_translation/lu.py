@@ -13,12 +13,9 @@ from torch import Tensor
 
 from lapgrad._kernels.table import core_in_use, lookup
 from lapgrad._torch import private as _torch_private
+from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
 from lapgrad._translation._results import column_major, count_items, status
 from lapgrad._translation._torch_kernels import run_torch
-
-#: getrf works without blocks, and so without threads, up to the size of one block. The smallest block of
-#: LAPACK is 32; with MKL the fault was seen from order 129 on.
-_LARGEST_UNBLOCKED_ORDER = 32
 
 Factors = tuple[Tensor, Tensor, Tensor]
 
@@ -27,7 +24,7 @@ def is_unsafe(A: Tensor) -> bool:
     """Whether torch's own factorisation of ``A`` (*batch, m, n) could meet the fault."""
     return (
         A.dim() > 2
-        and min(A.shape[-2:]) > _LARGEST_UNBLOCKED_ORDER
+        and min(A.shape[-2:]) > LARGEST_UNBLOCKED_ORDER
         and A.is_cpu
         and count_items(A) > 1
         and torch.get_num_threads() > 1

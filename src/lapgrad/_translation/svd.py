@@ -38,7 +38,7 @@ def compute_svd(
     S = A.new_empty((*A.shape[:-2], min(A.shape[-2:])))
     if lookup("gesvd", A)(S, None, None, A) is None:
         return A.new_empty((0,)), S, A.new_empty((0,))
-    U, S, Vh = run_torch("_linalg_svd", A, False, False, driver=None)
+    U, S, Vh = run_torch("_linalg_svd", A, full_matrices=False, compute_uv=False, driver=None)
     return U, S, Vh
 
 
@@ -57,7 +57,7 @@ def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # torch's Vh is column-major on the CPU; lapgrad's kernels write its rows.
     rows = Vh if Vh.is_contiguous() else allocate_matrix(A, *Vh.shape[-2:])
     if lookup("gesvd", A)(S, U.mT, rows, A) is not None:
-        U, S, Vh = run_torch("_linalg_svd", A, False, True, driver=None)
+        U, S, Vh = run_torch("_linalg_svd", A, full_matrices=False, compute_uv=True, driver=None)
     elif rows is not Vh:
         Vh.copy_(rows)
     return U, S, Vh

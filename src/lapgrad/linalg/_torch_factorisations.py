@@ -275,7 +275,7 @@ def svdvals(A: Tensor, *, driver: str | None = None, out: Tensor | None = None) 
             if out is None:
                 return _svd.record_svd(A)[1]
         else:
-            values = _svd.compute_svd(A, False, False)[1]
+            values = _svd.compute_svd(A, full_matrices=False, compute_uv=False)[1]
             if out is None or deliver(values, out):
                 return values if out is None else out
     return torch.linalg.svdvals(A, driver=driver, out=out)

@@ -29,7 +29,10 @@ class CanonicalCorrelations(NamedTuple):
 
 
 def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0.0) -> CanonicalCorrelations:
-    """Canonical correlation analysis: max diag(A^T Cxy B) with A^T Cxx A = B^T Cyy B = 1, C the covariances.
+    """Canonical correlation analysis: correlations = diag(A^T Cxy B) with A^T Cxx A = B^T Cyy B = 1.
+
+    Cxx, Cxy and Cyy are the covariances of the columns of X and Y. The columns of A and B are the pairs of
+    directions with the largest correlations, each pair uncorrelated with those before.
 
     Both sides are whitened by Cholesky factors of their covariances, Cxx = Lx Lx^T and Cyy = Ly Ly^T; the
     correlations are the singular values of Lx^-1 Cxy Ly^-T. Signs are those of ``gesvd``.

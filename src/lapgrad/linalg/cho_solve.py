@@ -91,7 +91,7 @@ def _compute_vjp_composite(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tup
     gB = _trsm.operator.call(L, Z, lower, lower, False)
     W = _trmm.operator.call(L, X, lower, lower, False)
     pairs = ((gB, W), (X, Z)) if lower else ((W, gB), (Z, X))
-    halves = [_gemmt.operator.call(*pair, lower, False, True, -1.0) for pair in pairs]
+    halves = [_gemmt.multiply(*pair, lower=lower, transpose_b=True, alpha=-1.0) for pair in pairs]
     return halves[0] + halves[1], gB
 
 

@@ -125,11 +125,11 @@ def _find_outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _err
 
 def _apply_derivative(U: Tensor, differences: Tensor, X: Tensor) -> Tensor:
     """U^T (F o (U sym(X) U^T)) U: the derivative along X, and its own adjoint."""
-    inside = _gemm2.operator.call(U, X + X.mT, False, False, 0.5)
+    inside = _gemm2.multiply(U, X + X.mT, alpha=0.5)
     # One name for all of them: a buffer that is not needed any more is free for the next step.
     inside = _multiply_symmetric(U, inside, False)
     inside = differences * inside
-    inside = _gemm2.operator.call(inside, U, False, False, 1.0)
+    inside = _gemm2.multiply(inside, U)
     return _multiply_symmetric(U, inside, True)
 
 

@@ -77,15 +77,15 @@ def _compute_congruence(B: Tensor, G: Tensor) -> Tensor:
         return result
     half = allocate_like(B)
     lookup("syrk_vjp", B)(half, B, G, False)
-    lookup("gemmt", B)(result, B, half, True, False, False, -0.5)
+    lookup("gemmt", B)(result, B, half, lower=True, transpose_a=False, transpose_b=False, alpha=-0.5)
     lookup("copyltu", B)(result, result, True)
     return result
 
 
 def _compute_congruence_composite(B: Tensor, G: Tensor) -> Tensor:
     """-B sym(G) B, of which one triangle is computed."""
-    half = _gemm2.operator.call(G + G.mT, B, False, False, 1.0)
-    triangle = _gemmt.operator.call(B, half, True, False, False, -0.5)
+    half = _gemm2.multiply(G + G.mT, B)
+    triangle = _gemmt.multiply(B, half, alpha=-0.5)
     return _copyltu.operator.call(triangle, True)
 
 

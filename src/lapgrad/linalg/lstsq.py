@@ -100,11 +100,11 @@ def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, T
     multiply, solve = lookup("gemm", A), lookup("trsm", A)
     if wide:
         middle = allocate_matrix(B, m, B.shape[-1])
-        solve(middle, L, B, True, False, False)
-        multiply(X, Q, middle, True, False, 1.0, 0.0)
+        solve(middle, L, B, lower=True, transpose=False, rightside=False)
+        multiply(X, Q, middle, transpose_a=True, transpose_b=False, alpha=1.0, beta=0.0)
     else:
-        multiply(X, Q, B, False, False, 1.0, 0.0)
-        solve(X, L, X, True, True, False)
+        multiply(X, Q, B, transpose_a=False, transpose_b=False, alpha=1.0, beta=0.0)
+        solve(X, L, X, lower=True, transpose=True, rightside=False)
     return X, Q, L
 
 
@@ -121,7 +121,7 @@ def _subtract(
 
 def _solve_with_factors(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B. That L is not singular was seen when the system was solved."""
-    return _trsm.operator.call(L, B, True, transpose, False)
+    return _trsm.solve(L, B, transpose=transpose)
 
 
 def _is_wide(Q: Tensor, n: int) -> bool:
@@ -162,7 +162,7 @@ def _vjp_wide(
     if not of_matrix:
         return None, gB
     if Q.shape[-1] == Q.shape[-2]:
-        return _gemm2.operator.call(gB, X, False, True, -1.0), gB
+        return _gemm2.multiply(gB, X, transpose_b=True, alpha=-1.0), gB
     outside = _subtract(gX, Q, inside, transpose_a=True)
     gA = _multiply(_solve_with_factors(L, _multiply(Q, X), True), outside, transpose_b=True)
     return _subtract(gA, gB, X, transpose_b=True), gB

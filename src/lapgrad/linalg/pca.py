@@ -44,8 +44,8 @@ def pca(
 ) -> PrincipalComponents:
     """Principal components: X - mean = scores components + rest, the k directions of largest variance.
 
-    Signs are determined: in each component the first entry whose size is within 1e-6 of the largest is
-    positive.
+    The rest is orthogonal to the components. Signs are determined: in each component the first entry whose
+    size is within 1e-6 of the largest is positive.
 
     Args:
         X: (*batch, n, d), n observations of d variables.
@@ -107,7 +107,7 @@ def pca(
     unit = find_unit(centred)
     centred = centred * unit.reciprocal()
     components, variance = _decompose_centred(centred, unit, k, degeneracy, tol)
-    scores = _gemm2.operator.call(centred, components, False, True, 1.0) * unit
+    scores = _gemm2.multiply(centred, components, transpose_b=True) * unit
     return PrincipalComponents(components, variance * unit.squeeze(-1).square(), mean, scores)
 
 
@@ -131,5 +131,5 @@ def _decompose_centred(
     least = _gaps.choose_tolerance(n, centred.dtype, None) * _gaps.find_largest(ascending).squeeze(-1)
     there = variance > least
     scale = torch.where(there, (degrees * torch.where(there, variance, 1.0)).rsqrt(), 0.0)
-    components = _gemm2.operator.call(U, centred, False, False, 1.0) * scale.unsqueeze(-1)
+    components = _gemm2.multiply(U, centred) * scale.unsqueeze(-1)
     return components * _gaps.find_row_signs(components).unsqueeze(-1), variance

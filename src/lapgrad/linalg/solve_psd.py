@@ -96,7 +96,7 @@ def _jvp(
     (X, L), (lower,) = saved, flags
     if dA is None:
         return _cho_solve.call(L, dB, lower), torch.zeros_like(L)
-    moved = _gemm2.operator.call(0.5 * (dA + dA.mT), X, False, False, 1.0)
+    moved = _gemm2.multiply(0.5 * (dA + dA.mT), X)
     dX = _cho_solve.call(L, -moved if dB is None else dB - moved, lower)
     return dX, _potrf.compute_jvp(L, dA, lower)
 

@@ -14,7 +14,9 @@ from lapgrad import _errors
 from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
+from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.resuming import ResumableModel
 
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
@@ -146,7 +148,7 @@ class _Networks(Mapping[str, nn.Module]):
         return len(self.given)
 
 
-class Model(StoredModel):
+class Model(ResumableModel, StoredModel):
     """A model that holds its data, and is learned by gradients of ``loss()``.
 
     Subclasses keep data as buffers (which are part of ``state_dict()`` and of files), and implement ``loss``,
@@ -174,21 +176,26 @@ class Model(StoredModel):
         optimizer: str = "lbfgs",
         *,
         steps: int | None = None,
-        lr: float | None = None,
+        lr: float | Rate | None = None,
         tolerance: float = 1e-6,
         progress: bool = False,
         callback: Callback | None = None,
+        resume: dict[str, Any] | None = None,
     ) -> FitResult:
         """Learn the parameters: minimise ``loss()`` over those that require gradients.
 
         Args:
             optimizer: "lbfgs", or "adam" (for losses with random numbers in them, and for networks).
-            steps: Evaluations of the loss, at most; None: 200 of L-BFGS, 1000 of Adam.
-            lr: Learning rate of Adam (None: 0.05); the length of the first step of L-BFGS (None: 1).
+            steps: Evaluations of the loss, at most, those of the fit that is resumed included; None: 200 of
+                L-BFGS, 1000 of Adam.
+            lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
+                number from 0 on; the length of the first step of L-BFGS (None: 1).
             tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in one
                 move of L-BFGS, in 50 steps of Adam. 0: never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
+            resume: The result of ``training_state`` after (or in a callback of) a fit by Adam: that fit is
+                continued, up to ``steps``, and ends at the same parameters as one that was never interrupted.
 
         Returns:
             The loss reached, its history, and why the fit stopped.
@@ -207,5 +214,6 @@ class Model(StoredModel):
             tolerance=tolerance,
             progress=progress,
             callback=callback,
+            resume=resume,
             who=type(self).__name__,
         )

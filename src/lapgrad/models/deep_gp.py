@@ -31,7 +31,7 @@ _ROWS_AT_THE_START = 10_000
 _ENTRIES = {"widths": INTEGERS, "outputs": INTEGER, "layers": PARTS}
 
 
-class DeepGP(_minibatches.ResumableModel, StoredModel):
+class DeepGP(_minibatches.MinibatchModel, StoredModel):
     """Data as a deep Gaussian process: h_L ~ N(0, I), h_(l-1) = f_l(h_l) + noise, and data y = h_0.
 
     Each f_l has independent outputs with a Gaussian process prior, one kernel, and a Gaussian q(u) of its

@@ -41,7 +41,7 @@ _ENTRIES = {
 }
 
 
-class DeepGPRegression(_minibatches.ResumableModel, LayeredRegression):
+class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
     """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, approximated by inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly

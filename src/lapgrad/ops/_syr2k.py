@@ -15,7 +15,7 @@ from lapgrad.ops import gemm2 as _gemm2
 
 def _multiply(A: Tensor, B: Tensor, alpha: float) -> Tensor:
     C = _fake(A, B, alpha)
-    lookup("gemmt_sum", A)(C, A, B, B, A, True, True, alpha)
+    lookup("gemmt_sum", A)(C, A, B, B, A, lower=True, symmetric=True, alpha=alpha)
     return C
 
 
@@ -30,8 +30,8 @@ def _vjp(
     """C = alpha (A B^T + B A^T): gA = alpha (gC + gC^T) B, gB = alpha (gC + gC^T) A."""
     (A, B), (alpha,) = saved, flags
     both = gC + gC.mT
-    gA = _gemm2.operator.call(both, B, False, False, alpha) if needs[0] else None
-    gB = _gemm2.operator.call(both, A, False, False, alpha) if needs[1] else None
+    gA = _gemm2.multiply(both, B, alpha=alpha) if needs[0] else None
+    gB = _gemm2.multiply(both, A, alpha=alpha) if needs[1] else None
     return gA, gB
 
 

@@ -138,7 +138,7 @@ def _fake_basis(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _multiply(A: Tensor, B: Tensor) -> Tensor:
-    result: Tensor = _gemm2.operator.call(A, B, False, False, 1.0)
+    result: Tensor = _gemm2.multiply(A, B)
     return result
 
 

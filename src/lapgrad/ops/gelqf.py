@@ -174,7 +174,7 @@ def compute_vjp_composite(
     ``solve(L, B, transpose)`` returns t(L)^-1 B.
     """
     rank = L.shape[-1]
-    top = _gemm2.operator.call(_compute_middle(Q, L, gQ, gL), Q, False, False, 1.0)
+    top = _gemm2.multiply(_compute_middle(Q, L, gQ, gL), Q)
     if gQ is not None:
         top = top + gQ
     top = solve(_select_top(L, rank), top, True)
@@ -183,7 +183,7 @@ def compute_vjp_composite(
     bottom = (
         top.new_zeros((*top.shape[:-2], L.shape[-2] - rank, top.shape[-1]))
         if gL is None
-        else _gemm2.operator.call(gL[..., rank:, :], Q, False, False, 1.0)
+        else _gemm2.multiply(gL[..., rank:, :], Q)
     )
     return torch.cat([top, bottom], -2)
 
@@ -196,15 +196,13 @@ def _compute_middle(Q: Tensor | None, L: Tensor, gQ: Tensor | None, gL: Tensor |
     rank = L.shape[-1]
     parts = []
     if gL is not None:
-        parts.append(
-            _trmm.operator.call(_select_top(L, rank), _select_top(gL, rank).tril(), True, True, False)
-        )
+        parts.append(_trmm.multiply(_select_top(L, rank), _select_top(gL, rank).tril(), transpose=True))
     if gQ is not None and Q is not None:
-        parts.append(_gemm2.operator.call(gQ, Q, False, True, -1.0))
+        parts.append(_gemm2.multiply(gQ, Q, transpose_b=True, alpha=-1.0))
     middle = _copyltu.operator.call(parts[0] if len(parts) == 1 else parts[0] + parts[1], True)
     if gL is None or L.shape[-2] == rank:
         return middle
-    below = _gemm2.operator.call(gL[..., rank:, :], L[..., rank:, :], True, False, 1.0)
+    below = _gemm2.multiply(gL[..., rank:, :], L[..., rank:, :], transpose_a=True)
     return middle + (below - below.mT).triu(1)
 
 
@@ -227,7 +225,7 @@ def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     """t(L)^-1 B, where B has as many columns as A; refuses an L that is singular up to rounding."""
     refuse_dependent_rows = _check_rows_later(L, B.shape[-1])
     X = allocate_like(B)
-    lookup("trsm", B)(X, L, B, True, transpose, False)
+    lookup("trsm", B)(X, L, B, lower=True, transpose=transpose, rightside=False)
     refuse_dependent_rows()
     return X
 
@@ -237,21 +235,21 @@ def _vjp_solve(
 ) -> tuple[Tensor | None, Tensor | None]:
     """As for trsm: gB = t(L)^-T gX, and gL is minus the triangle of the product with X."""
     (L, X), (transpose,) = saved, flags
-    gB = _trsm.operator.call(L, gX, True, not transpose, False)
+    gB = _trsm.solve(L, gX, transpose=not transpose)
     first, second = (X, gB) if transpose else (gB, X)
-    gL = _gemmt.operator.call(first, second, True, False, True, -1.0) if needs[0] else None
+    gL = _gemmt.multiply(first, second, transpose_b=True, alpha=-1.0) if needs[0] else None
     return gL, gB if needs[1] else None
 
 
 def _jvp_solve(saved: Sequence[Tensor], flags: Sequence[Any], dL: Tensor | None, dB: Tensor | None) -> Tensor:
     """dX = t(L)^-1 (dB - t(dL) X)."""
     (L, X), (transpose,) = saved, flags
-    if dL is None:
-        right = dB
-    else:
-        moved = _trmm.operator.call(dL, X, True, transpose, False)
+    right = dB
+    if dL is not None:
+        moved = _trmm.multiply(dL, X, transpose=transpose)
         right = -moved if dB is None else dB - moved
-    return _trsm.operator.call(L, right, True, transpose, False)
+    assert right is not None
+    return _trsm.solve(L, right, transpose=transpose)
 
 
 def _vjp(
@@ -283,14 +281,14 @@ def compute_jvp(
     rank = L.shape[-1]
     L1 = _select_top(L, rank)
     W = solve(L1, _select_top(dA, rank), False)
-    C = _gemm2.operator.call(W, Q, False, True, 1.0)
+    C = _gemm2.multiply(W, Q, transpose_b=True)
     X = C.tril() + C.triu(1).mT
-    dL = _trmm.operator.call(L1, X, True, False, False)
+    dL = _trmm.multiply(L1, X)
     if L.shape[-2] > rank:
-        below = _gemm2.operator.call(dA[..., rank:, :], Q, False, True, 1.0)
-        below = below - _gemm2.operator.call(L[..., rank:, :], C - X, False, False, 1.0)
+        below = _gemm2.multiply(dA[..., rank:, :], Q, transpose_b=True)
+        below = below - _gemm2.multiply(L[..., rank:, :], C - X)
         dL = torch.cat([dL, below], -2)
-    return W - _gemm2.operator.call(X, Q, False, False, 1.0), dL
+    return W - _gemm2.multiply(X, Q), dL
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,3 +134,11 @@ operator = define(
     fake=_fake,
     formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
 )
+
+
+def multiply(
+    A: Tensor, B: Tensor, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0
+) -> Tensor:
+    """Return alpha ta(A) tb(B), with derivatives; for formulas, whose operands need no checks."""
+    C: Tensor = operator.call(A, B, transpose_a, transpose_b, alpha)
+    return C

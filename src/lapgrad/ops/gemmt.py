@@ -132,3 +132,17 @@ operator = define(
     fake=_fake,
     formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
 )
+
+
+def multiply(
+    A: Tensor,
+    B: Tensor,
+    *,
+    lower: bool = True,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Return one triangle of alpha ta(A) tb(B), with derivatives; for formulas, which need no checks."""
+    C: Tensor = operator.call(A, B, lower, transpose_a, transpose_b, alpha)
+    return C

@@ -114,7 +114,7 @@ def _vjp(
         return None, None
     gB = operator_again.call(A, LU, pivots, gX, not transpose)
     left, right = (X, gB) if transpose else (gB, X)
-    gA = _gemm2.operator.call(left, right, False, True, -1.0) if needs[0] else None
+    gA = _gemm2.multiply(left, right, transpose_b=True, alpha=-1.0) if needs[0] else None
     return gA, gB if needs[1] else None
 
 

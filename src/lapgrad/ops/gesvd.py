@@ -211,12 +211,8 @@ def _compute_vjp_composite(
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     policy = _spectral.resolve_policy(degeneracy)
     return compute_vjp(
-        U, S, V, gU, gS, gV, policy, allowed, _multiply, discards=policy in DISCARDING_POLICIES
+        U, S, V, gU, gS, gV, policy, allowed, _gemm2.multiply, discards=policy in DISCARDING_POLICIES
     )
-
-
-def _multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
-    return _gemm2.operator.call(A, B, transpose_a, transpose_b, 1.0)
 
 
 def _vjp(
@@ -243,14 +239,14 @@ def jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tens
         return dU, dS, dV
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     C = compute_coefficients(S, degeneracy, allowed)
-    moved = _multiply(U, dA, False, False)
-    M = _multiply(moved, V, False, True)
+    moved = _gemm2.multiply(U, dA)
+    M = _gemm2.multiply(moved, V, transpose_b=True)
     turn_left, turn_right = C * M, C.mT * M
     dS = M.diagonal(dim1=-2, dim2=-1).clone()
-    dU = _multiply(turn_left - turn_left.mT, U, False, False)
-    dV = _multiply(turn_right.mT - turn_right, V, False, False)
+    dU = _gemm2.multiply(turn_left - turn_left.mT, U)
+    dV = _gemm2.multiply(turn_right.mT - turn_right, V)
     if U.shape[-1] < V.shape[-1]:
-        outside = moved - _multiply(M, V, False, False)
+        outside = moved - _gemm2.multiply(M, V)
         dV = dV + invert_values(S, degeneracy, allowed) * outside
     return dU, dS, dV
 
@@ -261,14 +257,14 @@ def _vjp_values(
     """gA = U^T diag(gS) V, with vectors that are computed now."""
     (A,) = saved
     U, _, V = operator.call(A, *flags)
-    return (_multiply(U, gS[..., None] * V, True, False),)
+    return (_gemm2.multiply(U, gS[..., None] * V, transpose_a=True),)
 
 
 def _jvp_values(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     """dS = diag(U dA V^T)."""
     (A,) = saved
     U, _, V = operator.call(A, *flags)
-    return (_multiply(U, dA, False, False) * V).sum(-1)
+    return (_gemm2.multiply(U, dA) * V).sum(-1)
 
 
 operator_vjp = define_fused(

@@ -83,7 +83,7 @@ def _compute_vjp(B: Tensor, gB: Tensor) -> Tensor:
 
 def _compute_vjp_composite(B: Tensor, gB: Tensor) -> Tensor:
     """gA = -B^T gB B^T."""
-    return _gemm2.operator.call(_gemm2.operator.call(B, gB, True, False, 1.0), B, False, True, -1.0)
+    return _gemm2.multiply(_gemm2.multiply(B, gB, transpose_a=True), B, transpose_b=True, alpha=-1.0)
 
 
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:
@@ -94,7 +94,7 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
     """dB = -B dA B: the pull-back with B^T in the place of B."""
     (B,) = saved
-    return _gemm2.operator.call(_gemm2.operator.call(B, dA, False, False, 1.0), B, False, False, -1.0)
+    return _gemm2.multiply(_gemm2.multiply(B, dA), B, alpha=-1.0)
 
 
 operator_vjp = define_fused(

@@ -16,7 +16,9 @@ from lapgrad.ops import extracttrian as _extracttrian
 
 
 def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
-    """Triangular matrix from a packed vector: the inverse of ``extracttrian``, with zeros elsewhere.
+    """Triangular matrix from a packed vector: (a_00, a_10, a_11, a_20, ...) = v, and zeros elsewhere.
+
+    The inverse of ``extracttrian``.
 
     Args:
         v: (*batch, k (k + 1) / 2): row by row for a lower triangle, column by column for an upper one.

@@ -39,7 +39,7 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         overwrite: Leave the factor in the memory of ``A`` and return ``A``.
 
     Returns:
-        The factor, (*batch, n, n); its other triangle is zero.
+        L, or R with ``lower=False``: the factor, (*batch, n, n); its other triangle is zero.
 
     Raises:
         NotPositiveDefiniteError: Names the first item that is not positive definite, and its leading minor.
@@ -151,10 +151,10 @@ def _compute_vjp_composite(L: Tensor, gL: Tensor, info: Tensor | None, lower: bo
         # The factor of a failed item is the identity, so a zero cotangent gives a zero gradient at every
         # order.
         gL = gL.masked_fill((info != 0)[..., None, None], 0.0)
-    middle = _trmm.operator.call(L, gL.tril(), True, True, False)
+    middle = _trmm.multiply(L, gL.tril(), transpose=True)
     middle = _copyltu.operator.call(middle, True)
-    middle = _trsm.operator.call(L, middle, True, True, False)
-    return 0.5 * _trsm.operator.call(L, middle, True, False, True)
+    middle = _trsm.solve(L, middle, transpose=True)
+    return 0.5 * _trsm.solve(L, middle, rightside=True)
 
 
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gL: Tensor) -> tuple[Tensor]:

@@ -218,7 +218,7 @@ def _compute_vjp(
     gA = allocate_like(U)
     relative = _gaps.choose_tolerance(U.shape[-1], U.dtype, tol)
     if not (has_kernel("syevd_vjp", U) and lookup("serves_syevd_vjp", U)(U, gU, slope)):
-        turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
+        turned = None if gU is None else _gemm2.multiply(gU, U, transpose_b=True)
         gA = _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
         marked = _find_uneven(eigenvalues, turned, slope, relative)
     else:
@@ -273,7 +273,7 @@ def _compute_vjp_composite(
     degeneracy: str,
     tol: float | None,
 ) -> Tensor:
-    turned = None if gU is None else _gemm2.operator.call(gU, U, False, True, 1.0)
+    turned = None if gU is None else _gemm2.multiply(gU, U, transpose_b=True)
     return _compute_vjp_turned(U, eigenvalues, turned, gU, slope, degeneracy, tol)
 
 
@@ -303,10 +303,10 @@ def _compute_vjp_turned(
             skew = _gaps.discard_entries(skew, _find_rounding(skew, eigenvalues, gU, slope))
         # Not before: the search for rounding has several matrices of its own.
         F = _invert_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
-        W = _gemm2.operator.call(0.5 * skew * F, U, False, False, 1.0)
+        W = _gemm2.multiply(0.5 * skew * F, U)
     if slope is not None:
         W = W + slope.unsqueeze(-1) * top
-    product = _gemm2.operator.call(top, W, True, False, 1.0)
+    product = _gemm2.multiply(top, W, transpose_a=True)
     return 0.5 * (product + product.mT)
 
 
@@ -378,10 +378,10 @@ def compute_jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tu
     input.
     """
     (U, eigenvalues), (_, degeneracy, tol) = saved, flags
-    M = _gemm2.operator.call(U, 0.5 * (dA + dA.mT), False, False, 1.0)
-    M = _gemm2.operator.call(M, U, False, True, 1.0)
+    M = _gemm2.multiply(U, 0.5 * (dA + dA.mT))
+    M = _gemm2.multiply(M, U, transpose_b=True)
     F = _invert_gaps(eigenvalues, degeneracy, tol)
-    dU = _gemm2.operator.call(M * F, U, False, False, 1.0)
+    dU = _gemm2.multiply(M * F, U)
     return dU, M.diagonal(dim1=-2, dim2=-1).clone()
 
 
@@ -398,7 +398,7 @@ def _jvp_values(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Te
     """dl_i = u_i^T sym(dA) u_i."""
     (A,), (lower, degeneracy, tol) = saved, flags
     U, _ = operator.call(A, lower, degeneracy, tol)
-    return (_gemm2.operator.call(U, 0.5 * (dA + dA.mT), False, False, 1.0) * U).sum(-1)
+    return (_gemm2.multiply(U, 0.5 * (dA + dA.mT)) * U).sum(-1)
 
 
 def _fake(A: Tensor, lower: bool, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ def _compute_vjp_composite(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
     """gA = (gB + gB^T) A, or A (gB + gB^T)."""
     both = gB + gB.mT
     first, second = (A, both) if transpose else (both, A)
-    return _gemm2.operator.call(first, second, False, False, 1.0)
+    return _gemm2.multiply(first, second)
 
 
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:

@@ -108,3 +108,11 @@ operator = define(
     vmap=_triangular.map_batch,
     overwriting=Overwriting(_A, "A", _multiply_in_place),
 )
+
+
+def multiply(
+    L: Tensor, A: Tensor, *, lower: bool = True, transpose: bool = False, rightside: bool = False
+) -> Tensor:
+    """Return t(L) A, or A t(L), with derivatives; for formulas, whose operands need no checks."""
+    B: Tensor = operator.call(L, A, lower, transpose, rightside)
+    return B

@@ -129,3 +129,11 @@ operator = define(
     vmap=_triangular.map_batch,
     overwriting=Overwriting(_A, "A", _solve_in_place),
 )
+
+
+def solve(
+    L: Tensor, A: Tensor, *, lower: bool = True, transpose: bool = False, rightside: bool = False
+) -> Tensor:
+    """Return t(L)^-1 A, or A t(L)^-1, with derivatives; for formulas, whose operands need no checks."""
+    X: Tensor = operator.call(L, A, lower, transpose, rightside)
+    return X

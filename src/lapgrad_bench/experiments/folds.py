@@ -25,9 +25,6 @@ from lapgrad.models._storage.archive import read_archive, write_archive
 PARTS = 10
 """Number of folds: each tests on another tenth of the data."""
 
-REPORT_EVERY = {"cpu": 1, "cuda": 50}
-"""Steps between two reports of the loss. On a GPU, reading it waits for all work that was launched."""
-
 KEPT_EVERY = {"adam": 250, "lbfgs": 1000}
 """Steps between two checkpoints. L-BFGS loses its memory at each of them, and is slow after it."""
 
@@ -37,7 +34,7 @@ _NO_NOISE = ("naval1", "naval2")
 """Tasks with simulated data: the learned noise falls below 1e-6 of the variance. Jitter acts like noise of
 the inducing variables, and must be smaller."""
 
-_CHECKPOINT = ("of", "parameters", "optimizer", "best", "done", "seconds", "finished")
+_CHECKPOINT = ("of", "parameters", "training", "best", "done", "seconds", "finished")
 """The entries of a checkpoint."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -203,22 +200,20 @@ def test_model(model: SparseGPRegression, X: Tensor, y: Tensor) -> dict[str, flo
 
 
 class _Best:
-    """The parameters with the least loss so far: Adam's steps with a constant rate jump around the minimum.
-
-    Everything is kept on the device of the model, so that the host does not wait for the comparison.
-    """
+    """The parameters with the least loss so far: Adam with a constant rate jumps around the minimum."""
 
     def __init__(self, model: SparseGPRegression) -> None:
         self.parameters = dict(model.named_parameters())
-        self.loss = torch.full((), math.inf, dtype=model.X.dtype, device=model.X.device)
+        self.loss = math.inf
         self.kept = {name: value.detach().clone() for name, value in self.parameters.items()}
 
-    def update(self, loss: Tensor) -> None:
-        """Compare the loss of the present parameters with the least one."""
-        better = loss < self.loss
-        self.loss = torch.where(better, loss, self.loss)
-        for name, value in self.parameters.items():
-            self.kept[name] = torch.where(better, value.detach(), self.kept[name])
+    @torch.no_grad()
+    def update(self, loss: float) -> None:
+        """Keep the present parameters if their loss is the least so far."""
+        if loss < self.loss:
+            self.loss = loss
+            for name, value in self.parameters.items():
+                self.kept[name].copy_(value)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -226,14 +221,16 @@ class _Best:
         for name, value in self.parameters.items():
             value.copy_(self.kept[name])
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Any]:
         """Return the entries of a checkpoint."""
-        return {**self.kept, "": self.loss}
+        return {"loss": self.loss, "parameters": self.kept}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
         """Read the entries of a checkpoint."""
-        self.loss = state.pop("").to(self.loss)
-        self.kept = {name: value.to(self.kept[name]) for name, value in state.items()}
+        self.loss = float(state["loss"])
+        for name, value in self.kept.items():
+            value.copy_(state["parameters"][name])
 
 
 class _Run:
@@ -250,60 +247,74 @@ class _Run:
     ) -> None:
         self.which, self.how, self.model, self.checkpoint = which, how, model, checkpoint
         self.report, self.stop = report, stop
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=how.lr)
+        self.state: dict[str, Any] = {}
         self.done, self.seconds, self.finished = 0, 0.0, False
         self.best = _Best(model)
         if checkpoint.exists():
             self._load()
 
     def learn(self) -> None:
-        """Learn until all steps are made, or L-BFGS has converged."""
-        advance = self._step_adam if self.how.optimizer == "adam" else self._step_lbfgs
+        """Learn until all steps are made, or L-BFGS has converged.
+
+        Raises:
+            Interrupted: ``stop`` returned True.
+        """
+        began = time.perf_counter() - self.seconds
+        fit = self._fit_with_adam if self.how.optimizer == "adam" else self._fit_with_lbfgs
         while self.done < self.how.steps and not self.finished:
-            began = time.perf_counter() - self.seconds
-            every = KEPT_EVERY[self.how.optimizer]
-            interrupted = advance(min(self.how.steps, (self.done // every + 1) * every))
-            self.seconds = time.perf_counter() - began
-            self._save()
+            interrupted = fit(lambda: time.perf_counter() - began)
+            self._save(time.perf_counter() - began)
             if interrupted:
                 raise Interrupted
         if self.how.optimizer == "adam":
             self.best.restore()
 
-    def _step_adam(self, until: int) -> bool:
-        """Make steps of Adam; return whether ``stop`` ended them. Only the criterion waits for the device."""
-        report_every = REPORT_EVERY.get(self.model.X.device.type, 1)
-        while self.done < until:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.how.compute_rate(self.done)
-            self.optimizer.zero_grad()
-            loss = self.model.loss()
-            loss.backward()
-            self.best.update(loss.detach())
-            self.optimizer.step()
-            self.done += 1
-            if self.done % report_every == 0 or self.done == until:
-                self.report(self.done, loss.item())
-            if self.stop():
-                return True
-        return False
+    def _fit_with_adam(self, read_clock: Callable[[], float]) -> bool:
+        """Fit the model by Adam, with checkpoints; return whether ``stop`` ended it."""
+        stopped = False
 
-    def _step_lbfgs(self, until: int) -> bool:
-        """Make steps of L-BFGS up to a checkpoint; return whether ``stop`` ended them.
+        def handle_step(step: int, loss: float) -> bool:
+            nonlocal stopped
+            self.done = step
+            self.best.update(loss)
+            self.report(step, loss)
+            if step % KEPT_EVERY["adam"] == 0:
+                self.state = self.model.training_state()
+                self._save(read_clock())
+            stopped = self.stop()
+            return stopped
+
+        try:
+            self.model.fit(
+                "adam",
+                steps=self.how.steps,
+                lr=self.how.compute_rate,
+                tolerance=0.0,
+                callback=handle_step,
+                resume=self.state or None,
+            )
+        except _errors.OptionError as error:
+            raise self._make_refusal(str(error)) from error
+        self.state = self.model.training_state()
+        return stopped
+
+    def _fit_with_lbfgs(self, read_clock: Callable[[], float]) -> bool:
+        """Make steps of L-BFGS up to the next checkpoint; return whether ``stop`` ended them.
 
         After an interruption they are repeated from the last checkpoint, so that the figures stay the same.
         """
         before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        stopped = False
+        every, stopped = KEPT_EVERY["lbfgs"], False
+        until = min(self.how.steps, (self.done // every + 1) * every)
 
-        def after_a_move(step: int, value: float) -> bool:
+        def handle_move(step: int, loss: float) -> bool:
             nonlocal stopped
-            self.report(self.done + step, value)
+            self.report(self.done + step, loss)
             stopped = self.stop()
             return stopped
 
         result = self.model.fit(
-            "lbfgs", steps=until - self.done, lr=self.how.lr, tolerance=0.0, callback=after_a_move
+            "lbfgs", steps=until - self.done, lr=self.how.lr, tolerance=0.0, callback=handle_move
         )
         if stopped:
             self.model.load_state_dict(before, strict=False)
@@ -311,13 +322,17 @@ class _Run:
         self.done, self.finished = self.done + result.steps, result.converged
         return False
 
-    def _save(self) -> None:
-        """Write the checkpoint atomically: the process may be killed at any time."""
+    def _save(self, seconds: float) -> None:
+        """Write the checkpoint after so many seconds of training.
+
+        It is written atomically, because the process may be killed at any time.
+        """
+        self.seconds = seconds
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         values = (
             self._collect_options(),
             dict(self.model.named_parameters()),
-            self.optimizer.state_dict(),
+            self.state,
             self.best.state(),
             self.done,
             self.seconds,
@@ -333,7 +348,7 @@ class _Run:
         missing = [name for name in _CHECKPOINT if name not in known]
         if missing:
             raise self._make_refusal(f"missing entry {missing[0]!r}")
-        of, parameters, optimizer, best, done, seconds, finished = (known[name] for name in _CHECKPOINT)
+        of, parameters, training, best, done, seconds, finished = (known[name] for name in _CHECKPOINT)
         wanted = self._collect_options()
         if not isinstance(of, dict):
             raise self._make_refusal(f"its options are of type {type(of).__name__}")
@@ -346,7 +361,7 @@ class _Run:
         try:
             unused = self.model.load_state_dict(parameters, strict=False).unexpected_keys
             lacking = dict(self.model.named_parameters()).keys() - parameters.keys()
-            self.optimizer.load_state_dict(optimizer)
+            self.state = dict(training)
             self.best.load(best)
             self.done, self.seconds, self.finished = int(done), float(seconds), bool(finished)
         except Exception as error:  # Entries of other types can raise anything here.

@@ -20,12 +20,12 @@ cases = pytest.mark.parametrize(
 machines = pytest.mark.parametrize("machine", MACHINES)
 
 
-def some_matrices(items: int, m: int, n: int, dtype: torch.dtype, machine: Machine) -> Tensor:
+def draw_matrices(items: int, m: int, n: int, dtype: torch.dtype, machine: Machine) -> Tensor:
     drawn = torch.randn(items, m, n, generator=torch.Generator().manual_seed(m * n), dtype=torch.float64)
     return drawn.to(machine.device, dtype)
 
 
-def factored(
+def run_gelqf(
     machine: Machine, A: Tensor, positive: bool = False, with_q: bool = True
 ) -> tuple[Tensor, Tensor | None, tuple[int, int] | None]:
     items, m, n = A.shape
@@ -49,14 +49,14 @@ def is_a_factorisation(L: Tensor, Q: Tensor | None, A: Tensor, units: float) -> 
 @pytest.mark.parametrize("positive", [False, True])
 @cases
 def test_factors(machine: Machine, shape: tuple[int, int], dtype: torch.dtype, positive: bool) -> None:
-    A = some_matrices(3, *shape, dtype, machine)
-    L, Q, failure = factored(machine, A, positive)
+    A = draw_matrices(3, *shape, dtype, machine)
+    L, Q, failure = run_gelqf(machine, A, positive)
     assert failure is None
     is_a_factorisation(L, Q, A, HOUSEHOLDER * max(shape))
     expected, rows = torch.empty_like(L), torch.empty_like(Q)
     _fallback.gelqf(expected, rows, A, positive)
     assert torch.equal(L.diagonal(dim1=-2, dim2=-1) < 0, expected.diagonal(dim1=-2, dim2=-1) < 0)
-    L_alone, _, _ = factored(machine, A, positive, with_q=False)
+    L_alone, _, _ = run_gelqf(machine, A, positive, with_q=False)
     assert torch.equal(L_alone, L)
 
 
@@ -66,9 +66,9 @@ def test_factors(machine: Machine, shape: tuple[int, int], dtype: torch.dtype, p
 def test_entries_of_which_the_squares_are_no_numbers(
     machine: Machine, shape: tuple[int, int], scale: float
 ) -> None:
-    A = some_matrices(2, *shape, torch.float64, machine)
+    A = draw_matrices(2, *shape, torch.float64, machine)
     A = A / A.abs().amax()
-    L, Q, failure = factored(machine, A * scale)
+    L, Q, failure = run_gelqf(machine, A * scale)
     assert failure is None
     # Below the smallest normal number digits are lost before anything is computed.
     units = HOUSEHOLDER * shape[0] if scale > 1e-300 else 1e13
@@ -84,8 +84,8 @@ def test_rows_that_fall_by_many_decades(machine: Machine, shape: tuple[int, int]
     """Each is as exact as its own size allows, whatever it is multiplied with on the way."""
     fall = torch.logspace(0, -250 if dtype is torch.float64 else -30, shape[0], dtype=torch.float64)
     unit = torch.exp2(fall.log2().round())[:, None].to(machine.device, dtype)  # no rounding
-    A = some_matrices(2, *shape, dtype, machine) * unit
-    L, Q, failure = factored(machine, A)
+    A = draw_matrices(2, *shape, dtype, machine) * unit
+    L, Q, failure = run_gelqf(machine, A)
     assert failure is None
     is_a_factorisation(L / unit, Q, A / unit, HOUSEHOLDER * max(shape))
 
@@ -99,10 +99,10 @@ def test_rows_that_need_no_reflection_and_rows_that_depend(machine: Machine, n: 
     A[3] = torch.diag(torch.arange(1.0, n + 1))
     A[3, :, -1] += 1e-200  # too small to change a number, but LAPACK reflects
     for positive in (False, True):
-        L, Q, failure = factored(machine, A, positive)
+        L, Q, failure = run_gelqf(machine, A, positive)
         assert failure is None
         is_a_factorisation(L, Q, A, HOUSEHOLDER * n)
-    L, Q, _ = factored(machine, A)
+    L, Q, _ = run_gelqf(machine, A)
     assert Q is not None
     assert torch.equal(Q[:2], torch.eye(n).to(Q).expand(2, n, n))
     # On the CPU: what cuSOLVER does with a row that needs no reflection is not what LAPACK does.
@@ -117,31 +117,31 @@ def test_rows_that_need_no_reflection_and_rows_that_depend(machine: Machine, n: 
 def test_the_first_row_that_is_not_finite_is_reported(
     machine: Machine, shape: tuple[int, int], bad: float
 ) -> None:
-    A = some_matrices(5, *shape, torch.float64, machine)
+    A = draw_matrices(5, *shape, torch.float64, machine)
     A[4, 0, 0] = bad
     A[2, 2, 3] = bad
     A[3, 1, 3] = 0.0
     expected, rows = torch.empty_like(A), torch.empty_like(A)
     assert _fallback.gelqf(expected, rows, A, False) == (2, 3)
-    L, Q, failure = factored(machine, A)
+    L, Q, failure = run_gelqf(machine, A)
     assert failure == (2, 3)
     assert Q is not None
     is_a_factorisation(L[[0, 1, 3]], Q[[0, 1, 3]], A[[0, 1, 3]], HOUSEHOLDER * shape[0])
     zeros = torch.zeros_like(A)
     zeros[1, 1, 2] = bad
-    assert factored(machine, zeros)[2] == (1, 2)
+    assert run_gelqf(machine, zeros)[2] == (1, 2)
 
 
 @machines
 @pytest.mark.parametrize("shape", [(3, 4), (32, 20)])
 def test_any_strides(machine: Machine, shape: tuple[int, int]) -> None:
     m, n = shape
-    A = some_matrices(2, m, n, torch.float64, machine)
-    expected, _, _ = factored(machine, A)
+    A = draw_matrices(2, m, n, torch.float64, machine)
+    expected, _, _ = run_gelqf(machine, A)
     apart = A.new_zeros(4, m + 1, 2 * n)[::2, 1:, ::2]
     apart.copy_(A)
     for source in (apart, A.mT.contiguous().mT):
-        L, _, failure = factored(machine, source)
+        L, _, failure = run_gelqf(machine, source)
         assert failure is None
         assert torch.equal(L, expected)
 
@@ -152,8 +152,8 @@ def test_any_strides(machine: Machine, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("machine", MACHINES[-1:])
 def test_all_sizes_on_a_device(machine: Machine, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    A = some_matrices(500, *shape, dtype, machine)
+    A = draw_matrices(500, *shape, dtype, machine)
     for positive in (False, True):
-        L, Q, failure = factored(machine, A, positive)
+        L, Q, failure = run_gelqf(machine, A, positive)
         assert failure is None
         is_a_factorisation(L, Q, A, HOUSEHOLDER * max(shape))

@@ -10,8 +10,8 @@ import pytest
 import tolerances
 import torch
 from kernel_packages import on_cuda
-from singular_values import normal
-from stand_ins import in_place_of_the_gpu
+from singular_values import draw_normal
+from stand_ins import replace_gpu
 from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -20,7 +20,7 @@ from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 Run = Callable[..., tuple[Tensor, Tensor, tuple[int, int] | None]]
 
 
-def on_cpu(A: Tensor, reverse_order: bool = False) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
+def run_emulated(A: Tensor, reverse_order: bool = False) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
     """What ``_gelqf_wide.gelqf`` launches, emulated."""
     L, Q, cell = A.new_full((len(A), A.shape[1], A.shape[1]), 7.0), A.clone(), _items.create_status_cell(A)
     for plan in _gelqf_wide.plan_factorisation(L, Q, cell):
@@ -28,14 +28,14 @@ def on_cpu(A: Tensor, reverse_order: bool = False) -> tuple[Tensor, Tensor, tupl
     return L, Q, _items.read_first_failure(cell)
 
 
-def on_device(A: Tensor) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
+def run_on_device(A: Tensor) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
     moved = A.cuda()
     L, Q = moved.new_full((len(A), A.shape[1], A.shape[1]), 7.0), torch.empty_like(moved)
     failure = _gelqf_wide.gelqf(L, Q, moved)
     return L.cpu(), Q.cpu(), failure
 
 
-@pytest.fixture(params=places.both(on_cpu, on_device))
+@pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
@@ -59,7 +59,7 @@ def check(A: Tensor, L: Tensor, Q: Tensor) -> None:
     ],
 )  # fmt: skip
 def test_factors(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    A = normal(2, m, n, dtype)
+    A = draw_normal(2, m, n, dtype)
     L, Q, failure = run(A)
     assert failure is None
     check(A, L, Q)
@@ -67,7 +67,7 @@ def test_factors(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
 
 def test_rows_that_depend_on_others(run: Run) -> None:
     """Also where only a later chunk tells rows apart."""
-    A = normal(5, 9, 290)
+    A = draw_normal(5, 9, 290)
     A[0] = 0.0
     A[1, 3] = 2.0 * A[1, 2]
     A[2, :, :280] = 0.0
@@ -82,20 +82,20 @@ def test_rows_that_depend_on_others(run: Run) -> None:
     ("dtype", "huge", "tiny"), [(torch.float64, 1e300, 1e-300), (torch.float32, 1e36, 1e-36)]
 )
 def test_range(run: Run, dtype: torch.dtype, huge: float, tiny: float) -> None:
-    A = normal(2, 6, 200) * torch.tensor([huge, tiny], dtype=torch.float64)[:, None, None]
+    A = draw_normal(2, 6, 200) * torch.tensor([huge, tiny], dtype=torch.float64)[:, None, None]
     L, Q, failure = run(A.to(dtype))
     assert failure is None
     check(A.to(dtype), L, Q)
 
 
 def test_order_of_threads_does_not_matter() -> None:
-    A = normal(2, 13, 270)
-    for one, other in zip(on_cpu(A)[:2], on_cpu(A, reverse_order=True)[:2], strict=True):
+    A = draw_normal(2, 13, 270)
+    for one, other in zip(run_emulated(A)[:2], run_emulated(A, reverse_order=True)[:2], strict=True):
         assert torch.equal(one, other)
 
 
 def test_first_row_that_is_not_finite(run: Run) -> None:
-    A = normal(3, 5, 180)
+    A = draw_normal(3, 5, 180)
     A[1, 3, 150] = torch.nan
     A[2, 0, 0] = torch.inf
     _, _, failure = run(A)
@@ -106,9 +106,9 @@ def test_first_row_that_is_not_finite(run: Run) -> None:
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
-    A = normal(6, 5, 140).view(2, 3, 5, 140)
+    A = draw_normal(6, 5, 140).view(2, 3, 5, 140)
     Q, L = (torch.empty(3, 2, 5, side, dtype=A.dtype).transpose(0, 1) for side in (140, 5))
-    with in_place_of_the_gpu():
+    with replace_gpu():
         assert on_cuda.gelqf(L, Q, A, False) is None
         check(A, L, Q)
         alone = A.new_empty(2, 3, 5, 5)

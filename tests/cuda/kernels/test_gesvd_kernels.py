@@ -9,7 +9,7 @@ import places
 import pytest
 import tolerances
 import torch
-from singular_values import check, hard_cases, normal
+from singular_values import check, draw_normal, list_hard_cases
 from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -26,7 +26,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
+def run_emulated(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
     """What ``_gesvd_batch.gesvd`` launches, emulated."""
     *batch, m, n = A.shape
     k, source = min(m, n), A.reshape(-1, m, n)
@@ -45,7 +45,7 @@ def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Resu
     )
 
 
-def on_device(A: Tensor, vectors: bool = True) -> Result:
+def run_on_device(A: Tensor, vectors: bool = True) -> Result:
     *batch, m, n = A.shape
     k = min(m, n)
     moved = torch.empty_strided(A.shape, A.stride(), dtype=A.dtype, device="cuda").copy_(A)
@@ -54,21 +54,21 @@ def on_device(A: Tensor, vectors: bool = True) -> Result:
     return S.cpu(), U.cpu() if vectors else None, V.cpu() if vectors else None, failure
 
 
-@pytest.fixture(params=places.both(on_cpu, on_device))
+@pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("m", "n", "items"), SHAPES)
 def test_random_matrices(run: Run, m: int, n: int, items: int) -> None:
-    A = normal(items, m, n)
+    A = draw_normal(items, m, n)
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)
 
 
 def test_single_precision(run: Run) -> None:
-    A = normal(3, 16, 16, torch.float32)
+    A = draw_normal(3, 16, 16, torch.float32)
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)
@@ -76,9 +76,9 @@ def test_single_precision(run: Run) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(7, 6), (16, 16), (17, 18)])
 def test_order_of_threads_does_not_matter(m: int, n: int) -> None:
-    A = normal(1 if m > 16 else 3, m, n)
+    A = draw_normal(1 if m > 16 else 3, m, n)
     A[0, 1] = A[0, 0]  # a zero, for which a row is made up
-    for one, other in zip(on_cpu(A)[:3], on_cpu(A, reverse_order=True)[:3], strict=True):
+    for one, other in zip(run_emulated(A)[:3], run_emulated(A, reverse_order=True)[:3], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -87,14 +87,14 @@ def test_order_of_threads_does_not_matter(m: int, n: int) -> None:
     [(8, 8, torch.float64), (7, 16, torch.float64), (16, 7, torch.float32), (16, 16, torch.float32)],
 )
 def test_hard_cases(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    A = torch.stack(list(hard_cases(m, n, dtype).values()))
+    A = torch.stack(list(list_hard_cases(m, n, dtype).values()))
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)
 
 
 def test_zeros_in_a_team_of_several_warps(run: Run) -> None:
-    A = normal(1, 18, 20)
+    A = draw_normal(1, 18, 20)
     A[0, 3:9] = 0.0
     S, U, V, failure = run(A)
     assert failure is None
@@ -106,19 +106,21 @@ def test_zeros_in_a_team_of_several_warps(run: Run) -> None:
 def test_small_singular_values_are_relatively_right(run: Run, dtype: torch.dtype, deep: int) -> None:
     n = 12
     grade = torch.logspace(0, deep, n, dtype=torch.float64)
-    A = (grade[:, None] * normal(1, n, n)).to(dtype)
+    A = (grade[:, None] * draw_normal(1, n, n)).to(dtype)
     S, _, _, failure = run(A)
     assert failure is None
     # A = D B with B well conditioned: the values are those of D B to a few eps each. In exact arithmetic the
     # scaled matrix has the same ones up to the scale, so a part of it tells what the last is.
-    expected = torch_lu.inv(A.double()) if dtype == torch.float32 else torch_lu.inv(normal(1, n, n)) / grade
+    expected = (
+        torch_lu.inv(A.double()) if dtype == torch.float32 else torch_lu.inv(draw_normal(1, n, n)) / grade
+    )
     last = 1.0 / torch.linalg.matrix_norm(expected, 2)
     error = (S[:, -1].double() / last - 1).abs().max() / torch.finfo(dtype).eps
     assert float(error) <= tolerances.DEFAULT
 
 
 def test_strides(run: Run) -> None:
-    whole = normal(12, 14, 22).view(3, 4, 14, 22)
+    whole = draw_normal(12, 14, 22).view(3, 4, 14, 22)
     part = whole[:, ::2, ::2, 2::2]
     expected = run(part.contiguous())
     for result, wanted in zip(run(part)[:3], expected[:3], strict=True):
@@ -130,7 +132,7 @@ def test_strides(run: Run) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(16, 15), (9, 12)])
 def test_values_alone(run: Run, m: int, n: int) -> None:
-    A = normal(3, m, n)
+    A = draw_normal(3, m, n)
     S, U, V, failure = run(A, vectors=False)
     assert U is None
     assert V is None
@@ -141,7 +143,7 @@ def test_values_alone(run: Run, m: int, n: int) -> None:
 @pytest.mark.parametrize(("m", "n"), [(6, 6), (14, 16), (17, 17)])
 @pytest.mark.parametrize("what", [float("nan"), float("-inf")])
 def test_first_item_that_is_not_finite(run: Run, m: int, n: int, what: float) -> None:
-    A = normal(3 if m > 16 else 11, m, n)
+    A = draw_normal(3 if m > 16 else 11, m, n)
     A[-1, 0, 0] = what
     A[-2, m - 1, n - 1] = what
     S, _, _, failure = run(A)
@@ -152,7 +154,7 @@ def test_first_item_that_is_not_finite(run: Run, m: int, n: int, what: float) ->
 
 def test_one_matrix_does_not_change_its_neighbours(run: Run) -> None:
     """Matrices that share a warp take different numbers of sweeps."""
-    A = normal(8, 8, 8)
+    A = draw_normal(8, 8, 8)
     A[3] = torch.eye(8, dtype=torch.float64)
     A[5] *= torch.logspace(0, -12, 8, dtype=torch.float64)
     together = run(A)

@@ -9,8 +9,8 @@ import places
 import pytest
 import torch
 from kernel_packages import on_cuda
-from singular_values import check, hard_cases, normal
-from stand_ins import in_place_of_the_gpu
+from singular_values import check, draw_normal, list_hard_cases
+from stand_ins import replace_gpu
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
@@ -21,16 +21,16 @@ Result = tuple[Tensor, Tensor, Tensor, tuple[int, int] | None]
 Run = Callable[..., Result]
 
 
-def results(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def allocate_results(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     *batch, m, n = A.shape
     k = min(m, n)
     S, U, V = (A.new_full((*batch, *shape), 7.0) for shape in ((k,), (k, m), (k, n)))
     return S, U, V
 
 
-def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
+def run_emulated(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
     """What ``_gesvd_medium.gesvd`` launches, emulated."""
-    S, U, V = results(A)
+    S, U, V = allocate_results(A)
     reported = _items.create_status_cell(A)
     plans = (
         _gesvd_medium.plan_decomposition(S, U, V, A, reported)
@@ -42,14 +42,14 @@ def on_cpu(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Resu
     return S, U, V, _items.read_first_failure(reported)
 
 
-def on_device(A: Tensor, vectors: bool = True) -> Result:
+def run_on_device(A: Tensor, vectors: bool = True) -> Result:
     moved = torch.empty_strided(A.shape, A.stride(), dtype=A.dtype, device="cuda").copy_(A)
-    S, U, V = results(moved)
+    S, U, V = allocate_results(moved)
     failure = _gesvd_medium.gesvd(S, U if vectors else None, V if vectors else None, moved)
     return S.cpu(), U.cpu(), V.cpu(), failure
 
 
-@pytest.fixture(params=places.both(on_cpu, on_device))
+@pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
@@ -63,7 +63,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     ],
 )  # fmt: skip
 def test_random_matrices(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    A = normal(1, m, n, dtype)
+    A = draw_normal(1, m, n, dtype)
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)
@@ -72,7 +72,7 @@ def test_random_matrices(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("m", "n"), [(67, 12), (12, 67)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_hard_cases(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    A = torch.stack(list(hard_cases(m, n, dtype).values()))
+    A = torch.stack(list(list_hard_cases(m, n, dtype).values()))
     S, U, V, failure = run(A)
     assert failure is None
     check(A, S, U, V)
@@ -80,7 +80,7 @@ def test_hard_cases(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
 
 def test_rows_that_are_graded_from_below(run: Run) -> None:
     """Without sorted rows these take four times the sweeps."""
-    A = normal(2, 24, 70) * torch.logspace(-30, 0, 24, dtype=torch.float64)[:, None]
+    A = draw_normal(2, 24, 70) * torch.logspace(-30, 0, 24, dtype=torch.float64)[:, None]
     A[1, 5:9] = A[1, 9:13]  # and a rank that is lower
     S, U, V, failure = run(A)
     assert failure is None
@@ -90,7 +90,7 @@ def test_rows_that_are_graded_from_below(run: Run) -> None:
 def test_small_singular_values_are_relatively_right(run: Run) -> None:
     n = 16
     grade = torch.logspace(0, -60, n, dtype=torch.float64)
-    B = normal(1, n, 66)
+    B = draw_normal(1, n, 66)
     A = B * grade.flip(0)[:, None]
     S, _, _, _ = run(A)
     # Rows of A are those of B, scaled: the product of the values is that of the scales and of B's values.
@@ -99,16 +99,16 @@ def test_small_singular_values_are_relatively_right(run: Run) -> None:
 
 
 def test_order_of_threads_does_not_matter() -> None:
-    A = normal(1, 18, 70)
+    A = draw_normal(1, 18, 70)
     A[0, 1] = A[0, 0]  # a zero, for which a row is made up
     for matrix in (A, A.mT):
-        one, other = on_cpu(matrix), on_cpu(matrix, reverse_order=True)
+        one, other = run_emulated(matrix), run_emulated(matrix, reverse_order=True)
         for result, expected in zip(one[:3], other[:3], strict=True):
             assert torch.equal(result, expected)
 
 
 def test_strides(run: Run) -> None:
-    whole = normal(4, 40, 150)
+    whole = draw_normal(4, 40, 150)
     part = whole[::2, ::2, 2::2]
     expected = run(part.contiguous())
     for result, wanted in zip(run(part)[:3], expected[:3], strict=True):
@@ -119,7 +119,7 @@ def test_strides(run: Run) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(17, 80), (66, 9), (5, 150)])
 def test_values_alone(run: Run, monkeypatch: pytest.MonkeyPatch, m: int, n: int) -> None:
-    A = normal(3, m, n)
+    A = draw_normal(3, m, n)
     for work_space in (_thresholds.GESVD_WORKSPACE, 2 * m * n * 8):  # the batch as a whole, and in two parts
         monkeypatch.setattr(_thresholds, "GESVD_WORKSPACE", work_space)
         S, U, _, failure = run(A, vectors=False)
@@ -131,7 +131,7 @@ def test_values_alone(run: Run, monkeypatch: pytest.MonkeyPatch, m: int, n: int)
 @pytest.mark.parametrize(("m", "n"), [(70, 8), (9, 65)])
 @pytest.mark.parametrize("what", [float("nan"), float("-inf")])
 def test_first_item_that_is_not_finite(run: Run, m: int, n: int, what: float) -> None:
-    A = normal(4, m, n)
+    A = draw_normal(4, m, n)
     A[-1, 0, 0] = what
     A[-2, m - 1, n - 1] = what
     S, _, _, failure = run(A)
@@ -159,10 +159,10 @@ def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch
     """Any leading dimensions, any memory for results; the driver has the last word on what fails."""
     monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
-    A = normal(6, 9, 66).view(2, 3, 9, 66)
-    S, U, V = results(A)
+    A = draw_normal(6, 9, 66).view(2, 3, 9, 66)
+    S, U, V = allocate_results(A)
     apart = torch.empty(3, 2, 9, 66, dtype=A.dtype).transpose(0, 1)  # no single leading dimension
-    with in_place_of_the_gpu():
+    with replace_gpu():
         assert on_cuda.gesvd(S, U, apart, A) is None
         check(A, S, U, apart)
         alone = S.new_empty(3, 2, 9).transpose(0, 1)

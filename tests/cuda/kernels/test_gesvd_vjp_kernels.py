@@ -11,7 +11,7 @@ import pytest
 import torch
 from kernel_packages import in_torch as _fallback
 from machines import MACHINES, Machine
-from stand_ins import in_place_of_the_gpu
+from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
@@ -25,7 +25,7 @@ Run = Callable[..., tuple[Tensor, int | None]]
 Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def on_cpu(
+def run_emulated(
     U: Tensor,
     S: Tensor,
     V: Tensor,
@@ -43,7 +43,7 @@ def on_cpu(
     return gA, None if found is None else found[0]
 
 
-def on_device(
+def run_on_device(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
     gU, gS, gV = (None if given is None else given.cuda() for given in cotangents)
@@ -52,19 +52,19 @@ def on_device(
     return gA.cpu(), None if marked is None else int(marked.int().argmax())
 
 
-def medium_on_cpu(
+def run_medium_emulated(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
     """``_gesvd_vjp_medium.gesvd_vjp``, its kernel emulated, of a batch in two parts."""
     gA = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0)
     k, n = sorted(gA.shape[-2:])
     two_items = 2 * k * (2 * k + n) * S.element_size()
-    with in_place_of_the_gpu(), mock.patch.object(_thresholds, "GESVD_WORKSPACE", two_items):
+    with replace_gpu(), mock.patch.object(_thresholds, "GESVD_WORKSPACE", two_items):
         marked = _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
     return gA, None if marked is None else int(marked.int().argmax())
 
 
-def medium_on_device(
+def run_medium_on_device(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
     gU, gS, gV = (None if given is None else given.cuda() for given in cotangents)
@@ -75,15 +75,17 @@ def medium_on_device(
 
 @pytest.fixture(
     params=[
-        *places.both(on_cpu, on_device),
-        *places.both(medium_on_cpu, medium_on_device, "medium, "),
+        *places.make_places(run_emulated, run_on_device),
+        *places.make_places(run_medium_emulated, run_medium_on_device, "medium, "),
     ]
 )
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
-def problem(m: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Cotangents]:
+def make_problem(
+    m: int, n: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Cotangents]:
     """U, S, V and cotangents of three matrices with gaps between their singular values."""
     k, items = min(m, n), 3
     generator = torch.Generator().manual_seed(m + 100 * n)
@@ -97,7 +99,7 @@ def problem(m: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor,
     return U.to(dtype), S.to(dtype), V.to(dtype), (given[0], given[1], given[2])
 
 
-def expected(
+def compute_expected(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
     gA = S.new_empty((len(S), U.shape[-1], V.shape[-1]))
@@ -113,34 +115,34 @@ def expected(
     ],
 )  # fmt: skip
 def test_against_the_formula(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    U, S, V, (gU, gS, gV) = problem(m, n, dtype)
+    U, S, V, (gU, gS, gV) = make_problem(m, n, dtype)
     tol = _gaps.choose_tolerance(S.shape[-1], dtype, None)
     for cotangents in ((gU, gS, gV), (gU, None, None), (None, gS, None), (None, None, gV)):
         gA, marked = run(U, S, V, cotangents, "mask", tol)
         exact = tuple(None if given is None else given.double() for given in cotangents)
-        wanted, _ = expected(U.double(), S.double(), V.double(), exact, "mask", tol)  # type: ignore[arg-type]
+        wanted, _ = compute_expected(U.double(), S.double(), V.double(), exact, "mask", tol)  # type: ignore[arg-type]
         assert marked is None
         assert_close(gA, wanted.to(dtype), of_order(max(m, n)) * max(m, n))
 
 
 def test_order_of_threads_does_not_matter() -> None:
     for m, n in ((7, 13), (18, 17)):
-        U, S, V, cotangents = problem(m, n)
-        one, _ = on_cpu(U, S, V, cotangents, "mask", 1e-14)
-        other, _ = on_cpu(U, S, V, cotangents, "mask", 1e-14, reverse_order=True)
+        U, S, V, cotangents = make_problem(m, n)
+        one, _ = run_emulated(U, S, V, cotangents, "mask", 1e-14)
+        other, _ = run_emulated(U, S, V, cotangents, "mask", 1e-14, reverse_order=True)
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("degeneracy", ["mask", "lorentz", "clamp", "raise", "nan"])
 @pytest.mark.parametrize(("m", "n"), [(9, 9), (6, 11)])
 def test_policies_at_close_and_at_zero_values(run: Run, m: int, n: int, degeneracy: str) -> None:
-    U, S, V, cotangents = problem(m, n)
+    U, S, V, cotangents = make_problem(m, n)
     S[1, 2:4] = S[1, 3]
     S[2, -2:] = 0.0
     tol = 1e-3
     gA, marked = run(U, S, V, cotangents, degeneracy, tol)
     policy = "mask" if degeneracy == "raise" else degeneracy
-    wanted, ambiguous = expected(U, S, V, cotangents, policy, tol)
+    wanted, ambiguous = compute_expected(U, S, V, cotangents, policy, tol)
     if degeneracy == "nan":
         assert marked is None
         gA, wanted = gA[:1], wanted[:1]
@@ -150,7 +152,7 @@ def test_policies_at_close_and_at_zero_values(run: Run, m: int, n: int, degenera
 
 
 def test_what_is_outside_of_the_rows_of_zeros_is_reported(run: Run) -> None:
-    U, S, V, (_, _, gV) = problem(5, 9)
+    U, S, V, (_, _, gV) = make_problem(5, 9)
     assert gV is not None
     S[2, -1] = 0.0
     _, marked = run(U, S, V, (None, None, gV), "mask", 1e-12)
@@ -163,7 +165,7 @@ def test_what_is_outside_of_the_rows_of_zeros_is_reported(run: Run) -> None:
 @pytest.mark.parametrize(("m", "n"), [(10, 10), (7, 12)])
 def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) -> None:
     """As small as what is left of the values: between two of them if square, outside of them if wide."""
-    U, S, V, _ = problem(m, n)
+    U, S, V, _ = make_problem(m, n)
     S[1, -2:] = torch.tensor([3e-16, 1e-16], dtype=torch.float64)
     A = U.mT @ (S[..., None] * V) + torch.randn(
         3, m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
@@ -172,12 +174,12 @@ def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) ->
     gS = (U @ A @ V.mT).diagonal(dim1=-2, dim2=-1).contiguous()
     tol = _gaps.choose_tolerance(m, torch.float64, None)
     _, marked = run(U, S, V, (gU, gS, gV), "mask", tol)
-    assert marked == expected(U, S, V, (gU, gS, gV), "mask", tol)[1] == 1
+    assert marked == compute_expected(U, S, V, (gU, gS, gV), "mask", tol)[1] == 1
 
 
 def test_a_loss_that_is_even_on_equal_values_is_not_reported(run: Run) -> None:
     """gU = P U and gV = P V with P symmetric: what the product of both vectors gives."""
-    U, S, V, (_, gS, _) = problem(10, 10)
+    U, S, V, (_, gS, _) = make_problem(10, 10)
     assert gS is not None
     S[:, 3:6] = S[:, 4:5].clone()
     gS[:, 3:6] = -2.0
@@ -199,7 +201,7 @@ def test_ends_of_the_number_range(run: Run) -> None:
     gU[:, 0, 1], gV[:, 0, 2], gS[:, :3] = 1.0, 1.0, 1.0
     for cotangents in ((gU, None, gV), (None, gS, None)):
         gA, marked = run(U, S, V, cotangents, "mask", 0.0)
-        wanted, _ = expected(U, S, V, cotangents, "mask", 0.0)
+        wanted, _ = compute_expected(U, S, V, cotangents, "mask", 0.0)
         assert marked is None
         assert gA.isfinite().all()
         assert ((gA - wanted).abs() <= 1e-14 * wanted.abs()).all()
@@ -211,7 +213,7 @@ def test_ends_of_the_number_range(run: Run) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
     """Losses of the spaces of a group, and of U^T V; the last item tells the vectors of the group apart."""
-    U, S, V, (gU, _, gV) = problem(m, n, dtype)
+    U, S, V, (gU, _, gV) = make_problem(m, n, dtype)
     assert gU is not None
     assert gV is not None
     generator = torch.Generator().manual_seed(0)
@@ -231,9 +233,9 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: 
         assert marked is None
         # With a threshold above its gaps the group is tied, and its gaps do not matter.
         parts = (U.double(), S.double(), V.double())
-        exact, _ = expected(*parts, (of_u.double(), None, of_v.double()), "mask", 1e-2)
+        exact, _ = compute_expected(*parts, (of_u.double(), None, of_v.double()), "mask", 1e-2)
         assert_close(gA[:2], exact[:2].to(dtype), units)
-        bare, _ = expected(U, S, V, (of_u, None, of_v), "nan", tight)
+        bare, _ = compute_expected(U, S, V, (of_u, None, of_v), "nan", tight)
         assert_close(gA[2], bare[2], units)
         assert float(gA[2].abs().max()) > 0.01 / gap
 
@@ -241,7 +243,7 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: 
 @pytest.mark.parametrize(("m", "n"), [(6, 6), (6, 9), (14, 40)])
 def test_rounding_is_not_divided_by_small_values(run: Run, m: int, n: int) -> None:
     """Sums of small values, and what gV has out of the rows of V; in the last item that is not rounding."""
-    U, S, V, (_, _, gV) = problem(m, n)
+    U, S, V, (_, _, gV) = make_problem(m, n)
     assert gV is not None
     generator = torch.Generator().manual_seed(0)
     W_left, W_right = (torch.randn(3, m, m, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -253,13 +255,13 @@ def test_rounding_is_not_divided_by_small_values(run: Run, m: int, n: int) -> No
     for size in (1e-11, 1e-8, 1e-5):
         S[:, group] = size * torch.tensor([1.5, 1.0], dtype=torch.float64)
         gA, _ = run(U, S, V, (of_u, None, of_v), "mask", 1e-15)
-        exact, _ = expected(U, S, V, (of_u, None, of_v), "mask", 1e-3)
+        exact, _ = compute_expected(U, S, V, (of_u, None, of_v), "mask", 1e-3)
         assert_close(gA[:2], exact[:2], of_order(n) * n)
-        bare, _ = expected(U, S, V, (of_u, None, of_v), "nan", 1e-15)
+        bare, _ = compute_expected(U, S, V, (of_u, None, of_v), "nan", 1e-15)
         assert_close(gA[2], bare[2], of_order(n) * n)
 
 
-def turned(*parts: Tensor) -> list[Tensor]:
+def store_by_columns(*parts: Tensor) -> list[Tensor]:
     """The same numbers, neighbours in columns."""
     return [part.mT.contiguous().mT for part in parts]
 
@@ -270,22 +272,22 @@ def test_strides(run: Run) -> None:
     That changes its sums by a few units in the last place. What is read from the wrong place is off by as
     much as the numbers themselves are.
     """
-    U, S, V, (gU, gS, gV) = problem(8, 12)
+    U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gV is not None
-    by_columns = turned(U, V, gU, gV)
+    by_columns = store_by_columns(U, V, gU, gV)
     gA, _ = run(by_columns[0], S, by_columns[1], (by_columns[2], gS, by_columns[3]), "mask", 1e-14)
-    wanted, _ = expected(U, S, V, (gU, gS, gV), "mask", 1e-14)
+    wanted, _ = compute_expected(U, S, V, (gU, gS, gV), "mask", 1e-14)
     assert_close(gA, wanted, of_order(12) * 12)
 
 
-@pytest.mark.parametrize("run", places.both(on_cpu, on_device))
+@pytest.mark.parametrize("run", places.make_places(run_emulated, run_on_device))
 def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
     """To the last bit: all its sums are its own."""
-    U, S, V, (gU, gS, gV) = problem(8, 12)
+    U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gV is not None
-    by_columns = turned(U, V, gU, gV)
+    by_columns = store_by_columns(U, V, gU, gV)
     gA, _ = run(U, S, V, (gU, gS, gV), "mask", 1e-14)
     again, _ = run(by_columns[0], S, by_columns[1], (by_columns[2], gS, by_columns[3]), "mask", 1e-14)
     assert torch.equal(gA, again)
@@ -294,7 +296,7 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine) -> None:
     """The kernel between the products, from the same products. Of gU it takes the sizes of rows only."""
-    U, S, V, (gU, gS, gV) = problem(8, 12)
+    U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gS is not None
     assert gV is not None
@@ -302,7 +304,7 @@ def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine)
     gU, gS, gV, S, U, V = (part.to(machine.device) for part in (gU, gS, gV, S, U, V))
     products = gU @ U.mT, gV @ V.mT
     results = []
-    for u, v, right in ((gU, gV, V), turned(gU, gV, V)):
+    for u, v, right in ((gU, gV, V), store_by_columns(gU, gV, V)):
         G, Y = (product.clone() for product in products)
         inverse, cell = torch.empty_like(S), _items.create_status_cell(S)
         plan = _gesvd_vjp_medium.plan_weighting(G, Y, S, gS, u, v, right, inverse, "mask", 1e-14, cell, 0)
@@ -317,14 +319,14 @@ def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine)
 
 def test_medium_batches_as_the_operator_hands_them_over() -> None:
     """Any leading dimensions, and a result whose leading dimensions are no single one."""
-    U, S, V, (gU, gS, gV) = problem(9, 11)
+    U, S, V, (gU, gS, gV) = make_problem(9, 11)
     assert gU is not None
     assert gS is not None
     assert gV is not None
     parts = [part[:2].repeat(3, *[1] * (part.dim() - 1)) for part in (U, S, V, gU, gS, gV)]
     U, S, V, gU, gS, gV = (part.unflatten(0, (2, 3)) for part in parts)
     gA = S.new_empty(3, 2, 9, 11).transpose(0, 1)
-    with in_place_of_the_gpu():
+    with replace_gpu():
         assert _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, gU, gS, gV, "mask", 1e-14) is None
     wanted = torch.empty_like(gA)
     _fallback.gesvd_vjp(wanted, U, S, V, gU, gS, gV, "mask", 1e-14)

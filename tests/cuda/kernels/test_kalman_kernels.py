@@ -51,7 +51,7 @@ CASES = [
 cases = pytest.mark.parametrize("sizes", CASES, ids=str)
 
 
-def model(sizes: Sizes, gaps: bool = True) -> list[Tensor]:
+def make_operands(sizes: Sizes, gaps: bool = True) -> list[Tensor]:
     """On the CPU. The series have different length; single observations and whole steps are missing."""
     generator = torch.Generator().manual_seed(sizes.n)
     series, times, n, p = sizes.series, sizes.times, sizes.n, sizes.p
@@ -85,7 +85,7 @@ def model(sizes: Sizes, gaps: bool = True) -> list[Tensor]:
     return [operand.to(sizes.dtype) for operand in operands]
 
 
-def value(machine: Machine, operands: list[Tensor]) -> tuple[Tensor, tuple[int, int, int] | None]:
+def run_kalman_nll(machine: Machine, operands: list[Tensor]) -> tuple[Tensor, tuple[int, int, int] | None]:
     there = kernels.make_dense([operand.to(machine.device) for operand in operands])
     s = torch.full_like(there[0][:, 0, 0], 7.0)
     cell = _items.create_status_cell(s)
@@ -93,7 +93,7 @@ def value(machine: Machine, operands: list[Tensor]) -> tuple[Tensor, tuple[int, 
     return s.cpu(), kernels.read_first_failure(cell)
 
 
-def gradients(
+def run_kalman_vjp(
     machine: Machine,
     operands: list[Tensor],
     gs: Tensor,
@@ -116,7 +116,7 @@ def gradients(
     return [None if result is None else result.cpu() for result in results]
 
 
-def expected(
+def compute_expected(
     operands: list[Tensor], gs: Tensor, layout: Callable[[Tensor], Tensor] = torch.clone
 ) -> tuple[Tensor, list[Tensor]]:
     s = torch.empty_like(gs)
@@ -129,12 +129,12 @@ def expected(
 @machines
 @cases
 def test_value_and_gradient(machine: Machine, sizes: Sizes) -> None:
-    operands, gs = model(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
-    s, found = expected(operands, gs)
-    values, failure = value(machine, operands)
+    operands, gs = make_operands(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
+    s, found = compute_expected(operands, gs)
+    values, failure = run_kalman_nll(machine, operands)
     assert failure is None
     assert_close(values, s)
-    for actual, wanted in zip(gradients(machine, operands, gs), found, strict=True):
+    for actual, wanted in zip(run_kalman_vjp(machine, operands, gs), found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
 
@@ -142,15 +142,15 @@ def test_value_and_gradient(machine: Machine, sizes: Sizes) -> None:
 @machines
 def test_gradients_are_the_same_to_the_last_bit(machine: Machine) -> None:
     """Whatever the order of threads, and of what is asked for."""
-    operands, gs = model(CASES[1]), torch.ones(CASES[1].series, dtype=torch.float64)
-    reference = gradients(dataclasses.replace(machine, reverse_order=False), operands, gs)
+    operands, gs = make_operands(CASES[1]), torch.ones(CASES[1].series, dtype=torch.float64)
+    reference = run_kalman_vjp(dataclasses.replace(machine, reverse_order=False), operands, gs)
     for wanted in ("yABQRmPc", "A", "B", "QR", "m", "yc"):
         for name, actual, same in zip(
-            NAMES, gradients(machine, operands, gs, wanted), reference, strict=True
+            NAMES, run_kalman_vjp(machine, operands, gs, wanted), reference, strict=True
         ):
             assert (actual is None) == (name not in wanted)
             assert actual is None or (same is not None and torch.equal(actual, same))
-    for actual in (gradients(machine, operands, gs)[i] for i in (3, 4, 6)):
+    for actual in (run_kalman_vjp(machine, operands, gs)[i] for i in (3, 4, 6)):
         assert actual is not None
         assert torch.equal(actual, actual.mT)
 
@@ -160,40 +160,40 @@ def test_gradients_are_the_same_to_the_last_bit(machine: Machine) -> None:
 def test_segments_and_chunks(machine: Machine, varying: str) -> None:
     """With hardly any work space: moments of 4 steps at a time, one series after the other."""
     sizes = Sizes(3, 2, series=4, times=11, shared="ABQRmPc", varying=varying)
-    operands, gs = model(sizes), torch.ones(1, dtype=torch.float64).expand(4)
+    operands, gs = make_operands(sizes), torch.ones(1, dtype=torch.float64).expand(4)
     assert kernels._divide_work([None] * 8, operands, 1000) == (4, 1)
     assert kernels._divide_work([None] * 8, operands, 1 << 20) == (11, 4)
-    _, found = expected(operands, gs)
-    for actual, wanted in zip(gradients(machine, operands, gs, workspace=1000), found, strict=True):
+    _, found = compute_expected(operands, gs)
+    for actual, wanted in zip(run_kalman_vjp(machine, operands, gs, workspace=1000), found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
 
 
 @machines
 def test_any_strides(machine: Machine) -> None:
-    operands = model(CASES[0])
-    s, _ = expected(operands, torch.ones(3, dtype=torch.float64))
+    operands = make_operands(CASES[0])
+    s, _ = compute_expected(operands, torch.ones(3, dtype=torch.float64))
     turned = [operand.transpose(-1, 1).contiguous().transpose(-1, 1) for operand in operands]
     apart = [torch.stack((operand, operand), -1)[..., 0] for operand in operands]
     spread = [torch.cat((operand, operand), 1)[:, : operand.shape[1]] for operand in operands[:5]] + operands[
         5:
     ]
     for strange in (turned, apart, spread):
-        values, failure = value(machine, strange)
+        values, failure = run_kalman_nll(machine, strange)
         assert failure is None
         assert_close(values, s)
     assert kernels.make_dense(spread)[0].data_ptr() == spread[0].data_ptr()
     times = operands[0].shape[1]
     expanded = [operands[0][:1].expand(3, -1, -1)]
     expanded += [X.expand(3, times, *X.shape[2:]) for X in operands[1:5]] + operands[5:]
-    values, found = expected(expanded, s)
-    assert_close(value(machine, expanded)[0], values)
-    for actual, wanted in zip(gradients(machine, expanded, s), found, strict=True):
+    values, found = compute_expected(expanded, s)
+    assert_close(run_kalman_nll(machine, expanded)[0], values)
+    for actual, wanted in zip(run_kalman_vjp(machine, expanded, s), found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
 
 
-def columns_first(X: Tensor) -> Tensor:
+def store_by_columns(X: Tensor) -> Tensor:
     """As linear algebra libraries, and ``torch.empty_like`` of what they return, have it."""
     return X.mT.contiguous().mT
 
@@ -202,10 +202,10 @@ def columns_first(X: Tensor) -> Tensor:
 @pytest.mark.parametrize("sizes", CASES[:3], ids=str)
 def test_results_of_any_strides(machine: Machine, sizes: Sizes) -> None:
     """On the CPU, too: what is written row by row into matrices that lie column by column is transposed."""
-    operands, gs = model(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
-    _, found = expected(operands, gs)
-    _, turned = expected(operands, gs, columns_first)
-    there = gradients(machine, operands, gs, layout=columns_first)
+    operands, gs = make_operands(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
+    _, found = compute_expected(operands, gs)
+    _, turned = compute_expected(operands, gs, store_by_columns)
+    there = run_kalman_vjp(machine, operands, gs, layout=store_by_columns)
     for actual, on_cpu, wanted in zip(there, turned, found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
@@ -214,15 +214,15 @@ def test_results_of_any_strides(machine: Machine, sizes: Sizes) -> None:
 
 @machines
 def test_one_step_and_nothing_observed(machine: Machine) -> None:
-    operands = model(Sizes(3, 2, times=1), gaps=False)
+    operands = make_operands(Sizes(3, 2, times=1), gaps=False)
     operands[0][1] = torch.nan
     operands[1][:] = torch.nan  # no step follows: not used
-    s, found = expected(operands, torch.ones(3, dtype=torch.float64))
-    values, failure = value(machine, operands)
+    s, found = compute_expected(operands, torch.ones(3, dtype=torch.float64))
+    values, failure = run_kalman_nll(machine, operands)
     assert failure is None
     assert values[1] == 0.0
     assert_close(values, s)
-    for actual, wanted in zip(gradients(machine, operands, torch.ones_like(s)), found, strict=True):
+    for actual, wanted in zip(run_kalman_vjp(machine, operands, torch.ones_like(s)), found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
 
@@ -231,8 +231,8 @@ def test_one_step_and_nothing_observed(machine: Machine) -> None:
 def test_first_failure_is_reported(machine: Machine) -> None:
     """By series, then by step, with the code of the CPU's kernel; other series have their values."""
     sizes = Sizes(3, 2, series=5, times=5, varying="R")
-    operands = model(sizes, gaps=False)
-    s, _ = expected(operands, torch.ones(5, dtype=torch.float64))
+    operands = make_operands(sizes, gaps=False)
+    s, _ = compute_expected(operands, torch.ones(5, dtype=torch.float64))
     y, R = operands[0], operands[4]
     y[4, 0, 0] = torch.inf
     R[3, 2, 1, 1] = -50.0
@@ -240,23 +240,23 @@ def test_first_failure_is_reported(machine: Machine) -> None:
     R[2, 1, 1, 0] = torch.nan
     R[1, 4, 0, 0] = -50.0
     for series, code in ((1, (1, 4, 1)), (2, (2, 1, -2)), (3, (3, 2, 2)), (4, (4, 0, -3))):
-        values, failure = value(machine, operands)
+        values, failure = run_kalman_nll(machine, operands)
         assert failure == lookup("kalman_nll", y)(torch.empty(5, dtype=torch.float64), *operands) == code
         assert values[series:].isnan().all()
         assert_close(values[:series], s[:series])
         operands[4][series] = R[0]
         y[series] = y[0] if series == 4 else y[series]
-        s[series] = value(machine, operands)[0][series]
-    assert value(machine, operands)[1] is None
+        s[series] = run_kalman_nll(machine, operands)[0][series]
+    assert run_kalman_nll(machine, operands)[1] is None
 
 
 @machines
 def test_failure_by_lanes(machine: Machine) -> None:
-    operands = model(Sizes(5, 6, times=2), gaps=False)
+    operands = make_operands(Sizes(5, 6, times=2), gaps=False)
     operands[4][1, 0, 4, 4] = -90.0
-    assert value(machine, operands)[1] == (1, 0, 5)
+    assert run_kalman_nll(machine, operands)[1] == (1, 0, 5)
     operands[4][1, 0, 4, 4] = torch.inf
-    assert value(machine, operands)[1] == (1, 0, -5)
+    assert run_kalman_nll(machine, operands)[1] == (1, 0, -5)
 
 
 @machines
@@ -266,9 +266,9 @@ def test_pivots_of_any_size(machine: Machine) -> None:
     scale = torch.tensor([1e-60, 1e60], dtype=torch.float64)[:, None, None, None]
     y = torch.zeros(2, 20, 1, dtype=torch.float64)
     operands = [y, 0 * one, one, scale, scale, one[:, 0, 0], scale[:, 0], 0 * one[:, :, 0]]
-    values, failure = value(machine, operands)
+    values, failure = run_kalman_nll(machine, operands)
     assert failure is None
-    assert_close(values, expected(operands, values)[0])
+    assert_close(values, compute_expected(operands, values)[0])
 
 
 @machines
@@ -277,9 +277,9 @@ def test_unstable_series_that_ended_long_ago(machine: Machine) -> None:
     y[:, :3] = 1.0
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     operands = [y, 3.0 * one, one, one, one, one[0, 0], one[0], one[:, :, 0]]
-    s, found = expected(operands, torch.ones(2, dtype=torch.float64))
-    assert_close(value(machine, operands)[0], s)
-    for actual, wanted in zip(gradients(machine, operands, torch.ones_like(s)), found, strict=True):
+    s, found = compute_expected(operands, torch.ones(2, dtype=torch.float64))
+    assert_close(run_kalman_nll(machine, operands)[0], s)
+    for actual, wanted in zip(run_kalman_vjp(machine, operands, torch.ones_like(s)), found, strict=True):
         assert actual is not None
         assert_close(actual, wanted)
 
@@ -316,8 +316,8 @@ DEVICE_ONLY = pytest.mark.parametrize("machine", MACHINES[-1:])
 def test_all_sizes_on_a_device(machine: Machine, n: int, p: int, dtype: torch.dtype) -> None:
     """Against the CPU, through the operators' table: what is launched there is what runs here."""
     sizes = Sizes(n, p, series=300, times=20, dtype=dtype, shared="ABQRmP", varying="BR")
-    operands, gs = model(sizes), torch.linspace(-1.0, 1.0, 300, dtype=dtype)
-    s, found = expected(operands, gs)
+    operands, gs = make_operands(sizes), torch.linspace(-1.0, 1.0, 300, dtype=dtype)
+    s, found = compute_expected(operands, gs)
     there = [operand.to(machine.device) for operand in operands]
     values, results = torch.empty_like(there[0][:, 0, 0]), [torch.empty_like(operand) for operand in there]
     assert kernels.serves(there[0], there[1])
@@ -330,7 +330,7 @@ def test_all_sizes_on_a_device(machine: Machine, n: int, p: int, dtype: torch.dt
 
 @DEVICE_ONLY
 def test_beyond_the_limits_plain_pytorch_serves_a_device(machine: Machine) -> None:
-    operands = model(Sizes(33, 2, times=3))
+    operands = make_operands(Sizes(33, 2, times=3))
     there = [operand.to(machine.device) for operand in operands]
     s, expected_s = torch.empty_like(there[0][:, 0, 0]), torch.empty(3, dtype=torch.float64)
     assert lookup("kalman_nll", s)(s, *there) is None

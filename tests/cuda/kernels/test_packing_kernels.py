@@ -9,7 +9,7 @@ import torch
 from kernel_packages import in_torch as _fallback
 from kernel_packages import on_cuda
 from machines import MACHINES, Machine
-from stand_ins import in_place_of_the_gpu
+from stand_ins import replace_gpu
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
@@ -25,20 +25,20 @@ LARGE = 520
 FLAGS = [(0, True), (0, False), (1, True), (-1, True), (3, True), (-3, True)]
 
 
-def numbered(machine: Machine, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def make_numbered(machine: Machine, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """No number twice, and none zero."""
     count = torch.Size(shape).numel()
     return (1.0 + torch.arange(count, dtype=dtype)).view(shape).to(machine.device)
 
 
-def length(n: int, offset: int) -> int:
+def count_packed(n: int, offset: int) -> int:
     k = n - abs(offset)
     return k * (k + 1) // 2
 
 
 def check_packing(machine: Machine, A: Tensor, offset: int, lower: bool) -> None:
     """Into vectors with gaps, where nothing else is written."""
-    items, size = A.shape[0], length(A.shape[-1], offset)
+    items, size = A.shape[0], count_packed(A.shape[-1], offset)
     expected = A.new_empty(items, size)
     _fallback.extracttrian(expected, A, offset, lower)
     for step in (1, 2):
@@ -69,19 +69,21 @@ def test_orders_and_offsets(machine: Machine, n: int) -> None:
     for offset, lower in FLAGS:
         if abs(offset) > n:
             continue
-        A = numbered(machine, 3, n, n, dtype=dtype)
+        A = make_numbered(machine, 3, n, n, dtype=dtype)
         check_packing(machine, A, offset, lower)
         check_packing(machine, A.mT, offset, lower)
-        check_unpacking(machine, numbered(machine, 3, 1, length(n, offset), dtype=dtype), n, offset, lower)
+        check_unpacking(
+            machine, make_numbered(machine, 3, 1, count_packed(n, offset), dtype=dtype), n, offset, lower
+        )
 
 
 @machines
 def test_rows_of_several_warps(machine: Machine) -> None:
     for lower in (True, False):
-        A = numbered(machine, 1, LARGE, LARGE)
+        A = make_numbered(machine, 1, LARGE, LARGE)
         A = A if lower else A.mT
         check_packing(machine, A, 0, lower)
-    check_unpacking(machine, numbered(machine, 1, 1, length(LARGE, -2)), LARGE, -2, True)
+    check_unpacking(machine, make_numbered(machine, 1, 1, count_packed(LARGE, -2)), LARGE, -2, True)
 
 
 @machines
@@ -91,19 +93,19 @@ def test_more_items_than_a_block_takes(machine: Machine, n: int, monkeypatch: py
     items = 1111 if n == 1 else 150
     monkeypatch.setattr(_thresholds, "PACKING_MANY_THREADS", 0)
     for lower in (True, False):
-        check_packing(machine, numbered(machine, items, n, n), 0, lower)
-        check_unpacking(machine, numbered(machine, items, 1, length(n, 0)), n, 0, lower)
+        check_packing(machine, make_numbered(machine, items, n, n), 0, lower)
+        check_unpacking(machine, make_numbered(machine, items, 1, count_packed(n, 0)), n, 0, lower)
 
 
 @machines
 def test_any_strides(machine: Machine) -> None:
     for n, (offset, lower) in itertools.product((5, 40), ((0, True), (0, False), (-2, True))):
-        A = numbered(machine, 2, n, n)
+        A = make_numbered(machine, 2, n, n)
         apart = A.new_full((2, n, 2 * n), torch.nan)[..., ::2].copy_(A)
         innermost = A.movedim(0, -1).contiguous().movedim(-1, 0)
         for B in (apart, innermost, A[:1].expand_as(A), A[:, :1].expand_as(A), A[:, :1, :1].expand_as(A)):
             check_packing(machine, B, offset, lower)
-        v = numbered(machine, 2, 1, length(n, offset))
+        v = make_numbered(machine, 2, 1, count_packed(n, offset))
         for u in (v[:1].expand_as(v), v[..., :1].expand_as(v), v.movedim(0, -1).contiguous().movedim(-1, 0)):
             check_unpacking(machine, u, n, offset, lower)
 
@@ -118,13 +120,13 @@ def test_as_operators_call_them(
         check_calls(machine, batch)
         return
     monkeypatch.setattr(_stream, "bind_context", lambda _: None)
-    with in_place_of_the_gpu():
+    with replace_gpu():
         check_calls(machine, batch)
 
 
 def check_calls(machine: Machine, batch: tuple[int, ...]) -> None:
     for n, offset, lower in ((0, 0, True), (4, 0, True), (4, 0, False), (4, -4, True), (4, 1, True)):
-        A, size = numbered(machine, *batch, n, n), length(n, offset)
+        A, size = make_numbered(machine, *batch, n, n), count_packed(n, offset)
         operands = [(A, A.new_full((*batch, size), torch.nan), A.new_full((*batch, n, n), torch.nan))]
         if len(batch) > 1:
             first, second, *others = range(A.dim())
@@ -149,5 +151,5 @@ def test_all_sizes_on_a_device(machine: Machine, items: int, n: int, dtype: torc
     for offset, lower in FLAGS:
         check_packing(machine, A, offset, lower)
         check_packing(machine, A.mT, offset, lower)
-        v = A.flatten(1)[:, None, : length(n, offset)]
+        v = A.flatten(1)[:, None, : count_packed(n, offset)]
         check_unpacking(machine, v, n, offset, lower)

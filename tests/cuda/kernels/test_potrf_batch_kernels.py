@@ -17,12 +17,12 @@ cases = pytest.mark.parametrize(("n", "dtype"), CASES, ids=lambda value: str(val
 machines = pytest.mark.parametrize("machine", MACHINES)
 
 
-def positive_definite(items: int, n: int, dtype: torch.dtype, machine: Machine) -> Tensor:
+def make_positive_definite(items: int, n: int, dtype: torch.dtype, machine: Machine) -> Tensor:
     root = torch.randn(items, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     return (root @ root.mT / n + torch.eye(n)).to(machine.device, dtype)
 
 
-def factored(
+def run_potrf(
     machine: Machine, A: Tensor, lower: bool = True, info: Tensor | None = None, L: Tensor | None = None
 ) -> tuple[Tensor, tuple[int, int] | None]:
     L = torch.full_like(A, torch.nan) if L is None else L
@@ -30,13 +30,13 @@ def factored(
     return L, failure
 
 
-def pulled_back(machine: Machine, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None = None) -> Tensor:
+def run_potrf_vjp(machine: Machine, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None = None) -> Tensor:
     gA = torch.full_like(L, torch.nan)
     machine.launch(_potrf_batch.plan_vjp(gA, L, gL, lower, info))
     return gA
 
 
-def with_the_other_triangle_spoilt(A: Tensor, lower: bool) -> Tensor:
+def spoil_other_triangle(A: Tensor, lower: bool) -> Tensor:
     below = torch.ones_like(A).tril().bool()
     return torch.where(below if lower else below.mT, A, torch.nan)
 
@@ -45,8 +45,8 @@ def with_the_other_triangle_spoilt(A: Tensor, lower: bool) -> Tensor:
 @pytest.mark.parametrize("lower", [True, False])
 @cases
 def test_factor(machine: Machine, n: int, dtype: torch.dtype, lower: bool) -> None:
-    A = positive_definite(3, n, dtype, machine)
-    L, failure = factored(machine, with_the_other_triangle_spoilt(A, lower), lower)
+    A = make_positive_definite(3, n, dtype, machine)
+    L, failure = run_potrf(machine, spoil_other_triangle(A, lower), lower)
     assert failure is None
     assert_close(L, torch.linalg.cholesky(A, upper=not lower), of_order(n))
 
@@ -55,12 +55,12 @@ def test_factor(machine: Machine, n: int, dtype: torch.dtype, lower: bool) -> No
 @pytest.mark.parametrize("lower", [True, False])
 @cases
 def test_gradient(machine: Machine, n: int, dtype: torch.dtype, lower: bool) -> None:
-    L = torch.linalg.cholesky(positive_definite(3, n, dtype, machine), upper=not lower)
+    L = torch.linalg.cholesky(make_positive_definite(3, n, dtype, machine), upper=not lower)
     gL = torch.randn(L.shape, generator=torch.Generator().manual_seed(1)).to(L)
     expected = torch.empty_like(L)
     _fallback.potrf_vjp(expected, L, gL, lower, None)
-    spoilt = with_the_other_triangle_spoilt
-    gA = pulled_back(machine, spoilt(L, lower), spoilt(gL, lower), lower)
+    spoilt = spoil_other_triangle
+    gA = run_potrf_vjp(machine, spoilt(L, lower), spoilt(gL, lower), lower)
     assert torch.equal(gA, gA.mT)
     assert_close(gA, expected, of_order(n))
 
@@ -68,7 +68,7 @@ def test_gradient(machine: Machine, n: int, dtype: torch.dtype, lower: bool) -> 
 @machines
 @pytest.mark.parametrize("n", [4, 16, 48])
 def test_items_that_fail_are_reported_and_have_the_identity_and_no_gradient(machine: Machine, n: int) -> None:
-    A = positive_definite(6, n, torch.float64, machine)
+    A = make_positive_definite(6, n, torch.float64, machine)
     last = n - 1
     A[1, last, last] = -1.0
     A[2, last, 0] = torch.nan
@@ -81,12 +81,12 @@ def test_items_that_fail_are_reported_and_have_the_identity_and_no_gradient(mach
     assert codes.tolist() == [0, n, -n, 3, -2, 0]
 
     info = torch.full_like(codes, 99)
-    L, failure = factored(machine, A, info=info)
+    L, failure = run_potrf(machine, A, info=info)
     assert torch.equal(info, codes)
     assert failure == (1, n)
     assert_close(L, expected, of_order(n))
 
-    gA = pulled_back(machine, L, torch.ones_like(L), True, info)
+    gA = run_potrf_vjp(machine, L, torch.ones_like(L), True, info)
     _fallback.potrf_vjp(expected, L, torch.ones_like(L), True, info)
     assert_close(gA, expected, of_order(n))
     assert not gA[1:5].any()
@@ -95,16 +95,16 @@ def test_items_that_fail_are_reported_and_have_the_identity_and_no_gradient(mach
 @machines
 @pytest.mark.parametrize("n", [4, 48])
 def test_any_strides_and_in_place(machine: Machine, n: int) -> None:
-    A = positive_definite(2, n, torch.float64, machine)
+    A = make_positive_definite(2, n, torch.float64, machine)
     expected = torch.linalg.cholesky(A)
     apart = torch.zeros(2, n + 1, 2 * n + 3, dtype=A.dtype, device=A.device)[:, :n, 1 : 2 * n : 2]
     apart.copy_(A)
     turned = A.mT.contiguous().mT
     for source in (apart, turned, A.flip(0)[[1, 0]]):
-        L, failure = factored(machine, source)
+        L, failure = run_potrf(machine, source)
         assert failure is None
         assert_close(L, expected, of_order(n))
-    L, failure = factored(machine, apart, L=apart)
+    L, failure = run_potrf(machine, apart, L=apart)
     assert failure is None
     assert_close(L, expected, of_order(n))
 
@@ -113,10 +113,10 @@ def test_any_strides_and_in_place(machine: Machine, n: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("machine", MACHINES[-1:])
 def test_all_sizes_on_a_device(machine: Machine, n: int, dtype: torch.dtype) -> None:
-    A = positive_definite(2000, n, dtype, machine)
-    L, failure = factored(machine, A)
+    A = make_positive_definite(2000, n, dtype, machine)
+    L, failure = run_potrf(machine, A)
     assert failure is None
     assert_close(L, torch.linalg.cholesky(A), of_order(n))
     expected = torch.empty_like(L)
     _fallback.potrf_vjp(expected, L, A, True, None)
-    assert_close(pulled_back(machine, L, A, True), expected, of_order(n))
+    assert_close(run_potrf_vjp(machine, L, A, True), expected, of_order(n))

@@ -24,7 +24,7 @@ SIZES = [(n, torch.float64) for n in (1, 2, 3, 8, 9, 16, 20, 32, 33, 64)]
 SIZES += [(n, torch.float32) for n in (16, 64)]
 
 
-def on_cpu(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: bool = False) -> Result:
+def run_emulated(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: bool = False) -> Result:
     """What ``_syevd_batch.syevd`` launches, emulated."""
     n = A.shape[-1]
     source = A.reshape(-1, n, n)
@@ -36,19 +36,19 @@ def on_cpu(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: b
     return eigenvalues.view(A.shape[:-1]), U.view(A.shape) if vectors else None, failure
 
 
-def on_device(A: Tensor, lower: bool = True, vectors: bool = True) -> Result:
+def run_on_device(A: Tensor, lower: bool = True, vectors: bool = True) -> Result:
     moved = torch.empty_strided(A.shape, A.stride(), dtype=A.dtype, device="cuda").copy_(A)
     eigenvalues, U = moved.new_empty(A.shape[:-1]), moved.new_empty(A.shape)
     failure = on_cuda.syevd(eigenvalues, U if vectors else None, moved, lower)
     return eigenvalues.cpu(), U.cpu() if vectors else None, failure
 
 
-@pytest.fixture(params=places.both(on_cpu, on_device))
+@pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
-def symmetric(items: int, n: int, dtype: torch.dtype) -> Tensor:
+def draw_symmetric(items: int, n: int, dtype: torch.dtype) -> Tensor:
     A = torch.randn(items, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     return ((A + A.mT) / 2).to(dtype)
 
@@ -72,7 +72,7 @@ def check(A: Tensor, eigenvalues: Tensor, U: Tensor | None) -> None:
 
 @pytest.mark.parametrize(("n", "dtype"), SIZES)
 def test_random_matrices(run: Run, n: int, dtype: torch.dtype) -> None:
-    A = symmetric(5 if n <= 16 else 2, n, dtype)
+    A = draw_symmetric(5 if n <= 16 else 2, n, dtype)
     eigenvalues, U, failure = run(A)
     assert failure is None
     check(A, eigenvalues, U)
@@ -80,17 +80,17 @@ def test_random_matrices(run: Run, n: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("n", [9, 33])
 def test_order_of_threads_does_not_matter(n: int) -> None:
-    A = symmetric(3, n, torch.float64)
-    one, other = on_cpu(A), on_cpu(A, reverse_order=True)
+    A = draw_symmetric(3, n, torch.float64)
+    one, other = run_emulated(A), run_emulated(A, reverse_order=True)
     assert torch.equal(one[0], other[0])
     assert one[1] is not None
     assert other[1] is not None
     assert torch.equal(one[1], other[1])
 
 
-def hard_cases(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def list_hard_cases(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Matrices of one order on which something may go wrong."""
-    Q = torch.linalg.qr(symmetric(1, n, torch.float64)[0])[0]
+    Q = torch.linalg.qr(draw_symmetric(1, n, torch.float64)[0])[0]
     grade = torch.logspace(0, -30 if dtype == torch.float64 else -12, n, dtype=torch.float64)
     huge, tiny = (1e300, 1e-300) if dtype == torch.float64 else (1e37, 1e-36)
     least = torch.finfo(dtype).smallest_normal * 4
@@ -101,12 +101,14 @@ def hard_cases(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
         "diagonal": torch.diag(torch.arange(n, 0, -1.0)),
         "ones": torch.ones(n, n),
         "two eigenvalues": Q.mT @ torch.diag(sides) @ Q,
-        "graded down": grade.sqrt()[:, None] * symmetric(1, n, torch.float64)[0] * grade.sqrt(),
-        "graded up": grade.sqrt().flip(0)[:, None] * symmetric(1, n, torch.float64)[0] * grade.sqrt().flip(0),
+        "graded down": grade.sqrt()[:, None] * draw_symmetric(1, n, torch.float64)[0] * grade.sqrt(),
+        "graded up": grade.sqrt().flip(0)[:, None]
+        * draw_symmetric(1, n, torch.float64)[0]
+        * grade.sqrt().flip(0),
         "graded spectrum": Q.mT @ torch.diag(grade) @ Q,
-        "huge": symmetric(1, n, torch.float64)[0] * huge / 4,
-        "tiny": symmetric(1, n, torch.float64)[0] * tiny,
-        "least": symmetric(1, n, torch.float64)[0] * least,
+        "huge": draw_symmetric(1, n, torch.float64)[0] * huge / 4,
+        "tiny": draw_symmetric(1, n, torch.float64)[0] * tiny,
+        "least": draw_symmetric(1, n, torch.float64)[0] * least,
         "tridiagonal": torch.diag(torch.full((n - 1,), -1.0), 1)
         + torch.diag(torch.full((n - 1,), -1.0), -1)
         + torch.diag(torch.full((n,), 2.0)),
@@ -119,7 +121,7 @@ def hard_cases(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     ("n", "dtype"), [(6, torch.float64), (16, torch.float64), (16, torch.float32), (40, torch.float64)]
 )
 def test_hard_cases(run: Run, n: int, dtype: torch.dtype) -> None:
-    cases = hard_cases(n, dtype)
+    cases = list_hard_cases(n, dtype)
     A = torch.stack(list(cases.values()))
     eigenvalues, U, failure = run(A)
     assert failure is None
@@ -127,7 +129,7 @@ def test_hard_cases(run: Run, n: int, dtype: torch.dtype) -> None:
 
 
 def test_only_the_named_triangle_is_read(run: Run) -> None:
-    A = symmetric(4, 12, torch.float64)
+    A = draw_symmetric(4, 12, torch.float64)
     expected, rows, _ = run(A)
     wrong, triangle = torch.full_like(A, float("nan")), torch.ones(12, 12, dtype=torch.bool).tril()
     for lower in (True, False):
@@ -140,7 +142,7 @@ def test_only_the_named_triangle_is_read(run: Run) -> None:
 
 
 def test_strides(run: Run) -> None:
-    whole = symmetric(12, 22, torch.float64).view(3, 4, 22, 22)
+    whole = draw_symmetric(12, 22, torch.float64).view(3, 4, 22, 22)
     expected, rows, _ = run(whole[:, ::2, 2::2, 2::2].contiguous())
     for A in (whole[:, ::2, 2::2, 2::2], whole[:, ::2, 2::2, 2::2].contiguous().mT):
         eigenvalues, U, failure = run(A)
@@ -151,7 +153,7 @@ def test_strides(run: Run) -> None:
 
 @pytest.mark.parametrize("n", [16, 40])
 def test_values_alone(run: Run, n: int) -> None:
-    A = symmetric(3, n, torch.float64)
+    A = draw_symmetric(3, n, torch.float64)
     eigenvalues, U, failure = run(A, vectors=False)
     assert U is None
     assert failure is None
@@ -161,7 +163,7 @@ def test_values_alone(run: Run, n: int) -> None:
 @pytest.mark.parametrize("n", [4, 16, 40])
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
 def test_first_item_that_is_not_finite(run: Run, n: int, what: float) -> None:
-    A = symmetric(11, n, torch.float64)
+    A = draw_symmetric(11, n, torch.float64)
     A[9, 0, 0] = what
     A[7, 3, 1] = what
     eigenvalues, _, failure = run(A)

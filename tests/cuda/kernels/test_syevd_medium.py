@@ -20,7 +20,7 @@ routines = importlib.import_module("lapgrad._kernels.cuda.syevd")
 N = 70
 
 
-def symmetric(items: int, n: int = N) -> Tensor:
+def draw_symmetric(items: int, n: int = N) -> Tensor:
     A = torch.randn(items, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     return (A + A.mT) / 2
 
@@ -54,7 +54,7 @@ def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_one_triangle_is_read(solver: list[int], lower: bool) -> None:
-    A = symmetric(6).view(2, 3, N, N)
+    A = draw_symmetric(6).view(2, 3, N, N)
     seen = A.tril() if lower else A.triu()
     eigenvalues, U = A.new_empty(2, 3, N), torch.empty_like(A)
     assert routines._decompose_batch(eigenvalues, U, seen, lower) is None
@@ -65,7 +65,7 @@ def test_one_triangle_is_read(solver: list[int], lower: bool) -> None:
 
 
 def test_failures(solver: list[int]) -> None:
-    A = symmetric(4)
+    A = draw_symmetric(4)
     eigenvalues, U = A.new_empty(4, N), torch.empty_like(A)
     solver[3] = 5
     assert routines._decompose_batch(eigenvalues, U, A, True) == (3, 1)
@@ -83,7 +83,7 @@ def test_nothing_is_read_while_a_graph_is_captured(
     solver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routines._stream, "is_capturing", lambda: True)
-    A = symmetric(2)
+    A = draw_symmetric(2)
     A[1, 0, 0] = torch.nan
     eigenvalues = A.new_empty(2, N)
     assert routines._decompose_batch(eigenvalues, None, A, True) is None
@@ -94,7 +94,7 @@ def test_nothing_is_read_while_a_graph_is_captured(
 @pytest.mark.parametrize("n", [65, 128])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:
-    A = symmetric(5, n).to(dtype)
+    A = draw_symmetric(5, n).to(dtype)
     for work_space in (_thresholds.SYEVD_WORKSPACE, 1):  # the batch as a whole, and one item after another
         monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE", work_space)
         for lower in (True, False):

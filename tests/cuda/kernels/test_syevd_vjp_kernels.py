@@ -20,7 +20,7 @@ from lapgrad.ops import syevd as formulas
 Run = Callable[..., tuple[Tensor, tuple[int, int] | None]]
 
 
-def on_cpu(
+def run_emulated(
     U: Tensor,
     eigenvalues: Tensor,
     gU: Tensor | None,
@@ -36,7 +36,7 @@ def on_cpu(
     return gA, _items.read_first_failure(reported)
 
 
-def on_device(
+def run_on_device(
     U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
 ) -> tuple[Tensor, tuple[int, int] | None]:
     there = [None if given is None else given.cuda() for given in (U, eigenvalues, gU, slope)]
@@ -45,12 +45,14 @@ def on_device(
     return gA.cpu(), failure
 
 
-@pytest.fixture(params=places.both(on_cpu, on_device))
+@pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
-def problem(items: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def make_problem(
+    items: int, n: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """U, eigenvalues with gaps, gU, slope."""
     generator = torch.Generator().manual_seed(n)
     U = torch.linalg.qr(torch.randn(items, n, n, dtype=torch.float64, generator=generator))[0]
@@ -60,7 +62,7 @@ def problem(items: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Ten
     return U.to(dtype), eigenvalues.to(dtype), gU.to(dtype), slope.to(dtype)
 
 
-def expected(
+def compute_expected(
     U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
 ) -> Tensor:
     return formulas._compute_vjp_composite(U, eigenvalues, gU, slope, degeneracy, tol)
@@ -70,37 +72,39 @@ def expected(
     ("n", "dtype"), [(n, torch.float64) for n in (1, 5, 8, 13, 16, 32, 35)] + [(16, torch.float32)]
 )
 def test_against_the_formula(run: Run, n: int, dtype: torch.dtype) -> None:
-    U, eigenvalues, gU, slope = problem(3, n, dtype)
+    U, eigenvalues, gU, slope = make_problem(3, n, dtype)
     tol = _gaps.choose_tolerance(n, dtype, None)
     for cotangents in ((gU, slope), (gU, None), (None, slope)):
         gA, failure = run(U, eigenvalues, *cotangents, "mask", tol)
         assert failure is None
         assert torch.equal(gA, gA.mT)
-        wanted = expected(U.double(), eigenvalues.double(), *[_double(c) for c in cotangents], "mask", tol)
+        wanted = compute_expected(
+            U.double(), eigenvalues.double(), *[_convert_to_double(c) for c in cotangents], "mask", tol
+        )
         assert_close(gA, wanted.to(dtype), of_order(n) * n)
 
 
-def _double(given: Tensor | None) -> Tensor | None:
+def _convert_to_double(given: Tensor | None) -> Tensor | None:
     return None if given is None else given.double()
 
 
 def test_order_of_threads_does_not_matter() -> None:
     for n in (13, 20):
-        U, eigenvalues, gU, slope = problem(2, n)
-        one, _ = on_cpu(U, eigenvalues, gU, slope, "mask", 1e-14)
-        other, _ = on_cpu(U, eigenvalues, gU, slope, "mask", 1e-14, reverse_order=True)
+        U, eigenvalues, gU, slope = make_problem(2, n)
+        one, _ = run_emulated(U, eigenvalues, gU, slope, "mask", 1e-14)
+        other, _ = run_emulated(U, eigenvalues, gU, slope, "mask", 1e-14, reverse_order=True)
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("degeneracy", ["mask", "lorentz", "clamp", "quiet", "nan"])
 def test_policies_at_close_eigenvalues(run: Run, degeneracy: str) -> None:
-    U, eigenvalues, gU, slope = problem(4, 9)
+    U, eigenvalues, gU, slope = make_problem(4, 9)
     eigenvalues[1, 3:5] = eigenvalues[1, 4]
     eigenvalues[2] = 0.0
     tol = 1e-3
     gA, failure = run(U, eigenvalues, gU, slope, degeneracy, tol)
     assert failure == (1, 1)
-    wanted = expected(U, eigenvalues, gU, slope, degeneracy, tol)
+    wanted = compute_expected(U, eigenvalues, gU, slope, degeneracy, tol)
     if degeneracy == "nan":
         gA, wanted = gA[[0, 3]], wanted[[0, 3]]
     assert_close(gA, wanted)
@@ -108,7 +112,7 @@ def test_policies_at_close_eigenvalues(run: Run, degeneracy: str) -> None:
 
 def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> None:
     """P = gU U^T symmetric within the group, slopes equal: what the projector of the group gives."""
-    U, eigenvalues, _, slope = problem(3, 12)
+    U, eigenvalues, _, slope = make_problem(3, 12)
     eigenvalues[:, 4:8] = 0.5
     slope[:, 4:8] = 1.0
     S = torch.randn(3, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -122,7 +126,7 @@ def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> N
 @pytest.mark.parametrize(("n", "dtype"), [(6, torch.float64), (13, torch.float64), (20, torch.float32)])
 def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dtype) -> None:
     """Of a projector onto a group; in the last item the loss tells the vectors of the group apart."""
-    U, eigenvalues, gU, slope = problem(3, n, dtype)
+    U, eigenvalues, gU, slope = make_problem(3, n, dtype)
     W = torch.randn(3, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
     group, loose, tight = slice(2, 5), 1e-2, 1e-15
     even = torch.zeros_like(gU)
@@ -134,15 +138,17 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dt
         gA, failure = run(U, eigenvalues, even, slope, "mask", tight)
         assert failure is None
         # With a threshold above its gaps the group is tied, and its gaps do not matter.
-        exact = expected(U.double(), eigenvalues.double(), even.double(), slope.double(), "mask", loose)
+        exact = compute_expected(
+            U.double(), eigenvalues.double(), even.double(), slope.double(), "mask", loose
+        )
         assert_close(gA[:2], exact[:2].to(dtype), of_order(n) * n)
-        bare = expected(U, eigenvalues, even, slope, "nan", tight)
+        bare = compute_expected(U, eigenvalues, even, slope, "nan", tight)
         assert_close(gA[2], bare[2], of_order(n) * n)
         assert float(gA[2].abs().max()) > 0.01 / gap
 
 
 def test_strides(run: Run) -> None:
-    U, eigenvalues, gU, slope = problem(3, 10)
+    U, eigenvalues, gU, slope = make_problem(3, 10)
     gA, _ = run(U, eigenvalues, gU, slope, "mask", 1e-14)
     again, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
     assert torch.equal(gA, again)

@@ -16,7 +16,7 @@ from lapgrad._torch import lu as torch_lu
 _STRIP, _DEPTH = (core.constants()[f"device_{name}"] for name in ("strip", "depth"))
 
 
-def well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:
+def make_well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:
     entries = torch.randn(2, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     return (entries / n**0.5 + 2.0 * torch.eye(n)).to(device, dtype)
 
@@ -27,7 +27,7 @@ def well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_merged_inverses(dtype: torch.dtype, half: int, n: int, by_columns: bool, machine: Machine) -> None:
     """Only the lower triangle of L is read; only what is below the blocks of half the order is written."""
-    L = well_conditioned(n, dtype, machine.device)
+    L = make_well_conditioned(n, dtype, machine.device)
     L = L.mT.contiguous().mT if by_columns else L
     W, wanted = torch.zeros(2, n, n, dtype=dtype, device=L.device), torch.zeros_like(L)
     for size, target in ((half, W), (2 * half, wanted)):

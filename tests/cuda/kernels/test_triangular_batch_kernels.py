@@ -17,11 +17,12 @@ from lapgrad._kernels.cuda.small import triangular as _triangular_batch
 #: (order, columns, dtype): each kernel, one column, several items in a block, several blocks for an item.
 CASES = [(1, 1, torch.float64), (3, 5, torch.float64), (4, 1, torch.float64), (50, 3, torch.float64)]
 CASES += [(3, 300, torch.float32)]
+#: Values of lower, transpose and rightside.
 FLAGS = list(itertools.product((True, False), repeat=3))
 machines = pytest.mark.parametrize("machine", MACHINES)
 
 
-def operands(
+def make_operands(
     n: int, columns: int, dtype: torch.dtype, machine: Machine, rightside: bool, items: int = 5
 ) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(n)
@@ -32,13 +33,15 @@ def operands(
     return L.to(machine.device, dtype), A.to(machine.device, dtype)
 
 
-def run(machine: Machine, L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool) -> Tensor:
+def run_triangular(
+    machine: Machine, L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool
+) -> Tensor:
     X = torch.full_like(A, torch.nan)
-    machine.launch(_triangular_batch.plan_application(X, L, A, *flags, solve, None))
+    machine.launch(_triangular_batch.plan_application(X, L, A, *flags, solve, cell=None))
     return X
 
 
-def expected(L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool) -> Tensor:
+def compute_expected(L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool) -> Tensor:
     X = torch.empty_like(A)
     assert (_fallback.trsm if solve else _fallback.trmm)(X, L, A, *flags) is None
     return X
@@ -50,28 +53,30 @@ def expected(L: Tensor, A: Tensor, flags: tuple[bool, bool, bool], solve: bool) 
 def test_all_flags(machine: Machine, n: int, columns: int, dtype: torch.dtype, solve: bool) -> None:
     for flags in FLAGS:
         lower, _, rightside = flags
-        L, A = operands(n, columns, dtype, machine, rightside)
+        L, A = make_operands(n, columns, dtype, machine, rightside)
         below = torch.ones_like(L).tril().bool()
         half = torch.where(below if lower else below.mT, L, torch.nan)
-        assert_close(run(machine, half, A, flags, solve), expected(L, A, flags, solve), of_order(n))
+        assert_close(
+            run_triangular(machine, half, A, flags, solve), compute_expected(L, A, flags, solve), of_order(n)
+        )
 
 
 @machines
 @pytest.mark.parametrize("solve", [True, False], ids=["trsm", "trmm"])
 def test_any_strides_in_place_and_one_triangle_for_all(machine: Machine, solve: bool) -> None:
     for flags in FLAGS:
-        L, A = operands(4, 3, torch.float64, machine, flags[2])
+        L, A = make_operands(4, 3, torch.float64, machine, flags[2])
         shared = L[:1].expand_as(L)
         apart = A.new_zeros(5, 2 * A.shape[1], A.shape[2] + 2)[:, ::2, 1:-1].copy_(A)
-        wanted = expected(shared, A, flags, solve)
-        assert_close(run(machine, shared, A.mT.contiguous().mT, flags, solve), wanted, of_order(4))
-        machine.launch(_triangular_batch.plan_application(apart, shared, apart, *flags, solve, None))
+        wanted = compute_expected(shared, A, flags, solve)
+        assert_close(run_triangular(machine, shared, A.mT.contiguous().mT, flags, solve), wanted, of_order(4))
+        machine.launch(_triangular_batch.plan_application(apart, shared, apart, *flags, solve, cell=None))
         assert_close(apart, wanted, of_order(4))
 
 
 @machines
 def test_a_zero_pivot_is_reported_and_nothing_is_written(machine: Machine) -> None:
-    L, A = operands(4, 3, torch.float64, machine, False, items=200)
+    L, A = make_operands(4, 3, torch.float64, machine, False, items=200)
     cell = _items.create_status_cell(A)
     machine.launch(_triangular_batch.plan_zero_pivot_search(L, cell))
     assert _items.read_first_failure(cell) is None
@@ -80,7 +85,7 @@ def test_a_zero_pivot_is_reported_and_nothing_is_written(machine: Machine) -> No
     L[150, 1, 1] = 0.0
     machine.launch(_triangular_batch.plan_zero_pivot_search(L, cell))
     X = A.clone()
-    machine.launch(_triangular_batch.plan_application(X, L, A, True, False, False, True, cell))
+    machine.launch(_triangular_batch.plan_application(X, L, A, *FLAGS[0], solve=True, cell=cell))
     assert torch.equal(X, A)
     assert _items.read_first_failure(cell) == (77, 3)
     assert _items.read_first_failure(cell) is None
@@ -92,5 +97,7 @@ def test_a_zero_pivot_is_reported_and_nothing_is_written(machine: Machine) -> No
 @pytest.mark.parametrize("machine", MACHINES[-1:])
 def test_all_sizes_on_a_device(machine: Machine, n: int, dtype: torch.dtype, solve: bool) -> None:
     for flags, columns in itertools.product(FLAGS, (1, 7, n, 200)):
-        L, A = operands(n, columns, dtype, machine, flags[2], items=300)
-        assert_close(run(machine, L, A, flags, solve), expected(L, A, flags, solve), of_order(n))
+        L, A = make_operands(n, columns, dtype, machine, flags[2], items=300)
+        assert_close(
+            run_triangular(machine, L, A, flags, solve), compute_expected(L, A, flags, solve), of_order(n)
+        )

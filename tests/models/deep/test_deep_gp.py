@@ -18,7 +18,7 @@ from lapgrad_bench.bench.models.torch_layers import replace_operators_by_torch
 WIDTHS = [1, 2]
 
 
-def ring(n: int = 60, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw_ring(n: int = 60, dtype: torch.dtype = torch.float64) -> Tensor:
     """Points on a circle, bent in a third dimension, with noise: one latent variable is enough."""
     source = torch.Generator().manual_seed(0)
     angles = 6.3 * torch.rand(n, dtype=torch.float64, generator=source)
@@ -27,11 +27,11 @@ def ring(n: int = 60, dtype: torch.dtype = torch.float64) -> Tensor:
     return (points + 0.05 * noise).to(dtype)
 
 
-def small(Y: Tensor, widths: list[int] = WIDTHS, **options) -> DeepGP:
+def make_small(Y: Tensor, widths: list[int] = WIDTHS, **options) -> DeepGP:
     return DeepGP(Y, widths, **{"inducing": 6, "hidden": [5], "generator": 0, **options})
 
 
-def drawn(samples: int, n: int, widths: list[int] = WIDTHS, seed: int = 1) -> list[Tensor]:
+def draw_noise(samples: int, n: int, widths: list[int] = WIDTHS, seed: int = 1) -> list[Tensor]:
     source = torch.Generator().manual_seed(seed)
     return [torch.randn(samples, n, w, dtype=torch.float64, generator=source) for w in reversed(widths)]
 
@@ -40,8 +40,8 @@ def drawn(samples: int, n: int, widths: list[int] = WIDTHS, seed: int = 1) -> li
 @pytest.mark.parametrize("covariance", ["shared", "separate"])
 def test_bound_is_that_of_the_definition(widths, covariance):
     """Datum by datum and sample by sample, with distributions of torch."""
-    Y = ring(4)
-    model, noise = small(Y, widths, covariance=covariance), drawn(3, 4, widths)
+    Y = draw_ring(4)
+    model, noise = make_small(Y, widths, covariance=covariance), draw_noise(3, 4, widths)
     expected = torch.zeros((), dtype=torch.float64)
     for n in range(4):
         for s in range(3):
@@ -66,8 +66,8 @@ def test_bound_is_that_of_the_definition(widths, covariance):
 
 
 def test_mean_of_all_minibatches_is_the_bound_of_all_data():
-    Y = ring(12)
-    model, noise = small(Y), drawn(2, 12)
+    Y = draw_ring(12)
+    model, noise = make_small(Y), draw_noise(2, 12)
     parts = [
         model.bound(Y[rows], total=12, noise=[eps[:, rows] for eps in noise])
         for rows in torch.arange(12).view(4, 3)
@@ -77,22 +77,22 @@ def test_mean_of_all_minibatches_is_the_bound_of_all_data():
 
 @pytest.mark.parametrize("covariance", ["shared", "separate"])
 def test_whitening_changes_parameters_and_nothing_else(covariance):
-    Y, noise = ring(), drawn(1, 60)
-    one, other = (small(Y, whiten=whiten, covariance=covariance) for whiten in (True, False))
+    Y, noise = draw_ring(), draw_noise(1, 60)
+    one, other = (make_small(Y, whiten=whiten, covariance=covariance) for whiten in (True, False))
     tolerances.assert_close(one.bound(Y, noise=noise), other.bound(Y, noise=noise), tolerances.INDUCING)
 
 
 def test_a_shared_covariance_is_one_that_all_outputs_have():
-    Y, noise = ring(), drawn(1, 60)
-    one, other = (small(Y, covariance=covariance) for covariance in ("shared", "separate"))
+    Y, noise = draw_ring(), draw_noise(1, 60)
+    one, other = (make_small(Y, covariance=covariance) for covariance in ("shared", "separate"))
     tolerances.assert_close(one.bound(Y, noise=noise), other.bound(Y, noise=noise))
     assert other.layers[0].functions.q_below.shape == (3, 6, 6)
 
 
 @pytest.mark.parametrize("whiten", [True, False])
 def test_gradients_of_the_bound(whiten):
-    Y, noise = ring(4), drawn(1, 4)
-    model = small(Y, inducing=3, hidden=[2], whiten=whiten, jitter=1e-3)
+    Y, noise = draw_ring(4), draw_noise(1, 4)
+    model = make_small(Y, inducing=3, hidden=[2], whiten=whiten, jitter=1e-3)
     names, values = zip(*model.named_parameters(), strict=True)
 
     class Bound(nn.Module):
@@ -113,8 +113,8 @@ def test_gradients_of_the_bound(whiten):
 
 
 def test_latent_weight_leaves_the_fit_and_the_inducing_variables():
-    Y, noise = ring(5), drawn(1, 5)
-    model = small(Y)
+    Y, noise = draw_ring(5), draw_noise(1, 5)
+    model = make_small(Y)
     values = torch.stack([model.bound(Y, noise=noise, latent_weight=weight) for weight in (0.0, 0.5, 1.0)])
     tolerances.assert_close(values[1], 0.5 * (values[0] + values[2]))
     layer = model.layers[0]
@@ -126,8 +126,8 @@ def test_latent_weight_leaves_the_fit_and_the_inducing_variables():
 
 
 def test_torch_linalg_gives_the_same_bound():
-    Y, noise = ring(), drawn(1, 60)
-    model = small(Y)
+    Y, noise = draw_ring(), draw_noise(1, 60)
+    model = make_small(Y)
     with replace_operators_by_torch():
         theirs = model.bound(Y, noise=noise)
     tolerances.assert_close(model.bound(Y, noise=noise), theirs)
@@ -135,8 +135,8 @@ def test_torch_linalg_gives_the_same_bound():
 
 def test_q_starts_at_the_best_one():
     """No small change of q(u) raises the bound, with the latent variables at their means."""
-    Y = ring()
-    model = small(Y, [2], noise_var=0.3)
+    Y = draw_ring()
+    model = make_small(Y, [2], noise_var=0.3)
     layer = model.layers[0]
     H = layer.recognition(Y)[0].detach()
     bound = layer.compute_expected_log_density(Y, H, layer.functions.prepare()).sum() - layer.functions.kl()
@@ -147,42 +147,42 @@ def test_q_starts_at_the_best_one():
 
 def test_natural_gradients_of_all_data_reach_the_best_q():
     """One step of length 1 with all data is where many short steps with minibatches go, too."""
-    Y = ring()
-    model, other = small(Y, [2]), small(Y, [2])
+    Y = draw_ring()
+    model, other = make_small(Y, [2]), make_small(Y, [2])
     for each in (model, other):
         for name, value in each.named_parameters():
             value.requires_grad_(".q_" in name or "linear.bias" in name)  # Adam has to have something
         each.layers[0].functions.set_posterior(torch.zeros(6, 3), torch.eye(6))
     # Only q(u) moves: a learning rate of next to nothing for all that is left to Adam.
     model.fit(Y, steps=400, batch=20, lr=1e-12, natural=0.3, final_lr=0.05, generator=0)
-    bound = model.bound(Y, noise=drawn(50, 60, [2]))
+    bound = model.bound(Y, noise=draw_noise(50, 60, [2]))
     layer = other.layers[0]
     mean, log_variance = layer.recognition(Y)
-    H = (mean + (0.5 * log_variance).exp() * drawn(50, 60, [2])[0]).flatten(0, 1).detach()
+    H = (mean + (0.5 * log_variance).exp() * draw_noise(50, 60, [2])[0]).flatten(0, 1).detach()
     targets = (Y - layer.functions.mean.constant).expand(50, 60, 3).flatten(0, 1).detach()
     fit_functions(layer.functions, H, targets, layer.noise_var.detach(), 1.0 / 50)
-    best = other.bound(Y, noise=drawn(50, 60, [2]))
+    best = other.bound(Y, noise=draw_noise(50, 60, [2]))
     assert best - 1.0 < bound < best
 
 
 def test_natural_gradients_do_not_depend_on_whitening():
     """They are steps of distributions, whatever their parameters are."""
-    Y, noise = ring(), drawn(1, 60)
+    Y, noise = draw_ring(), draw_noise(1, 60)
     bounds = []
     for whiten in (True, False):
-        model = small(Y, whiten=whiten)
+        model = make_small(Y, whiten=whiten)
         model.fit(Y, steps=3, batch=30, lr=1e-12, natural=0.2, generator=0)
         bounds.append(model.bound(Y, noise=noise))
-    assert bounds[0] != small(Y).bound(Y, noise=noise)
+    assert bounds[0] != make_small(Y).bound(Y, noise=noise)
     tolerances.assert_close(bounds[1], bounds[0], tolerances.INDUCING)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_learning(dtype):
     """A bent circle in three dimensions: a latent variable, found without supervision."""
-    Y = ring(300, dtype)
-    model = small(Y, inducing=10, hidden=[20])
-    before = model.log_likelihood(ring(100, dtype), samples=50, generator=0).mean
+    Y = draw_ring(300, dtype)
+    model = make_small(Y, inducing=10, hidden=[20])
+    before = model.log_likelihood(draw_ring(100, dtype), samples=50, generator=0).mean
     losses: list[float] = []
     result = model.fit(
         Y, steps=80, batch=50, lr=2e-2, every=20, generator=0, callback=lambda _, loss: losses.append(loss)
@@ -192,7 +192,7 @@ def test_learning(dtype):
     assert losses[-1] < losses[0] - 0.5
     assert result.steps == 80
     assert all(value.isfinite().all() for value in model.parameters())
-    test = model.log_likelihood(ring(100, dtype), samples=50, generator=0)
+    test = model.log_likelihood(draw_ring(100, dtype), samples=50, generator=0)
     assert test.mean > before + 0.3
     assert test.mean > -losses[-1]
     assert test.values.dtype == torch.float64
@@ -200,12 +200,12 @@ def test_learning(dtype):
 
 @pytest.mark.parametrize("natural", [0.1, 0.0])
 def test_a_fit_that_is_taken_up_again_is_the_same_fit(natural):
-    Y = ring()
-    whole, halves = small(Y), small(Y)
+    Y = draw_ring()
+    whole, halves = make_small(Y), make_small(Y)
     options = {"steps": 20, "batch": 25, "every": 5, "natural": natural}
     whole.fit(Y, **options, generator=3)
     halves.fit(Y, **options, generator=3, callback=lambda step, _: step == 10)
-    again = small(Y)
+    again = make_small(Y)
     again.load_state_dict(halves.state_dict())
     again.fit(Y, **options, resume=halves.training_state())
     for name, value in whole.state_dict().items():
@@ -213,8 +213,8 @@ def test_a_fit_that_is_taken_up_again_is_the_same_fit(natural):
 
 
 def test_learning_that_fails_keeps_the_last_good_parameters():
-    Y = ring()
-    model = small(Y)
+    Y = draw_ring()
+    model = make_small(Y)
     before: list[dict[str, Tensor]] = []
 
     def spoil(step: int, _: float) -> None:
@@ -230,8 +230,8 @@ def test_learning_that_fails_keeps_the_last_good_parameters():
 
 
 def test_answers_have_their_shapes():
-    Y = ring()
-    model = small(Y, [1, 2, 4])  # more latent variables than data have dimensions
+    Y = draw_ring()
+    model = make_small(Y, [1, 2, 4])  # more latent variables than data have dimensions
     assert model.embed(Y).shape == (60, 1)
     assert model.embed(Y, layer=-1).shape == (60, 4)
     assert model.reconstruct(Y, layer=0).shape == (60, 3)
@@ -244,8 +244,8 @@ def test_answers_have_their_shapes():
 
 def test_samples_are_those_of_the_model():
     """The spread of many samples with noise is that of the layer: its functions over N(0, I), and noise."""
-    Y = ring()
-    model = small(Y, [2])
+    Y = draw_ring()
+    model = make_small(Y, [2])
     layer = model.layers[0]
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -258,8 +258,8 @@ def test_samples_are_those_of_the_model():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_files(tmp_path, dtype):
-    Y = ring(dtype=dtype)
-    model = small(Y, covariance="separate", whiten=False)
+    Y = draw_ring(dtype=dtype)
+    model = make_small(Y, covariance="separate", whiten=False)
     model.fit(Y, steps=3, batch=20, generator=0)
     model.fix("layers.0.noise_var")
     model.save(tmp_path / "model.pt")
@@ -289,7 +289,7 @@ def test_files(tmp_path, dtype):
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(OptionError, match=message):
-        DeepGP(ring(), **{"widths": WIDTHS, **options})
+        DeepGP(draw_ring(), **{"widths": WIDTHS, **options})
 
 
 @pytest.mark.parametrize(
@@ -307,14 +307,14 @@ def test_bad_options_are_named(options, message):
 )
 def test_bad_options_of_fit_are_named(options, message):
     with pytest.raises(OptionError, match=message):
-        small(ring()).fit(ring(), **options)
+        make_small(draw_ring()).fit(draw_ring(), **options)
 
 
 def test_bad_data_are_named():
-    Y = ring()
-    model = small(Y)
+    Y = draw_ring()
+    model = make_small(Y)
     with pytest.raises(NonFiniteError, match="row 3"):
-        small(Y.index_fill(0, torch.tensor([3]), torch.nan))
+        make_small(Y.index_fill(0, torch.tensor([3]), torch.nan))
     with pytest.raises(DTypeError, match="float32"):
         model.fit(Y.float(), steps=1)
     with pytest.raises(ShapeError, match="3 columns"):
@@ -341,8 +341,8 @@ def test_bad_data_are_named():
 
 
 def test_epochs_and_seconds():
-    Y = ring()
-    model = small(Y)
+    Y = draw_ring()
+    model = make_small(Y)
     assert model.fit(Y, epochs=2, batch=25).steps == 6
     result = model.fit(Y, seconds=0.05, every=1, batch=25)
     assert result.reason == "0.05 seconds have passed"
@@ -352,6 +352,6 @@ def test_epochs_and_seconds():
 
 def test_constant_data():
     """Nothing to explain: no division by a spread of zero."""
-    model = small(torch.ones(20, 3, dtype=torch.float64))
+    model = make_small(torch.ones(20, 3, dtype=torch.float64))
     model.fit(torch.ones(20, 3, dtype=torch.float64), steps=3, batch=10)
     assert model.bound(torch.ones(20, 3, dtype=torch.float64)).isfinite()

@@ -16,17 +16,23 @@ from lapgrad.models.kernels import Linear
 NOISE = 0.4
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+def draw_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def linear_model(maps: list[Tensor]) -> DeepGP:
+def make_linear_model(maps: list[Tensor]) -> DeepGP:
     """y = maps[0] h_1 + noise, h_1 = maps[1] h_2 + noise, ...: no doubt about functions, which are linear."""
     widths = [W.shape[1] for W in reversed(maps)]
     D = maps[0].shape[0]
     kernels = [Linear() for _ in widths]
     model = DeepGP(
-        random(30, D), widths, kernels=kernels, inducing=max(widths), hidden=[], jitter=1e-12, generator=0
+        draw_normal(30, D),
+        widths,
+        kernels=kernels,
+        inducing=max(widths),
+        hidden=[],
+        jitter=1e-12,
+        generator=0,
     )
     with torch.no_grad():
         for layer, W in zip(model.layers, maps, strict=True):
@@ -46,7 +52,7 @@ def linear_model(maps: list[Tensor]) -> DeepGP:
     return model
 
 
-def exact(maps: list[Tensor], Y: Tensor) -> Tensor:
+def compute_exact(maps: list[Tensor], Y: Tensor) -> Tensor:
     """log p(y): y is normal."""
     covariance = torch.eye(maps[-1].shape[1], dtype=torch.float64)
     for W in reversed(maps):
@@ -55,7 +61,7 @@ def exact(maps: list[Tensor], Y: Tensor) -> Tensor:
     return distributions.MultivariateNormal(zero, covariance).log_prob(Y)
 
 
-def with_exact_recognition(model: DeepGP, W: Tensor) -> None:
+def set_exact_recognition(model: DeepGP, W: Tensor) -> None:
     """q(h | y) = p(h | y) = N(V Wᵀ y / noise, V), V = (I + Wᵀ W / noise)⁻¹, diagonal for such W."""
     V = 1.0 / (1.0 + W.square().sum(0) / NOISE)
     recognition = model.layers[0].recognition
@@ -65,11 +71,11 @@ def with_exact_recognition(model: DeepGP, W: Tensor) -> None:
 
 
 def test_one_sample_is_enough_where_recognition_is_exact():
-    W = torch.linalg.qr(random(5, 2))[0] * torch.tensor([2.0, 0.5], dtype=torch.float64)
-    model, Y = linear_model([W]), random(6, 5, seed=1)
-    with_exact_recognition(model, W)
+    W = torch.linalg.qr(draw_normal(5, 2))[0] * torch.tensor([2.0, 0.5], dtype=torch.float64)
+    model, Y = make_linear_model([W]), draw_normal(6, 5, seed=1)
+    set_exact_recognition(model, W)
     found = model.log_likelihood(Y, samples=3, generator=0)
-    tolerances.assert_close(found.values, exact([W], Y), tolerances.OF_EXACT_WEIGHTS)
+    tolerances.assert_close(found.values, compute_exact([W], Y), tolerances.OF_EXACT_WEIGHTS)
     assert found.sampling_error < 1e-6
     tolerances.assert_close(
         found.effective_samples, torch.full_like(found.values, 3.0), tolerances.OF_EXACT_WEIGHTS
@@ -85,11 +91,11 @@ def test_one_sample_is_enough_where_recognition_is_exact():
 @pytest.mark.parametrize("chunk", [None, 7, 900])
 def test_linear_layers_with_other_recognition(chunk):
     """Two layers and q(h | y) that does not fit: the estimate is off by its error, and in chunks, too."""
-    maps = [random(4, 2, seed=2), random(2, 1, seed=3)]
-    model, Y = linear_model(maps), random(5, 4, seed=1)
+    maps = [draw_normal(4, 2, seed=2), draw_normal(2, 1, seed=3)]
+    model, Y = make_linear_model(maps), draw_normal(5, 4, seed=1)
     samples = 400 if chunk == 7 else 4000
     found = model.log_likelihood(Y, samples=samples, chunk=chunk, generator=0)
-    expected = exact(maps, Y)
+    expected = compute_exact(maps, Y)
     assert abs(found.mean - expected.mean().item()) < 4.0 * found.sampling_error
     assert 0.0 < found.sampling_error < 0.2
     assert (found.effective_samples > 5.0).all()
@@ -102,20 +108,20 @@ def test_linear_layers_with_other_recognition(chunk):
 
 def test_refinement_finds_the_posterior():
     """From a q(h | y) that knows nothing of y, to one that makes a few samples enough."""
-    W = torch.linalg.qr(random(5, 2))[0] * torch.tensor([2.0, 0.5], dtype=torch.float64)
-    model, Y = linear_model([W]), random(6, 5, seed=1)
+    W = torch.linalg.qr(draw_normal(5, 2))[0] * torch.tensor([2.0, 0.5], dtype=torch.float64)
+    model, Y = make_linear_model([W]), draw_normal(6, 5, seed=1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rough, fine = (model.log_likelihood(Y, samples=50, refine=refine, generator=0) for refine in (0, 300))
     assert fine.effective_samples.mean() > 35.0
     assert rough.effective_samples.mean() < 30.0
-    assert (fine.values - exact([W], Y)).abs().max() < 0.3
+    assert (fine.values - compute_exact([W], Y)).abs().max() < 0.3
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     assert all(value.grad is None for value in model.parameters())
 
 
 def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
     """Weights that differ by hundreds of nats, in parts and at once."""
-    logs = 300.0 * random(40, 3)
+    logs = 300.0 * draw_normal(40, 3)
     weights = WeightSums(3, torch.device("cpu"))
     for part in logs.split(7):
         weights.add(slice(0, 2), part[:, :2])
@@ -128,7 +134,7 @@ def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
 
 def test_sampling_error_is_that_of_repeated_estimates():
     """The delta method, against the spread of 400 estimates of 200 samples each."""
-    logs = random(200, 400, seed=4)  # log-normal weights
+    logs = draw_normal(200, 400, seed=4)  # log-normal weights
     weights = WeightSums(400, torch.device("cpu"))
     weights.add(slice(0, 400), logs)
     found = weights.estimate(200)

@@ -20,7 +20,9 @@ from lapgrad.models.kernels import RBF, Matern52
 DOUBLE = torch.float64
 
 
-def data(n: int = 40, d: int = 1, k: int | None = None, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, Tensor]:
+def make_data(
+    n: int = 40, d: int = 1, k: int | None = None, dtype: torch.dtype = DOUBLE
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(n + d)
     X = 4.0 * torch.rand(n, d, dtype=DOUBLE, generator=generator)
     phases = torch.arange(1 if k is None else k, dtype=DOUBLE)
@@ -29,10 +31,10 @@ def data(n: int = 40, d: int = 1, k: int | None = None, dtype: torch.dtype = DOU
     return X.to(dtype), (y[:, 0] if k is None else y).to(dtype)
 
 
-def deep(n: int = 30, d: int = 2, k: int | None = None, **options: Any) -> DeepGPRegression:
+def make_deep(n: int = 30, d: int = 2, k: int | None = None, **options: Any) -> DeepGPRegression:
     """A model of two layers whose distributions are nowhere special."""
     dtype = options.pop("dtype", DOUBLE)
-    X, y = data(n, d, k)
+    X, y = make_data(n, d, k)
     model = DeepGPRegression(X, y, **{"inducing": 5, "generator": 0, "noise_var": 0.05, **options})
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -50,7 +52,7 @@ FORMS = list(itertools.product((True, False), ("shared", "separate")))
 @pytest.mark.parametrize("k", [None, 2])
 def test_one_layer_starts_as_the_sparse_process(k: int | None, whiten: bool, covariance: Any) -> None:
     """At the best distribution of the inducing variables the bound is the collapsed one, and stationary."""
-    X, y = data(60, 2, k)
+    X, y = make_data(60, 2, k)
     options: dict[str, Any] = {"inducing": 7, "generator": 3, "noise_var": 0.05, "normalise": True}
     sparse = SparseGPRegression(X, y, RBF(0.9, 1.2), mean="zero", **options)
     model = DeepGPRegression(X, y, RBF(0.9, 1.2), widths=(), whiten=whiten, covariance=covariance, **options)
@@ -66,7 +68,7 @@ def test_one_layer_starts_as_the_sparse_process(k: int | None, whiten: bool, cov
 
 
 def test_a_worse_distribution_has_a_worse_bound() -> None:
-    X, y = data(60)
+    X, y = make_data(60)
     model = DeepGPRegression(X, y, widths=(), inducing=7, generator=0)
     best = model.loss().item()
     for name in ("q_mean", "q_log_deviations", "q_below"):
@@ -76,7 +78,7 @@ def test_a_worse_distribution_has_a_worse_bound() -> None:
         assert worse.loss().item() > best + 0.01
 
 
-def dense_loss(model: DeepGPRegression, samples: int, seed: int) -> Tensor:
+def compute_dense_loss(model: DeepGPRegression, samples: int, seed: int) -> Tensor:
     """The bound of a model with linear means written in full matrices, with the samples of ``loss``."""
     X = (model.X - model.x_shift) / model.x_scale
     y = (model.y - model.y_shift) / model.y_scale
@@ -112,7 +114,7 @@ def dense_loss(model: DeepGPRegression, samples: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("widths", [(2,), (1, 3)], ids=str)
 def test_loss_and_gradient_are_those_of_the_definition(widths: tuple[int, ...]) -> None:
-    X, y = data(12, 2, 2)
+    X, y = make_data(12, 2, 2)
     model = DeepGPRegression(X, y, widths=widths, inducing=4, noise_var=0.1, jitter=1e-4, generator=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -120,7 +122,7 @@ def test_loss_and_gradient_are_those_of_the_definition(widths: tuple[int, ...]) 
             for values in (layer.q_mean, layer.q_below):
                 values += 0.3 * torch.randn(values.shape, dtype=DOUBLE, generator=generator)
             layer.q_log_deviations.fill_(-1.0)
-    found, expected = model.loss(samples=3, generator=5), dense_loss(model, 3, 5)
+    found, expected = model.loss(samples=3, generator=5), compute_dense_loss(model, 3, 5)
     assert_close(found, expected, HIGHER_ORDER)
     parameters = list(model.parameters())
     assert_all_close(
@@ -130,7 +132,7 @@ def test_loss_and_gradient_are_those_of_the_definition(widths: tuple[int, ...]) 
 
 def test_gradcheck() -> None:
     """Of the loss with its random numbers fixed, with respect to every parameter."""
-    model = deep(8, 2, inducing=3, covariance="separate")
+    model = make_deep(8, 2, inducing=3, covariance="separate")
     names, values = zip(*model.named_parameters(), strict=True)
 
     def loss(*tensors: Tensor) -> Tensor:
@@ -142,7 +144,7 @@ def test_gradcheck() -> None:
 
 def test_minibatches_are_not_biased() -> None:
     """Batches of any size average to the loss of all data: exactly where they share nothing."""
-    X, y = data(40, 2)
+    X, y = make_data(40, 2)
     model = DeepGPRegression(X, y, widths=(), inducing=5, generator=0)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
     losses = torch.stack([model._estimate_loss(rows, []) for rows in order.split(8)])
@@ -156,7 +158,7 @@ def test_minibatches_are_not_biased() -> None:
 
 def test_samples_are_not_biased() -> None:
     """Losses of one sample average to that of many, up to five standard errors."""
-    model = deep(12)
+    model = make_deep(12)
     with torch.no_grad():
         few = torch.stack([model.loss(generator=seed) for seed in range(100)])
         many = model.loss(samples=4000, generator=1000)
@@ -166,7 +168,7 @@ def test_samples_are_not_biased() -> None:
 
 def test_prediction_is_the_mixture_over_samples() -> None:
     """Against draws of functions, whose way through the layers is another one: jointly at all inputs."""
-    model = deep(k=2, covariance="separate")
+    model = make_deep(k=2, covariance="separate")
     new = model.X[:3] + 0.2
     mean, variance = model.predict(new, noise=True, samples=4000)
     draws = model.sample(new, 4000, noise=True, generator=3)
@@ -184,7 +186,7 @@ def test_prediction_is_the_mixture_over_samples() -> None:
 
 def test_draws_are_functions() -> None:
     """Two inputs next to each other have almost the same value in every draw, the mixture spreads."""
-    model = deep(d=1)
+    model = make_deep(d=1)
     new = torch.tensor([1.0, 1.0 + 1e-6], dtype=DOUBLE)
     draws = model.sample(new, 50, generator=0)
     assert draws.shape == (50, 2)
@@ -193,8 +195,8 @@ def test_draws_are_functions() -> None:
 
 
 def test_chunks_change_nothing() -> None:
-    model = deep()
-    new, y_new = data(23, 2)
+    model = make_deep()
+    new, y_new = make_data(23, 2)
     expected, density = model.predict(new), model.log_prob(new, y_new)
     for chunk in (1, 5, 100):
         assert_all_close(tuple(model.predict(new, chunk=chunk)), tuple(expected))
@@ -206,8 +208,8 @@ def test_chunks_change_nothing() -> None:
 
 
 def test_log_prob_is_the_log_of_an_average() -> None:
-    model = deep(k=2)
-    new, y_new = data(6, 2, 2)
+    model = make_deep(k=2)
+    new, y_new = make_data(6, 2, 2)
     parts = model._predict_parts("predict", new, 50, None, 0)
     mean, variance = parts[0]
     normal = torch.distributions.Normal(
@@ -222,7 +224,7 @@ def test_log_prob_is_the_log_of_an_average() -> None:
 
 
 def test_gradient_of_a_prediction_is_that_of_the_inputs() -> None:
-    model = deep()
+    model = make_deep()
     new = model.X[:3].clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda new: tuple(model.predict(new, samples=3)), (new,))
     assert not any(part.requires_grad for part in model.predict(model.X[:3]))
@@ -232,7 +234,7 @@ def test_gradient_of_a_prediction_is_that_of_the_inputs() -> None:
 @pytest.mark.parametrize("mean", ["linear", "zero"])
 @pytest.mark.parametrize("widths", [(3,), (2, 4), (5,)], ids=str)
 def test_inner_layers_start_as_linear_maps(mean: str, widths: tuple[int, ...]) -> None:
-    X, y = data(30, 3)
+    X, y = make_data(30, 3)
     model = DeepGPRegression(X, y, widths=widths, mean=mean, inducing=8, generator=0)
     H = (X - model.x_shift) / model.x_scale
     Z = model._list_layers()[0].inducing
@@ -272,7 +274,7 @@ def test_depth_learns_a_step() -> None:
 def test_fits_are_reproducible() -> None:
     """Also when they are left and taken up again."""
     options: dict[str, Any] = {"batch": 7, "every": 2}
-    first, second, third = deep(), deep(), deep()
+    first, second, third = make_deep(), make_deep(), make_deep()
     torch.manual_seed(0)
     one = first.fit(steps=8, generator=3, **options)
     torch.manual_seed(1)
@@ -284,11 +286,11 @@ def test_fits_are_reproducible() -> None:
     rest = third.fit(steps=8, generator=9, resume=third.training_state(), **options)
     assert rest.history == one.history[2:]
     assert_all_close(list(third.parameters()), list(first.parameters()), 0)
-    assert deep().fit(steps=8, generator=4, **options).history != one.history
+    assert make_deep().fit(steps=8, generator=4, **options).history != one.history
 
 
 def test_what_is_fixed_stays() -> None:
-    model = deep()
+    model = make_deep()
     model.fix("layers.0.inducing", "noise_var")
     kept = model.layers[0].inducing.detach().clone(), model.noise_var.detach().clone()
     other = model.layers[1].inducing.detach().clone()
@@ -299,12 +301,12 @@ def test_what_is_fixed_stays() -> None:
     assert torch.equal(model.noise_var, kept[1])
     assert not torch.equal(model.layers[1].inducing, other)
     with pytest.raises(lapgrad.OptionError, match="fit has not been called"):
-        deep().training_state()
+        make_deep().training_state()
 
 
 def test_float32() -> None:
     """The loss is that of float64 to the precision of its inputs, and learning goes the same way."""
-    single, double = deep(60, dtype=torch.float32), deep(60)
+    single, double = make_deep(60, dtype=torch.float32), make_deep(60)
     normal = torch.randn(1, 60, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     layers, prepared = double._list_layers(), [layer.prepare() for layer in double._list_layers()]
     mean, variance = layers[0](double._scale_inputs(double.X)[None], prepared[0])
@@ -313,7 +315,7 @@ def test_float32() -> None:
     mean, variance = layers[0](single._scale_inputs(single.X)[None], prepared[0])
     found = layers[1](mean + variance.sqrt() * normal.float(), prepared[1])
     assert_all_close(found, [part.float() for part in expected], HIGHER_ORDER)
-    X, y = data(200, 2, dtype=torch.float32)
+    X, y = make_data(200, 2, dtype=torch.float32)
     model = DeepGPRegression(X, y, inducing=60, generator=0)  # K_uu is singular in float32
     before = model.loss(samples=20, generator=0)
     model.fit(steps=40, generator=0)
@@ -323,7 +325,7 @@ def test_float32() -> None:
 
 @pytest.mark.parametrize(("whiten", "covariance"), FORMS)
 def test_files(tmp_path: Path, whiten: bool, covariance: Any) -> None:
-    X, Y = data(30, 3, 2)
+    X, Y = make_data(30, 3, 2)
     kernels = [RBF(torch.tensor([0.5, 0.9, 1.0])) + RBF(2.0), Matern52(1.5)]
     model = DeepGPRegression(X, Y, kernels, widths=(2,), inducing=6, whiten=whiten, covariance=covariance)
     model.fix("layers.0.inducing")
@@ -340,7 +342,7 @@ def test_files(tmp_path: Path, whiten: bool, covariance: Any) -> None:
 
 
 def test_normalise_changes_units_alone() -> None:
-    X, Y = data(50, 2, k=2)
+    X, Y = make_data(50, 2, k=2)
     X, Y = X * torch.tensor([100.0, 1e-3]) + 7.0, 30.0 * Y - 4.0
     shift, scale = Y.mean(0), Y.var(0, correction=0).mean().sqrt()
     scaled = (X - X.mean(0)) / X.std(0, correction=0)
@@ -388,7 +390,7 @@ def test_covariances_for_each_column() -> None:
 
 def test_joint_covariances_have_the_variances_on_their_diagonal() -> None:
     for covariance in ("shared", "separate"):
-        layer = deep(covariance=covariance)._list_layers()[0]
+        layer = make_deep(covariance=covariance)._list_layers()[0]
         H = torch.linspace(-1, 1, 8, dtype=DOUBLE).view(4, 2)
         mean, variance = layer(H)
         joint = layer.predict_jointly(H)
@@ -401,11 +403,11 @@ def test_joint_covariances_have_the_variances_on_their_diagonal() -> None:
 def test_plot() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    axes = deep(d=1).plot()
+    axes = make_deep(d=1).plot()
     assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"mean", "data"}
     matplotlib.pyplot.close("all")
     with pytest.raises(lapgrad.ShapeError, match="one input"):
-        deep().plot()
+        make_deep().plot()
 
 
 X6, Y6 = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6.0).double()

@@ -16,22 +16,22 @@ from lapgrad.models.kernels import RBF, Matern32, _gaussian
 DOUBLE = torch.float64
 
 
-def points(*shape: int) -> Tensor:
+def draw_points(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def by_differences(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
+def compute_by_differences(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
     return variance * torch.exp(-0.5 * (F[..., :, None, :] - G[..., None, :, :]).square().sum(-1))
 
 
 @pytest.mark.parametrize("batches", [((), ()), ((2,), (2,)), ((3, 1), (2,))], ids=str)
 def test_values_and_gradients(batches: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    F, G = (points(*batch, n, 3).requires_grad_() for batch, n in zip(batches, (5, 4), strict=True))
+    F, G = (draw_points(*batch, n, 3).requires_grad_() for batch, n in zip(batches, (5, 4), strict=True))
     variance = torch.tensor(1.7, dtype=DOUBLE, requires_grad=True)
     leaves = (F, G, variance)
-    found, expected = _gaussian.compute_gaussian(*leaves), by_differences(*leaves)
+    found, expected = _gaussian.compute_gaussian(*leaves), compute_by_differences(*leaves)
     assert_close(found, expected)
-    cotangent = points(*expected.shape)
+    cotangent = draw_points(*expected.shape)
     assert_all_close(
         torch.autograd.grad(found, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent)
     )
@@ -42,18 +42,22 @@ def test_values_and_gradients(batches: tuple[tuple[int, ...], tuple[int, ...]]) 
 def test_backward_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one row, of several, with a rest, and all rows at once."""
     monkeypatch.setitem(_gaussian._BLOCK, "cpu", block)
-    leaves = [points(5, 3), points(4, 3), torch.tensor(0.6, dtype=DOUBLE)]
+    leaves = [draw_points(5, 3), draw_points(4, 3), torch.tensor(0.6, dtype=DOUBLE)]
     for leaf in leaves:
         leaf.requires_grad_()
-    found, expected = _gaussian.compute_gaussian(*leaves), by_differences(*leaves)
-    cotangent = points(5, 4)
+    found, expected = _gaussian.compute_gaussian(*leaves), compute_by_differences(*leaves)
+    cotangent = draw_points(5, 4)
     assert_all_close(
         torch.autograd.grad(found, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent)
     )
 
 
 def test_higher_derivatives() -> None:
-    leaves = (points(3, 2).requires_grad_(), points(4, 2).requires_grad_(), torch.tensor(0.6, dtype=DOUBLE))
+    leaves = (
+        draw_points(3, 2).requires_grad_(),
+        draw_points(4, 2).requires_grad_(),
+        torch.tensor(0.6, dtype=DOUBLE),
+    )
     leaves[2].requires_grad_()
     assert gradcheck(_gaussian.compute_gaussian, leaves)
     assert gradgradcheck(_gaussian.compute_gaussian, leaves)
@@ -61,22 +65,22 @@ def test_higher_derivatives() -> None:
 
 @pytest.mark.parametrize("position", range(3))
 def test_gradients_of_a_part(position: int) -> None:
-    leaves = [points(3, 2), points(4, 2), torch.tensor(0.6, dtype=DOUBLE)]
+    leaves = [draw_points(3, 2), draw_points(4, 2), torch.tensor(0.6, dtype=DOUBLE)]
     leaves[position].requires_grad_()
-    found, expected = _gaussian.compute_gaussian(*leaves), by_differences(*leaves)
+    found, expected = _gaussian.compute_gaussian(*leaves), compute_by_differences(*leaves)
     for_one = (leaves[position],)
     assert_all_close(torch.autograd.grad(found.sum(), for_one), torch.autograd.grad(expected.sum(), for_one))
 
 
 def test_offset_costs_no_digits() -> None:
-    F, G, one = points(5, 2), points(4, 2), torch.ones((), dtype=DOUBLE)
+    F, G, one = draw_points(5, 2), draw_points(4, 2), torch.ones((), dtype=DOUBLE)
     # The offset is a power of two, so that the points are the same to the last bit or almost.
     moved = _gaussian.compute_gaussian(F + 2.0**20, G + 2.0**20, one)
-    assert_close(moved, by_differences(F + 2.0**20, G + 2.0**20, one), HIGHER_ORDER)
+    assert_close(moved, compute_by_differences(F + 2.0**20, G + 2.0**20, one), HIGHER_ORDER)
 
 
 def test_when_it_is_taken() -> None:
-    F, G, one = points(5, 2), points(4, 2), torch.ones((), dtype=DOUBLE)
+    F, G, one = draw_points(5, 2), draw_points(4, 2), torch.ones((), dtype=DOUBLE)
     assert _gaussian.is_precise(F, G, one)
     assert not _gaussian.is_precise(1e4 * F, G, one)
     assert not _gaussian.is_precise(F * torch.nan, G, one)
@@ -89,7 +93,7 @@ def test_when_it_is_taken() -> None:
 
 def test_a_chunk_is_the_kernel() -> None:
     kernel = RBF(torch.tensor([0.5, 2.0], dtype=DOUBLE)) + RBF(variance=3.0) * RBF(active_dims=[1])
-    X, Z = points(5, 2), points(4, 2)
+    X, Z = draw_points(5, 2), draw_points(4, 2)
     assert_close(kernel.evaluate_chunk(X, Z), kernel(X, Z))
     assert torch.equal(kernel.evaluate_chunk(X, None), kernel(X))
 
@@ -113,7 +117,7 @@ def test_a_subclass_with_its_own_matrix_has_no_shortcut() -> None:
         def matrix(self, *arguments: Any) -> torch.Tensor:
             return 2.0 * super().matrix(*arguments)
 
-    X, Z = points(5, 2), points(4, 2)
+    X, Z = draw_points(5, 2), draw_points(4, 2)
     for kernel in (Twice(), Twice() + RBF()):
         shortcuts, _ = kernel.find_shortcuts(X, Z)
         assert_close(kernel.evaluate_chunk(X, Z, shortcuts), kernel(X, Z))

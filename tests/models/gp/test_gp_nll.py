@@ -11,12 +11,12 @@ import lapgrad
 from lapgrad.models import gp_nll
 
 
-def problem(*batch: int, n: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
+def make_problem(*batch: int, n: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
     root = torch.randn(*batch, n, n, generator=torch.Generator().manual_seed(n), dtype=dtype)
     return root @ root.mT / n
 
 
-def normal_nll(A: Tensor, Y: Tensor) -> Tensor:
+def compute_normal_nll(A: Tensor, Y: Tensor) -> Tensor:
     """By torch.distributions, column by column of Y (n, k)."""
     normal = torch.distributions.MultivariateNormal(torch.zeros_like(A[..., 0]), A)
     return -sum(normal.log_prob(y) for y in Y.unbind(-1))
@@ -26,15 +26,15 @@ def normal_nll(A: Tensor, Y: Tensor) -> Tensor:
 @pytest.mark.parametrize("noise", [0.3, torch.tensor(0.3), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])])
 @pytest.mark.parametrize("outputs", [None, 1, 3])
 def test_values(outputs: int | None, noise: Tensor | float, dtype: torch.dtype) -> None:
-    K = problem(dtype=dtype)
+    K = make_problem(dtype=dtype)
     y = torch.randn(*((5,) if outputs is None else (5, outputs)), dtype=dtype)
     noise = noise.to(dtype) if isinstance(noise, Tensor) else noise
     A = K + torch.diag(torch.as_tensor(noise, dtype=dtype).expand(5))
-    assert_close(gp_nll(K, y, noise), normal_nll(A, y if outputs else y[:, None]))
+    assert_close(gp_nll(K, y, noise), compute_normal_nll(A, y if outputs else y[:, None]))
 
 
 def test_batches() -> None:
-    K, Y = problem(2, 3), torch.randn(2, 3, 5, 2, dtype=torch.float64)
+    K, Y = make_problem(2, 3), torch.randn(2, 3, 5, 2, dtype=torch.float64)
     noise = torch.rand(2, 3, 5, dtype=torch.float64) + 0.1
     values = gp_nll(K, Y, noise)
     assert values.shape == (2, 3)
@@ -47,7 +47,7 @@ def test_batches() -> None:
 
 
 def test_derivatives() -> None:
-    root = problem().requires_grad_()
+    root = make_problem().requires_grad_()
     y = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
     noise = torch.full((5,), 0.4, dtype=torch.float64, requires_grad=True)
 
@@ -59,7 +59,7 @@ def test_derivatives() -> None:
 
 
 def test_operands_stay_as_they_are() -> None:
-    K, y = problem(), torch.randn(5, dtype=torch.float64)
+    K, y = make_problem(), torch.randn(5, dtype=torch.float64)
     kept = K.clone(), y.clone()
     gp_nll(K, y, 0.1)
     assert torch.equal(K, kept[0])

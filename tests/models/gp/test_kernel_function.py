@@ -17,7 +17,7 @@ from lapgrad.models.kernels import RBF
 X = torch.linspace(0.0, 1.0, 8, dtype=torch.float64)[:, None]
 
 
-def other_parameters(kernel: RBF) -> tuple[Tensor, ...]:
+def change_parameters(kernel: RBF) -> tuple[Tensor, ...]:
     return tuple(value.detach() + 0.5 for value in kernel.parameters())
 
 
@@ -36,7 +36,7 @@ def test_two_threads_leave_a_kernel_as_it_is() -> None:
             return super().evaluate_chunk(X, Z, shortcuts)
 
     kernel = Slow().double()
-    before, others = list(kernel.parameters()), other_parameters(kernel)
+    before, others = list(kernel.parameters()), change_parameters(kernel)
     found: list[Tensor] = []
 
     def use() -> None:
@@ -57,7 +57,7 @@ def test_an_error_leaves_a_kernel_as_it_is() -> None:
     kernel = RBF().double()
     before = list(kernel.parameters())
     function = wrap_module(kernel)
-    held = KernelFunction(function.matrix, function.diagonal, other_parameters(kernel))
+    held = KernelFunction(function.matrix, function.diagonal, change_parameters(kernel))
 
     def fail() -> None:
         held.matrix(X, X, *held.parameters)

@@ -116,11 +116,11 @@ class Squares(torch.nn.Module):
         return self.weight.to(X) * squares(X.flip(-1))
 
 
-def points(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+def draw_points(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def pair_by_pair(function: Callable[[Tensor, Tensor], Tensor], X: Tensor, Z: Tensor) -> Tensor:
+def evaluate_pairs(function: Callable[[Tensor, Tensor], Tensor], X: Tensor, Z: Tensor) -> Tensor:
     rows = list(X)
     columns = rows if Z is X else list(Z)
     return torch.stack([torch.stack([function(x, z) for z in columns]) for x in rows])
@@ -138,10 +138,10 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("blocks")
 def test_values(case: str, dtype: torch.dtype) -> None:
     make, function = CASES[case]
-    kernel, X, Z = make(), points(7, 2, dtype=dtype), points(4, 2, dtype=dtype, seed=1)
-    assert_close(kernel(X, Z).detach(), pair_by_pair(function, X, Z))
+    kernel, X, Z = make(), draw_points(7, 2, dtype=dtype), draw_points(4, 2, dtype=dtype, seed=1)
+    assert_close(kernel(X, Z).detach(), evaluate_pairs(function, X, Z))
     K = kernel(X)
-    expected = pair_by_pair(function, X, X)
+    expected = evaluate_pairs(function, X, X)
     assert_close(K.detach(), expected)
     assert torch.equal(K, K.mT)
     assert_close(kernel.diag(X).detach(), expected.diagonal())
@@ -153,7 +153,7 @@ def test_derivatives(case: str) -> None:
     # With its parameters where the points are: a graph on two devices is walked by two threads, and autograd
     # adds up gradients in the order in which they come, which gradcheck takes for an error.
     kernel = CASES[case][0]().to(DEVICE)
-    X, Z = points(3, 2).requires_grad_(), points(2, 2, seed=1).requires_grad_()
+    X, Z = draw_points(3, 2).requires_grad_(), draw_points(2, 2, seed=1).requires_grad_()
     parameters = list(kernel.parameters())
 
     def between(X: Tensor, Z: Tensor, *parameters: Tensor) -> Tensor:
@@ -173,11 +173,11 @@ def test_derivatives(case: str) -> None:
     "noise", [torch.tensor(0.3, device=DEVICE), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], device=DEVICE)]
 )
 def test_covariance_of_observations(noise: Tensor, lower_only: bool) -> None:
-    kernel, X, noise = RBF(0.7), points(5, 2).requires_grad_(), noise.double().requires_grad_()
+    kernel, X, noise = RBF(0.7), draw_points(5, 2).requires_grad_(), noise.double().requires_grad_()
     expected = kernel(X) + torch.diag(noise.expand(5))
     A = covariance(kernel, X, noise, lower_only=lower_only)
     assert_close(A.tril() if lower_only else A, expected.tril() if lower_only else expected)
-    weights = points(5, 5)
+    weights = draw_points(5, 5)
     if lower_only:
         weights = weights + weights.mT
     wanted = [X, noise, *kernel.parameters()]
@@ -187,7 +187,7 @@ def test_covariance_of_observations(noise: Tensor, lower_only: bool) -> None:
 
 
 def test_batches_broadcast() -> None:
-    kernel, X, Z = RBF(0.7), points(3, 1, 5, 2), points(2, 4, 2, seed=1)
+    kernel, X, Z = RBF(0.7), draw_points(3, 1, 5, 2), draw_points(2, 4, 2, seed=1)
     K = kernel(X, Z)
     assert K.shape == (3, 2, 5, 4)
     assert_close(K[1, 1].detach(), kernel(X[1, 0], Z[1]).detach())
@@ -197,23 +197,23 @@ def test_batches_broadcast() -> None:
 
 def test_no_points() -> None:
     kernel = RBF(0.7)
-    assert kernel(points(0, 2), points(3, 2)).shape == (0, 3)
-    assert kernel(points(0, 2)).shape == (0, 0)
-    assert kernel.diag(points(0, 2)).shape == (0,)
+    assert kernel(draw_points(0, 2), draw_points(3, 2)).shape == (0, 3)
+    assert kernel(draw_points(0, 2)).shape == (0, 0)
+    assert kernel.diag(draw_points(0, 2)).shape == (0,)
 
 
 def test_vectors_are_points_of_one_dimension() -> None:
-    assert_close(RBF(0.7)(points(5)), RBF(0.7)(points(5)[:, None]))
+    assert_close(RBF(0.7)(draw_points(5)), RBF(0.7)(draw_points(5)[:, None]))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: RBF()(torch.zeros(3, dtype=torch.int64, device=DEVICE)), "RBF: X has dtype torch.int64"),
-        (lambda: RBF()(points(3, 2), points(3, 2, dtype=torch.float32)), "same dtype"),
-        (lambda: RBF()(points(3, 2), points(3, 4)), "same number of columns"),
-        (lambda: RBF([1.0, 2.0, 3.0])(points(3, 2)), "3 lengthscales for points of 2 dimensions"),
-        (lambda: RBF(active_dims=[2])(points(3, 2)), "active_dims"),
+        (lambda: RBF()(draw_points(3, 2), draw_points(3, 2, dtype=torch.float32)), "same dtype"),
+        (lambda: RBF()(draw_points(3, 2), draw_points(3, 4)), "same number of columns"),
+        (lambda: RBF([1.0, 2.0, 3.0])(draw_points(3, 2)), "3 lengthscales for points of 2 dimensions"),
+        (lambda: RBF(active_dims=[2])(draw_points(3, 2)), "active_dims"),
         (lambda: RBF(-1.0), "lengthscale must be positive"),
         (lambda: RBF(math.nan), "lengthscale must be positive"),
         (lambda: RBF(torch.ones(2, 2, device=DEVICE)), "must be a scalar or of shape"),
@@ -228,7 +228,7 @@ def test_wrong_arguments(call: Callable[[], object], message: str) -> None:
 @pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52])
 def test_many_dimensions(kernel: type[Kernel], dimensions: int) -> None:
     """Distances come from differences in few dimensions, from products in more."""
-    X, Z = 100.0 + points(6, dimensions), 100.0 + points(4, dimensions, seed=1)
+    X, Z = 100.0 + draw_points(6, dimensions), 100.0 + draw_points(4, dimensions, seed=1)
     S = (X[:, None] - Z).square().sum(-1)
     assert_close(kernel(3.0)(X, Z).detach(), kernel(3.0).profile(S / 9.0), ROUNDED_DISTANCES)
     K = kernel(3.0)(X)
@@ -243,9 +243,9 @@ def test_many_dimensions(kernel: type[Kernel], dimensions: int) -> None:
 def test_gradients_at_coinciding_points(kernel: type[Kernel], dimensions: int, dtype: torch.dtype) -> None:
     """Points that coincide have no force on each other, and disturb no other force."""
     model = kernel()
-    X = points(5, dimensions, dtype=dtype)
+    X = draw_points(5, dimensions, dtype=dtype)
     twice = torch.cat([X, X]).requires_grad_()
-    weights = points(10, 10, dtype=dtype)
+    weights = draw_points(10, 10, dtype=dtype)
     found = torch.autograd.grad((model(twice) * weights).sum(), [twice, *model.parameters()])
     assert all(bool(gradient.isfinite().all()) for gradient in found)
     # The same sum, with the pairs that coincide left out.
@@ -279,7 +279,7 @@ def test_sums_and_products_are_flat() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_description_and_state_make_the_same_kernel(case: str) -> None:
-    kernel, X = CASES[case][0](), points(4, 2)
+    kernel, X = CASES[case][0](), draw_points(4, 2)
     state = kernel.state_dict()
     again = kernel_from_config(kernel.config(), state, {"network": Squares()})
     again.load_state_dict(state)
@@ -323,7 +323,7 @@ def test_kernels_of_users_have_gradients() -> None:
 
 def test_transforms_of_torch() -> None:
     """vmap over points, jacobians by forward and by reverse mode, and a batch of hyper-parameters."""
-    kernel, X = Matern52(0.7) + Periodic(), points(3, 4, 2)
+    kernel, X = Matern52(0.7) + Periodic(), draw_points(3, 4, 2)
     assert_close(torch.func.vmap(kernel)(X), torch.stack([kernel(x) for x in X]))
     forward, reverse = torch.func.jacfwd(kernel)(X[0]), torch.func.jacrev(kernel)(X[0])
     assert_close(forward, reverse)
@@ -337,7 +337,7 @@ def test_transforms_of_torch() -> None:
 
 def test_parameters_follow_the_points() -> None:
     kernel = RBF(0.1)
-    K = kernel(points(3, 2, dtype=torch.float32))
+    K = kernel(draw_points(3, 2, dtype=torch.float32))
     assert K.dtype == torch.float32
     assert kernel.raw_lengthscale.dtype == torch.float64
     (gradient,) = torch.autograd.grad(K.sum(), kernel.raw_lengthscale)

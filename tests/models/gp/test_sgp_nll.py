@@ -63,7 +63,7 @@ class RBF(nn.Module):
         return self.log_variance.exp().expand(len(A))
 
 
-def problem(n: int = 30, U: int = 6, d: int = 2, k: int = 1, dtype: torch.dtype = DOUBLE) -> Tensors:
+def make_problem(n: int = 30, U: int = 6, d: int = 2, k: int = 1, dtype: torch.dtype = DOUBLE) -> Tensors:
     """Z, X, Y, noise_var, lengthscale, variance."""
     generator = torch.Generator().manual_seed(n + 100 * U + 1000 * d)
     X = torch.randn(n, d, dtype=DOUBLE, generator=generator).to(DEVICE)
@@ -79,7 +79,7 @@ def problem(n: int = 30, U: int = 6, d: int = 2, k: int = 1, dtype: torch.dtype 
     return tuple(tensor.to(dtype).requires_grad_() for tensor in tensors)
 
 
-def definition(
+def compute_by_definition(
     Z: Tensor,
     X: Tensor,
     Y: Tensor,
@@ -99,13 +99,15 @@ def definition(
     return -density.log_prob(Y.mT).sum() + 0.5 * k / noise_var * (n * variance - Q.trace())
 
 
-def streamed(
+def compute_streamed(
     Z: Tensor, X: Tensor, Y: Tensor, noise_var: Tensor, *parameters: Tensor, **options: Any
 ) -> Tensor:
     return lapgrad.fused.sgp_nll(KernelFunction(rbf, rbf_diagonal, parameters), Z, X, Y, noise_var, **options)
 
 
-def value_and_gradients(criterion: Callable[..., Tensor], tensors: Tensors, **options: Any) -> Tensors:
+def compute_value_and_gradients(
+    criterion: Callable[..., Tensor], tensors: Tensors, **options: Any
+) -> Tensors:
     value = criterion(*tensors, **options)
     return (value.detach(), *torch.autograd.grad(value, tensors))
 
@@ -113,31 +115,35 @@ def value_and_gradients(criterion: Callable[..., Tensor], tensors: Tensors, **op
 @pytest.mark.parametrize("chunk", [None, 7, 30, 100])
 @pytest.mark.parametrize("k", [1, 3])
 def test_streamed_is_the_definition(k: int, chunk: int | None) -> None:
-    tensors = problem(k=k)
-    expected = value_and_gradients(definition, tensors)
-    assert_all_close(value_and_gradients(streamed, tensors, chunk=chunk), expected, HIGHER_ORDER)
+    tensors = make_problem(k=k)
+    expected = compute_value_and_gradients(compute_by_definition, tensors)
+    assert_all_close(
+        compute_value_and_gradients(compute_streamed, tensors, chunk=chunk), expected, HIGHER_ORDER
+    )
     with torch.no_grad():
-        assert_close(streamed(*tensors, chunk=chunk), expected[0])
+        assert_close(compute_streamed(*tensors, chunk=chunk), expected[0])
 
 
 @pytest.mark.parametrize(("n", "U"), [(1, 1), (5, 1), (1, 4), (4, 9), (5, 0), (0, 3), (0, 0)])
 def test_few_points(n: int, U: int) -> None:
-    tensors = problem(n, U)
+    tensors = make_problem(n, U)
     if n:
-        expected = value_and_gradients(definition, tensors)
-        assert_all_close(value_and_gradients(streamed, tensors), expected, HIGHER_ORDER)
+        expected = compute_value_and_gradients(compute_by_definition, tensors)
+        assert_all_close(compute_value_and_gradients(compute_streamed, tensors), expected, HIGHER_ORDER)
     else:
-        assert all(not part.abs().sum() for part in value_and_gradients(streamed, tensors))
+        assert all(not part.abs().sum() for part in compute_value_and_gradients(compute_streamed, tensors))
 
 
 def test_blocks_of_inducing_inputs() -> None:
     """More of them than one block column of the symmetric matrices."""
-    tensors = problem(n=500, U=401, d=3)
-    expected = value_and_gradients(composite, tensors, jitter=1e-2)
-    assert_all_close(value_and_gradients(streamed, tensors, chunk=210, jitter=1e-2), expected, INDUCING)
+    tensors = make_problem(n=500, U=401, d=3)
+    expected = compute_value_and_gradients(compute_from_matrices, tensors, jitter=1e-2)
+    assert_all_close(
+        compute_value_and_gradients(compute_streamed, tensors, chunk=210, jitter=1e-2), expected, INDUCING
+    )
 
 
-def composite(
+def compute_from_matrices(
     Z: Tensor, X: Tensor, Y: Tensor, noise_var: Tensor, *parameters: Tensor, jitter: float = 1e-6
 ) -> Tensor:
     Kuu = rbf(Z, Z, *parameters)
@@ -146,22 +152,22 @@ def composite(
 
 
 def test_exact_when_all_points_are_inducing() -> None:
-    Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in problem(n=12)]
+    Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in make_problem(n=12)]
     exact = lapgrad.fused.mvn_nll(
         rbf(X, X, *parameters) + noise_var * torch.eye(12, dtype=DOUBLE, device=DEVICE), Y
     )
-    at_data = streamed(X, X, Y, noise_var, *parameters, jitter=1e-13)
+    at_data = compute_streamed(X, X, Y, noise_var, *parameters, jitter=1e-13)
     assert_close(at_data, exact, OF_JITTER)
-    assert streamed(Z, X, Y, noise_var, *parameters) > exact
+    assert compute_streamed(Z, X, Y, noise_var, *parameters) > exact
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [3], [4, 5], [0, 3], []])
 def test_gradients_of_a_part(wanted: list[int]) -> None:
     """Of what does not ask for a gradient none is computed, and the others do not change."""
-    tensors = problem()
-    expected = value_and_gradients(definition, tensors)[1:]
+    tensors = make_problem()
+    expected = compute_value_and_gradients(compute_by_definition, tensors)[1:]
     detached = [tensor if i in wanted else tensor.detach() for i, tensor in enumerate(tensors)]
-    value = streamed(*detached, chunk=11)
+    value = compute_streamed(*detached, chunk=11)
     assert value.requires_grad == bool(wanted)
     if wanted:
         found = torch.autograd.grad(value, [tensors[i] for i in wanted])
@@ -169,24 +175,24 @@ def test_gradients_of_a_part(wanted: list[int]) -> None:
 
 
 def test_gradcheck_and_second_derivatives() -> None:
-    tensors = problem(n=5, U=3)
-    assert gradcheck(lambda *t: streamed(*t, chunk=2), tensors)
-    assert gradgradcheck(lambda *t: streamed(*t, chunk=2), tensors)
+    tensors = make_problem(n=5, U=3)
+    assert gradcheck(lambda *t: compute_streamed(*t, chunk=2), tensors)
+    assert gradgradcheck(lambda *t: compute_streamed(*t, chunk=2), tensors)
 
 
 def test_gradient_is_scaled() -> None:
-    tensors = problem()
-    (once,) = torch.autograd.grad(streamed(*tensors), tensors[:1])
-    (scaled,) = torch.autograd.grad(3.0 * streamed(*tensors), tensors[:1])
+    tensors = make_problem()
+    (once,) = torch.autograd.grad(compute_streamed(*tensors), tensors[:1])
+    (scaled,) = torch.autograd.grad(3.0 * compute_streamed(*tensors), tensors[:1])
     assert_close(scaled, 3.0 * once)
 
 
 def test_transforms_run_through_the_matrices() -> None:
-    tensors = tuple(tensor.detach() for tensor in problem())
-    expected = value_and_gradients(streamed, problem())
-    assert_close(torch.func.grad(streamed)(*tensors), expected[1], HIGHER_ORDER)
+    tensors = tuple(tensor.detach() for tensor in make_problem())
+    expected = compute_value_and_gradients(compute_streamed, make_problem())
+    assert_close(torch.func.grad(compute_streamed)(*tensors), expected[1], HIGHER_ORDER)
     tangents = tuple(torch.ones_like(tensor) for tensor in tensors)
-    value, slope = torch.func.jvp(streamed, tensors, tangents)
+    value, slope = torch.func.jvp(compute_streamed, tensors, tangents)
     assert_close(value, expected[0])
     assert_close(
         slope,
@@ -197,7 +203,7 @@ def test_transforms_run_through_the_matrices() -> None:
 
 def test_module_as_a_kernel() -> None:
     kernel = RBF(2)
-    Z, X, Y, noise_var, *_ = problem(dtype=torch.float32)
+    Z, X, Y, noise_var, *_ = make_problem(dtype=torch.float32)
     value = lapgrad.fused.sgp_nll(kernel, Z, X, Y, noise_var, chunk=8)
     value.backward()
     scale, variance = (
@@ -206,7 +212,7 @@ def test_module_as_a_kernel() -> None:
     )
     leaves = [Z.detach().double().requires_grad_(), scale.requires_grad_(), variance.requires_grad_()]
     data = (X.detach().double(), Y.detach().double(), noise_var.detach().double())
-    expected = definition(leaves[0], *data, *leaves[1:])
+    expected = compute_by_definition(leaves[0], *data, *leaves[1:])
     gZ, g_scale, g_variance = torch.autograd.grad(expected, leaves)
     assert_close(value, expected.float())
     assert_close(Z.grad, gZ.float())
@@ -218,13 +224,13 @@ def test_module_as_a_kernel() -> None:
 
 def test_float32_where_its_own_arithmetic_fails() -> None:
     """500 inducing inputs in a small box: K_uu has no Cholesky factor in float32."""
-    tensors = problem(n=700, U=500)
+    tensors = make_problem(n=700, U=500)
     single = tuple(tensor.detach().float().requires_grad_() for tensor in tensors)
     double = tuple(tensor.detach().double().requires_grad_() for tensor in single)
     with pytest.raises(lapgrad.NotPositiveDefiniteError):
-        composite(*single)
-    expected = value_and_gradients(streamed, double)
-    found = value_and_gradients(streamed, single)
+        compute_from_matrices(*single)
+    expected = compute_value_and_gradients(compute_streamed, double)
+    found = compute_value_and_gradients(compute_streamed, single)
     assert_all_close(found, [part.float() for part in expected], INDUCING_FLOAT32)
 
 
@@ -235,7 +241,7 @@ def test_gradient_of_inputs_in_float32_where_most_cancels() -> None:
         return A @ B.mT
 
     kernel = KernelFunction(linear, lambda A: A.square().sum(-1))
-    Z, X, Y, *_ = (tensor.detach().float() for tensor in problem(n=60, U=6, d=3))
+    Z, X, Y, *_ = (tensor.detach().float() for tensor in make_problem(n=60, U=6, d=3))
     gradients = []
     for dtype in (torch.float32, DOUBLE):
         inputs = (5.0 + X).to(dtype).requires_grad_()
@@ -246,7 +252,7 @@ def test_gradient_of_inputs_in_float32_where_most_cancels() -> None:
 
 def test_a_value_alone_asks_for_no_gradient() -> None:
     kernel = RBF(2)
-    Z, X, Y, *_ = (tensor.detach().float() for tensor in problem())
+    Z, X, Y, *_ = (tensor.detach().float() for tensor in make_problem())
     expected = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
     with mock.patch.object(_gradient, "_differentiate_matrices", side_effect=AssertionError), torch.no_grad():
         found = lapgrad.fused.sgp_nll(kernel, Z, X, Y, 0.1)
@@ -257,7 +263,7 @@ def test_a_value_alone_asks_for_no_gradient() -> None:
 def test_memory_does_not_grow_with_the_data() -> None:
     """No tensor is larger than U x U or U x chunk (or the data)."""
     n, U, chunk, largest = 2000, 20, 100, 0
-    Z, X, Y, noise_var, *parameters = problem(n, U)
+    Z, X, Y, noise_var, *parameters = make_problem(n, U)
 
     def watched(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
         nonlocal largest
@@ -272,7 +278,7 @@ def test_memory_does_not_grow_with_the_data() -> None:
 # The function of matrices.
 
 
-def matrices(*batch: int, n: int = 7, U: int = 3, k: int | None = None) -> Tensors:
+def make_matrices(*batch: int, n: int = 7, U: int = 3, k: int | None = None) -> Tensors:
     generator = torch.Generator().manual_seed(n)
     Z, X = (torch.randn(*batch, size, 2, dtype=DOUBLE, generator=generator).to(DEVICE) for size in (U, n))
     one = torch.ones((), dtype=DOUBLE, device=DEVICE)
@@ -284,7 +290,7 @@ def matrices(*batch: int, n: int = 7, U: int = 3, k: int | None = None) -> Tenso
 
 @pytest.mark.parametrize("k", [None, 2])
 def test_function_of_matrices_has_derivatives(k: int | None) -> None:
-    tensors = tuple(tensor.requires_grad_() for tensor in matrices(k=k))
+    tensors = tuple(tensor.requires_grad_() for tensor in make_matrices(k=k))
 
     def symmetric(Kuu: Tensor, *others: Tensor) -> Tensor:
         return sgp_nll_from_matrices(0.5 * (Kuu + Kuu.mT), *others)
@@ -295,7 +301,7 @@ def test_function_of_matrices_has_derivatives(k: int | None) -> None:
 
 @pytest.mark.parametrize("k", [None, 2])
 def test_function_of_matrices_takes_batches(k: int | None) -> None:
-    Kuu, Kuf, diagonal, Y, noise_var = matrices(4, k=k)
+    Kuu, Kuf, diagonal, Y, noise_var = make_matrices(4, k=k)
     values = sgp_nll_from_matrices(Kuu, Kuf, diagonal, Y, noise_var)
     assert values.shape == (4,)
     for i in range(4):
@@ -309,7 +315,7 @@ def test_function_of_matrices_takes_batches(k: int | None) -> None:
 
 
 def test_errors_of_the_streamed_one() -> None:
-    Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in problem()]
+    Z, X, Y, noise_var, *parameters = [tensor.detach() for tensor in make_problem()]
     cases: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
         (lapgrad.ShapeError, "Z must be U x d", (Z[:, :1], X, Y, noise_var), {}),
         (lapgrad.ShapeError, "Y n x k", (Z, X, Y[1:], noise_var), {}),
@@ -328,13 +334,13 @@ def test_errors_of_the_streamed_one() -> None:
     ]
     for error, message, arguments, options in cases:
         with pytest.raises(error, match=rf"^fused.sgp_nll: .*{message}"):
-            streamed(*arguments, *parameters, **options)
+            compute_streamed(*arguments, *parameters, **options)
     with pytest.raises(lapgrad.OptionError, match="kernel must be a KernelFunction"):
         lapgrad.fused.sgp_nll(rbf, Z, X, Y, noise_var)  # type: ignore[arg-type]
 
 
 def test_errors_of_the_function_of_matrices() -> None:
-    Kuu, Kuf, diagonal, Y, noise_var = matrices()
+    Kuu, Kuf, diagonal, Y, noise_var = make_matrices()
     with pytest.raises(lapgrad.NotPositiveDefiniteError, match="from_matrices: Kuu is not positive definite"):
         sgp_nll_from_matrices(-Kuu, Kuf, diagonal, Y, noise_var)
     with pytest.raises(lapgrad.NonFiniteError, match="sgp_nll_from_matrices: I \\+"):

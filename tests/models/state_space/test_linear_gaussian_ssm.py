@@ -333,17 +333,20 @@ def test_covariance_is_what_it_was_set_to() -> None:
         Covariance(torch.ones(2, 3, device=DEVICE))
 
 
-def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib").use("Agg")
+def test_plot_draws_the_forecast_of_one_series() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
     for model in (
         LinearGaussianSSM(series(), structural()),
         LinearGaussianSSM([series(), series(13)], LocalLevel()),
     ):
         axes = model.plot(3)
-        axes.figure.savefig(tmp_path / "figure.png")
+        axes.figure.canvas.draw()
         assert len(axes.lines) == 2
-        assert "pyplot" in dir(pytest.importorskip("matplotlib"))
-        pytest.importorskip("matplotlib").pyplot.close(axes.figure)
+        _, forecast = axes.lines
+        expected = model.forecast(3).mean if model.single else model.forecast(3).mean[0]
+        assert_close(torch.as_tensor(forecast.get_ydata()), expected.cpu())
+        pyplot.close(axes.figure)
 
 
 @pytest.mark.parametrize(

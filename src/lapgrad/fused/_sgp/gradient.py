@@ -140,7 +140,7 @@ class _ChunkSolves(NamedTuple):
     def differentiate_matrix(self, K: Tensor, Y: Tensor, out: Tensor) -> Tensor:
         """gK_c, in the memory of ``out``; B_c takes a second buffer of that size."""
         gB = torch.mm(self.S, self._whiten(K), out=out).addmm_(self.s, Y.mT)
-        lookup("trsm", gB)(gB, self.Lu, gB, True, True, False)
+        lookup("trsm", gB)(gB, self.Lu, gB, lower=True, transpose=True, rightside=False)
         return gB
 
     def differentiate_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class _ChunkSolves(NamedTuple):
     def _whiten(self, K: Tensor) -> Tensor:
         """B_c = Lu^-1 K_c."""
         B = torch.empty_like(K)
-        lookup("trsm", K)(B, self.Lu, K, True, False, False)
+        lookup("trsm", K)(B, self.Lu, K, lower=True, transpose=False, rightside=False)
         return B
 
 

@@ -29,12 +29,12 @@ class Substitution(NamedTuple):
 
     def apply(self, K: Tensor, out: Tensor) -> None:
         """out := Lu^-1 K (U, m)."""
-        lookup("trsm", K)(out, self.Lu, K, True, False, False)
+        lookup("trsm", K)(out, self.Lu, K, lower=True, transpose=False, rightside=False)
 
     def apply_transposed(self, a: Tensor) -> Tensor:
         """Lu^-T a (U, k)."""
         out = torch.empty_like(a)
-        lookup("trsm", a)(out, self.Lu, a, True, True, False)
+        lookup("trsm", a)(out, self.Lu, a, lower=True, transpose=True, rightside=False)
         return out
 
     def sandwich(self, X: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def _invert_diagonal_blocks(L: Tensor, parts: list[slice]) -> None:
     blocks += [L[part, part][None] for part in parts[whole:]]
     for block in blocks:
         inverse = torch.eye(block.shape[-1], dtype=L.dtype, device=L.device).repeat(len(block), 1, 1)
-        lookup("trsm", inverse)(inverse, block, inverse, True, False, False)
+        lookup("trsm", inverse)(inverse, block, inverse, lower=True, transpose=False, rightside=False)
         block.copy_(inverse)
 
 
@@ -122,19 +122,19 @@ def _sandwich(X: Tensor, L: Tensor) -> Tensor:
     """
     n, solve = len(X), lookup("trsm", X)
     if n <= _TWO_SOLVES.get(X.device.type, _TWO_SOLVES_ELSEWHERE):
-        solve(X, L, X, True, False, True)
-        solve(X, L, X, True, True, False)
+        solve(X, L, X, lower=True, transpose=False, rightside=True)
+        solve(X, L, X, lower=True, transpose=True, rightside=False)
         lookup("copyltu", X)(X, X, True)
         return X
     half = n // 2
     X11, X21, X22 = X[:half, :half], X[half:, :half], X[half:, half:]
     L11, L21, L22 = L[:half, :half], L[half:, :half], L[half:, half:]
     _sandwich(X22, L22)
-    solve(X21, L22, X21, True, True, False)
+    solve(X21, L22, X21, lower=True, transpose=True, rightside=False)
     P = X22 @ L21
     N = L21.mT @ X21.sub_(P, alpha=0.5)
     X11.sub_(N).sub_(N.mT)
-    solve(X21, L11, X21.sub_(P, alpha=0.5), True, False, True)
+    solve(X21, L11, X21.sub_(P, alpha=0.5), lower=True, transpose=False, rightside=True)
     _sandwich(X11, L11)
     X[:half, half:] = X21.mT
     return X

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lapgrad.models._deep.latent_layer import DeepLayer, fit_functions
 from lapgrad.models._deep.sparse_layer import LayerFactors
-from lapgrad.models._training.adam import minimise_with_adam
+from lapgrad.models._training.adam import AdamOptimizer, minimise_with_adam
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 #: Initial learning rate of a refinement of q(h_1 | y); latent variables have a variance of about 1.
@@ -120,7 +120,8 @@ def refine_posterior(
             value, _ = estimate_bound(layers, Y, len(Y), noise, 1.0, (mean, log_variance))
             return value, torch.autograd.grad(-value, parameters)
 
-    minimise_with_adam(parameters, evaluate, lambda step: _REFINEMENT * (1.0 - step / steps), steps=steps)
+    optimizer = AdamOptimizer(parameters, _REFINEMENT)
+    minimise_with_adam(optimizer, evaluate, lambda step: _REFINEMENT * (1.0 - step / steps), steps=steps)
     return mean.detach(), log_variance.detach()
 
 

@@ -16,9 +16,10 @@ from lapgrad import _errors
 from lapgrad.models import _plots
 from lapgrad.models._training import lbfgs as _lbfgs
 from lapgrad.models._training import progress as _progress
-from lapgrad.models._training.adam import minimise_with_adam
+from lapgrad.models._training.adam import AdamOptimizer, Rate, minimise_with_adam
 from lapgrad.models._training.cuda_graph import CudaRecorder
 from lapgrad.models._training.evaluation import Evaluation, ReplayedEvaluation
+from lapgrad.models._training.resuming import LiveState, ResumableModel, State, check_state
 
 OPTIMIZERS = ("lbfgs", "adam")
 _STEPS = {"lbfgs": 200, "adam": 1000}
@@ -28,6 +29,17 @@ _PATIENCE = 50
 
 _ROUNDINGS = 4.0
 """A change of the loss by fewer eps of its magnitude than this counts as rounding error."""
+
+#: The entries of ``training_state`` of a fit by Adam, and their types.
+_STATE = {
+    "optimizer": dict,
+    "step": int,
+    "gradients": list,
+    "loss": float,
+    "jitter": float,
+    "least": float,
+    "since_least": int,
+}
 
 #: Called after each step with its number and the loss; True stops the fit.
 Callback = Callable[[int, float], bool | None]
@@ -94,24 +106,28 @@ def fit(
     optimizer: str = "lbfgs",
     *,
     steps: int | None = None,
-    lr: float | None = None,
+    lr: float | Rate | None = None,
     tolerance: float = 1e-6,
     progress: bool = False,
     callback: Callback | None = None,
+    resume: State | None = None,
     who: str = "fit",
 ) -> FitResult:
     """Minimise ``loss()`` over the parameters of ``module`` that require gradients.
 
     Args:
-        module: Owns the parameters.
+        module: Owns the parameters. If it is a ``ResumableModel``, it keeps the state of a fit by Adam.
         loss: A scalar.
         optimizer: "lbfgs", or "adam" (for losses with random numbers in them, and for networks).
-        steps: Evaluations of the loss, at most; None: 200 of L-BFGS, 1000 of Adam.
-        lr: Learning rate of Adam (None: 0.05); the length of the first step of L-BFGS (None: 1).
+        steps: Evaluations of the loss, at most, those of the fit that is resumed included; None: 200 of
+            L-BFGS, 1000 of Adam.
+        lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
+            number from 0 on; the length of the first step of L-BFGS (None: 1).
         tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in one
             move of L-BFGS, in 50 steps of Adam. 0: never.
         progress: Show a progress bar with the loss (needs rich).
         callback: Called after each step with its number and the loss; True stops the fit.
+        resume: The ``training_state`` of an earlier fit by Adam, which is continued; None: start.
         who: Name of the model, for messages.
 
     Raises:
@@ -124,8 +140,10 @@ def fit(
     limit = _STEPS[optimizer] if steps is None else steps
     if limit < 1:
         raise _errors.OptionError(f"{who}: steps must be at least 1, got {steps}.")
-    if not tolerance >= 0.0 or (lr is not None and not lr > 0.0):
+    if not tolerance >= 0.0 or not (lr is None or callable(lr) or lr > 0.0):
         raise _errors.OptionError(f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}.")
+    if optimizer == "lbfgs" and (callable(lr) or resume is not None):
+        raise _errors.OptionError(f"{who}: resume, and a rate that depends on the step, are for Adam.")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
         raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
@@ -135,10 +153,21 @@ def fit(
         warnings.simplefilter("ignore", _errors.JitterWarning)
         evaluation = _make_evaluation(module, loss, parameters)
         run = _FitRun(who, module, parameters, evaluation, limit, tolerance, callback, show)
+        run.keep_state(None)
         try:
-            run.run_lbfgs(1.0 if lr is None else lr) if optimizer == "lbfgs" else run.run_adam(lr or _ADAM_LR)
+            if callable(lr):
+                run.run_adam(lr, resume)
+            elif optimizer == "adam":
+                run.run_adam(lambda step: lr or _ADAM_LR, resume)
+            else:
+                run.run_lbfgs(lr or 1.0)
         except _FitEnd as stop:
             reason, converged = stop.reason, stop.converged
+            if optimizer == "adam":
+                run.keep_state(run.get_state())
+        except BaseException:
+            run.keep_state(None)
+            raise
         finally:
             run.restore()
             evaluation.close()
@@ -187,6 +216,10 @@ class _FitRun:
         self.steps, self.history = 0, list[float]()
         self.good = [parameter.detach().clone() for parameter in parameters]
         self.best, self.jitter = math.nan, 0.0
+        self.optimizer: AdamOptimizer | None = None
+        self.gradients: Sequence[Tensor] = []
+        #: The least loss of Adam that was an improvement by more than the tolerance, and the steps since.
+        self.least, self.since_least = math.inf, 0
 
     def restore(self) -> None:
         """Set parameters and jitter of the module to the last good ones."""
@@ -196,23 +229,67 @@ class _FitRun:
         if isinstance(self.module, JitteredModule):
             self.module.jitter = self.jitter
 
-    def run_adam(self, lr: float) -> None:
+    def keep_state(self, state: State | LiveState | None) -> None:
+        """Let the module return this state from its ``training_state``, if it has one."""
+        if isinstance(self.module, ResumableModel):
+            self.module.keep_training_state(state)
+
+    def get_state(self) -> State:
+        """Return copies of all that the rest of a run of Adam depends on besides the parameters.
+
+        The last point that was accepted has been evaluated, but the step away from it has not been made: its
+        gradients are part of the state.
+        """
+        assert self.optimizer is not None
+        return {
+            "optimizer": self.optimizer.get_state(),
+            "step": self.steps,
+            "gradients": [gradient.clone() for gradient in self.gradients],
+            "loss": self.best,
+            "jitter": self.jitter,
+            "least": self.least,
+            "since_least": self.since_least,
+        }
+
+    def run_adam(self, compute_rate: Rate, resume: State | None) -> None:
         """Run Adam until it converges or must stop. The loss is known at the parameters where it ends."""
-        since_improvement, reference = 0, math.inf
+        self.optimizer = AdamOptimizer(self.parameters, compute_rate(0))
+        if resume is not None:
+            self.resume_adam(self.optimizer, compute_rate, resume)
+        self.keep_state(LiveState(self.get_state))
 
         def accept(value: float) -> None:
-            nonlocal since_improvement, reference
             if not math.isfinite(value):
                 raise self.make_error(value)
+            improved = value < self.least - self.tolerance * max(1.0, abs(value))
+            self.since_least = 0 if improved else self.since_least + 1
+            self.least = value if improved else self.least
             self.accept(value, self.get_jitter())
-            improved = value < reference - self.tolerance * max(1.0, abs(value))
-            since_improvement = 0 if improved else since_improvement + 1
-            reference = value if improved else reference
-            if self.tolerance and since_improvement >= _PATIENCE:
+            if self.tolerance and self.since_least >= _PATIENCE:
                 raise _FitEnd(f"the loss has not improved in {_PATIENCE} steps", converged=True)
             self.check_limit()
 
-        minimise_with_adam(self.parameters, self.evaluate, lambda step: lr, accept=accept)
+        minimise_with_adam(self.optimizer, self.evaluate, compute_rate, first=self.steps, accept=accept)
+
+    def resume_adam(self, optimizer: AdamOptimizer, compute_rate: Rate, state: State) -> None:
+        """Load the state of an earlier run of Adam, and make the step that it did not make any more."""
+        check_state(self.who, state, _STATE)
+        if [len(state["gradients"]), *(getattr(given, "shape", None) for given in state["gradients"])] != [
+            len(self.parameters),
+            *(parameter.shape for parameter in self.parameters),
+        ]:
+            raise _errors.OptionError(f"{self.who}: resume is of a model with other parameters.")
+        optimizer.load_state(self.who, state["optimizer"])
+        self.steps, self.best, self.jitter = state["step"], state["loss"], state["jitter"]
+        self.least, self.since_least = state["least"], state["since_least"]
+        self.gradients = [
+            gradient.to(parameter)
+            for gradient, parameter in zip(state["gradients"], self.parameters, strict=True)
+        ]
+        self.check_limit()
+        optimizer.set_rate(compute_rate(self.steps - 1))
+        optimizer.move(self.gradients)
+        optimizer.clear_gradients()
 
     def run_lbfgs(self, first_step: float) -> None:
         """Run L-BFGS. Where the loss cannot be evaluated it is infinite, and the line search steps back."""
@@ -245,7 +322,7 @@ class _FitRun:
                 )
         raise _FitEnd("no further improvement can be found", converged=True)
 
-    def evaluate(self) -> tuple[float, list[Tensor]]:
+    def evaluate(self) -> tuple[float, Sequence[Tensor]]:
         """Return the loss and its gradients, zeros where it does not depend on a parameter.
 
         Raises:
@@ -256,10 +333,11 @@ class _FitRun:
             loss, gradients = self.evaluation()
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self.make_error(error) from error
-        return loss.item(), [
+        self.gradients = [
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
+        return loss.item(), self.gradients
 
     def get_jitter(self) -> float:
         """Return what the last evaluation had to add to a diagonal; 0 of modules that do not say."""

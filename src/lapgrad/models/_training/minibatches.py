@@ -14,7 +14,6 @@ the same with and without graphs, and a resumed run continues their sequence.
 from __future__ import annotations
 
 import abc
-import copy
 import dataclasses
 import math
 import time
@@ -30,9 +29,10 @@ from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import progress as _progress
-from lapgrad.models._training.adam import move_parameters
+from lapgrad.models._training.adam import AdamOptimizer
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import TrainingPlan
+from lapgrad.models._training.resuming import ResumableModel, check_state
 
 #: The entries of ``training_state``, and their types.
 _STATE = {
@@ -84,34 +84,19 @@ class TrainingTask(abc.ABC):
         """Update what Adam does not move, after Adam has moved its parameters."""
 
 
-class ResumableModel:
-    """A model whose ``fit`` can be interrupted and resumed."""
-
-    _training: dict[str, Any] | None = None
+class MinibatchModel(ResumableModel):
+    """A model that is learned on minibatches, in a run that can be interrupted and resumed."""
 
     def _run_training(self, training: TrainingRun, progress: bool, callback: Callback | None) -> FitResult:
         """Run a training, and keep its state at each check of the loss."""
 
         def keep_state(step: int, value: float) -> bool | None:
-            self._training = training.get_state()
+            self.keep_training_state(training.get_state())
             return None if callback is None else callback(step, value)
 
         result = training.run(progress=progress, callback=keep_state)
-        self._training = training.get_state()
+        self.keep_training_state(training.get_state())
         return result
-
-    def training_state(self) -> dict[str, Any]:
-        """Return the state of the last fit for ``fit(..., resume=...)``, as of the last check of the loss.
-
-        It holds the state of the optimiser, the order of the data and the state of the random generator, as
-        tensors, numbers and text that ``torch.save`` can write.
-
-        Raises:
-            OptionError: The model has not been fitted.
-        """
-        if self._training is None:
-            raise _errors.OptionError(f"{type(self).__name__}.training_state: fit has not been called.")
-        return self._training
 
 
 class TrainingRun:
@@ -157,13 +142,10 @@ class TrainingRun:
         #: One recording per size of minibatches, of which there are one or two.
         self.replays: dict[int, _cuda_graph.ReplayableFunction] = {}
         self.minibatches: dict[int, Minibatch] = {}
-        self.rate = plan.lr
         # On a GPU the learning rate is a tensor, so that graphs can read it. It is one without graphs too, so
         # that both give the same numbers.
         on_device = device.type == "cuda" or self.recorder is not None
-        self.lr = torch.tensor(plan.lr, dtype=torch.float32, device=device) if on_device else None
-        first = plan.lr if self.lr is None else self.lr
-        self.optimizer = torch.optim.Adam(self.parameters, first, fused=on_device or None)
+        self.optimizer = AdamOptimizer(self.parameters, plan.lr, on_device)
         self.step, self.seconds, self.position = 0, 0.0, count
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
@@ -175,12 +157,8 @@ class TrainingRun:
 
     def get_state(self) -> dict[str, Any]:
         """Return copies of all that the rest of the run depends on besides the parameters."""
-        optimizer = self.optimizer.state_dict()
-        known = copy.deepcopy(optimizer["state"])
-        # The state does not say how it was computed: it can be resumed on any device, with or without graphs.
-        groups = [{**group, "lr": self.rate, "capturable": False} for group in optimizer["param_groups"]]
         return {
-            "optimizer": {**optimizer, "state": known, "param_groups": groups},
+            "optimizer": self.optimizer.get_state(),
             "step": self.step,
             "seconds": self.seconds,
             "order": self.order,
@@ -189,35 +167,18 @@ class TrainingRun:
         }
 
     def _resume(self, state: dict[str, Any]) -> None:
-        known = state if isinstance(state, dict) else {}
-        for name, kind in _STATE.items():
-            if not isinstance(known.get(name), kind):
-                raise _errors.OptionError(
-                    f"{self.who}: resume must be what training_state has returned: missing entry {name!r}."
-                )
+        check_state(self.who, state, _STATE)
         if len(state["order"]) not in (0, self.count):
             raise _errors.OptionError(
                 f"{self.who}: resume is of a run on {len(state['order'])} rows, Y has {self.count}."
             )
-        self._resume_optimizer(state["optimizer"])
+        self.optimizer.load_state(self.who, state["optimizer"])
         self.step, self.seconds, self.position = state["step"], state["seconds"], state["position"]
         self.order = state["order"].to(self.order.device)
         drawn = state["generator"].cpu()
         # A generator of a GPU cannot load the state of one of a CPU: the run then uses its own numbers.
         if len(drawn) == len(self.generator.get_state()):
             self.generator.set_state(drawn)
-
-    def _resume_optimizer(self, state: dict[str, Any]) -> None:
-        """Load the moments and step counts of an earlier run, but keep the settings for this device."""
-        (own,) = self.optimizer.param_groups
-        chosen = {name: own[name] for name in ("fused", "foreach", "capturable")}
-        groups = [{**group, **chosen, "lr": self.rate} for group in state["param_groups"]]
-        known = copy.deepcopy(state["state"])  # Adam would change the tensors of the caller
-        self.optimizer.load_state_dict({**state, "state": known, "param_groups": groups})
-        self._set_rate(self.rate)
-        if self.lr is None:
-            for of_parameter in self.optimizer.state.values():
-                of_parameter["step"] = of_parameter["step"].cpu()
 
     def run(self, *, progress: bool = False, callback: Callback | None = None) -> FitResult:
         """Take steps until the plan or ``callback`` says to stop.
@@ -258,9 +219,10 @@ class TrainingRun:
 
     def take_step(self) -> None:
         """Take one step. It does not wait for the device, unless it is recorded."""
-        self._set_rate(self.plan.compute_rate(self.step, self.seconds))
+        rate = self.plan.compute_rate(self.step, self.seconds)
+        self.optimizer.set_rate(rate)
         minibatch = self._draw_minibatch()
-        self.task.prepare_step(self.step, self.rate / self.plan.lr)
+        self.task.prepare_step(self.step, rate / self.plan.lr)
 
         def compute() -> None:
             # Autocast caches rounded weights, and would not notice that the weights have changed since.
@@ -268,10 +230,8 @@ class TrainingRun:
             with torch.enable_grad():
                 value = self.task.loss(minibatch)
             gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
-            # Torch requires this flag in a graph, and warns of it elsewhere.
-            recording = self.recorder is not None and self.recorder.recording
-            self.optimizer.param_groups[0]["capturable"] = recording
-            move_parameters(self.optimizer, self.parameters, gradients)
+            is_recording = self.recorder is not None and self.recorder.recording
+            self.optimizer.move(gradients, is_recording=is_recording)
             self.task.finish_step()
             self.total.add_(value.detach())
 
@@ -289,7 +249,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Free what only steps need: gradients, recordings, minibatches."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.clear_gradients()
         torch.clear_autocast_cache()
         self._forget_recordings()
         self.minibatches.clear()
@@ -338,13 +298,6 @@ class TrainingRun:
         # Autograd does not notice that a replay has changed the parameters.
         increment_version(self.moved)
         return mean
-
-    def _set_rate(self, rate: float) -> None:
-        self.rate = rate
-        if self.lr is not None:
-            self.lr.fill_(rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate if self.lr is None else self.lr
 
     def _draw_minibatch(self) -> Minibatch:
         """Return the minibatch of the next step, with random numbers."""

@@ -82,7 +82,11 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
         return
     source, lower = flatten_batch(A), flatten_batch(L)
     Q = torch.empty_like(source, memory_format=torch.contiguous_format)
-    _launch.launch(*plan_application(Q, lower, source, True, False, False, True, None))
+    _launch.launch(
+        *plan_application(
+            Q, lower, source, lower=True, transpose=False, rightside=False, solve=True, cell=None
+        )
+    )
     _launch.launch(*plan_vjp(target, Q, lower, None, flatten_batch(gL)))
 
 

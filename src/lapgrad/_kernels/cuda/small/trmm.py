@@ -19,6 +19,6 @@ def trmm(B: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
         _fallback.trmm(B, L, A, lower, transpose, rightside)
         return
     plan = plan_application(
-        target, flatten_batch(L), flatten_batch(A), lower, transpose, rightside, False, None
+        target, flatten_batch(L), flatten_batch(A), lower, transpose, rightside, solve=False, cell=None
     )
     _launch.launch(*plan)

@@ -25,6 +25,8 @@ def trsm(
     if cell is not None:
         _launch.launch(*plan_zero_pivot_search(triangles, cell))
     _launch.launch(
-        *plan_application(target, triangles, flatten_batch(A), lower, transpose, rightside, True, cell)
+        *plan_application(
+            target, triangles, flatten_batch(A), lower, transpose, rightside, solve=True, cell=cell
+        )
     )
     return _items.read_first_failure(cell)

@@ -79,7 +79,9 @@ class Library:
             if fast:
                 value = -len(X) * criterion(model(X), y)
             else:
-                with library.settings.fast_computations(False, False, False):
+                with library.settings.fast_computations(
+                    covar_root_decomposition=False, log_prob=False, solves=False
+                ):
                     value = -len(X) * criterion(model(X), y)
             return (value.detach(), *self.torch.autograd.grad(value, leaves))
 
