@@ -29,7 +29,7 @@ PIP   := $(BIN)/python -m pip
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TORCHINDUCTOR_VEC_ISA_OK=0
 
 # What pip installs without isolation, so that a change in csrc/ is compiled in seconds.
-BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+BUILD_TOOLS := "scikit-build-core>=1.0" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
