@@ -124,7 +124,12 @@ def _run_in_steps(generator: Any, scope: Scope) -> Any:
 
 
 class Acceleration:
-    """The type of ``lapgrad.accelerate``, of which there is one instance."""
+    """``lapgrad.accelerate``: lets programs that call ``torch.linalg`` run on lapgrad, without another change.
+
+    ``lapgrad.accelerate()`` holds from that line on, ``with lapgrad.accelerate():`` in a block, ``@lapgrad.accelerate()`` in a function.
+    ``lapgrad.accelerate.off()`` ends it, and ``lapgrad.accelerate.stats()`` says which calls lapgrad took. This is the type of that one object;
+    ``__call__`` has the details.
+    """
 
     def __init__(self) -> None:
         self._overrides = Overrides()
