@@ -145,7 +145,7 @@ class Acceleration:
         (``torch.linalg.pinv``, ``matrix_power``, Tensor methods, ``torch.distributions``, ...), with
         gradients of all orders, forward mode, torch.func, ``out=`` and inference mode. Results have torch's
         shapes, strides, types and errors. A call is taken where it was measured to be faster; see
-        ``stats()`` and ``lapgrad info``.
+        ``stats()`` and ``lapgrad info --verbose``.
 
         What differs from torch: eigenvectors and singular vectors have definite signs, and gradients at
         equal eigenvalues or singular values are finite (the policy "mask" of ``lapgrad.syevd``); the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ def make_bars_table(bars: Sequence[Mapping[str, Any]]) -> Table:
         wanted = f"{bar['sense']} {bar['wanted']:g}{unit}"
         alone = "-" if device is None else f"{device:.2f}{unit}"
         verdict = "pass" if bar["passed"] else "MISS"
-        rows.append([bar["what"], wanted, f"{bar['figure']:.2f}{unit}", verdict, alone])
+        known = bar["figure"] is not None and math.isfinite(bar["figure"])
+        rows.append([bar["what"], wanted, f"{bar['figure']:.2f}{unit}" if known else "-", verdict, alone])
     if all(bar.get("device") is None for bar in bars):
         return ["what", "wanted", "measured", ""], [row[:-1] for row in rows]
     return ["what", "wanted", "measured", "", "GPU's work alone"], rows

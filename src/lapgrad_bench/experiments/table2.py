@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,19 @@ def _learn_architecture(
         return bool(request)
 
     if one.learn(told, merge):
-        show((place[0] + _LEARNING) / place[1], f"{arch}: testing")
-        row = one.finish()
-        figure = f"{row['test_ll']:.2f} ± {row['test_ll_standard_error']:.2f} nats"
-        text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"
-        show((place[0] + 1) / place[1], text, line=True)
+        began = time.monotonic()
+
+        def tell_test(done: float) -> bool:
+            left = "" if done == 0.0 else f", {format_duration((time.monotonic() - began) * (1.0 / done - 1.0))} left"
+            text = f"{arch}: testing, {100.0 * done:.0f} % of the images{left}"
+            show((place[0] + _LEARNING + (1.0 - _LEARNING) * done) / place[1], text)
+            return bool(request)
+
+        row = one.finish(tell_test)
+        if row is not None:
+            figure = f"{row['test_ll']:.2f} ± {_format_error(row)} nats"
+            text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"
+            show((place[0] + 1) / place[1], text, line=True)
     merge()
 
 
@@ -276,7 +285,7 @@ def make_table(rows: list[Row]) -> Table:
                 arch,
                 f"{row['test_ll']:.2f}",
                 _find_unrefined(rows, arch, row),
-                f"{row['test_ll_standard_error'] or math.nan:.2f}",
+                _format_error(row),
                 f"{row['test_ll_sampling_error']:.3f}",
                 f"{bound[-1]:.2f}" if bound else "-",
                 f"{wanted:.2f}" if wanted else "-",
@@ -288,6 +297,12 @@ def make_table(rows: list[Row]) -> Table:
             ]
         )
     return headings, lines
+
+
+def _format_error(row: Row) -> str:
+    """Return the standard error over images; "-" where a single image has none."""
+    error = row["test_ll_standard_error"]
+    return f"{error:.2f}" if error is not None and math.isfinite(error) else "-"
 
 
 def _find_unrefined(rows: list[Row], arch: str, final: Row) -> str:
