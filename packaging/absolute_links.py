@@ -1,7 +1,8 @@
 """Makes the links of README.md absolute for package metadata, where relative ones lead nowhere.
 
-scikit-build-core calls ``dynamic_metadata`` when it builds a wheel or a source distribution (``tool.dynamic-metadata`` in
-pyproject.toml). In the repository the README keeps its relative links, which work there without a network.
+scikit-build-core calls ``dynamic_metadata`` when it builds a wheel or a source distribution
+(``tool.dynamic-metadata`` in pyproject.toml). In the repository the README keeps its relative links,
+which work there without a network.
 """
 
 from __future__ import annotations

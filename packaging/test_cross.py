@@ -1,14 +1,14 @@
-"""Compiles the core for processors and systems that this machine is not, and runs its tests there: ``make test-cross``.
+"""Compiles the core for other processors and systems, and runs its tests there: ``make test-cross``.
 
     python packaging/test_cross.py [--targets native linux-aarch64 macos-arm64] [--strict]
 
-For each target the module ``_core`` is compiled and linked from all of ``csrc/`` and nanobind, and the program
-``tests/core/self_test.cpp`` is compiled and, where it can be, run: on this machine, or under qemu for Linux on aarch64.
-A program for macOS is compiled and linked only.
+For each target the module ``_core`` is compiled and linked from all of ``csrc/`` and nanobind, and the
+program ``tests/core/self_test.cpp`` is compiled and, where it can be, run: on this machine, or under qemu
+for Linux on aarch64. A program for macOS is compiled and linked only.
 
-What it needs: g++ (native); g++-aarch64-linux-gnu and qemu-user of Debian or Ubuntu (linux-aarch64); the package ziglang
-(macos-arm64), whose compiler brings Apple's headers. A target whose tools are missing is named and left out; with
-``--strict`` that is an error.
+What it needs: g++ (native); g++-aarch64-linux-gnu and qemu-user of Debian or Ubuntu (linux-aarch64); the
+package ziglang (macos-arm64), whose compiler brings Apple's headers. A target whose tools are missing is
+named and left out; with ``--strict`` that is an error.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ TARGETS = [
 
 def main() -> int:
     """Compile and test the targets; return 0 if all of them, or with missing tools all others, went well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--targets", nargs="+", choices=[target.name for target in TARGETS])
     parser.add_argument("--strict", action="store_true", help="missing tools are an error")
     arguments = parser.parse_args()

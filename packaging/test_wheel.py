@@ -2,8 +2,8 @@
 
     python packaging/test_wheel.py
 
-Nothing of the repository is imported. No compiler can be found: PATH is empty before lapgrad is imported. Prints how long
-`import lapgrad` and the first `potrf` take in a new process.
+Nothing of the repository is imported. No compiler can be found: PATH is empty before lapgrad is imported.
+Prints how long `import lapgrad` and the first `potrf` take in a new process.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ for shape in [(5, 5), (70, 70), (300, 300), (20, 8, 8), (3, 40, 40)]:
     B = torch.randn(*shape, dtype=torch.float64)
     compare(symmetric(lg.potrf), symmetric(torch.linalg.cholesky), A)
     L = torch.linalg.cholesky(A)
-    compare(lambda L, B: lg.trsm(L.tril(), B), lambda L, B: torch.linalg.solve_triangular(L.tril(), B, upper=False), L, B)
+    solve = lambda L, B: torch.linalg.solve_triangular(L.tril(), B, upper=False)
+    compare(lambda L, B: lg.trsm(L.tril(), B), solve, L, B)
     compare(lg.syrk, lambda A: A @ A.mT, B)
     compare(symmetric(lambda A: lg.syevd(A).eigenvalues), symmetric(torch.linalg.eigvalsh), A)
     compare(lambda B: lg.gesvd(B).S, torch.linalg.svdvals, B)
-    compare(symmetric(lg.linalg.logdet_psd), symmetric(lambda A: 2 * torch.linalg.cholesky(A).diagonal(0, -2, -1).log().sum(-1)), A)
+    logdet = lambda A: 2 * torch.linalg.cholesky(A).diagonal(0, -2, -1).log().sum(-1)
+    compare(symmetric(lg.linalg.logdet_psd), symmetric(logdet), A)
 
 from lapgrad.models import GPRegression
 from lapgrad.models.kernels import RBF
@@ -73,7 +75,12 @@ with lg.accelerate(always=True):
 def main() -> None:
     """Run all tests; the first that fails ends the process."""
     files = {str(file) for file in metadata.files("lapgrad") or ()}
-    for name in ("lapgrad/py.typed", "lapgrad/_core.pyi", "lapgrad/data/co2_monthly.csv", "lapgrad/examples/gp_regression.py"):
+    for name in (
+        "lapgrad/py.typed",
+        "lapgrad/_core.pyi",
+        "lapgrad/data/co2_monthly.csv",
+        "lapgrad/examples/gp_regression.py",
+    ):
         assert name in files, f"the wheel lacks {name}"
     began = time.perf_counter()
     run(sys.executable, "-c", FIRST_CALL)
@@ -83,8 +90,9 @@ def main() -> None:
     for arguments in (["info"], ["--help"], ["demo", "list"]):
         run(sys.executable, "-m", "lapgrad", *arguments)
     assert "site-packages" in str(resources.files("lapgrad")), "lapgrad is not imported from the wheel"
-    versions = f"Python {sys.version.split()[0]}, torch {metadata.version('torch')}"
-    print(f"{versions}: lapgrad {metadata.version('lapgrad')} works; import and first potrf took {seconds:.1f} s")
+    own, other = metadata.version("lapgrad"), metadata.version("torch")
+    print(f"Python {sys.version.split()[0]}, torch {other}: lapgrad {own} works.")
+    print(f"import and first potrf took {seconds:.1f} s")
 
 
 def run(*command: str) -> None:

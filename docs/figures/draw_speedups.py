@@ -1,10 +1,11 @@
-"""Draws the figures of the README and of the performance page, and writes the README's sentences about speed.
+"""Draws the figures of the README and the performance page, and writes the README's sentences about speed.
 
-    python docs/figures/draw_speedups.py
+    python docs/figures/draw_speedups.py [RESULTS]
 
-Reads ``operators.json`` beside this file, a results file of ``lapgrad bench ops``; the command that wrote it is in
-the file, and in the caption. Writes ``speedups.png`` and ``heat_map.png`` beside it, and replaces what stands between
-the two comments "generated" in README.md. To measure again, run that command, then this script.
+RESULTS is a results file of ``lapgrad bench ops``. What the figures need of it is kept in ``operators.json``
+beside this file, which is read when no argument is given; it also has the command that measured. Writes
+``speedups.png`` and ``heat_map.png`` beside it, and replaces what stands between the two comments "generated"
+in README.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,9 @@ from lapgrad_bench.common.plotting import label_round_values, make_figure
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER.parents[1] / "README.md"
 RESULTS = FOLDER / "operators.json"
-BLOCK = re.compile(r"(<!-- generated: docs/figures/draw_speedups\.py -->\n).*?(<!-- /generated -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- generated: docs/figures/draw_speedups\.py -->\n).*?(<!-- /generated -->)", re.DOTALL
+)
 
 #: What the bars of the README show: one large matrix, and many small ones.
 LARGE, SMALL = (1024, 1024), (1000, 8, 8)
@@ -77,12 +81,10 @@ def read_comparisons(results: dict[str, Any]) -> Comparisons:
 
 
 def describe_machine(results: dict[str, Any]) -> str:
-    """Return processor, threads and versions in a line."""
+    """Return processor, threads, version of torch and date in a line."""
     machine = results["machine"]
-    threads = results["options"]["threads"][0]
-    cpu = re.sub(r"\((R|TM)\)|Processor|CPU", "", machine["cpu"]["model"]).replace("  ", " ")
-    day = machine["date"][:10] if "date" in machine else machine["started"][:10]
-    return f"{' '.join(cpu.split())}, {threads} threads, torch {machine['torch']['version'].split('+')[0]}, {day}"
+    version = machine["torch"].split("+")[0]
+    return f"{machine['cpu']}, {machine['threads']} threads, torch {version}, {machine['date'][:10]}"
 
 
 def write_sentences(results: dict[str, Any]) -> str:
@@ -92,25 +94,28 @@ def write_sentences(results: dict[str, Any]) -> str:
     density = found["fused.mvn_nll", LARGE, "backward"]
     small = found["potrf", SMALL, "backward"]
     matrix = LARGE[0] * LARGE[1] * 8
-    assert gradient.own_bytes is not None
-    assert gradient.torch_bytes is not None
-    by_phase = {
-        phase: statistics.median(c.faster for key, c in found.items() if key[2] == phase) for phase in PHASES
-    }
-    ahead = sum(c.faster >= 1.0 for c in found.values())
-    return f"""\
-- **Speed.** The gradient of a Cholesky factor of order 1024 takes {_ms(gradient.own)} (torch: {_ms(gradient.torch)}), that of a \
-Gaussian log density {_ms(density.own)} ({_ms(density.torch)}),
-  that of 1000 Cholesky factors of order 8 {_ms(small.own)} ({_ms(small.torch)}).
-- **Memory.** That first gradient needs {gradient.own_bytes / matrix:.1f} n × n buffers beyond its operands; torch needs \
-{gradient.torch_bytes / matrix:.1f}.
-
-![How many times faster than torch, by operation](docs/figures/speedups.png)
-
-{describe_machine(results)}, float64. In {ahead} of the {len(found)} cases of this run lapgrad was not slower than torch; the \
-median is {by_phase["forward"]:.1f} times faster
-forward and {by_phase["backward"]:.1f} times backward. [All of them](docs/performance.md), and the command that measures them.
-"""
+    buffers = [bytes_ / matrix for bytes_ in (gradient.own_bytes, gradient.torch_bytes) if bytes_ is not None]
+    medians = [
+        statistics.median(case.faster for (_, _, of), case in found.items() if of == phase)
+        for phase in PHASES
+    ]
+    ahead = sum(case.faster >= 1.0 for case in found.values())
+    sentences = [
+        f"- **Speed.** The gradient of a Cholesky factor of order 1024 takes {_ms(gradient.own)} "
+        f"(torch: {_ms(gradient.torch)}), that of a Gaussian log density",
+        f"  {_ms(density.own)} ({_ms(density.torch)}), that of 1000 Cholesky factors of order 8 "
+        f"{_ms(small.own)} ({_ms(small.torch)}).",
+        f"- **Memory.** That first gradient takes {buffers[0]:.1f} buffers of n × n numbers; "
+        f"torch's takes {buffers[1]:.1f}.",
+        "",
+        "![How many times faster than torch, by operation](docs/figures/speedups.png)",
+        "",
+        f"{describe_machine(results)}, float64. lapgrad was at least as fast as torch in {ahead} of "
+        f"{len(found)} cases; the median is",
+        f"{medians[0]:.1f} times faster forward and {medians[1]:.1f} times backward "
+        "([all cases](docs/performance.md)).",
+    ]
+    return "\n".join(sentences) + "\n"
 
 
 def _ms(seconds: float) -> str:
@@ -169,14 +174,36 @@ def draw_heat_map(found: Comparisons, path: Path) -> None:
                     faster = 2.0**value
                     text = f"{faster:.0f}" if faster >= 10 else f"{faster:.1f}"
                     axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
-        axes.set_xticks(range(len(shapes)), [format_shape(s) for s in shapes], rotation=40, ha="right", fontsize=8)
+        axes.set_xticks(
+            range(len(shapes)), [format_shape(s) for s in shapes], rotation=40, ha="right", fontsize=8
+        )
         axes.set_title(phase, fontsize=10)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     figure.savefig(path, dpi=160)
 
 
+def reduce_results(results: dict[str, Any]) -> dict[str, Any]:
+    """Return what the figures need of a results file of ``lapgrad bench ops``."""
+    machine = results["machine"]
+    names = ("operator", "shape", "phase", "library", "median_s", "extra_bytes")
+    return {
+        "command": re.sub(r" --output \S+", "", results["command"]),
+        "machine": {
+            "cpu": " ".join(re.sub(r"\((R|TM)\)|Processor", "", machine["cpu"]["model"]).split()),
+            "threads": results["options"]["threads"][0],
+            "torch": machine["torch"]["version"],
+            "date": machine["date"],
+        },
+        "rows": [{name: row[name] for name in names} for row in results["rows"]],
+    }
+
+
 def main() -> None:
-    """Write both figures and the README's sentences."""
+    """Write both figures and the README's sentences; with an argument, from that results file."""
+    if len(sys.argv) > 1:
+        reduced = reduce_results(json.loads(Path(sys.argv[1]).read_text()))
+        rows = ",\n".join(json.dumps(row) for row in reduced.pop("rows"))
+        RESULTS.write_text(json.dumps(reduced, indent=1)[:-2] + f',\n "rows": [\n{rows}\n]\n}}\n')
     results = json.loads(RESULTS.read_text())
     found = read_comparisons(results)
     draw_bars(found, FOLDER / "speedups.png")

@@ -1,13 +1,14 @@
 """lapgrad: differentiable BLAS and LAPACK operators for PyTorch, and models on top of them.
 
 - ``lapgrad.accelerate()`` lets programs that call ``torch.linalg`` run on lapgrad, without another change.
-- Operators have the names of LAPACK and BLAS: ``potrf`` (Cholesky), ``trsm`` (triangular solve), ``gelqf`` (LQ), ``syevd``
-  (eigenvalues), ``gesvd`` (singular values), ...; for one matrix or any batch, in float32 and float64.
-- ``lapgrad.linalg`` has what users of linear algebra ask for (``solve_psd``, ``logdet_psd``, ``lstsq``, ``pca``, ...), and the functions
-  of ``torch.linalg`` under torch's names.
+- Operators have the names of LAPACK and BLAS: ``potrf`` (Cholesky), ``trsm`` (triangular solve),
+  ``gelqf`` (LQ), ``syevd`` (eigenvalues), ``gesvd`` (singular values), ...; for one matrix or any batch,
+  in float32 and float64.
+- ``lapgrad.linalg`` has what users of linear algebra ask for (``solve_psd``, ``logdet_psd``, ``lstsq``,
+  ``pca``, ...), and the functions of ``torch.linalg`` under torch's names.
 - ``lapgrad.fused`` has whole criteria as one operator: ``mvn_nll``, ``kalman_nll``, ``sgp_nll``.
-- ``lapgrad.models`` and ``lapgrad.sklearn`` have Gaussian processes, Bayesian linear regression and state space models. They are
-  imported when they are first used.
+- ``lapgrad.models`` and ``lapgrad.sklearn`` have Gaussian processes, Bayesian linear regression and state
+  space models. They are imported when they are first used.
 
 Example:
     >>> import torch, lapgrad

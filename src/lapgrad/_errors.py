@@ -23,8 +23,9 @@ TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[a
 class LapgradError(Exception):
     """Base of every exception that lapgrad raises on purpose.
 
-    Each is also the built-in or torch exception that one would expect: ``except ValueError`` around a mistake in a shape, or
-    ``except torch.linalg.LinAlgError`` around a factorisation that fails, keep working.
+    Each is also the built-in or torch exception that one would expect: ``except ValueError`` around a
+    mistake in a shape, or ``except torch.linalg.LinAlgError`` around a factorisation that fails, keep
+    working.
     """
 
 
@@ -208,8 +209,8 @@ class JitterWarning(RuntimeWarning):
 class DegenerateSpectrumWarning(RuntimeWarning):
     """A gradient does not exist, because the loss tells equal eigen- or singular values apart.
 
-    The gradient that is returned is finite: what has no derivative is left out. ``degeneracy="raise"`` of ``syevd`` and ``gesvd`` makes
-    this an error.
+    The gradient that is returned is finite: what has no derivative is left out. ``degeneracy="raise"`` of
+    ``syevd`` and ``gesvd`` makes this an error.
     """
 
 

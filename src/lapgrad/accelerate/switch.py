@@ -124,10 +124,11 @@ def _run_in_steps(generator: Any, scope: Scope) -> Any:
 
 
 class Acceleration:
-    """``lapgrad.accelerate``: lets programs that call ``torch.linalg`` run on lapgrad, without another change.
+    """``lapgrad.accelerate``: programs that call ``torch.linalg`` run on lapgrad, without another change.
 
-    ``lapgrad.accelerate()`` holds from that line on, ``with lapgrad.accelerate():`` in a block, ``@lapgrad.accelerate()`` in a function.
-    ``lapgrad.accelerate.off()`` ends it, and ``lapgrad.accelerate.stats()`` says which calls lapgrad took. This is the type of that one object;
+    ``lapgrad.accelerate()`` holds from that line on, ``with lapgrad.accelerate():`` in a block,
+    ``@lapgrad.accelerate()`` in a function. ``lapgrad.accelerate.off()`` ends it, and
+    ``lapgrad.accelerate.stats()`` says which calls lapgrad took. This is the type of that one object;
     ``__call__`` has the details.
     """
 

@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     of_examples = parser.add_argument_group("examples")
     of_examples.add_argument("--quick", action="store_true", help="a reduced form that takes seconds")
-    of_examples.add_argument("--data-dir", type=Path, help="where data are that do not come with the package; examples without such data ignore it")
+    of_examples.add_argument(
+        "--data-dir",
+        type=Path,
+        help="where data are that do not come with the package; examples without such data ignore it",
+    )
     of_examples.add_argument(
         "--notebook", type=Path, metavar="FILE", help="write the example as a Jupyter notebook, do not run it"
     )

@@ -1,8 +1,9 @@
 """Criteria of models as one operator each, with their gradient in closed form: one file per function.
 
-``mvn_nll`` is the negative log density of a normal distribution, ``kalman_nll`` that of a linear Gaussian state space model, and
-``sgp_nll`` the bound of a sparse Gaussian process. Value and gradient share factorisations and buffers, so they need less time and
-memory than the same formulas written with the operators.
+``mvn_nll`` is the negative log density of a normal distribution, ``kalman_nll`` that of a linear Gaussian
+state space model, and ``sgp_nll`` the bound of a sparse Gaussian process. Value and gradient share
+factorisations and buffers, so they need less time and memory than the same formulas written with the
+operators.
 """
 
 from lapgrad.fused._sgp.kernel_function import KernelFunction

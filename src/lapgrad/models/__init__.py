@@ -1,7 +1,8 @@
 """Models on top of the operators: Gaussian processes and their relatives, as ``torch.nn.Module``.
 
-A model is made from its data, ``fit()`` learns its hyper-parameters, and ``predict`` returns a mean and a variance. ``save`` and
-``load`` keep it in a file. The criteria (``gp_nll``, ``blr_nll``, ...) are functions, for models of your own.
+A model is made from its data, ``fit()`` learns its hyper-parameters, and ``predict`` returns a mean and a
+variance. ``save`` and ``load`` keep it in a file. The criteria (``gp_nll``, ``blr_nll``, ...) are
+functions, for models of your own.
 """
 
 from lapgrad.models import components, kernels

@@ -51,7 +51,7 @@ def catch_stop_signals(*, acknowledge: bool = True) -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.signal = number
         if acknowledge:
-            # Not print(): the signal may have come in the middle of one, and a stream cannot be entered twice.
+            # Not print(): the signal may have come in the middle of one, and streams are not re-entrant.
             with contextlib.suppress(OSError, ValueError):
                 os.write(sys.stderr.fileno(), f"\n{ACKNOWLEDGEMENT}\n".encode())
 

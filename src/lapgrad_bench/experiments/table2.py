@@ -23,7 +23,7 @@ import torch
 
 from lapgrad import _errors
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
+from lapgrad_bench.common.progress import ShowProgress, describe_time_left, format_duration, show_progress
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.common.text_tables import Table
 from lapgrad_bench.experiments import deep_run, mnist, plots_table2
@@ -210,8 +210,9 @@ def _learn_architecture(
         began = time.monotonic()
 
         def tell_test(done: float) -> bool:
-            left = "" if done == 0.0 else f", {format_duration((time.monotonic() - began) * (1.0 / done - 1.0))} left"
-            text = f"{arch}: testing, {100.0 * done:.0f} % of the images{left}"
+            text = f"{arch}: testing, {100.0 * done:.0f} % of the images"
+            if done > 0.0:
+                text += f", {describe_time_left(0.0, done, time.monotonic() - began)}"
             show((place[0] + _LEARNING + (1.0 - _LEARNING) * done) / place[1], text)
             return bool(request)
 

@@ -1,7 +1,8 @@
 """Covariance functions for Gaussian processes: one file per family.
 
-Kernels are added and multiplied with ``+`` and ``*``; ``Deep`` puts a network in front of one. Their hyper-parameters are read and set in
-their own units (``kernel.lengthscale = 0.5``), and learned by ``fit`` of the model that holds the kernel.
+Kernels are added and multiplied with ``+`` and ``*``; ``Deep`` puts a network in front of one. Their
+hyper-parameters are read and set in their own units (``kernel.lengthscale = 0.5``), and learned by
+``fit`` of the model that holds the kernel.
 
 Example:
     >>> import torch
