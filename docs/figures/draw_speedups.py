@@ -139,7 +139,8 @@ def draw_bars(found: Comparisons, path: Path) -> None:
                 axes.text(case.faster * 1.05, at, f"{case.faster:.1f}×", va="center", fontsize=8)
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.set_xscale("log")
-        axes.set_xlim(0.7, 1.6 * max(c.faster for (_, s, _), c in found.items() if s == shape))
+        ratios = [case.faster for (name, of, _), case in found.items() if of == shape and name in BARS]
+        axes.set_xlim(min(0.7, 0.8 * min(ratios)), 1.6 * max(ratios))
         label_round_values(axes.xaxis)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("times faster than torch")
@@ -170,7 +171,7 @@ def draw_heat_map(found: Comparisons, path: Path) -> None:
         for i, row in enumerate(grid):
             for j, value in enumerate(row):
                 if math.isfinite(value):
-                    colour = "white" if value > 2.6 else "black"
+                    colour = "white" if value > 2.6 or value < -0.8 else "black"
                     faster = 2.0**value
                     text = f"{faster:.0f}" if faster >= 10 else f"{faster:.1f}"
                     axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)

@@ -395,7 +395,7 @@ def test_progress_on_a_terminal(rich, monkeypatch):
     if not rich:
         first, second = terminal.text.splitlines()
         assert first == " 25.0 %  estimating  potrf 64"
-        assert second.startswith(" 50.0 %  0 s left  potrf 128")
+        assert second.startswith(" 50.0 %  under 1 s left  potrf 128")
 
 
 def test_progress_is_quiet_off_a_terminal(capsys):
