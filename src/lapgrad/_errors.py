@@ -21,27 +21,47 @@ TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[a
 
 
 class LapgradError(Exception):
-    """Base of every exception that lapgrad raises on purpose."""
+    """Base of every exception that lapgrad raises on purpose.
+
+    Each is also the built-in or torch exception that one would expect: ``except ValueError`` around a
+    mistake in a shape, or ``except torch.linalg.LinAlgError`` around a factorisation that fails, keep
+    working.
+    """
 
 
 class DTypeError(LapgradError, TypeError):
-    """An argument is not a float32 or float64 tensor, or the arguments differ in dtype."""
+    """An argument is not a float32 or float64 tensor, or the arguments differ in dtype.
+
+    Nothing is converted silently: ``x.double()`` or ``x.to(other.dtype)`` says what is meant.
+    """
 
 
 class ShapeError(LapgradError, ValueError):
-    """The shape of an argument does not fit the operator, or the shapes do not fit each other."""
+    """The shape of an argument does not fit the operator, or the shapes do not fit each other.
+
+    The message names the argument, its shape, and the shape that is wanted.
+    """
 
 
 class DeviceError(LapgradError, ValueError):
-    """The arguments live on different devices."""
+    """The arguments live on different devices.
+
+    The message names each argument with its device; ``x.to(other.device)`` moves one.
+    """
 
 
 class SizeError(LapgradError, OverflowError):
-    """A dimension is larger than the 32-bit integers of BLAS can count."""
+    """A dimension is larger than the 32-bit integers of BLAS can count.
+
+    Batches have no such limit: it is that of the rows and columns of one matrix.
+    """
 
 
 class OptionError(LapgradError, ValueError):
-    """A keyword argument has a value that the operator does not know."""
+    """A keyword argument has a value that the operator does not know.
+
+    The message lists the values that it knows.
+    """
 
 
 class _FailedItemError(LapgradError, torch.linalg.LinAlgError):  # type: ignore[name-defined]
@@ -166,19 +186,32 @@ class FitError(LapgradError, RuntimeError):
 
 
 class FileFormatError(LapgradError, ValueError):
-    """A file does not hold what it should: a model, or results of a benchmark."""
+    """A file does not hold what it should: a model, or results of a benchmark.
+
+    The message says what is wrong with it: truncated, damaged, or written by a later version.
+    """
 
 
 class MissingDependencyError(LapgradError, ImportError):
-    """A package that only this function needs is not installed."""
+    """A package that only this function needs is not installed.
+
+    The message has the command that installs it.
+    """
 
 
 class JitterWarning(RuntimeWarning):
-    """Something was added to the diagonal of a covariance matrix, which rounding had made indefinite."""
+    """Something was added to the diagonal of a covariance matrix, which rounding had made indefinite.
+
+    The message says how much, relative to the mean of the diagonal. More noise, or float64, avoids it.
+    """
 
 
 class DegenerateSpectrumWarning(RuntimeWarning):
-    """A gradient does not exist, because the loss tells equal eigen- or singular values apart."""
+    """A gradient does not exist, because the loss tells equal eigen- or singular values apart.
+
+    The gradient that is returned is finite: what has no derivative is left out. ``degeneracy="raise"`` of
+    ``syevd`` and ``gesvd`` makes this an error.
+    """
 
 
 def missing_dependency(function: str, package: str, extra: str) -> MissingDependencyError:

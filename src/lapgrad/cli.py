@@ -56,7 +56,12 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _add_info(commands: Subparsers) -> None:
     parser = commands.add_parser("info", help="versions, CPU, BLAS, threads, CUDA")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print everything: thresholds of the core, symbols of BLAS, which calls accelerate() takes",
+    )
     parser.set_defaults(run=_run_info)
 
 
@@ -68,7 +73,10 @@ def _add_demo(commands: Subparsers) -> None:
 
 
 def _run_info(arguments: argparse.Namespace) -> int:
-    print(json.dumps(info.collect(), indent=1, default=str) if arguments.json else info.format_text())
+    if arguments.json:
+        print(json.dumps(info.collect(), indent=1, default=str))
+    else:
+        print(info.format_text() if arguments.verbose else info.format_summary())
     return 0
 
 

@@ -45,8 +45,56 @@ def collect() -> Facts:
     }
 
 
+def format_summary() -> str:
+    """Return in a few lines what is in use: versions, processor, kernels, BLAS, CUDA, acceleration."""
+    facts = collect()
+    lapgrad, software, cpu = facts["lapgrad"], facts["torch"], facts["cpu"]
+    commit = f", commit {lapgrad['commit']}" if lapgrad["commit"] else ""
+    cores = f"{cpu['cores_allowed']} of {cpu['cores']} cores"
+    if cpu["cores_allowed"] == cpu["cores"]:
+        cores = f"{cpu['cores']} cores"
+    lines = {
+        "lapgrad": f"{lapgrad['version']}{commit}",
+        "Python": f"{lapgrad['python']} on {platform.system()} {platform.machine()}",
+        "torch": f"{software['version']}, {software['threads']} threads",
+        "CPU": f"{cpu['model']}, {cores}",
+        "kernels": _summarise_core(facts["core"]),
+        "BLAS": _summarise_blas(facts["blas"]),
+        "CUDA": _summarise_cuda(facts["cuda"]),
+        "accelerate": _summarise_acceleration(),
+    }
+    shown = [f"{name:<12}{text}" for name, text in lines.items()]
+    return "\n".join([*shown, "", "All details, and which calls accelerate() takes: lapgrad info --verbose"])
+
+
+def _summarise_core(facts: dict[str, Any]) -> str:
+    if facts.get("core"):
+        return f"compiled core, instruction set {facts.get('isa')}"
+    why = facts.get("reason") or facts.get("state") or "switched off or not installed"
+    return f"torch.linalg, slower: no compiled core ({why})"
+
+
+def _summarise_blas(facts: dict[str, Any]) -> str:
+    if facts.get("library"):
+        return f"that of {facts.get('provider')} ({Path(str(facts['library'])).name})"
+    return str(facts.get("state") or "none found")
+
+
+def _summarise_cuda(facts: dict[str, Any]) -> str:
+    if not facts["available"]:
+        return "torch sees no GPU"
+    return f"{', '.join(facts['devices'])}; kernels {facts['kernels']}"
+
+
+def _summarise_acceleration() -> str:
+    from lapgrad.accelerate.choices import PROCESS
+
+    names = sorted(PROCESS.current.names) if PROCESS.current else []
+    return f"on: {', '.join(names)}" if names else "off (lapgrad.accelerate(), or LAPGRAD_ACCELERATE=1)"
+
+
 def format_text() -> str:
-    """Return the facts as aligned lines of text."""
+    """Return all facts as aligned lines of text."""
     lines: list[str] = []
     for section, facts in collect().items():
         lines.append(section)

@@ -137,7 +137,8 @@ def test_scaling_table_compares_with_the_fewest_threads():
     assert rows == [["potrf", "5", "float64", "forward", "1.00×", "4.00×"]]
 
 
-def test_command_prints_ratios_and_writes_the_machine(tmp_path, capsys):
+def test_command_prints_ratios_and_writes_the_machine(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     file = tmp_path / "bench.json"
     options = ["--quick", "--ops", "potrf,trmm", "--sizes", "8", "--batches", "3x4x4", "--output", str(file)]
     options += ["--dtypes", "float64", "--threads", "1,2", "--seconds", "0.001", "--give-up", "0"]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from lapgrad_bench.bench.ops.cases import OPERATORS, Case
 from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.bench.ops_options import add_arguments
 from lapgrad_bench.bench.watched import requests
-from lapgrad_bench.common import progress
+from lapgrad_bench.common import progress, text_tables
 from lapgrad_bench.common.results import Results
 
 SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "float64", "--seconds", "0.001"]
@@ -39,10 +40,14 @@ def bench(*options):
     return cli.main(["bench", "ops", "--give-up", "0", *map(str, options)])
 
 
-def planned(*options, earlier=None):
+def parsed(*options):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return plan.make_plan(parser.parse_args(list(options)), earlier)
+    return parser.parse_args(list(options))
+
+
+def planned(*options, earlier=None):
+    return plan.make_plan(parsed(*options), earlier)
 
 
 def test_rows_say_what_was_measured(tmp_path):
@@ -113,6 +118,54 @@ def test_options_count_more_than_quick():
     items = planned("--quick", "--ops", "potrf", "--sizes", "5", "--batches", "", "--dtypes", "float32").items
     assert [str(item.case) for item in items] == ["potrf 5 float32"]
     assert items[0].phases == ("forward", "backward")
+
+
+def test_a_run_says_how_long_it_takes_and_keeps_to_its_budget(tmp_path, capsys):
+    file = tmp_path / "ops.json"
+    few = ["--quick", "--ops", "potrf,syrk", "--sizes", "8,4", "--batches", "", "--seconds", "0.001"]
+    command = ["bench", "ops", *few, "--threads", "1", "--give-up", "0", "--output", str(file)]
+    assert cli.main([*command, "--budget", "1e-9"]) == 0
+    shown = capsys.readouterr()
+    assert "8 cases, at most 20 s" in shown.err
+    assert "8 of 8 cases had no time" in shown.out
+    assert not json.loads(file.read_text())["complete"]
+    assert cli.main([*command, "--resume"]) == 0
+    assert "8 cases, at most 2 min 40 s" in capsys.readouterr().err
+    written = json.loads(file.read_text())
+    assert written["complete"]
+    shapes = [(row["operator"], row["dtype"], row["shape"][0]) for row in written["rows"][::4]]
+    dtypes, sizes = ("float64", "float32"), (8, 4)
+    wanted = [(name, dtype, n) for name in ("potrf", "syrk") for n in sizes for dtype in dtypes]
+    assert shapes == wanted  # in the order of the options, though measured in another one
+
+
+def test_quick_measures_what_matters_first_and_takes_at_most_three_minutes():
+    items = plan.order_by_importance(planned("--quick").items)
+    first = [item.case.dtype for item in items].index(torch.float32)
+    assert all(item.case.dtype == torch.float32 for item in items[first:])
+    assert {item.case.operator.name for item in items[:first]} == set(OPERATORS)
+    budget = plan.Budget(plan.choose_budget(parsed("--quick")), 120.0)
+    assert budget.seconds + budget.patience <= 180.0
+    assert plan.choose_budget(parsed()) == math.inf
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_tables_fit_80_columns(rich, monkeypatch, capsys):
+    if not rich:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("COLUMNS", "80")
+    longest = max(OPERATORS, key=len)
+    case = {"operator": longest, "shape": [10000, 64, 64], "dtype": "float64", "device": "cpu", "threads": 2}
+    figures = {"median_s": 0.1234, "flops": 1e9, "bytes": 1e9, "gemm_fraction": 0.5, "extra_bytes": 10**9}
+    libraries = ("lapgrad", "torch", "tensorflow")
+    rows = [{**case, **figures, "phase": "backward", "library": name} for name in libraries]
+    wide, narrow = tables.make_timing_table(rows), tables.make_narrow_table(rows)
+    text_tables.print_table(wide, "title", narrow=narrow)
+    printed = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 80
+    assert longest in printed
+    assert " bwd " in printed
+    assert "…" not in printed
 
 
 def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
@@ -341,8 +394,8 @@ def test_progress_on_a_terminal(rich, monkeypatch):
     assert "potrf 128" in terminal.text
     if not rich:
         first, second = terminal.text.splitlines()
-        assert first == " 25.0 %  ? left  potrf 64"
-        assert second.startswith(" 50.0 %  0 s left  potrf 128")
+        assert first == " 25.0 %  estimating  potrf 64"
+        assert second.startswith(" 50.0 %  under 1 s left  potrf 128")
 
 
 def test_progress_is_quiet_off_a_terminal(capsys):

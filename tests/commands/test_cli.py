@@ -6,11 +6,36 @@ import sys
 
 import pytest
 
+import lapgrad
 from lapgrad import cli, info
 
 
-def test_info_names_version_cpu_blas_threads_and_cuda(capsys):
+def test_info_says_in_a_few_short_lines_what_is_in_use(capsys):
     assert cli.main(["info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 12
+    shown = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[:8]}
+    facts = info.collect()
+    assert shown["lapgrad"].startswith(facts["lapgrad"]["version"])
+    assert f"{facts['torch']['threads']} threads" in shown["torch"]
+    assert facts["cpu"]["model"] in shown["CPU"]
+    assert ("compiled core" in shown["kernels"]) == bool(facts["core"].get("core"))
+    assert "=" not in "".join(line for line in lines if "LAPGRAD_" not in line), "no tables for developers"
+
+
+def test_info_says_what_is_accelerated(capsys):
+    lapgrad.accelerate(only={"eigh"})
+    try:
+        cli.main(["info"])
+        assert "on: eigh" in capsys.readouterr().out
+    finally:
+        lapgrad.accelerate.off()
+    cli.main(["info"])
+    assert "off (" in capsys.readouterr().out
+
+
+def test_verbose_info_has_version_cpu_blas_threads_and_cuda(capsys):
+    assert cli.main(["info", "--verbose"]) == 0
     printed = capsys.readouterr().out
     for section in ("lapgrad", "torch", "cpu", "core", "blas", "cuda"):
         assert f"\n{section}\n" in "\n" + printed
@@ -61,5 +86,5 @@ def test_wrong_options_are_named(arguments, message, capsys):
 def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m lapgrad.cli info | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "lapgrad\n"
+    assert done.stdout.startswith("lapgrad ")
     assert "Error" not in done.stderr

@@ -65,3 +65,13 @@ def test_becomes_a_notebook(name, tmp_path):
     whole = ast.parse("\n".join(code[1:]))
     statements = script.body[1:] if ast.get_docstring(script) else script.body
     assert [ast.dump(node) for node in whole.body] == [ast.dump(node) for node in statements]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_data_dir_is_accepted_and_passed_on_to_scripts_that_have_it(name, tmp_path, monkeypatch, capsys):
+    passed = []
+    monkeypatch.setattr(examples.Example, "run", lambda example, arguments: passed.extend(arguments))
+    assert cli.main(["demo", name, "--data-dir", str(tmp_path)]) == 0
+    has_option = "--data-dir" in EXAMPLES[name].read_text()
+    assert passed == (["--data-dir", str(tmp_path)] if has_option else [])
+    assert ("no effect" in capsys.readouterr().err) == (not has_option)

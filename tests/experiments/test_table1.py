@@ -287,6 +287,16 @@ def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureF
     assert message in capsys.readouterr().err
 
 
+def test_the_first_interruption_is_acknowledged_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with catch_stop_signals() as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert "stopping after this step; Ctrl-C again quits now" in capfd.readouterr().err
+        assert request
+    with catch_stop_signals(acknowledge=False):  # in workers: Ctrl-C reaches them, too
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == ""
+
+
 def test_a_second_interruption_is_an_error() -> None:
     with catch_stop_signals() as request:
         os.kill(os.getpid(), signal.SIGTERM)

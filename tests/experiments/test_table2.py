@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import math
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,36 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_figures(monkeypatch: pyt
     assert command("--steps", "8", "--output", "parts", "--resume") == 0
     assert command("--steps", "10", "--output", "parts", "--resume") == 0
     assert contents("parts")["rows"][-1]["step"] == 10
+
+
+def test_a_test_that_was_interrupted_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(deep_run, "TEST_PART", 3)
+    monkeypatch.setattr("lapgrad_bench.common.progress._PAUSE", 0.0)
+    assert command("--steps", "4", "--output", "whole") == 0
+    shown = capsys.readouterr().err
+    assert "testing, 0 % of the images\n" in shown  # nothing is known yet of the time that is left
+    assert "left\n" in shown
+    assert "nan" not in shown
+    assert " 0 s left" not in shown
+    looks = 0
+    of_the_model = DeepGP.log_likelihood
+
+    def log_likelihood(*arguments: Any, **options: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return of_the_model(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepGP, "log_likelihood", log_likelihood)
+        assert command("--steps", "4", "--output", "parts") == 130
+    assert looks == 2  # not the rest of the images
+    assert not any("test_ll" in row for row in contents("parts")["rows"])
+    assert command("--steps", "4", "--output", "parts", "--resume") == 0
+    assert contents("parts")["rows"][-1]["test_ll"] == contents("whole")["rows"][-1]["test_ll"]
 
 
 def test_minutes_and_annealing() -> None:

@@ -124,7 +124,13 @@ def _run_in_steps(generator: Any, scope: Scope) -> Any:
 
 
 class Acceleration:
-    """The type of ``lapgrad.accelerate``, of which there is one instance."""
+    """``lapgrad.accelerate``: programs that call ``torch.linalg`` run on lapgrad, without another change.
+
+    ``lapgrad.accelerate()`` holds from that line on, ``with lapgrad.accelerate():`` in a block,
+    ``@lapgrad.accelerate()`` in a function. ``lapgrad.accelerate.off()`` ends it, and
+    ``lapgrad.accelerate.stats()`` says which calls lapgrad took. This is the type of that one object;
+    ``__call__`` has the details.
+    """
 
     def __init__(self) -> None:
         self._overrides = Overrides()
@@ -140,7 +146,7 @@ class Acceleration:
         (``torch.linalg.pinv``, ``matrix_power``, Tensor methods, ``torch.distributions``, ...), with
         gradients of all orders, forward mode, torch.func, ``out=`` and inference mode. Results have torch's
         shapes, strides, types and errors. A call is taken where it was measured to be faster; see
-        ``stats()`` and ``lapgrad info``.
+        ``stats()`` and ``lapgrad info --verbose``.
 
         What differs from torch: eigenvectors and singular vectors have definite signs, and gradients at
         equal eigenvalues or singular values are finite (the policy "mask" of ``lapgrad.syevd``); the

@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     of_examples = parser.add_argument_group("examples")
     of_examples.add_argument("--quick", action="store_true", help="a reduced form that takes seconds")
-    of_examples.add_argument("--data-dir", type=Path, help="where data are that do not come with the package")
+    of_examples.add_argument(
+        "--data-dir",
+        type=Path,
+        help="where data are that do not come with the package; examples without such data ignore it",
+    )
     of_examples.add_argument(
         "--notebook", type=Path, metavar="FILE", help="write the example as a Jupyter notebook, do not run it"
     )
@@ -87,8 +91,10 @@ def _run_example(arguments: argparse.Namespace) -> int:
     passed = ["--quick"] if arguments.quick else []
     if arguments.output:
         passed += ["--output", str(arguments.output)]
-    if arguments.data_dir:
+    if arguments.data_dir and example.takes_data:
         passed += ["--data-dir", str(arguments.data_dir)]
+    elif arguments.data_dir:
+        print(f"{example.short_name} reads no data files: --data-dir has no effect.", file=sys.stderr)
     if arguments.notebook:
         text = convert_to_notebook(example.path.read_text(encoding="utf-8"), [example.path.name, *passed])
         arguments.notebook.write_text(text, encoding="utf-8")

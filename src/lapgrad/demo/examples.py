@@ -46,6 +46,11 @@ class Example:
         short = [short for short, name in SHORT_NAMES.items() if name == self.name]
         return short[0] if short else self.name
 
+    @property
+    def takes_data(self) -> bool:
+        """Whether the script has the option ``--data-dir``."""
+        return '"--data-dir"' in self.path.read_text(encoding="utf-8")
+
     def run(self, arguments: Sequence[str]) -> None:
         """Run the script in this process, as if it had been called with these arguments."""
         before = sys.argv

@@ -87,3 +87,7 @@ __all__ = [
     "svd",
     "svdvals",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,9 @@
-"""Models on top of the operators: Gaussian processes and their relatives, as ``torch.nn.Module``."""
+"""Models on top of the operators: Gaussian processes and their relatives, as ``torch.nn.Module``.
+
+A model is made from its data, ``fit()`` learns its hyper-parameters, and ``predict`` returns a mean and a
+variance. ``save`` and ``load`` keep it in a file. The criteria (``gp_nll``, ``blr_nll``, ...) are
+functions, for models of your own.
+"""
 
 from lapgrad.models import components, kernels
 from lapgrad.models._deep.importance import LogLikelihood
@@ -52,3 +57,7 @@ __all__ = [
     "sgp_nll",
     "sgp_nll_from_matrices",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

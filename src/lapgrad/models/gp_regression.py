@@ -59,7 +59,7 @@ _ENTRIES = {
 class GPRegression(StandardisedRegression, Model):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
-    Value and gradient of the loss take two n² buffers and n³ flops.
+    Value and gradient of the loss take n³ flops, and between two and three n² buffers.
 
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.

@@ -15,3 +15,7 @@ from lapgrad.sklearn.gp_regressor import GPRegressor
 from lapgrad.sklearn.sparse_gp_regressor import SparseGPRegressor
 
 __all__ = ["BayesianLinearRegressor", "GPRegressor", "SparseGPRegressor"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -70,15 +70,25 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     chosen = plan.make_plan(arguments, earlier)
     results = start_or_resume("ops", arguments, chosen.options)
     done = {tables.make_case_key(row) for row in results.rows}
+    budget = plan.Budget(arguments.budget or plan.choose_budget(arguments), arguments.give_up)
     to_do = [item for item in chosen.items if item.key not in done]
+    if budget.is_limited:
+        to_do = plan.order_by_importance(to_do)
+    print(
+        f"lapgrad bench: {plan.describe_duration(to_do, chosen.seconds, budget)}", file=sys.stderr, flush=True
+    )
     not_timed: list[str] = []
+    left_out = 0
     peers = Peers(arguments.peer, arguments.device, arguments.peer_timeout, results.peers)
-    with freeze_existing_objects(), make_measurer(peers, arguments.give_up) as measuring:
+    with freeze_existing_objects(), make_measurer(peers, budget.patience) as measuring:
         try:
             total, present = len(chosen.items), len(chosen.items) - len(to_do)
             with show_progress(present / max(1, total), quiet_off_terminal=True) as show:
                 for i, item in enumerate(to_do, present):
-                    show(i / total, f"{i + 1}/{total} {item.case}")
+                    if budget.is_spent():
+                        left_out = total - i
+                        break
+                    show(max(i / total, budget.part_spent()), f"{i + 1}/{total} {item.case}")
                     try:
                         found = _measure(measuring, item, chosen.seconds)
                     except DisagreementError as error:
@@ -95,9 +105,17 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
             write_results(results, arguments.output)
             report_interruption(arguments, len(results.rows))
             return 130
-    results.complete = True
+    results.complete = left_out == 0
+    results.rows = plan.sort_rows(results.rows, chosen.items)
     write_results(results, arguments.output)
     _print_cases(arguments, results)
+    if left_out:
+        more = (
+            f"--resume --output {arguments.output}"
+            if arguments.output
+            else "--budget SECONDS, or without --quick,"
+        )
+        print(f"{left_out} of {total} cases had no time ({budget.seconds:.0f} s): {more} measures them.")
     for line in not_timed:
         print(f"lapgrad bench: not timed: {line}", file=sys.stderr)
     if arguments.plots:
@@ -184,7 +202,12 @@ def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
         print(f"\n{text_tables.describe_machine(threads, arguments.device)}")
     else:
         title = f"lapgrad against {', '.join(others)}"
-        text_tables.print_table(tables.make_timing_table(results.rows, others), title)
+        text_tables.print_table(
+            tables.make_timing_table(results.rows, others),
+            title,
+            narrow=tables.make_narrow_table(results.rows, others),
+            narrow_note="ms: lapgrad's time. 2.0×: lapgrad is twice as fast. COLUMNS=130 has more columns.",
+        )
     for line in tables.list_failure_notes(results.rows):
         print(line)
     for line in tables.list_peer_notes(results.peers):

@@ -10,7 +10,7 @@ import torch
 
 from lapgrad_bench.bench.ops.cases import OPERATORS, name_dtype
 from lapgrad_bench.bench.ops.inputs import Shape
-from lapgrad_bench.bench.ops.plan import BATCHES, DTYPES, SECONDS, SIZES
+from lapgrad_bench.bench.ops.plan import BATCHES, DTYPES, QUICK_BUDGET, SECONDS, SIZES
 from lapgrad_bench.bench.ops.runner import PHASES, Phase
 from lapgrad_bench.bench.peers.client import LIBRARIES, TIMEOUT, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import PATIENCE
@@ -45,8 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--quick",
         action="store_true",
-        help="a selection that takes a minute or two: decompositions and products over n, a few batches, all "
-        "other operators at one size in float64",
+        help="a selection: decompositions and products over n, a few batches, all other operators at one "
+        "size in float64; cases that do not fit the --budget are left out and counted",
+    )
+    what.add_argument(
+        "--budget",
+        type=_parse_positive,
+        metavar="SECONDS",
+        help="start no case after this time; those that matter most come first "
+        f"[with --quick {QUICK_BUDGET:g} for each library that lapgrad is compared with; else none]",
     )
     whom = parser.add_argument_group("against whom (besides torch)")
     whom.add_argument(

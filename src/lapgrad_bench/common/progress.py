@@ -75,15 +75,33 @@ def _make_line_printer(already: float) -> ShowProgress:
         now = time.monotonic()
         if line or now > last + _PAUSE:
             last = now
-            left = format_duration(_estimate_seconds_left(already, done, now - began))
-            print(f"{100 * done:5.1f} %  {left} left  {text}", file=sys.stderr, flush=True)
+            left = describe_time_left(already, done, now - began)
+            print(f"{100 * done:5.1f} %  {left}  {text}", file=sys.stderr, flush=True)
 
     return show
 
 
-def _estimate_seconds_left(already: float, done: float, seconds: float) -> float:
+def describe_time_left(already: float, done: float, seconds: float) -> str:
+    """Return the time that is left as text, or that it is not known yet.
+
+    Args:
+        already: The part of the work that an earlier run has done.
+        done: The part that is done now.
+        seconds: The time that the work between these took.
+
+    Example:
+        >>> describe_time_left(0.0, 0.0, 3.0), describe_time_left(0.0, 0.25, 30.0)
+        ('estimating', '1 min 30 s left')
+        >>> describe_time_left(0.0, 0.999, 30.0), describe_time_left(0.0, 1.0, 30.0)
+        ('under 1 s left', 'done')
+    """
+    if done >= 1.0:
+        return "done"
     made = done - already
-    return seconds * (1.0 - done) / made if made > 0.0 else math.inf
+    if made <= 0.0:
+        return "estimating"
+    left = seconds * (1.0 - done) / made
+    return "under 1 s left" if left < 0.5 else f"{format_duration(left)} left"
 
 
 @contextmanager
@@ -94,17 +112,17 @@ def _draw_bar(already: float) -> Iterator[ShowProgress]:
     columns = (
         progress.BarColumn(bar_width=20),
         progress.TaskProgressColumn(),
-        progress.TextColumn("{task.fields[left]} left"),
+        progress.TextColumn("{task.fields[left]}"),
         progress.TextColumn("{task.description}"),
     )
     began = time.monotonic()
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0, left="?")
+        task = bar.add_task("", total=1.0, left="estimating")
 
         def show(done: float, text: str, *, line: bool = False) -> None:
             if line:
                 bar.console.print(text, highlight=False)
-            left = format_duration(_estimate_seconds_left(already, done, time.monotonic() - began))
+            left = describe_time_left(already, done, time.monotonic() - began)
             bar.update(task, completed=done, description=text, left=left)
 
         yield show

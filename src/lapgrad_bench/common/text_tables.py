@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lapgrad import info
 
@@ -41,7 +43,8 @@ def make_bars_table(bars: Sequence[Mapping[str, Any]]) -> Table:
         wanted = f"{bar['sense']} {bar['wanted']:g}{unit}"
         alone = "-" if device is None else f"{device:.2f}{unit}"
         verdict = "pass" if bar["passed"] else "MISS"
-        rows.append([bar["what"], wanted, f"{bar['figure']:.2f}{unit}", verdict, alone])
+        known = bar["figure"] is not None and math.isfinite(bar["figure"])
+        rows.append([bar["what"], wanted, f"{bar['figure']:.2f}{unit}" if known else "-", verdict, alone])
     if all(bar.get("device") is None for bar in bars):
         return ["what", "wanted", "measured", ""], [row[:-1] for row in rows]
     return ["what", "wanted", "measured", "", "GPU's work alone"], rows
@@ -63,8 +66,23 @@ def format_markdown(table: Table) -> str:
     return "\n".join([first, rule, *others])
 
 
-def print_table(table: Table, title: str) -> None:
-    """Print the table, with rich if it is installed, in plain columns otherwise."""
+def print_table(
+    table: Table, title: str, *, narrow: Table | None = None, narrow_note: str = "", framed: bool = True
+) -> None:
+    """Print the table, with rich if it is installed, in plain columns otherwise.
+
+    Args:
+        table: headings and rows.
+        title: printed above it.
+        narrow: printed in its place where the terminal (80 columns if there is none) is too narrow for it.
+        narrow_note: printed below the narrow table.
+        framed: draw lines around the entries.
+    """
+    if narrow is not None and _measure_width(table) > shutil.get_terminal_size().columns:
+        print_table(narrow, title, framed=False)
+        if narrow_note:
+            print(narrow_note)
+        return
     headings, rows = table
     if importlib.util.find_spec("rich") is None:
         print(f"\n{title}\n{format_plain(table)}")
@@ -74,8 +92,15 @@ def print_table(table: Table, title: str) -> None:
     from rich.text import Text
 
     shown = RichTable(title=title, title_justify="left", header_style="bold")
+    if not framed:
+        shown.box, shown.padding, shown.pad_edge = None, (0, 2, 0, 0), False
+    # A terminal cuts off what does not fit: in a table that is too wide the longest texts are wrapped.
+    wide = _measure_width(table) > shutil.get_terminal_size().columns
+    longest = max(range(len(headings)), key=lambda i: max(len(row[i]) for row in [headings, *rows]))
     for i, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if _is_figure(table, i) else "left", no_wrap=True)
+        wraps = framed and wide and i == longest
+        justify: Literal["left", "right"] = "right" if _is_figure(table, i) else "left"
+        shown.add_column(heading, justify=justify, no_wrap=not wraps, overflow="fold")
     for row in rows:
         shown.add_row(*(Text(cell, style=_choose_style(cell)) for cell in row))
     # In a pipe or a file rich would wrap lines at 80 columns.
@@ -97,6 +122,12 @@ def format_plain(table: Table) -> str:
     for row in [headings, *rows]:
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return "\n".join(lines)
+
+
+def _measure_width(table: Table) -> int:
+    """Return the columns of a terminal that the table takes, with its frame."""
+    headings, rows = table
+    return sum(max(len(row[i]) for row in [headings, *rows]) + 3 for i in range(len(headings))) + 1
 
 
 def _is_figure(table: Table, column: int) -> bool:

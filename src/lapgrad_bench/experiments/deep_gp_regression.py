@@ -80,6 +80,10 @@ class Case:
         return f"{self.dataset}, fold {self.fold + 1}, {self.model}"
 
 
+_LEARNING = 0.97
+"""The part of the time of a case that is training, about; the rest is its test."""
+
+
 class _Interrupted(Exception):  # noqa: N818  (no error: a request)
     pass
 
@@ -301,7 +305,7 @@ def _make_callback(
     steps = settings.steps if case.model == "deep" else settings.evaluations
 
     def told(step: int, loss: float) -> bool:
-        show(done + min(1.0, step / steps) / count, f"{case}: step {step}, loss {loss:.6g}")
+        show(done + _LEARNING * min(1.0, step / steps) / count, f"{case}: step {step}, loss {loss:.6g}")
         return stop()
 
     return told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LOOK_EVERY = 100
 #: Seconds between two checkpoints.
 KEEP_EVERY = 60.0
+#: Test images between two looks at whether to stop.
+TEST_PART = 500
 _CHECKPOINT = "a checkpoint of this experiment"
 
 
@@ -82,6 +84,23 @@ class Limits:
     refine: int = 100
     tests: int = 10_000
     test_every: float = math.inf
+
+
+def join_tests(parts: Sequence[LogLikelihood]) -> LogLikelihood:
+    """Return the figures of all observations from those of parts of them.
+
+    Example:
+        >>> one = LogLikelihood(1.0, 0.5, 0.3, torch.tensor([0.0, 2.0]), torch.tensor([9.0, 9.0]))
+        >>> round(join_tests([one, one]).sampling_error, 3), join_tests([one]).mean
+        (0.212, 1.0)
+    """
+    values = torch.cat([part.values for part in parts])
+    n = len(values)
+    error = float(values.std() / n**0.5) if n > 1 else math.nan
+    # The errors of the parts are independent; that of a part is the error of a mean, not of a sum.
+    sampling = math.hypot(*(len(part.values) * part.sampling_error for part in parts)) / n
+    effective = torch.cat([part.effective_samples for part in parts])
+    return LogLikelihood(float(values.mean()), error, sampling, values, effective)
 
 
 class Run:
@@ -154,7 +173,9 @@ class Run:
                 self.rows.append(row)
             now = time.monotonic()
             if now > self.tested + self.limits.test_every:
-                self.rows.append(self._run_test(self.test[:500], 50))
+                test = self._run_test(self.test[:500], 50)
+                assert test is not None, "nothing stops it"
+                self.rows.append(test)
                 self.tested = time.monotonic()
             if now > self.kept + KEEP_EVERY:
                 self.write_checkpoint()
@@ -180,12 +201,27 @@ class Run:
         self.write_checkpoint()
         return not stopped
 
-    def finish(self) -> Row:
-        """Test with all samples, write the model and the picture; return the row."""
-        row = self._run_test(self.test, self.limits.samples)
-        if self.limits.refine:
-            self.rows.append(row)
-            row = self._run_test(self.test, self.limits.samples, self.limits.refine)
+    def finish(self, told: Callable[[float], bool]) -> Row | None:
+        """Test with all samples, write the model and the picture; return the row.
+
+        Args:
+            told: Called with the part of the test that is done, 0 to 1; True stops the test.
+
+        Returns:
+            The row of the test; None if it was stopped. It is then repeated after ``resume``.
+        """
+        # A step of refinement costs about as much as a sample: an evaluation of the layers, and its gradient.
+        plain, refined = self.limits.samples, self.limits.samples + 3 * self.limits.refine
+        share = plain / (plain + refined) if self.limits.refine else 1.0
+        row = self._run_test(self.test, self.limits.samples, told=lambda done: told(share * done))
+        if row is not None and self.limits.refine:
+            unrefined, refine = row, self.limits.refine
+            rest = lambda done: told(share + (1.0 - share) * done)  # noqa: E731
+            row = self._run_test(self.test, self.limits.samples, refine, told=rest)
+            if row is not None:
+                self.rows.append(unrefined)
+        if row is None:
+            return None
         self.rows.append(row)
         self.model.save(self.output / f"{self.name}.pt")
         title = f"Deep Gaussian process {self.settings.arch} on MNIST: test {row['test_ll']:.1f} nats"
@@ -239,10 +275,20 @@ class Run:
             **known,
         }
 
-    def _run_test(self, test: Tensor, samples: int, refine: int = 0) -> Row:
-        found: LogLikelihood = self.model.log_likelihood(
-            test, samples=samples, refine=refine, generator=self.settings.seed + 2
-        )
+    def _run_test(
+        self, test: Tensor, samples: int, refine: int = 0, told: Callable[[float], bool] | None = None
+    ) -> Row | None:
+        """Return the row of a test, which is made in parts; None if ``told`` has stopped it."""
+        generator = torch.Generator(self.device).manual_seed(self.settings.seed + 2)
+        parts = []
+        for begin in range(0, len(test), TEST_PART):
+            if told is not None and told(begin / len(test)):
+                return None
+            images = test[begin : begin + TEST_PART]
+            parts.append(
+                self.model.log_likelihood(images, samples=samples, refine=refine, generator=generator)
+            )
+        found = join_tests(parts)
         return self._row(
             test_ll=found.mean + self.scaling.nats,
             test_ll_standard_error=found.standard_error,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+ACKNOWLEDGEMENT = "stopping after this step; Ctrl-C again quits now"
 
 
 class StopRequest:
@@ -31,10 +35,14 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def catch_stop_signals() -> Iterator[StopRequest]:
+def catch_stop_signals(*, acknowledge: bool = True) -> Iterator[StopRequest]:
     """Record the first SIGINT or SIGTERM while the block runs; a second SIGINT is a KeyboardInterrupt.
 
     In other threads than the main one signals are not changed.
+
+    Args:
+        acknowledge: Say on standard error, at once, that the first signal was seen. Worker processes, which
+            receive Ctrl-C together with the process that started them, leave that to it.
     """
     request = StopRequest()
 
@@ -42,6 +50,10 @@ def catch_stop_signals() -> Iterator[StopRequest]:
         if request and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal = number
+        if acknowledge:
+            # Not print(): the signal may have come in the middle of one, and streams are not re-entrant.
+            with contextlib.suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), f"\n{ACKNOWLEDGEMENT}\n".encode())
 
     if threading.current_thread() is not threading.main_thread():
         yield request

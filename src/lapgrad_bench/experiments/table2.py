@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 
 from lapgrad import _errors
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
+from lapgrad_bench.common.progress import ShowProgress, describe_time_left, format_duration, show_progress
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.common.text_tables import Table
 from lapgrad_bench.experiments import deep_run, mnist, plots_table2
@@ -206,11 +207,20 @@ def _learn_architecture(
         return bool(request)
 
     if one.learn(told, merge):
-        show((place[0] + _LEARNING) / place[1], f"{arch}: testing")
-        row = one.finish()
-        figure = f"{row['test_ll']:.2f} ± {row['test_ll_standard_error']:.2f} nats"
-        text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"
-        show((place[0] + 1) / place[1], text, line=True)
+        began = time.monotonic()
+
+        def tell_test(done: float) -> bool:
+            text = f"{arch}: testing, {100.0 * done:.0f} % of the images"
+            if done > 0.0:
+                text += f", {describe_time_left(0.0, done, time.monotonic() - began)}"
+            show((place[0] + _LEARNING + (1.0 - _LEARNING) * done) / place[1], text)
+            return bool(request)
+
+        row = one.finish(tell_test)
+        if row is not None:
+            figure = f"{row['test_ll']:.2f} ± {_format_error(row)} nats"
+            text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"
+            show((place[0] + 1) / place[1], text, line=True)
     merge()
 
 
@@ -276,7 +286,7 @@ def make_table(rows: list[Row]) -> Table:
                 arch,
                 f"{row['test_ll']:.2f}",
                 _find_unrefined(rows, arch, row),
-                f"{row['test_ll_standard_error'] or math.nan:.2f}",
+                _format_error(row),
                 f"{row['test_ll_sampling_error']:.3f}",
                 f"{bound[-1]:.2f}" if bound else "-",
                 f"{wanted:.2f}" if wanted else "-",
@@ -288,6 +298,12 @@ def make_table(rows: list[Row]) -> Table:
             ]
         )
     return headings, lines
+
+
+def _format_error(row: Row) -> str:
+    """Return the standard error over images; "-" where a single image has none."""
+    error = row["test_ll_standard_error"]
+    return f"{error:.2f}" if error is not None and math.isfinite(error) else "-"
 
 
 def _find_unrefined(rows: list[Row], arch: str, final: Row) -> str:

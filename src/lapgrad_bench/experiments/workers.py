@@ -6,7 +6,6 @@ events, and their figures do not depend on what runs at the same time.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import queue
@@ -34,11 +33,11 @@ _PAUSE = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """A fold has made so many steps; 0: it starts."""
+    """A fold has made so many steps; 0: it starts, and has no loss yet."""
 
     fold: Fold
     steps: int
-    loss: float
+    loss: float | None
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _learn_one(
             handle(Progress(fold, steps, loss))
             told = time.monotonic()
 
-    handle(Progress(fold, 0, math.nan))
+    handle(Progress(fold, 0, None))
     try:
         row = folds.learn_fold(fold, work.how, data, work.device, work.checkpoints, report, stop)
     except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR, torch.OutOfMemoryError) as error:
@@ -196,7 +195,7 @@ def _report_lost_process(process: Any, under_way: dict[Fold, int], handle: Calla
 
 def _run_worker(work: Work, following: Any, events: Any, halt: Any, parent: int) -> None:
     """Learn the next fold that no other process has taken, until there is none; run in a child process."""
-    with catch_stop_signals() as request:
+    with catch_stop_signals(acknowledge=False) as request:
         # A parent that was killed cannot stop its children: they stop themselves.
         _learn_in_this_process(
             work,

@@ -123,7 +123,10 @@ def make_component(
 
 
 class Sum(Component):
-    """Components added up: their states side by side."""
+    """Components added up: their states side by side.
+
+    Written ``component + component``; what is seen is the sum of what is seen of each.
+    """
 
     def __init__(self, *parts: Component) -> None:
         super().__init__()

@@ -1,4 +1,16 @@
-"""Covariance functions for Gaussian processes: one file per family."""
+"""Covariance functions for Gaussian processes: one file per family.
+
+Kernels are added and multiplied with ``+`` and ``*``; ``Deep`` puts a network in front of one. Their
+hyper-parameters are read and set in their own units (``kernel.lengthscale = 0.5``), and learned by
+``fit`` of the model that holds the kernel.
+
+Example:
+    >>> import torch
+    >>> from lapgrad.models.kernels import RBF, Periodic
+    >>> kernel = RBF(lengthscale=3.0) + 2.0 * Periodic(period=1.0)
+    >>> kernel(torch.zeros(5, 1)).shape
+    torch.Size([5, 5])
+"""
 
 from lapgrad.models.kernels.base import Kernel, Product, Sum, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.constant import Constant, White
@@ -34,3 +46,7 @@ __all__ = [
     "kernel_from_config",
     "part_of_state",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -348,7 +348,10 @@ def kernel_from_config(
 
 
 def part_of_state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the entries of a ``state_dict`` whose names start with ``prefix``, without the prefix."""
+    """Return the entries of a ``state_dict`` whose names start with ``prefix``, without the prefix.
+
+    For ``from_config`` of classes that hold kernels: a part is described by the entries that belong to it.
+    """
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from lapgrad_bench.bench.ops.cases import OPERATORS, Case, name_dtype
 from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.bench.ops.runner import PHASES, Phase
-from lapgrad_bench.bench.ops.tables import CaseKey
+from lapgrad_bench.bench.ops.tables import CaseKey, make_case_key
+from lapgrad_bench.common.progress import format_duration
 from lapgrad_bench.common.results import Results, Row
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -26,6 +29,15 @@ _QUICK_SIZES["gesvd"] = "64,128,256,512"
 _QUICK_BATCHES = "10000x4x4,1000x8x8,200x64x64"
 _QUICK_OTHER_SIZES, _QUICK_OTHER_BATCHES = "256", "1000x8x8"
 _QUICK_SECONDS = 0.05
+
+QUICK_BUDGET = 140.0
+"""Seconds after which --quick starts no further case, for each library that lapgrad is compared with."""
+
+_QUICK_PATIENCE = 20.0
+"""Seconds after which a call that has not returned is given up where there is a budget."""
+
+_OVERHEAD = 1.6
+"""The time of a case over that of its timing, about: inputs, first calls, comparison of results, torch.mm."""
 
 _DEFAULT_PHASES: list[Phase] = ["forward", "backward"]
 
@@ -112,6 +124,59 @@ def make_plan(arguments: argparse.Namespace, earlier: Results | None) -> Plan:
         for threads in options["threads"]
     ]
     return Plan(items, options["seconds"], options)
+
+
+class Budget:
+    """How long a run may take; the time counts from now on.
+
+    Args:
+        seconds: After these no case is started; infinity: no limit.
+        patience: After so many seconds a call is given up; 0: never. With a budget it is at most 20.
+    """
+
+    def __init__(self, seconds: float, patience: float) -> None:
+        self.seconds = seconds
+        self.is_limited = math.isfinite(seconds)
+        self.patience = min(patience, _QUICK_PATIENCE) if self.is_limited else patience
+        self._began = time.monotonic()
+
+    def part_spent(self) -> float:
+        """Return the part of the budget that is spent, 0 to 1."""
+        return min(1.0, (time.monotonic() - self._began) / self.seconds)
+
+    def is_spent(self) -> bool:
+        """Return whether no further case may be started."""
+        return self.part_spent() >= 1.0
+
+
+def choose_budget(arguments: argparse.Namespace) -> float:
+    """Return the seconds that a run may take by default."""
+    return QUICK_BUDGET * (1 + len(arguments.peer)) if arguments.quick else math.inf
+
+
+def describe_duration(items: Sequence[Item], seconds: float, budget: Budget) -> str:
+    """Return how many cases there are, and how long they take.
+
+    Example:
+        >>> describe_duration([], 1.0, Budget(140.0, 0.0)), describe_duration([], 1.0, Budget(math.inf, 0.0))
+        ('0 cases, at most 2 min 40 s', '0 cases, about 0 s')
+    """
+    expected = _OVERHEAD * seconds * sum(len(item.phases) for item in items)
+    if budget.is_limited:
+        # The case that is under way when the budget is spent is finished, or given up.
+        return f"{len(items)} cases, at most {format_duration(budget.seconds + _QUICK_PATIENCE)}"
+    return f"{len(items)} cases, about {format_duration(expected)}"
+
+
+def order_by_importance(items: Iterable[Item]) -> list[Item]:
+    """Return the items in the order in which they are measured: float64 first, cheap ones first."""
+    return sorted(items, key=lambda item: (item.case.dtype != torch.float64, item.case.work("step")))
+
+
+def sort_rows(rows: Sequence[Row], items: Sequence[Item]) -> list[Row]:
+    """Return rows in the order of the items; those of other cases come first, in their own order."""
+    place = {item.key: i for i, item in enumerate(items)}
+    return sorted(rows, key=lambda row: place.get(make_case_key(row), -1))
 
 
 def choose_seconds(quick: bool) -> float:

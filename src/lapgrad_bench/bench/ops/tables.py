@@ -75,6 +75,40 @@ def make_timing_table(rows: Sequence[Row], others: Sequence[str] | None = None) 
     return _drop_empty_columns((headings, lines))
 
 
+def make_narrow_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
+    """Return a table for terminals of 80 columns: lapgrad's time, and how many times faster it is than each.
+
+    Example:
+        >>> case = {"operator": "potrf", "shape": [8, 8], "dtype": "float64", "device": "cpu", "threads": 2}
+        >>> case |= {"phase": "forward", "gemm_fraction": 0.5}
+        >>> times = {"lapgrad": 1e-3, "torch": 4e-3}
+        >>> rows = [{**case, "library": name, "median_s": time} for name, time in times.items()]
+        >>> from lapgrad_bench.common.text_tables import format_plain
+        >>> print(format_plain(make_narrow_table(rows)))
+        operator  shape  type  phase  ms  torch  of gemm
+        potrf     8      f64   fwd    1   4.0×   50 %
+    """
+    others = list_libraries(rows) if others is None else others
+    headings = ["operator", "shape", "type", "threads", "phase", "ms", *others, "of gemm"]
+    lines = []
+    for key, phases in _group_rows(rows).items():
+        for phase, found in phases.items():
+            own = found["lapgrad"]
+            lines.append(
+                [
+                    key[0],
+                    format_shape(key[1]),
+                    key[2].replace("float", "f"),
+                    str(key[4]),
+                    {"forward": "fwd", "backward": "bwd"}.get(phase, phase),
+                    format_milliseconds(own["median_s"]),
+                    *(_format_comparison(own, found.get(name))[1] for name in others),
+                    _format_percent(own["gemm_fraction"]),
+                ]
+            )
+    return _drop_empty_columns((headings, lines))
+
+
 def make_short_table(rows: Sequence[Row], others: Sequence[str] | None = None) -> Table:
     """Return a table for documents: one line per case, with time and speed-up of each phase."""
     others = list_libraries(rows) if others is None else others

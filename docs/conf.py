@@ -1,0 +1,146 @@
+"""Configuration of the documentation site: ``make docs``."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import tomllib
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from gallery_sources import write_sources  # noqa: E402  (modules of this folder)
+from reference_pages import write_pages  # noqa: E402
+
+PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+
+project = "lapgrad"
+author = "the lapgrad developers"
+project_copyright = author
+version = release = metadata.version("lapgrad")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["gallery_sources", "figures", "_templates", "guide/models_table.md"]
+templates_path = ["_templates"]
+source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
+suppress_warnings = [
+    # The configuration holds functions, for sphinx-gallery, which cannot be kept between builds.
+    "config.cache",
+]
+
+# Markdown.
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 3
+myst_dmath_double_inline = True
+
+# API pages, from docstrings in Google style with the sections that operators have.
+autosummary_generate = True
+autosummary_imported_members = False
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+# Methods of a model, and not the eighty of the classes it is built on.
+autodoc_default_options = {
+    "inherited-members": "Module,tuple,Exception,BaseException,BaseEstimator,RegressorMixin",
+    "exclude-members": "config,from_config,extra_repr,forward",
+}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Gradient", "Memory", "Cost"]
+napoleon_use_rtype = False
+# As a list: each would be described a second time, as a member of its class.
+napoleon_use_ivar = True
+
+# The gallery: the examples in their quick form, which takes seconds.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery_sources",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "copyfile_regex": r".*\.rst",
+    "reset_argv": lambda conf, variables: ["--quick", "--output", tempfile.mkdtemp()],
+    "remove_config_comments": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "plot_gallery": "True",
+    "abort_on_example_error": True,
+    "image_scrapers": ("matplotlib",),
+    "matplotlib_animations": False,
+    "within_subsection_order": "FileNameSortKey",
+}
+# Figures are drawn without a window, and sphinx-gallery closes them.
+warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
+
+html_theme = "pydata_sphinx_theme"
+html_title = "lapgrad"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options: dict[str, Any] = {
+    "logo": {"text": "lapgrad"},
+    "github_url": PROJECT["urls"]["Repository"],
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 6,
+    "navbar_align": "left",
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_sidebars = {"index": [], "changelog": [], "cite": [], "faq": []}
+
+
+def escape_markup(text: str) -> str:
+    """Return a line of a docstring in which only ``literals`` are markup.
+
+    Example:
+        >>> print(escape_markup("A: (*batch, n), |x|, model_ and ``(*a)``"))
+        A: (\\*batch, n), \\|x\\|, model\\_ and ``(*a)``
+    """
+    parts = re.split(r"(``.+?``)", text)
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"[*|]|(?<=\w)_(?!\w)|`", r"\\\g<0>", parts[i])
+    return "".join(parts)
+
+
+def escape_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Escape what reStructuredText would take for markup: ``(*batch, n, n)``, ``|x|``."""
+    in_example = False
+    for i, line in enumerate(lines):
+        if line.strip().startswith(">>>"):
+            in_example = True
+        elif not line.strip():
+            in_example = False
+        if not in_example:
+            lines[i] = escape_markup(line)
+
+
+def skip_field(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of named tuples, which the docstring of the class describes."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    write_pages(HERE)
+    write_sources(HERE.parent / "examples", HERE / "gallery_sources")
+    # Before napoleon (500) turns sections into markup.
+    app.connect("autodoc-process-docstring", escape_docstring, priority=400)
+    app.connect("autodoc-skip-member", skip_field)

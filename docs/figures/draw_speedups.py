@@ -1,0 +1,219 @@
+"""Draws the figures of the README and the performance page, and writes the README's sentences about speed.
+
+    python docs/figures/draw_speedups.py [RESULTS]
+
+RESULTS is a results file of ``lapgrad bench ops``. What the figures need of it is kept in ``operators.json``
+beside this file, which is read when no argument is given; it also has the command that measured. Writes
+``speedups.png`` and ``heat_map.png`` beside it, and replaces what stands between the two comments "generated"
+in README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lapgrad_bench.bench.ops.tables import format_shape
+from lapgrad_bench.common.plotting import label_round_values, make_figure
+
+FOLDER = Path(__file__).resolve().parent
+README = FOLDER.parents[1] / "README.md"
+RESULTS = FOLDER / "operators.json"
+BLOCK = re.compile(
+    r"(<!-- generated: docs/figures/draw_speedups\.py -->\n).*?(<!-- /generated -->)", re.DOTALL
+)
+
+#: What the bars of the README show: one large matrix, and many small ones.
+LARGE, SMALL = (1024, 1024), (1000, 8, 8)
+#: Operator -> what users call it.
+BARS = {
+    "potrf": "Cholesky factor",
+    "trsm": "triangular solve",
+    "syrk": "A Aᵀ",
+    "gelqf": "LQ / QR",
+    "syevd": "eigenvalues",
+    "gesvd": "singular values",
+    "linalg.logdet_psd": "log determinant",
+    "fused.mvn_nll": "Gaussian log density",
+}
+PHASES = ("forward", "backward")
+COLOURS = {"forward": "#9db8d9", "backward": "#1f4e8c"}
+
+
+class Comparison(NamedTuple):
+    """Times of a call in seconds, and bytes beyond its operands where they were measured."""
+
+    own: float
+    torch: float
+    own_bytes: int | None
+    torch_bytes: int | None
+
+    @property
+    def faster(self) -> float:
+        """How many times faster lapgrad is than torch."""
+        return self.torch / self.own
+
+
+Comparisons = dict[tuple[str, tuple[int, ...], str], Comparison]
+
+
+def read_comparisons(results: dict[str, Any]) -> Comparisons:
+    """Return (operator, shape, phase) -> comparison with torch, for cases that both have finished."""
+    found: dict[tuple[str, tuple[int, ...], str], dict[str, Any]] = {}
+    for row in results["rows"]:
+        key = (row["operator"], tuple(row["shape"]), row["phase"])
+        found.setdefault(key, {})[row["library"]] = row
+    return {
+        key: Comparison(
+            rows["lapgrad"]["median_s"],
+            rows["torch"]["median_s"],
+            rows["lapgrad"]["extra_bytes"],
+            rows["torch"]["extra_bytes"],
+        )
+        for key, rows in found.items()
+        if all(rows.get(name, {}).get("median_s") for name in ("lapgrad", "torch"))
+    }
+
+
+def describe_machine(results: dict[str, Any]) -> str:
+    """Return processor, threads, version of torch and date in a line."""
+    machine = results["machine"]
+    version = machine["torch"].split("+")[0]
+    return f"{machine['cpu']}, {machine['threads']} threads, torch {version}, {machine['date'][:10]}"
+
+
+def write_sentences(results: dict[str, Any]) -> str:
+    """Return the README's sentences about speed and memory, and the figure with its caption."""
+    found = read_comparisons(results)
+    gradient = found["potrf", LARGE, "backward"]
+    density = found["fused.mvn_nll", LARGE, "backward"]
+    small = found["potrf", SMALL, "backward"]
+    matrix = LARGE[0] * LARGE[1] * 8
+    buffers = [bytes_ / matrix for bytes_ in (gradient.own_bytes, gradient.torch_bytes) if bytes_ is not None]
+    medians = [
+        statistics.median(case.faster for (_, _, of), case in found.items() if of == phase)
+        for phase in PHASES
+    ]
+    ahead = sum(case.faster >= 1.0 for case in found.values())
+    sentences = [
+        f"- **Speed.** The gradient of a Cholesky factor of order 1024 takes {_ms(gradient.own)} "
+        f"(torch: {_ms(gradient.torch)}), that of a Gaussian log density",
+        f"  {_ms(density.own)} ({_ms(density.torch)}), that of 1000 Cholesky factors of order 8 "
+        f"{_ms(small.own)} ({_ms(small.torch)}).",
+        f"- **Memory.** That first gradient takes {buffers[0]:.1f} buffers of n × n numbers; "
+        f"torch's takes {buffers[1]:.1f}.",
+        "",
+        "![How many times faster than torch, by operation](docs/figures/speedups.png)",
+        "",
+        f"{describe_machine(results)}, float64. lapgrad was at least as fast as torch in {ahead} of "
+        f"{len(found)} cases; the median is",
+        f"{medians[0]:.1f} times faster forward and {medians[1]:.1f} times backward "
+        "([all cases](docs/performance.md)).",
+    ]
+    return "\n".join(sentences) + "\n"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def draw_bars(found: Comparisons, path: Path) -> None:
+    """Draw how many times faster each operation is, for one large matrix and for many small ones."""
+    figure = make_figure(9.0, 3.9)
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = ("one matrix of order 1024", "1000 matrices of order 8")
+    for axes, shape, title in zip(panels, (LARGE, SMALL), titles, strict=True):
+        for i, phase in enumerate(PHASES):
+            for j, name in enumerate(BARS):
+                case = found.get((name, shape, phase))
+                if case is None:
+                    continue
+                at = len(BARS) - j + 0.2 - 0.4 * i
+                label = phase if j == 0 else None
+                axes.barh(at, case.faster, height=0.38, left=0.0, color=COLOURS[phase], label=label)
+                axes.text(case.faster * 1.05, at, f"{case.faster:.1f}×", va="center", fontsize=8)
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.set_xscale("log")
+        ratios = [case.faster for (name, of, _), case in found.items() if of == shape and name in BARS]
+        axes.set_xlim(min(0.7, 0.8 * min(ratios)), 1.6 * max(ratios))
+        label_round_values(axes.xaxis)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("times faster than torch")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks([len(BARS) - j for j in range(len(BARS))], list(BARS.values()))
+    panels[1].legend(frameon=False, loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=160)
+
+
+def draw_heat_map(found: Comparisons, path: Path) -> None:
+    """Draw how many times faster every operator is at every size, forward and backward."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    names = list(dict.fromkeys(key[0] for key in found))
+    shapes = sorted({key[1] for key in found}, key=lambda shape: (len(shape), math.prod(shape)))
+    figure = make_figure(10.0, 0.9 + 0.32 * len(names))
+    panels = figure.subplots(1, 2, sharey=True)
+    norm = TwoSlopeNorm(0.0, vmin=-1.0, vmax=math.log2(16.0))
+    for axes, phase in zip(panels, PHASES, strict=True):
+        grid = [
+            [
+                math.log2(found[name, shape, phase].faster) if (name, shape, phase) in found else math.nan
+                for shape in shapes
+            ]
+            for name in names
+        ]
+        axes.imshow(grid, cmap="RdBu", norm=norm, aspect="auto")
+        for i, row in enumerate(grid):
+            for j, value in enumerate(row):
+                if math.isfinite(value):
+                    colour = "white" if value > 2.6 or value < -0.8 else "black"
+                    faster = 2.0**value
+                    text = f"{faster:.0f}" if faster >= 10 else f"{faster:.1f}"
+                    axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+        axes.set_xticks(
+            range(len(shapes)), [format_shape(s) for s in shapes], rotation=40, ha="right", fontsize=8
+        )
+        axes.set_title(phase, fontsize=10)
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    figure.savefig(path, dpi=160)
+
+
+def reduce_results(results: dict[str, Any]) -> dict[str, Any]:
+    """Return what the figures need of a results file of ``lapgrad bench ops``."""
+    machine = results["machine"]
+    names = ("operator", "shape", "phase", "library", "median_s", "extra_bytes")
+    return {
+        "command": re.sub(r" --output \S+", "", results["command"]),
+        "machine": {
+            "cpu": " ".join(re.sub(r"\((R|TM)\)|Processor", "", machine["cpu"]["model"]).split()),
+            "threads": results["options"]["threads"][0],
+            "torch": machine["torch"]["version"],
+            "date": machine["date"],
+        },
+        "rows": [{name: row[name] for name in names} for row in results["rows"]],
+    }
+
+
+def main() -> None:
+    """Write both figures and the README's sentences; with an argument, from that results file."""
+    if len(sys.argv) > 1:
+        reduced = reduce_results(json.loads(Path(sys.argv[1]).read_text()))
+        rows = ",\n".join(json.dumps(row) for row in reduced.pop("rows"))
+        RESULTS.write_text(json.dumps(reduced, indent=1)[:-2] + f',\n "rows": [\n{rows}\n]\n}}\n')
+    results = json.loads(RESULTS.read_text())
+    found = read_comparisons(results)
+    draw_bars(found, FOLDER / "speedups.png")
+    draw_heat_map(found, FOLDER / "heat_map.png")
+    text, count = BLOCK.subn(lambda match: match[1] + write_sentences(results) + match[2], README.read_text())
+    if count != 1:
+        raise SystemExit("README.md does not have the two comments between which the sentences go")
+    README.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What tab completion and help() show: public names, and nothing else; each with more than a line to read."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pydoc
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+MODULES = (
+    "lapgrad",
+    "lapgrad.linalg",
+    "lapgrad.fused",
+    "lapgrad.models",
+    "lapgrad.models.kernels",
+    "lapgrad.models.components",
+    "lapgrad.sklearn",
+)
+#: Modules that are imported when they are first asked for.
+LATE = {"lapgrad": {"models", "sklearn"}}
+
+
+def find_names() -> Iterator[str]:
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            if not name.startswith("__"):
+                yield f"{module}.{name}"
+
+
+def resolve(path: str) -> object:
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_dir_shows_public_names_only(module: str) -> None:
+    found = importlib.import_module(module)
+    assert set(dir(found)) == set(found.__all__) | LATE.get(module, set())
+    for name in dir(found):
+        assert getattr(found, name) is not None
+
+
+def test_dir_shows_models_before_they_are_imported() -> None:
+    code = "import sys, lapgrad; print('models' in dir(lapgrad), 'lapgrad.models' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.parametrize("path", [*MODULES, *find_names()])
+def test_help_is_worth_reading(path: str) -> None:
+    value = importlib.import_module(path) if path in MODULES else resolve(path)
+    text = inspect.getdoc(value) or ""
+    first, *rest = text.splitlines()
+    assert first.endswith((".", ":")) or "=" in first or "(" in first, first
+    assert any(line.strip() for line in rest), f"help({path}) has one line only"
+    if inspect.isclass(value):
+        assert text not in [inspect.getdoc(base) for base in value.__bases__]
+    if not isinstance(value, ModuleType):
+        assert first in pydoc.render_doc(value, renderer=pydoc.plaintext)
