@@ -87,8 +87,8 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_on_a_gpu")
 @pytest.mark.parametrize("name", NAMES)
 def test_peak_is_within_what_is_said(name: str) -> None:
-    for phase, (buffers, in_matrices) in test_memory.documented(name).items():
-        peak, returned = test_memory._phase(name, phase)
+    for phase, (buffers, in_matrices) in test_memory.read_documented_memory(name).items():
+        peak, returned = test_memory.measure_phase(name, phase)
         on_cuda = test_memory.ON_CUDA.get(name, ("", {}))[1].get(phase)
         allowed = buffers * (1.0 if in_matrices else returned) if on_cuda is None else on_cuda
         assert peak <= allowed + test_memory.SLACK, f"{phase}: {peak:.2f} matrices, allowed are {allowed:.2f}"

@@ -110,12 +110,12 @@ def read_documented_memory(name: str) -> dict[str, tuple[float, bool]]:
 def measure() -> dict[str, dict[str, tuple[float, float]]]:
     """For each operator and phase: the peak, and the memory of what is returned, in matrices."""
     return {
-        name: {phase: _prepare_phase(name, phase) for phase in read_documented_memory(name)}
+        name: {phase: measure_phase(name, phase) for phase in read_documented_memory(name)}
         for name in OPERATORS
     }
 
 
-def _prepare_phase(name: str, phase: str) -> tuple[float, float]:
+def measure_phase(name: str, phase: str) -> tuple[float, float]:
     case = OPERATORS[name]
     generator = torch.Generator().manual_seed(0)
     shapes = _OPERAND_SHAPES.get(name, ((N, N),) * len(case.kinds))
@@ -178,9 +178,9 @@ def _measure_in_a_fresh_process() -> dict[str, dict[str, tuple[float, float]]]:
     return json.loads(output(code, **EVERY_BUFFER_MAPPED))
 
 
-def _measure_phase(name: str, phase: str) -> tuple[float, float]:
+def _get_measurement(name: str, phase: str) -> tuple[float, float]:
     """On a GPU the allocator knows what one call has asked for, in whatever process."""
-    return _measure_in_a_fresh_process()[name][phase] if DEVICE.type == "cpu" else _prepare_phase(name, phase)
+    return _measure_in_a_fresh_process()[name][phase] if DEVICE.type == "cpu" else measure_phase(name, phase)
 
 
 @pytest.mark.parametrize("phase", ["forward", "overwrite", "backward"])
@@ -190,7 +190,7 @@ def test_peak_is_what_the_docstring_says(name: str, phase: str) -> None:
     if phase not in line:
         assert "overwrite" not in inspect.signature(OPERATORS[name].fn).parameters
         return
-    peak, returned = _measure_phase(name, phase)
+    peak, returned = _get_measurement(name, phase)
     on_cuda = ON_CUDA.get(name, ("", {}))[1].get(phase)
     if DEVICE.type == "cuda" and on_cuda is not None:
         assert peak <= on_cuda + SLACK, f"{peak:.2f} matrices, on CUDA at most {on_cuda:.2f}"
