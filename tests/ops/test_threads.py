@@ -244,7 +244,7 @@ print(best)
 
 
 def test_a_thread_that_does_not_wait_for_a_device_leaves_others_alone() -> None:
-    """While one thread is in ``without_waiting``, others still check; backward passes of any thread do not."""
+    """While one thread is in ``without_waiting``, others still check; no backward pass does."""
     found: dict[str, bool] = {}
     tensor = torch.zeros((), requires_grad=True)
     result = tensor.exp()
