@@ -237,7 +237,7 @@ def _is_affordable(case: Case, items: int, n: int) -> bool:
 
 
 def smooth_row(row: list[int]) -> list[int]:
-    """Each entry as the middle one of itself and its neighbours: an order does not stand out by itself.
+    """Return the row with each entry replaced by the median of itself and its neighbours.
 
     Example:
         >>> smooth_row([0, 0, 50, 1, 8, 8, 0, 1])
