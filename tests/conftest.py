@@ -23,7 +23,7 @@ collect_ignore = ["bench/fake_peers", "bench/fake_processes", "sanitized_core.py
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell lets what runs in the background ignore Ctrl-C, and so would all that tests interrupt.
+    # Background jobs of a shell ignore SIGINT, and their children inherit that. Tests interrupt processes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if DEVICE.type not in ("cpu", "cuda"):
@@ -67,7 +67,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _takes_its_own_way_through_the_core(item: pytest.Item) -> bool:
-    """Anything but the default of ``paths.py``; other devices have one way through."""
+    """Return whether a test runs on another path through the compiled core than the default one."""
     parameters = getattr(item, "callspec", None)
     if parameters is None:
         return False

@@ -1,4 +1,4 @@
-"""Where torch is told to round products of float32 matrices, and who multiplies under it."""
+"""Lets torch round products of float32 matrices, and records the products that it may round."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def let_torch_round() -> Iterator[None]:
 
 
 class Watching(TorchDispatchMode):
-    """Keeps the products of float32 matrices that torch may round, on any machine.
+    """Records the products of float32 matrices that torch may round, on any machine.
 
     Those inside of a kernel it does not see.
     """

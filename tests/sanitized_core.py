@@ -40,7 +40,7 @@ def load() -> ModuleType:
 
 
 class _WatchedCore(ModuleType):
-    """The core, and the names of all that was asked of it."""
+    """The compiled core; records the names of the routines that were looked up."""
 
     def __init__(self, core: ModuleType) -> None:
         super().__init__(core.__name__)
@@ -62,7 +62,7 @@ sys.modules[_WATCHED.__name__] = _WATCHED
 
 
 def pytest_sessionstart() -> None:
-    """Make sure that a fault would be seen."""
+    """Check, with a deliberate fault in a child process, that the sanitizer reports faults."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", _READ_PAST_THE_END],

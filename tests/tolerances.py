@@ -25,8 +25,9 @@ INDUCING = 1e6
 #: of 0.05: 2e10 units, or 4e-6, are seen far from the data.
 OF_JITTER = 1e11
 
-#: Gradients of the bound with a noise of 1e-5 and a jitter of 1e-8: up to 3e9 units between two ways of
-#: solving, for the variance of the kernel, where most cancels. (By products: 1e13.)
+#: Gradients of the bound with a noise of 1e-5 and a jitter of 1e-8: two ways of
+#: solving differ by up to 3e9 units in the gradient of the kernel's variance, whose terms cancel. (With
+#: products by an inverse in place of solves: 1e13.)
 LITTLE_NOISE = 3e10
 
 #: Gradients of the bound for float32 data: all arithmetic is in float64, data and results are rounded.

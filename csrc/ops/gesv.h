@@ -99,7 +99,8 @@ void solve_with_factors(View<const T> F, const pivot_t* pivots, View<const T> B,
     if (back != T(1)) copy<T>(X, back, X, parallel);
 }
 
-// The order of a cube of as much work as a solve of n equations with m right-hand sides: it decides about threads.
+// The order of a cube with as much work as a solve of n equations with m right-hand sides. for_items compares it with the
+// plan's thresholds to choose between one thread and several per item.
 inline index_t order_of_work(index_t n, index_t m) { return index_t(std::cbrt(double(n) * double(n) * double(m))); }
 
 // X := A^-1 B, or A^-T B, and F := the factors of A. The status of an item is that of its factorisation; X is not written

@@ -179,7 +179,8 @@ struct Spectrum {
         for (index_t i = 1; i < S.cols; ++i) some |= S(0, i - 1) - S(0, i) < close;
         return some;
     }
-    // Whether the policy makes no difference, and products of two differences neither overflow nor underflow.
+    // Whether the short formula applies: no gap is replaced by the policy, and the products (S_i - S_j) (S_i + S_j) neither
+    // overflow nor underflow.
     bool is_untied_and_moderate() const {
         const bool moderate = largest < std::sqrt(std::numeric_limits<T>::max()) / 4 &&
                               small > std::sqrt(std::numeric_limits<T>::min()) * 4;

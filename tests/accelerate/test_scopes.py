@@ -30,7 +30,7 @@ def overrides_removed() -> Iterator[None]:
 
 
 def takes(function: str = "cholesky") -> bool:
-    """Whether a call of ``torch.linalg.<function>`` reaches lapgrad now."""
+    """Return whether a call of ``torch.linalg.<function>`` runs on lapgrad now."""
     before = lapgrad.accelerate.stats().taken
     getattr(torch.linalg, function)(A)
     return lapgrad.accelerate.stats().taken > before

@@ -34,7 +34,7 @@ def positive_definite(*shape: int) -> Tensor:
 
 
 def outcome(function: Any) -> Any:
-    """Results, or the type and text of the exception."""
+    """Return the results of a call, or the type and text of its exception."""
     try:
         return function()
     except Exception as error:

@@ -112,7 +112,7 @@ SYMMETRIC = {
 
 
 def as_function(operator: Any, sample: Any) -> tuple[Any, list[Tensor]]:
-    """What gradcheck takes: a function of the operands that returns differentiable tensors."""
+    """Return a function and its operands for gradcheck; it returns differentiable tensors only."""
     operands, rebuild = differentiable(sample)
     with_gradient = [result.requires_grad for result in comparable(sample, call(operator, sample))]
 

@@ -92,7 +92,7 @@ def tensors_of(sample: Any) -> list[Tensor]:
 
 
 def differentiable(sample: Any) -> tuple[list[Tensor], Callable[..., Any]]:
-    """The operands that require a gradient, and what makes arguments of such operands."""
+    """Return the operands that require a gradient, and a function from such operands to all arguments."""
     leaves, structure = tree_flatten((sample.input, sample.args, sample.kwargs))
     positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
@@ -111,16 +111,16 @@ def call(operator: Any, sample: Any) -> Any:
 
 
 def comparable(sample: Any, results: Any) -> list[Tensor]:
-    """What does not depend on the signs of vectors, as torch's samples have it."""
+    """Return the tensors in ``results`` that do not depend on the signs of vectors."""
     processed = sample.output_process_fn_grad(results)
     return [leaf for leaf in tree_flatten(processed)[0] if isinstance(leaf, Tensor)]
 
 
 def detached(value: Any) -> Any:
-    """The same without a gradient, in memory of its own."""
+    """Return a copy whose tensors are detached clones."""
     return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, value)
 
 
 def everything() -> Any:
-    """A block in which lapgrad takes every call that it can."""
+    """Return a context in which lapgrad takes every call that it can."""
     return lapgrad.accelerate(always=True)

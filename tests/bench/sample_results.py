@@ -42,7 +42,7 @@ def machine(**changes: Any) -> dict[str, Any]:
 
 
 def timing(median: float, spread: float = 0.02, samples: int = 25) -> dict[str, Any]:
-    """The fields of a time."""
+    """Return the fields of a measured time."""
     return {
         "median_s": median,
         "low_s": median * (1 - spread),
@@ -98,7 +98,7 @@ def ops(device: str = "cpu") -> Results:
 def bar(
     what: str, sense: str, wanted: float, figure: float | None, passed: bool | None, unit: str = "×"
 ) -> dict[str, Any]:
-    """A figure that was to be reached."""
+    """Return a bar: a figure that was to be reached, and whether it was."""
     return {"what": what, "wanted": wanted, "sense": sense, "figure": figure, "unit": unit, "passed": passed}
 
 

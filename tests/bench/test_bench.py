@@ -19,7 +19,7 @@ from lapgrad_bench.common import text_tables
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
-    """A product that takes no time."""
+    """Use a small matrix product as the unit of speed, so that measuring it takes no time."""
     monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 

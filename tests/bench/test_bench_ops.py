@@ -31,12 +31,12 @@ SMALL = ["--ops", "syrk,trmm", "--sizes", "4,6", "--batches", "", "--dtypes", "f
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
-    """A product that takes no time."""
+    """Use a small matrix product as the unit of speed, so that measuring it takes no time."""
     monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
 def bench(*options):
-    """Measures in this process, where a test can put something else in place of what is measured."""
+    """Run the command in this process (--give-up 0), so that tests can replace what is measured."""
     return cli.main(["bench", "ops", "--give-up", "0", *map(str, options)])
 
 

@@ -92,7 +92,7 @@ def test_other_machines_threads_and_dtypes_are_said():
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
-    """A product that takes no time."""
+    """Use a small matrix product as the unit of speed, so that measuring it takes no time."""
     monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
@@ -121,7 +121,7 @@ def test_files_are_compared_without_running(new, code, text, tmp_path, capsys, m
 
 
 class Stopwatch:
-    """In place of `measure`: the times of syrk, one after the other."""
+    """Stands in for `measure`, and returns the given times of syrk one after the other."""
 
     def __init__(self, seconds):
         self.seconds, self.calls = list(seconds), []

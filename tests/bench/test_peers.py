@@ -30,7 +30,7 @@ SYRK = Case(OPERATORS["syrk"], Shape(4, 3), torch.float64)
 
 @pytest.fixture(autouse=True)
 def small_yardstick(monkeypatch):
-    """A product that takes no time."""
+    """Use a small matrix product as the unit of speed, so that measuring it takes no time."""
     monkeypatch.setattr("lapgrad_bench.bench.ops.gemm.choose_order", lambda device, threads: 32)
 
 
@@ -237,7 +237,7 @@ def test_notes_put_cases_with_the_same_reason_together():
 
 
 def test_there_is_a_formula_for_every_operator():
-    """Or libraries offer it under its own name."""
+    """Each operator has a formula for peers, unless they offer it under its own name."""
     offered = {name for name in OPERATORS if hasattr(in_jax.Library, name.rpartition(".")[2])}
     assert "linalg.lstsq" in offered
     assert FORMULAS.keys() | offered == OPERATORS.keys()

@@ -130,7 +130,7 @@ def test_nothing_is_fetched(whole: Page) -> None:
 
 
 def ratios(results: Results, peer: str) -> dict[tuple[Any, ...], float]:
-    """Speed-ups over a peer, straight from the rows."""
+    """Return the speed-ups over a peer, computed directly from the rows."""
     times: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in results.rows:
         if row["median_s"] is not None:
@@ -258,7 +258,7 @@ HOSTILE = '</script><script>alert(1)</script><img src=x onerror="a()"> & \' {{ 1
 
 
 def hostile(value: Any) -> Any:
-    """Every text of a file with a part that would do harm."""
+    """Return the value with a piece of hostile HTML added to every text in it."""
     if isinstance(value, str):
         return value + HOSTILE
     if isinstance(value, dict):
@@ -338,7 +338,7 @@ def test_two_versions_on_one_machine_are_told_apart(tmp_path: Path) -> None:
 
 
 def changed(tmp_path: Path, name: str, value: Any) -> Path:
-    """A file with one field of its third row replaced, or removed."""
+    """Return the path of a file in which one field of the third row is replaced or removed."""
     content = sample_results.ops().as_dict()
     if value is ...:
         del content["rows"][2][name]

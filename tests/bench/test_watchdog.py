@@ -31,7 +31,7 @@ ROWS = [{"library": name, "median_s": 1.0, "value": 2.0} for name in ("lapgrad",
 
 @pytest.fixture
 def actor(monkeypatch):
-    """A measurer whose process does as it is told, and gives up soon."""
+    """A measurer with a short limit, whose process does what the test's request says."""
     command = [sys.executable, "-S", str(PROCESSES / "actor.py"), str(Path(activity.__file__).parent)]
     monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
     with WatchedMeasurer(Peers(), PATIENCE) as measurer:

@@ -26,7 +26,8 @@ EMULATION = Path(__file__).parent / "emulation"
 COMPILER = shutil.which("g++")
 
 _HEADER = "cuda_on_cpu.h"
-#: Calls before each access to memory, into the emulation: the library of the sanitizer is not linked.
+#: The compiler inserts a call before each access to memory. The emulation defines the called functions, so
+#: the sanitizer's library is not linked.
 _WATCHED = ("-fsanitize=thread",)
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -43,7 +44,7 @@ def launch(
     reverse_order: bool = False,
     unwritten: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The emulated twin of ``cuda.runtime.launch.launch``: the same arguments, addresses of CPU tensors.
+    """Run a kernel on CPU tensors; takes the arguments of ``cuda.runtime.launch.launch``.
 
     ``unwritten`` is a contiguous tensor, and a mask of its elements that must not be read before they are
     written. Raises ``FaultyKernelError``.
@@ -63,7 +64,7 @@ def launch(
 
 
 class FaultyKernelError(AssertionError):
-    """What a kernel did to memory that a device may punish: a race, or a read of what nobody has written."""
+    """A kernel made a faulty access to memory: a race, or a read of memory that was never written."""
 
 
 class _Unwritten(ctypes.Structure):
@@ -82,7 +83,7 @@ def run(
     addresses: Any,
     unwritten: tuple[Tensor, Tensor] | None = None,
 ) -> str | None:
-    """Runs a kernel whose arguments lie at ``addresses``; the first fault of its accesses, or None."""
+    """Run a kernel whose arguments are stored at ``addresses``; return its first faulty access, or None."""
     marked = None
     if unwritten is not None:
         data, marks = unwritten
@@ -97,7 +98,7 @@ def run(
 
 
 def name_instance(name: str, dtype: torch.dtype) -> str:
-    """The kernel for a type."""
+    """Return the name of a kernel, with the C++ type of ``dtype`` in place of {T}."""
     return name.replace("{T}", _TYPES[dtype])
 
 
@@ -134,7 +135,7 @@ def _build_library(stem: str, expression: str) -> ctypes.CDLL:
 
 @functools.cache
 def _precompile_header() -> Path:
-    """A copy of the emulation beside its precompiled form: reading it is half of the work on a kernel."""
+    """Return a copy of the emulation's header, next to its precompiled form, which halves compile times."""
     place = _get_build_folder() / f"header-{_compute_digest(*_read_contents(EMULATION))}"
     header = place / _HEADER
     if not place.exists():

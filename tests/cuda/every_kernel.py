@@ -31,7 +31,7 @@ Kernel = tuple[str, str]
 
 
 def list_kernels_of_sources() -> set[Kernel]:
-    """All kernels that the files define."""
+    """Return all kernels that the .cu files define."""
     found = set()
     for source in _compile.SOURCES.glob("*.cu"):
         for definition in source.read_text().split("__global__")[1:]:
@@ -42,12 +42,12 @@ def list_kernels_of_sources() -> set[Kernel]:
 
 
 def identify_kernel(stem: str, expression: str) -> Kernel:
-    """Which kernel an instance like ``syevd<double, 8, 8, true>`` is of."""
+    """Return the kernel that an instance like ``syevd<double, 8, 8, true>`` belongs to."""
     return stem, expression.partition("<")[0]
 
 
 class Draw:
-    """Operands of one type on one device, always the same ones."""
+    """Draws operands of one dtype on one device from a fixed seed."""
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
@@ -63,7 +63,7 @@ class Draw:
         return self._plus_identity(root @ root.mT / shape[-1])
 
     def triangle(self, *shape: int) -> Tensor:
-        """(..., n, n), with numbers above its diagonal that count for nothing."""
+        """Return a lower triangle (..., n, n); the numbers above its diagonal must not be read."""
         return self._plus_identity(0.2 * self.normal(*shape, shape[-1]).detach() / shape[-1] ** 0.5)
 
     def _plus_identity(self, A: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Draw:
 
 
 def pull_back(results: Tensor | Sequence[Tensor], *operands: Tensor) -> None:
-    """Gradients of the operands, for cotangents without a pattern."""
+    """Compute the gradients of the operands for random cotangents."""
     outputs = [results] if isinstance(results, Tensor) else list(results)
     cotangents = [torch.cos(torch.arange(1, X.numel() + 1).to(X)).view(X.shape) for X in outputs]
     torch.autograd.grad(outputs, operands, cotangents, retain_graph=True)
@@ -154,7 +154,8 @@ def _run_gesvd_values(draw: Draw, shape: tuple[int, int, int]) -> None:
     rank = min(m, n) - 2
     A, left, right = (draw.normal(items, *part).detach() for part in ((m, n), (m, rank), (rank, n)))
     lapgrad.gesvd(A, vectors=False)
-    # Rows that belong to zeros are completed. One item has none, and its threads go along.
+    # Zero singular values: their rows of vectors are completed. One item has none, but its threads must reach
+    # the same barriers.
     less = left @ right
     less[-1] = A[-1]
     lapgrad.gesvd(less)
@@ -176,7 +177,7 @@ def run_filters(draw: Draw) -> None:
         pull_back(lapgrad.fused.kalman_nll(*operands), *operands)
 
 
-#: Groups of operators, and the files all of whose kernels they launch.
+#: Groups of operators, and the kernel files of which each group must launch every kernel.
 GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
     "triangular": (run_triangular, ("triangular_batch",)),
@@ -191,7 +192,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
 
 
 def run(name: str, draw: Draw, launched: set[Kernel]) -> None:
-    """Runs a group, and makes sure that it has launched all that it stands for."""
+    """Run a group, and check that it launched every kernel of its files."""
     group, stems = GROUPS[name]
     with use_small_blocks():
         group(draw)
@@ -201,7 +202,7 @@ def run(name: str, draw: Draw, launched: set[Kernel]) -> None:
 
 @contextmanager
 def use_small_blocks() -> Iterator[None]:
-    """Within it algorithms for large matrices take small ones, in several blocks."""
+    """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
     with mock.patch.multiple(_thresholds, **small):
@@ -210,7 +211,7 @@ def use_small_blocks() -> Iterator[None]:
 
 @contextmanager
 def record_launches() -> Iterator[set[Kernel]]:
-    """The kernels that the driver is asked to launch within it, by whichever way."""
+    """Yield the set of kernels that were launched while this context was active."""
     from lapgrad._kernels.cpu import core
 
     launched: set[Kernel] = set()

@@ -14,7 +14,7 @@ from lapgrad._kernels.cuda.runtime import items as _items
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Runs what a planning function returns, on tensors of its device."""
+    """Launches what a planning function (``plan_...``) returns, on tensors of its device."""
 
     device: str
     reverse_order: bool = False

@@ -15,7 +15,10 @@ _DEVICE = torch.cuda.is_available() and _cuda.available()
 
 
 def make_places(on_cpu: Callable[..., Any], on_device: Callable[..., Any], kind: str = "") -> list[Any]:
-    """The parameters of a fixture; what is not there is skipped. ``kind`` tells kernels of one test apart."""
+    """Return the parameters of a fixture: the emulated kernel, and the one on a GPU (skipped without one).
+
+    ``kind`` begins the ids, where one test has several kernels.
+    """
     return [
         pytest.param(
             on_cpu,

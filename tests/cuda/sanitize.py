@@ -32,7 +32,7 @@ ROOT = HERE.parent.parent
 PROGRAM = HERE / "every_kernel.py"
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
-#: Exit status of a tool that had something to report.
+#: The exit status with which a tool says that it has reported something.
 REPORTED = 77
 #: Seconds for a group.
 LIMIT = 200
@@ -44,14 +44,14 @@ _FRAME = re.compile(r"(?:^ +at|access at) (?:void )?(?:_Z\d+)?([A-Za-z_][\w:]*)"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a tool says about one place: the first line, and the function it is about, "" for none."""
+    """A finding of a tool: its first line, and the name of the function it is about ("" if none)."""
 
     title: str
     function: str
 
 
 def read_reports(log: str) -> Iterator[Report]:
-    """The reports of a log, without those lines that are none."""
+    """Yield the reports in a log, without the tool's other lines."""
     lines: list[str] = []
     for line in [*log.splitlines(), "========= end"]:
         matched = _LINE.match(line)
@@ -72,7 +72,7 @@ def _is_frame_of_log(title: str) -> bool:
 
 
 def list_own_functions() -> set[str]:
-    """The names of lapgrad's kernels, as they begin a mangled name too."""
+    """Return the names of lapgrad's kernels; mangled names begin with them, too."""
     import every_kernel
 
     return {name for _, name in every_kernel.list_kernels_of_sources()}
@@ -87,7 +87,7 @@ def is_own(report: Report, own: set[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a group under a tool."""
+    """The result of running a group under a tool."""
 
     group: str
     seconds: float
@@ -104,7 +104,8 @@ def run(group: str, tool: str | None, sanitizer: str, own: set[str]) -> Outcome:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
         if tool is not None:
-            # Each tensor in memory of its own: what lies around it, or was there before, is not taken for it.
+            # Without torch's caching allocator each tensor has memory of its own: accesses
+            # beyond its end are seen.
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
             options = f"--tool {tool} --error-exitcode {REPORTED} --print-limit 1000 --log-file {log}".split()
             if tool == "memcheck":
@@ -118,7 +119,7 @@ def run(group: str, tool: str | None, sanitizer: str, own: set[str]) -> Outcome:
     found = Counter(read_reports(text))
     mine = Counter({report: n for report, n in found.items() if tool == "memcheck" or is_own(report, own)})
     failure = ""
-    # After reports the status is the tool's; that the program came to its end is seen from what it prints.
+    # After a report the exit status is the tool's. What the program prints shows whether it reached its end.
     if status not in (0, REPORTED) or "launched" not in said:
         failure = f"ended with status {status}\n{said[-5000:]}{text[-2000:]}"
     elif tool is not None and not _SUMMARY.search(text):
@@ -129,7 +130,7 @@ def run(group: str, tool: str | None, sanitizer: str, own: set[str]) -> Outcome:
 
 
 def _run_command(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
-    """Status and output of a command; no status when it took too long: then it is ended with its children."""
+    """Return exit status and output of a command; status None if it took too long and was killed."""
     with subprocess.Popen(
         command,
         env=environment,
@@ -149,7 +150,7 @@ def _run_command(command: list[str], environment: dict[str, str]) -> tuple[int |
 
 
 def _make_importable() -> None:
-    """Where lapgrad is not installed, it is taken from here, also by the processes that are started."""
+    """Put src/ on the path of this process and its children, if lapgrad is not installed."""
     sys.path.insert(0, str(HERE))
     if importlib.util.find_spec("lapgrad") is None:
         source = str(ROOT / "src")
@@ -158,7 +159,7 @@ def _make_importable() -> None:
 
 
 def find_sanitizer() -> str | None:
-    """COMPUTE_SANITIZER, else what is on the PATH, else that of the CUDA toolkit."""
+    """Return the path of compute-sanitizer: COMPUTE_SANITIZER, else from PATH, else of the CUDA toolkit."""
     places = [os.environ.get("COMPUTE_SANITIZER"), shutil.which("compute-sanitizer")]
     places += [
         f"{home}/bin/compute-sanitizer" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home
@@ -167,7 +168,7 @@ def find_sanitizer() -> str | None:
 
 
 def main() -> int:
-    """Runs all; 0 if there is nothing to report."""
+    """Run all tools on all groups; return 0 if they report nothing."""
     _make_importable()
     import every_kernel
     import torch

@@ -16,7 +16,7 @@ def draw_normal(items: int, m: int, n: int, dtype: torch.dtype = torch.float64) 
 
 
 def check(A: Tensor, S: Tensor, U: Tensor | None, V: Tensor | None) -> None:
-    """Orthonormal rows, descending values that are right, A from its parts, and the signs of the rule."""
+    """Check that rows are orthonormal, values right and descending, U^T diag(S) V = A, and the sign rule."""
     assert U is not None
     assert V is not None
     side, eps = max(A.shape[-2:]), torch.finfo(A.dtype).eps

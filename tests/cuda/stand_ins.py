@@ -32,7 +32,7 @@ _SUCCESS, _FAILURE = 0, 1
 
 
 def view_column_major(kind: Any, address: int, rows: int, cols: int, leading: int) -> NDArray[Any]:
-    """The matrix that cuBLAS sees."""
+    """Return the column-major matrix at an address, as cuBLAS reads it."""
     assert leading >= max(rows, 1)
     extent = (cols - 1) * leading + rows
     memory = np.ctypeslib.as_array((kind * extent).from_address(address))
@@ -108,7 +108,7 @@ def launch_kernel(function: int, *rest: int) -> int:
     fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
-    print(f"{name}: {fault}")  # an exception would be lost on its way through the core
+    print(f"{name}: {fault}")  # the compiled core would lose an exception: it is kept
     return _FAILURE
 
 
@@ -136,7 +136,7 @@ def bind() -> list[Any]:
     kept = []
     for letter, kind in _TYPES.items():
         for name, (function, arguments) in _SIGNATURES.items():
-            # Like a GPU, without a word about infinities.
+            # NumPy warns about infinities, and a GPU does not.
             quiet = np.errstate(all="ignore")(functools.partial(function, kind))
             callback = ctypes.CFUNCTYPE(_I, *arguments)(quiet)
             core.device_bind(letter + name, ctypes.cast(callback, _P).value)
@@ -163,7 +163,7 @@ def make_device(like: Tensor) -> tuple[Any, int, int]:
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
-    """As cuSOLVER leaves it: the named triangle is the factor, the other one untouched."""
+    """Replace one triangle of A by its Cholesky factor, and leave the other one, as cuSOLVER does."""
     factor, status = torch.linalg.cholesky_ex(A, upper=True)
     A.copy_(torch.where(torch.ones_like(A, dtype=torch.bool).triu(), factor, A))
     codes = (ctypes.c_int32 * status.numel()).from_address(code)
@@ -181,7 +181,7 @@ def create_event(place: int, flags: int) -> int:
 
 
 def make_pinned_elsewhere() -> Any:
-    """As ``_items._create_mailbox``, where memory cannot be pinned."""
+    """Return what ``_items._create_mailbox`` does, in ordinary memory: without a GPU none can be pinned."""
     bind()
     place = torch.empty((), dtype=torch.int64)
     return core.Mailbox(place, place.data_ptr())
@@ -189,7 +189,7 @@ def make_pinned_elsewhere() -> Any:
 
 @contextmanager
 def replace_gpu() -> Iterator[None]:
-    """Within it, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
+    """While active, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
         mock.patch.object(_device, "_get_queue", make_device),
         mock.patch.object(_launch, "launch", emulated.launch),
@@ -207,4 +207,4 @@ def replace_gpu() -> Iterator[None]:
     finally:
         for patch in patches:
             patch.stop()
-        _items._of_thread.unused.clear()  # their end calls the driver
+        _items._of_thread.unused.clear()  # destroying them would call the driver

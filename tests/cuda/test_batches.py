@@ -42,7 +42,7 @@ def make_positive_definite(*batch: int) -> Tensor:
 
 
 def remove_common_stride(A: Tensor) -> Tensor:
-    """The same matrices, with leading dimensions that are no single one."""
+    """Return the same matrices with leading dimensions that cannot be merged into one."""
     return torch.empty(3, 2, *A.shape[-2:], dtype=A.dtype).transpose(0, 1).copy_(A)
 
 

@@ -21,7 +21,7 @@ SIZES = deep_gp.Sizes((3, 6), 200, 100, 50, (30,))
 
 
 def make_problem_on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.Problem:
-    """One and the same model on any device."""
+    """Return the same model, data and noise on a device."""
     problem = deep_gp.Problem.generate(SIZES, torch.device("cpu"))
     model = problem.model.to(device=device, dtype=dtype)
     return deep_gp.Problem(
@@ -31,7 +31,7 @@ def make_problem_on(device: str, dtype: torch.dtype = torch.float32) -> deep_gp.
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype) -> None:
-    """All in the dtype of the model: the value is a sum in float64 of what is computed in that."""
+    """The terms are computed in the dtype of the model, and summed in float64."""
     here, there = (
         deep_gp.make_lapgrad_evaluation(make_problem_on(device, dtype))() for device in ("cpu", "cuda")
     )
@@ -41,7 +41,7 @@ def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype) -> None:
 
 
 def test_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward, backward, Adam and the natural gradients, between two looks at the loss; without graphs."""
+    """Between two checks of the loss nothing in a step without CUDA graphs waits for the device."""
     problem = make_problem_on("cuda")
     model, Y = problem.model, problem.Y
     model.fit(Y, steps=3, batch=50, generator=0)  # compiles, makes handles

@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[every_kernel.Kernel]]:
-    """CPU tensors go to the kernels of CUDA; which of them were launched."""
+    """Run CUDA kernels emulated on CPU tensors; yields the set of kernels that were launched."""
     found: set[every_kernel.Kernel] = set()
     run = emulated.run
 

@@ -71,7 +71,7 @@ def assert_same_fit(
     "options", [{}, {"natural": 0.0}, {"annealing": 25}, {"samples": 2, "final_lr": 0.5}], ids=str
 )
 def test_graphs_make_the_same_fit(replays: list[int], options: dict[str, Any]) -> None:
-    """Two graphs: of 40 steps, 27 have 80 rows and 13 have 40; three each are made before one is recorded."""
+    """27 steps have 80 rows, 13 have 40: two graphs, each recorded after three ordinary steps."""
     expected = fit_model(**options, graph=False)
     assert not replays
     found = fit_model(**options, graph=True)
@@ -105,7 +105,7 @@ def test_replays_do_not_wait(monkeypatch: pytest.MonkeyPatch, replays: list[int]
     moved = _minibatches.TrainingRun.take_step
 
     def watched(self: _minibatches.TrainingRun) -> None:
-        if len(replays) < 2:  # recording waits
+        if len(replays) < 2:  # recording a graph waits for the device
             return moved(self)
         with waits.forbid_waits():
             return moved(self)
@@ -227,7 +227,7 @@ class Dropped(nn.Module):
 
 
 def test_dropout_is_drawn_in_each_replay() -> None:
-    """All rows in each step, one layer, a rate of next to nothing: all that changes is dropout."""
+    """With all rows in each step and a tiny learning rate, only dropout makes losses differ."""
     model, _ = fit_regression((), graph=False)
     model.layers[-1].mean = Dropped()
     losses: list[float] = []

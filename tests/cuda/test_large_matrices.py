@@ -79,7 +79,7 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
 def run_both(
     name: str, results: int, shape: tuple[int, ...], *arguments: Any, **flags: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Results of the routine on CUDA and of that in plain PyTorch."""
+    """Return the results of a routine's CUDA kernel, and of its kernel in plain PyTorch."""
     found, wanted = ([torch.full(shape, 7.0, dtype=torch.float64) for _ in range(results)] for _ in range(2))
     getattr(on_cuda, name)(*found, *arguments, **flags)
     getattr(_fallback, name)(*wanted, *arguments, **flags)
@@ -137,7 +137,7 @@ class TestCholesky:
     def test_trsm_of_few_columns(
         self, batch: tuple[int, ...], lower: bool, transpose: bool, rightside: bool
     ) -> None:
-        """By cuBLAS's own substitution."""
+        """Few right-hand sides are left to cuBLAS's triangular solve."""
         L = factor(*batch, ORDER, lower=lower)
         A = torch.randn((*batch, 5, ORDER) if rightside else (*batch, ORDER, 5), dtype=L.dtype)
         with forbid_fallback("trsm"):
@@ -157,7 +157,7 @@ class TestCholesky:
         rightside: bool,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """From A's own memory, which is left alone, and in place."""
+        """Out of place, A is not changed; in place, the result is the same."""
         monkeypatch.setattr(_thresholds, "SOLVE_BLOCK", 64)
         L = factor(*batch, ORDER, lower=lower)
         A = torch.randn((*batch, 20, ORDER) if rightside else (*batch, ORDER, 20), dtype=L.dtype)
@@ -229,7 +229,7 @@ def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
 
 
 def test_a_question_without_an_answer_is_not_asked_again() -> None:
-    """The solve fails between the two: the zero on the diagonal is not told to the next one."""
+    """If a solve raises before the status is read, the zero pivot is not reported by the next solve."""
     L, B = factor(ORDER), torch.randn(ORDER, 20, dtype=torch.float64)
     singular = L.clone()
     singular[7, 7] = 0.0
@@ -287,7 +287,7 @@ def test_gelqf_of_float32_takes_one_round_where_that_does(
 @pytest.mark.parametrize("block", [64, 256], ids=["blocks", "one block"])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_gelqf_vjp(batch: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies above the diagonal of gL is not read, as far as results are concerned."""
+    """Entries above the diagonal of gL do not change the result."""
     monkeypatch.setattr(_thresholds, "SOLVE_BLOCK", block)
     A = torch.randn(*batch, 200, 300, dtype=torch.float64)
     Q, L = torch.linalg.qr(A.mT)
@@ -315,7 +315,7 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
 
 
 def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cholesky's way and the polar decomposition take more operations than Householder's, in float64."""
+    """On GPUs with slow float64, algorithms that compute in float64 are left to the library."""
     monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
     A = torch.randn(150, 200)
     Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)

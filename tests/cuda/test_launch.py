@@ -76,7 +76,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [3, 40])
 def test_arguments_arrive(driver: Driver, n: int, dtype: torch.dtype) -> None:
-    """Pointers and strides, more of them than a register file has, of a batch that lies in a larger one."""
+    """A launch with many pointers and strides, of a batch inside of a larger tensor."""
     root = torch.randn(5, n, n + 2, dtype=dtype, generator=torch.Generator().manual_seed(n))
     A = (root @ root.mT + torch.eye(n, dtype=dtype)).expand(2, 5, n, n)[1, ::2]
     L, info = torch.empty_like(A), torch.empty(3, dtype=torch.int32)
@@ -106,7 +106,7 @@ def test_nothing_to_do_is_not_launched(driver: Driver) -> None:
 
 
 def test_mail_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where torch puts new tensors on a GPU if nothing else is said."""
+    """A status reaches the host, also if torch's default device is a GPU."""
     like = torch.empty(1)
     pageable = SimpleNamespace(
         empty=lambda *size, pin_memory, **options: torch.empty(*size, **options), int64=torch.int64
@@ -132,7 +132,7 @@ def test_devices_for_pictures_are_slow_in_float64(
 
 
 def test_a_context_is_made_current_for_the_current_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would stay the current one: which it is, is up to the user."""
+    """A launch must not change which device is the current one of the user."""
     bound: list[int] = []
 
     class Device:

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
 ]
 
-#: Those with algorithms of their own for large matrices; what is made of them has their buffers, and others.
+#: Operators with algorithms of their own for large matrices. Operators composed of them are not measured.
 NAMES = (
     "potrf",
     "trsm",
@@ -48,7 +48,7 @@ NAMES = (
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
-    """By NumPy, whose memory does not count, of matrices that are positive definite."""
+    """Factorise positive definite matrices by NumPy, whose memory torch's allocator does not count."""
     for item in A if A.dim() == 3 else A[None]:
         R = item.numpy()
         named = np.triu_indices(len(R))
@@ -56,7 +56,7 @@ def factorise_upper(A: Tensor, code: int) -> None:
 
 
 def measure_peak(function: Callable[[], Any]) -> int:
-    """As ``bench.memory`` counts on a GPU. The first call compiles kernels, whose memory is not torch's."""
+    """Return the peak of torch's allocator in a call, after a first call that compiles the kernels."""
     gc.collect()
     with profile(profile_memory=True) as recorded:
         result = function()

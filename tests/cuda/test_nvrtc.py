@@ -103,7 +103,7 @@ def launch_gesvd(n: int, dtype: torch.dtype) -> None:
 
 
 def launch_kalman(n: int, dtype: torch.dtype) -> None:
-    """Some observations for each number of states: factors in registers, and by lanes."""
+    """Launch both variants (factors in registers, or in lanes) for several numbers of states."""
     for p in {4: (1, 16), 8: (2,), 16: (4,), 32: (8,)}.get(n, ()):
         y, A, B, R = (torch.zeros(2, 3, *shape, dtype=dtype) for shape in ((p,), (n, n), (p, n), (p, p)))
         model = [y, A, B, A, R, A[:, 0, 0], A[:, 0], A[:, :, 0]]
@@ -129,7 +129,7 @@ BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_packing,
 )
 
-#: Kernels for large matrices, beside those that _device loads together: their launches need libraries.
+#: Kernels for large matrices that ``_device`` does not load; launching them would need NVIDIA's libraries.
 OF_LARGE_MATRICES = (
     "take_triangle<{T}>",
     *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
@@ -139,7 +139,7 @@ OF_LARGE_MATRICES = (
 
 @functools.cache
 def collect_expressions() -> dict[str, list[str]]:
-    """For each source the kernels that launches ask for. Launches are planned for tensors on the CPU."""
+    """Return, by source file, the kernel instances that launches need, planned with CPU tensors."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
 
     def record(stem: str, name: str, like: Tensor, *_: Any) -> None:
@@ -160,13 +160,13 @@ def collect_expressions() -> dict[str, list[str]]:
 
 
 def select_expressions(stem: str) -> list[str]:
-    """All in double precision, and the first of each kernel in single: they share all but a few lines."""
+    """Return all instances in double precision, and one of each kernel in single precision."""
     singles = {one.partition("<")[0]: one for one in reversed(collect_expressions()[stem]) if "<float" in one}
     return [one for one in collect_expressions()[stem] if "<double" in one] + list(singles.values())
 
 
 def compile_quickly(stem: str, wanted: tuple[str, ...], architecture: str) -> tuple[bytes, dict[str, str]]:
-    """As a launch does, but for the optimiser: it finds no mistakes, and takes nine tenths of the time."""
+    """Compile as a launch does, but without optimisation, which takes nine tenths of the time."""
     from cuda import core
 
     quick = functools.partial(core.ProgramOptions, ofast_compile="max")
@@ -175,7 +175,7 @@ def compile_quickly(stem: str, wanted: tuple[str, ...], architecture: str) -> tu
 
 
 def list_kernels(stem: str) -> Iterator[str]:
-    """Names of the functions that a launch can begin with."""
+    """Yield the names of the ``__global__`` functions in a source file."""
     text = (_compile.SOURCES / f"{stem}.cu").read_text()
     without_bounds = re.sub(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)", "", text)
     yield from re.findall(r"__global__\s+void\s+(\w+)\s*\(", without_bounds)

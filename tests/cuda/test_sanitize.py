@@ -1,4 +1,4 @@
-"""How what compute-sanitizer writes is read."""
+"""Tests of sanitize.py: reading the output of compute-sanitizer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SHAPES = [(50, 8, 8), (3, 100, 100), (300, 300), (1100, 1100)]
 
 Function = Callable[[Tensor], object]
 
-#: Nothing of these is decided on the host.
+#: Functions that need no decision on the host, so that a CUDA graph can record them.
 CAPTURED: dict[str, Function] = {
     "potrf": lambda A: lapgrad.potrf(A),
     "potrf_ex": lambda A: lapgrad.potrf_ex(A)[0],
@@ -81,7 +81,7 @@ def side_stream() -> Iterator[torch.cuda.Stream]:
 def test_follows_the_current_stream(
     name: str, shape: tuple[int, ...], side_stream: torch.cuda.Stream
 ) -> None:
-    """The operand is written on the side stream, late: work on another stream would read what was before."""
+    """The operand is written late on a side stream: a kernel on another stream would read old numbers."""
     A = make_positive_definite(shape)
     expected = compute_with_gradient(ALL[name], A)
     late = torch.eye(shape[-1], dtype=torch.float64, device="cuda").expand(shape).contiguous()
@@ -96,12 +96,12 @@ def test_follows_the_current_stream(
 
 @pytest.mark.parametrize("shape", [(50, 8, 8), (300, 300)], ids=str)
 def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
-    """Handles and work spaces are not shared by what runs at the same time."""
+    """Threads that run at the same time do not share library handles or workspaces."""
     names = [name for name in ALL if name not in ("inverse", "slogdet")]
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        source = make_positive_definite(shape, seed)  # kept: the memory is another stream's
+        source = make_positive_definite(shape, seed)  # keep it alive: its memory belongs to another stream
         with torch.cuda.stream(torch.cuda.Stream()):
             A = source.clone()
             for _ in range(5):
@@ -131,7 +131,7 @@ def test_threads_with_streams_of_their_own(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CAPTURED)
 def test_captured_in_a_graph(name: str, shape: tuple[int, ...], side_stream: torch.cuda.Stream) -> None:
-    """A replay computes anew, value and gradient, from what stands in the operand then."""
+    """A replay computes value and gradient from the numbers that the operand has at that time."""
     A = make_positive_definite(shape)
     with torch.cuda.stream(side_stream):
         for _ in range(2):
@@ -161,7 +161,7 @@ def test_the_host_does_not_wait(name: str, shape: tuple[int, ...]) -> None:
     torch.cuda.synchronize()
     with waits.forbid_waits():
         compute_with_gradient(CAPTURED[name], A)
-        # Neither through torch nor through the driver: the work is still to be done when the call is back.
+        # The host waits neither in torch nor in the driver: the call returns before the work is done.
         torch.cuda._sleep(200_000_000)
         compute_with_gradient(CAPTURED[name], A)
         assert not torch.cuda.current_stream().query()

@@ -1,4 +1,4 @@
-"""The watch over the memory of emulated kernels: each fault is found, and what is right is not."""
+"""The watch over the memory of emulated kernels finds each fault, and accepts correct kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
 
 FAULTS = {
     # kind: (number, lanes that exchange are this far apart, what is said)
-    "read across a warp": (0, 5, "without a barrier|that nobody has written"),  # which, is up to the order
+    "read across a warp": (0, 5, "without a barrier|that nobody has written"),  # depends on the order
     "read across warps": (1, 40, "without a barrier|that nobody has written"),
     "write of what others read": (2, 3, "without a barrier"),
     "vote for a barrier": (3, 3, "write after a read without a barrier"),

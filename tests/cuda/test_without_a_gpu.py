@@ -86,7 +86,7 @@ def test_routines_are_replaced_name_by_name(table: _kernels.KernelTable) -> None
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
-    """A compiler that is no compiler, a digest that needs no NVRTC, and an empty cache."""
+    """Replace the compiler and the digest by fakes that need no NVRTC, and start with an empty cache."""
     monkeypatch.setenv("LAPGRAD_CACHE", str(tmp_path / "cache"))
     with (
         mock.patch.object(_compile, "_compute_digest", return_value="0123"),
@@ -120,7 +120,7 @@ def test_compiled_once(compiler: mock.Mock, tmp_path: Path) -> None:
 
 
 def test_never_half_written(compiler: mock.Mock, tmp_path: Path) -> None:
-    """A process that ends while it writes leaves neither file under its name."""
+    """A process that is killed while it writes leaves no incomplete file in the cache."""
     with mock.patch.object(os, "replace", side_effect=OSError("no space left")):
         assert compile_example() == (b"machine code", "_symbol")
     assert list((tmp_path / "cache").iterdir()) == []

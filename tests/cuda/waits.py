@@ -1,4 +1,4 @@
-"""The host must not wait for the device."""
+"""A context in which waiting for the device is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextlib.contextmanager
 def forbid_waits() -> Iterator[None]:
-    """Whatever in torch waits for the device raises."""
+    """While active, functions of torch that wait for the device raise an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch says that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")

@@ -42,7 +42,7 @@ def command(*options: str) -> int:
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Rows by fold, without times."""
+    """Return the rows by data set and fold, without times."""
     return {
         f"{row['dataset']} {row['fold']}": {key: value for key, value in row.items() if key not in TIMES}
         for row in rows
@@ -62,7 +62,7 @@ def learned(
 
 
 def after(count: int) -> Callable[[], bool]:
-    """True from the call of that number on."""
+    """Return a function that returns True from its call number ``count`` on."""
     calls = iter(range(1, 10**6))
     return lambda: next(calls) >= count
 
@@ -92,7 +92,7 @@ def test_a_fold_that_is_left_ends_at_the_same_figures(
 
 
 def test_the_best_step_counts(tmp_path: Path) -> None:
-    """Steps that are far too long lead away again."""
+    """With a learning rate that is far too large, the best step is tested, not the last one."""
     losses = []
     data = datasets.load(FOLD.dataset)
     how = LearningOptions(steps=12, lr=1.0)

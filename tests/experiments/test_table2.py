@@ -26,7 +26,7 @@ ENDINGS = {".json", ".png", ".svg", "-2-3.png", "-2-3.pt", "-2-3.checkpoint.pt"}
 
 
 def idx3(count: int, seed: int = 0) -> bytes:
-    """Images of a bright spot, somewhere in the middle."""
+    """Return a file in MNIST's format, with images of a bright spot near the middle."""
     source = torch.Generator().manual_seed(seed)
     centres = 10.0 + 8.0 * torch.rand(count, 2, generator=source)
     x = torch.arange(28.0)

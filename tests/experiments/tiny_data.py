@@ -28,7 +28,7 @@ def write(folder: Path, table: datasets.Table, rows: int = 40) -> Path:
 
 
 def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tables, and the package takes them for the originals."""
+    """Write all tables, and patch the checksums so that the package accepts them."""
     for name, (table, target) in list(datasets.TASKS.items()):
         digest = hashlib.sha256(write(folder, table).read_bytes()).hexdigest()
         replaced = dataclasses.replace(table, sha256=digest)

@@ -59,7 +59,7 @@ class Attack:
         recipe = draw_recipe(self.case, rng, largest, aliased)
         self.flags = recipe.flags
         self.overwrites = self.case.overwrites is not None and rng.random() < (0.6 if aliased else 0.3)
-        # Not two operands at a time, as those that share memory would be.
+        # Grading one of two operands that share memory would grade the other one, too.
         base, special = draw_values(self.case, recipe, rng, self.dtype, may_grade=not aliased)
         operands = range(len(base))
         if self.overwrites and not _does_result_fit(self.case, base, self.flags):
@@ -75,7 +75,7 @@ class Attack:
         self.threads = rng.randint(1, 4)
         self.way = rng.choice([*PATHS, *["default"] * len(PATHS)]) if DEVICE.type == "cpu" else "default"
         self.isa = rng.choice(["", *_list_instruction_sets()])
-        # With a factor of 0 the degree of the product is not seen, which has to be in range all the same.
+        # With alpha or beta 0 the degree of that term cannot be measured, but the term must stay in range.
         scaled = (
             not special
             and rng.random() < 0.3
@@ -158,7 +158,7 @@ class Attack:
             drawn = [0.95 * exponent if abs(exponent) > 2 else 0.0 for exponent in drawn]
 
     def _hide_triangle(self, lower: bool) -> None:
-        """NaN where an operator that reads one triangle must not look."""
+        """Set the triangle that the operator must not read to NaN."""
         place = self.arrangement.places[0]
         A = place.view(self.arrangement.blocks[place.block])
         hidden = torch.ones(A.shape[-2:], dtype=torch.bool, device=A.device).triu(1)
@@ -184,7 +184,7 @@ class Attack:
             self._compare(report, part, actual)
         for part, actual in zip(self._expected_gradients(), gradients, strict=True):
             self._compare(report, part, actual)
-        # Another order of roundings may choose another sign where two entries are nearly as large.
+        # The sign of a vector depends on rounding where two entries are nearly of the same size.
         length = max((size for place in self.arrangement.places for size in place.shape), default=1)
         if report.failures and self.expected.margin < 1e-5 + length**1.5 * 10 * torch.finfo(self.dtype).eps:
             report.failures.clear()
@@ -261,7 +261,7 @@ class Attack:
         return self.arrangement.places[self.case.overwrites].block
 
     def _in_one_block(self) -> list[int]:
-        """The operands that share a block with another one or are overwritten."""
+        """Return the operands that share a block with another one or are overwritten."""
         together = list(self.arrangement.aliased or ())
         if self.overwrites and self.case.overwrites is not None:
             together.append(self.case.overwrites)
@@ -279,7 +279,7 @@ class Attack:
         return drawn
 
     def _expected_gradients(self) -> Iterator[Part]:
-        """Those of operands that share memory are added up, place by place."""
+        """Return the expected gradients; those of operands that share memory are added."""
         arrangement, parts = self.arrangement, dict(zip(self.needs, self.expected.gradients, strict=False))
         for i, part in parts.items():
             others = [j for j in (arrangement.aliased or ()) if j != i]
@@ -299,7 +299,7 @@ class Attack:
             yield Part(part.name, value, sensitivity, own_error, part.by_rows)
 
     def _check_operands(self, report: Report, before: list[Tensor]) -> None:
-        """Nothing in the memory of the operands, and around them, has changed."""
+        """Report operands that were changed, or whose surrounding memory was."""
         for block, (old, new) in enumerate(zip(before, self.arrangement.blocks, strict=True)):
             if not torch.equal(_copy_bits(old), _copy_bits(new)):
                 names = [
@@ -312,7 +312,7 @@ class Attack:
     def _check_target(
         self, report: Report, result: Tensor, target: Tensor, after: Tensor, before: Tensor
     ) -> None:
-        """The result is the target, and nothing around the target has changed."""
+        """Report a result that is not the overwritten operand, or changes in the memory around it."""
         assert self.case.overwrites is not None
         if self.case.leaves_result and result is not target:
             report.failures.append("overwrite=True does not return the operand it overwrites")
@@ -340,7 +340,7 @@ class Attack:
         info = torch.finfo(self.dtype)
         units = of_sensitivity(self._longest_sum(part), self.case.passes)
         size = part.size() + self._size_by_units(part)
-        # Numbers below the normal ones may be taken for 0, as MKL does; those out of range are not judged.
+        # Subnormal numbers may be flushed to 0, as MKL does. Entries that overflow are not compared.
         allowed = units * info.eps * size + self._longest_sum(part) * info.tiny
         allowed = allowed + PLAIN_FORMULA * info.eps * part.reference_error()
         judged = (size < info.max / 16) & allowed.isfinite()
@@ -360,7 +360,7 @@ class Attack:
             )
 
     def _size_by_units(self, part: Part) -> float:
-        """For a gradient <cotangent, result> / operand, what its units of measurement give: 0 for results.
+        """Return the size |cotangent| |result| / |operand| that a gradient has by its units; 0 for results.
 
         Formulas add up terms of that size also where, as in special shapes, they cancel.
         """
@@ -377,7 +377,7 @@ class Attack:
         return total / max(float(operand.nan_to_num().abs().max()), torch.finfo(torch.float64).tiny)
 
     def _longest_sum(self, part: Part) -> int:
-        """The longest sum that an entry may be the result of."""
+        """Return the number of terms of the longest sum that an entry may be computed from."""
         shapes = [place.shape for place in self.arrangement.places]
         longest = max((size for shape in shapes for size in shape[-2:]), default=1) or 1  # of no terms: 0
         if part in self.expected.results:
@@ -397,7 +397,7 @@ def _does_result_fit(case: OperatorCase, values: list[Tensor], flags: dict[str, 
 
 
 def _copy_bits(A: Tensor) -> Tensor:
-    """Compares NaN as equal to itself."""
+    """Return the numbers as integers, so that NaN equals itself."""
     return A.view(torch.int64 if A.dtype is torch.float64 else torch.int32)
 
 
@@ -409,7 +409,7 @@ def _list_instruction_sets() -> list[str]:
 
 @contextlib.contextmanager
 def _use_one_thread() -> Iterator[None]:
-    """torch's LU of a batch does not end on several threads."""
+    """While active, torch uses one thread: its LU of a batch hangs on several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

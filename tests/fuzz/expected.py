@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fuzz.values import perturb
 
-#: How far operands are moved to see how far results move: rounding errors of float64 are 2^26 times smaller.
+#: Relative size of the perturbations by which sensitivity is measured, 2^26 times the rounding of float64.
 _STEP = 2.0**-26
 #: Random directions. That all of them miss the sensitive one by a factor of 30 has a probability of 1e-5.
 _DIRECTIONS = 3
@@ -49,7 +49,7 @@ class Part:
         return self._largest_around(self.value.abs() + self.sensitivity)
 
     def reference_error(self) -> Tensor:
-        """The same of the errors of the reference."""
+        """The same as ``size``, but for the errors that the reference itself makes."""
         return self._largest_around(self.own_error)
 
     def _largest_around(self, size: Tensor) -> Tensor:

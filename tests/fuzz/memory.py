@@ -1,4 +1,4 @@
-"""Where operands lie in memory: any strides, blocks of something larger, and memory that operands share."""
+"""Memory layouts of operands: any strides, parts of larger blocks, and memory shared by two operands."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def draw_alias(
 
 
 def _can_share(case: OperatorCase, values: list[Tensor], source: int, other: int, alias: str) -> bool:
-    """Whether the values of ``source`` may serve as those of ``other`` in this way."""
+    """Return whether ``other`` may share the memory, and thus the values, of ``source`` in this way."""
     kinds, one, two = case.kinds, values[source], values[other]
     general = kinds[other] == "general"
     if case.needs_distinct_columns and alias not in ("shifted rows", "shifted batch"):
@@ -160,7 +160,7 @@ def _shift(
     rng: random.Random,
     dtype: torch.dtype,
 ) -> None:
-    """Both operands as blocks of one matrix (or batch), the second one further down, right or back."""
+    """Place both operands as overlapping blocks of one matrix or batch, the second one shifted."""
     one, two = values[source], values[other]
     dim = {"shifted rows": -2, "shifted columns": -1, "shifted batch": 0}[alias] % one.dim()
     by = rng.randint(1, max(1, one.shape[dim] - 1))

@@ -38,7 +38,7 @@ def draw_recipe(case: OperatorCase, rng: random.Random, largest: int, alike: boo
 
 
 def _count_dimensions(case: OperatorCase) -> tuple[int, ...]:
-    """For each operand the number of its dimensions without a batch: the fewest that a recipe has."""
+    """Return for each operand the number of dimensions that are not batch dimensions."""
     return tuple(
         min(len(recipe.shapes[position]) for recipe in case.recipes) for position in range(len(case.operands))
     )
@@ -54,11 +54,11 @@ def _draw_factors(case: OperatorCase, rng: random.Random, flags: Flags) -> Flags
 
 
 def _draw_batches(batches: list[Shape], rng: random.Random, order: int, alike: bool) -> list[Shape]:
-    """Leading dimensions that meet as those of the recipe do, with other lengths."""
+    """Draw leading dimensions of other lengths that broadcast as those of the recipe do."""
     if alike or not any(batches):
         batch = draw_batch(rng, order)
         return [batch] * len(batches)
-    # As many items as are allowed, also if all dimensions have the largest length that is drawn.
+    # The product of the lengths is at most the allowed number of items, whatever lengths are drawn.
     dimensions = max(len(batch) for batch in batches)
     longest = int(largest_batch(order) ** (1 / dimensions))
     lengths = {0: 0, 1: 1}

@@ -1,4 +1,4 @@
-"""What a run has found: failures as they come, and a table at the end."""
+"""The report of a run: prints failures when they happen, and a table at the end."""
 
 from __future__ import annotations
 

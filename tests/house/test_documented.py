@@ -29,7 +29,7 @@ FLAGS = sorted(
 
 
 def split_sections(name: str) -> dict[str, str]:
-    """The sections of a docstring by their title; what comes before them under the empty title."""
+    """Return the sections of a docstring by title; the text before the first one has the title ""."""
     function = {**OPERATORS, **FUNCTIONS_OF_A_KERNEL}[name]
     parts = re.split(r"^(\w+):\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
@@ -145,7 +145,7 @@ def test_arguments(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_exceptions(name: str) -> None:
-    """Those named exist, and those that any operator may raise are named."""
+    """All errors that a docstring names exist, and it names those that any operator may raise."""
     named = set(re.findall(r"\b\w+Error\b", split_sections(name)["Raises"]))
     assert named <= set(lapgrad.__all__)
     assert {"DTypeError", "ShapeError"} <= named
@@ -172,7 +172,7 @@ def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
 
 
 def test_files_that_contributing_names_exist() -> None:
-    """The walk through the files of one operator: at most ten, and all of them are there."""
+    """CONTRIBUTING lists at most ten files for one operator, and all of them exist."""
     (steps,) = re.findall(
         r"^## Adding an operator\n(.*?)^### ", read_document("CONTRIBUTING.md"), re.MULTILINE | re.DOTALL
     )
@@ -184,7 +184,7 @@ def test_files_that_contributing_names_exist() -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS_OF_A_KERNEL)
 def test_function_of_a_kernel_has_tests_and_its_lines(name: str) -> None:
-    """No rows in the tables: their operands are tensors alone."""
+    """Functions that take a kernel have no rows in the tables of samples and benchmarks."""
     assert f"lapgrad.{name}(" in split_sections(name)["Example"]
     assert (ROOT / "tests" / OF_A_KERNEL[name]).exists()
     assert f"`{name}(" in read_document("GLOSSARY.md"), "no line in GLOSSARY.md"

@@ -44,7 +44,7 @@ def test_a_case_repeats() -> None:
 
 
 def test_what_is_drawn() -> None:
-    """Every way to share memory, with and without overwriting it; scales, gradings, layouts, threads."""
+    """The short run draws every way to share memory, with and without overwriting, and every other option."""
     drawn = [Attack("gemm", SEED, number, 6) for number in range(250)]
     words = [attack.description for attack in drawn]
     for alias in ALIASES:
@@ -69,7 +69,7 @@ def test_what_is_drawn() -> None:
 
 
 def drop_factor(kernel: Kernel, position: int) -> Kernel:
-    """``kernel`` with 1 for the argument at ``position``."""
+    """Return ``kernel`` with the argument at ``position`` replaced by 1."""
     return lambda *arguments: kernel(*arguments[:position], 1.0, *arguments[position + 1 :])
 
 
@@ -80,7 +80,7 @@ def flip_flag(kernel: Kernel, position: int) -> Kernel:
 
 
 def change_result(kernel: Kernel, change: Callable[[Tensor], Any]) -> Kernel:
-    """``kernel`` with its first argument, the result, changed afterwards."""
+    """Return ``kernel``, followed by a change of its first argument, the result."""
 
     def run(result: Tensor, *arguments: Any) -> Any:
         returned = kernel(result, *arguments)
@@ -92,14 +92,14 @@ def change_result(kernel: Kernel, change: Callable[[Tensor], Any]) -> Kernel:
 
 
 def change_operand(kernel: Kernel, position: int, change: Callable[[Tensor], Tensor]) -> Kernel:
-    """``kernel`` that reads ``change`` of the argument at ``position``."""
+    """Return ``kernel``, called with ``change(argument)`` in place of the argument at ``position``."""
     return lambda *arguments: kernel(
         *arguments[:position], change(arguments[position]), *arguments[position + 1 :]
     )
 
 
 def ignore_strides(A: Tensor) -> Tensor:
-    """As many elements as ``A`` from where it begins, as if they were contiguous."""
+    """Return the tensor that code which ignores the strides of ``A`` would read."""
     flat = torch.empty(0, dtype=A.dtype).set_(A.untyped_storage())
     start = A.storage_offset()
     length = min(A.numel(), flat.numel() - start)
@@ -130,7 +130,7 @@ def skip_last_item(kernel: Kernel) -> Kernel:
 
 
 def lose_range_of_squares(A: Tensor) -> Tensor:
-    """``A``, but NaN where its squares overflow, and 0 where they vanish."""
+    """Return ``A`` with NaN where squares overflow and 0 where they underflow."""
     return A.square().sqrt().copysign(A)
 
 
@@ -189,7 +189,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Kernel], Kernel]]] = {
 @pytest.mark.cpu
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the cases of one operator in a minute of `make fuzz`."""
+    """A fault in a kernel is found within as many cases as `make fuzz` makes of one operator in a minute."""
     name, routine, put_in = FAULTS[fault]
     OPERATORS[name].fn(*OPERATORS[name].small().args, **OPERATORS[name].small().kwargs)  # fills the table
     monkeypatch.setitem(KERNELS, routine, put_in(KERNELS[routine]))

@@ -70,7 +70,7 @@ def part_of(module: str) -> str:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Modules of the package that a file imports when it runs, also late and by a name in a string."""
+    """Yield the modules of lapgrad that a file imports, also inside of functions and by ``import_module``."""
     known = {name_of(module) for module in MODULES} | {"lapgrad._core"}
     tree = ast.parse(file.read_text())
     for_types = {
@@ -117,7 +117,7 @@ def test_benchmarks_and_experiments_are_independent() -> None:
 
 
 def test_no_relative_imports() -> None:
-    """They would not be seen above."""
+    """Relative imports would escape the tests above."""
     for file in MODULES:
         for node in ast.walk(ast.parse(file.read_text())):
             assert not (isinstance(node, ast.ImportFrom) and node.level), name_of(file)

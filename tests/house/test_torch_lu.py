@@ -45,7 +45,7 @@ def test_nothing_else_calls_the_lu_of_torch() -> None:
 @pytest.mark.parametrize("batch", [(3,), (2, 1, 3), (1,), (0,), ()], ids=str)
 @pytest.mark.parametrize("n", [5, 33, 70])
 def test_functions_are_those_of_torch(n: int, batch: tuple[int, ...]) -> None:
-    """Item by item or at once: the same values, shapes and gradients. Orders at which torch is right."""
+    """Values, shapes and gradients equal torch's, at orders where torch's own functions are right."""
     # A and A Aᵀ have condition numbers of at most 3 and 9: singular values lie between 0.5 and 1.5.
     R = torch.randn(*batch, n, n, dtype=torch.float64)
     A = (torch.eye(n) + 0.5 * R / torch.linalg.matrix_norm(R, 2, keepdim=True)).requires_grad_()

@@ -49,7 +49,7 @@ def test_plain_tensors_skip_the_dispatcher(dtype: torch.dtype) -> None:
 
 
 def make_escaped_wrapper() -> Tensor:
-    """A wrapper of torch.func whose transform is over."""
+    """Return a tensor that torch.func.grad wrapped, after grad has returned."""
     escaped = []
     func.grad(lambda x: escaped.append(x) or x.sum())(torch.ones(2, 2))
     return escaped[0]

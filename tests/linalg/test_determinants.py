@@ -24,14 +24,14 @@ from lapgrad._torch import lu as torch_lu
 
 Rows = list[list[Fraction]]
 
-#: Of the cofactors of A + E, for an E that rounding may add: the sums and products in between.
+#: Errors of the cofactors of A + E, where E is a rounding error of A, through sums and products.
 ROUNDING = 100.0
 #: Scaled rows lead to other pivots, which are not the largest of the unscaled ones: the factors grow.
 OTHER_PIVOTS = 10.0
 
 
 def compute_exact_det(rows: Rows) -> Fraction:
-    """By elimination in rational numbers."""
+    """Return the exact determinant, by elimination in rational numbers."""
     rows, sign = [list(row) for row in rows], 1
     product = Fraction(1)
     for k in range(len(rows)):
@@ -84,7 +84,7 @@ def compute_exact_second_derivative(A: Tensor) -> Tensor:
 
 
 def make_of_rank(n: int, rank: int, integers: bool, seed: int = 0, batch: Shape = ()) -> Tensor:
-    """Of exactly that rank in integers, else up to rounding."""
+    """Return a matrix of that rank: exactly with ``integers``, else up to rounding."""
     generator = torch.Generator().manual_seed(100 * n + 10 * rank + seed)
     shapes = (*batch, n, rank), (*batch, rank, n)
     if integers:
@@ -371,7 +371,7 @@ def test_slogdet_of_a_singular_item_that_is_not_used(n: int, kernels: str) -> No
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("start", ["regular", "identity", "upper"])
 def test_not_finite(value: float, start: str, way: str) -> None:
-    """Wherever the number stands, and whatever zeros it meets."""
+    """NaN and infinity are refused, wherever they are and whatever zeros they are multiplied with."""
     with path(way):
         for n in (1, 2, 9, 33):
             for place in {(0, 0), (0, n - 1), (n - 1, 0), (n - 1, n - 1), (n // 2, n // 3)}:

@@ -50,7 +50,7 @@ def test_first_failed_item_is_named(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("name", ["linalg.solve_psd", "fused.mvn_nll"])
 def test_failed_item_is_named_as_it_was_handed_over(name: str) -> None:
-    """A is broadcast: its own index counts."""
+    """Where A is broadcast, the error names the index in A as the caller passed it."""
     A, B = make_operands(name, 3, (2, 1))
     A[1, 0, 0, 0] = -1.0
     B = B.expand(2, 5, 3, 2)

@@ -12,7 +12,7 @@ from lapgrad._torch import lu as torch_lu
 
 
 def at(X: Tensor, t: int) -> Tensor:
-    """What X, a single matrix or one per time, is at time t."""
+    """Return X at time t; X is one matrix, or one per time."""
     return X if X.dim() == 2 else X[t if X.shape[0] > 1 else 0]
 
 
@@ -58,7 +58,7 @@ class JointGaussian:
         self.y, self.n, self.p, self.times = y.reshape(-1), n, p, times
 
     def log_likelihood(self, until: int | None = None) -> Tensor:
-        """Of the observations before ``until`` that are there."""
+        """Return the log density of the observations before ``until`` that are not missing."""
         seen = self._seen(self.times if until is None else until)
         if not len(seen):
             return torch.zeros((), dtype=torch.float64, device=DEVICE)
@@ -66,12 +66,12 @@ class JointGaussian:
         return torch.distributions.MultivariateNormal(self.mean[seen], covariance).log_prob(self.y[seen])
 
     def condition(self) -> float:
-        """Condition number of the covariance of what is observed; 1 if nothing is."""
+        """Return the condition number of the covariance of the observed values; 1 if there are none."""
         seen = self._seen(self.times)
         return float(torch.linalg.cond(self.covariance.detach()[seen][:, seen])) if len(seen) else 1.0
 
     def states(self, until: int) -> tuple[Tensor, Tensor]:
-        """Mean (T, n) and covariance (T n, T n) of all states, given the observations before ``until``."""
+        """Return mean (T, n) and covariance (T n, T n) of all states given observations before ``until``."""
         seen = self._seen(until)
         mean, covariance = self.state_mean, self.state_covariance
         if len(seen):
@@ -82,7 +82,7 @@ class JointGaussian:
         return mean.reshape(self.times, self.n), covariance
 
     def block(self, covariance: Tensor, t: int, s: int | None = None) -> Tensor:
-        """Cov(h[t], h[s])."""
+        """Return Cov(h[t], h[s])."""
         s = t if s is None else s
         return covariance[t * self.n : (t + 1) * self.n, s * self.n : (s + 1) * self.n]
 

@@ -95,7 +95,7 @@ MODELS: Mapping[str, Callable[[], StoredModel]] = {
 
 
 def new_networks() -> dict[str, nn.Module]:
-    """All networks that one of the files asks for."""
+    """Return new networks under all names that files ask for."""
     return {"features": network(), "network": network(), "module": Level()}
 
 
@@ -107,7 +107,7 @@ def load(path: Path, networks: Mapping[str, nn.Module] = NETWORKS) -> StoredMode
 
 
 def save_all(folder: Path) -> dict[str, bytes]:
-    """The bytes of a file of each model."""
+    """Return the bytes of a file of each model, by name."""
     files = {}
     for name, build in MODELS.items():
         build().save(folder / name)
@@ -127,12 +127,12 @@ def saved_by_torch(content: object, **options: Any) -> bytes:
 
 
 def of_format_1(content: Content) -> bytes:
-    """What the first format was: the same entries in a file without a checksum."""
+    """Return a file of the first format: the same entries without a checksum."""
     return saved_by_torch({**content, "format": 1})
 
 
 def with_checksum(content: Content) -> bytes:
-    """A file of the second format, made by hand: a zip file with the checksum in its comment."""
+    """Return a file of the second format, made by hand: a zip file with the checksum in its comment."""
     mark = b"lapgrad sha256 "
     before = saved_by_torch(content)[:-2] + (len(mark) + 64).to_bytes(2, "little") + mark
     return before + hashlib.sha256(before).hexdigest().encode()

@@ -19,7 +19,7 @@ from lapgrad.models._training.cuda_graph import CannotCaptureError, Function
 
 
 class Tape(TorchDispatchMode):
-    """Keeps all operations, in their order, and executes them."""
+    """Records all operations of a call in order, and executes them again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class TapeRecorder:
         self.recordings += 1
         self.recording = True
         with Tape() as tape:
-            function()  # a tape, unlike a graph, computes while it records: the first replay has been made
+            function()  # unlike a graph, a tape computes while it records: the first replay is done
         self.recording = False
         made = [True]
 

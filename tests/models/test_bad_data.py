@@ -91,7 +91,7 @@ def test_constant_columns_change_nothing(normalise: bool) -> None:
     other = GPRegression(X, Y, RBF(), normalise=normalise)
     assert_close(one.loss(), other.loss())
     assert_close(one.predict(wide).mean, other.predict(X).mean)
-    # A new value in that column is a distance like any other: it does not blow up.
+    # A new value in the constant column is a finite distance away from the others.
     far = one.predict(wide + torch.tensor([0.0, 0.0, 1.0]).double())
     assert bool(far.mean.isfinite().all())
     assert bool((far.variance > one.predict(wide).variance).all())
@@ -143,7 +143,7 @@ def test_jitter_is_reported() -> None:
 
 
 class Difference(Kernel):
-    """Symmetric, and not positive semi-definite."""
+    """A symmetric function of two points that is not positive semi-definite."""
 
     def matrix(self, scalars: object, F: Tensor, G: Tensor | None) -> Tensor:
         return (F - (F if G is None else G).mT).abs()

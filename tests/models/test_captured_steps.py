@@ -21,7 +21,7 @@ from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import minibatches as _minibatches
 
 Y = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-#: A model, and the losses on its way.
+#: A fitted model, and its losses.
 Fit = tuple[torch.nn.Module, list[float]]
 #: 50 rows by 20: two whole minibatches and a smaller one.
 OPTIONS: dict[str, Any] = {"batch": 20, "every": 6, "generator": 3}
@@ -41,7 +41,7 @@ def make_supervised(**options: Any) -> DeepGPRegression:
 
 @pytest.fixture
 def taped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TapeRecorder]:
-    """From now on fits are recorded on a tape."""
+    """Let fits record their steps on a tape; returns a function that makes the recorder."""
 
     def use(kind: type[TapeRecorder] = TapeRecorder, **options: str) -> TapeRecorder:
         recorder = kind(**options)
@@ -52,7 +52,7 @@ def taped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TapeRecorder]:
 
 
 class AsItIs(TapeRecorder):
-    """A recorder that records nothing: fits with the same arithmetic as those that are recorded."""
+    """A recorder that records nothing, so that fits use the arithmetic of recorded ones in ordinary steps."""
 
     def record(self, function: _cuda_graph.Function) -> _cuda_graph.Function:
         return function
@@ -105,7 +105,7 @@ def test_replays_make_the_same_regression(taped: Callable[..., TapeRecorder]) ->
 
 
 def test_a_tape_notices_numbers_that_stay_behind() -> None:
-    """The emulation is one: a number of Python's is frozen, one in a tensor is not."""
+    """As in a CUDA graph, a Python number keeps its value in a replay, and one in a tensor does not."""
     x, tensor, number = torch.zeros(()), torch.ones(()), 1.0
     function = _cuda_graph.ReplayableFunction(lambda: x.add_(number * tensor) and None, TapeRecorder())
     for _ in range(5):
@@ -162,7 +162,7 @@ def test_no_graphs_if_none_are_wanted(taped: Callable[..., TapeRecorder]) -> Non
 
 
 def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None:
-    """Tests, gradients and draws between two looks do not show in the fit."""
+    """A callback may predict, compute gradients and draw samples without changing the fit."""
     taped(AsItIs)
     expected, losses = fit_model(make_unsupervised())
     recorder, model = taped(), make_unsupervised()
@@ -183,7 +183,7 @@ def test_callbacks_may_use_the_model(taped: Callable[..., TapeRecorder]) -> None
 
 
 def test_callbacks_hear_of_what_fails() -> None:
-    """Steps do not wait for a GPU to say so; what a callback computes is its own business."""
+    """Steps do not wait for errors of the GPU, but operators that a callback calls raise theirs."""
     waited: list[bool] = []
     fit_model(make_unsupervised(), callback=lambda step, loss: waited.append(may_wait()))
     assert waited == [True] * 4
@@ -196,7 +196,7 @@ def test_gradients_are_on_in_a_fit() -> None:
 
 
 def test_autocast_rounds_the_weights_of_each_step() -> None:
-    """It keeps what it has rounded, as long as it is on."""
+    """Autocast caches rounded weights while it is on; each step must round the present ones."""
 
     def rounded(keep: bool) -> Fit:
         model = DeepGP(Y.float(), [1, 2], inducing=5, hidden=[4], generator=0)
@@ -207,7 +207,7 @@ def test_autocast_rounds_the_weights_of_each_step() -> None:
 
 
 def test_recordings_do_not_outlive_what_they_were_made_of(taped: Callable[..., TapeRecorder]) -> None:
-    """Parameters in another place are moved there, and not where they were."""
+    """If parameters get new memory, steps move those, and not the old ones."""
 
     def spoiled(model: DeepGP) -> Callable[[int, float], None]:
         def move(step: int, loss: float) -> None:
@@ -228,7 +228,7 @@ def test_recordings_do_not_outlive_what_they_were_made_of(taped: Callable[..., T
 
 
 def test_a_parameter_that_is_fixed_on_the_way_is_noticed(taped: Callable[..., TapeRecorder]) -> None:
-    """As it is without recordings."""
+    """A parameter that a callback fixes stays, with recordings as without."""
     for record in (False, True):
         if record:
             taped()
@@ -266,7 +266,7 @@ def test_failures_restore_parameters_in_their_places(taped: Callable[..., TapeRe
 
 
 def test_states_are_those_of_their_looks() -> None:
-    """Neither the steps after a look change them, nor a fit that takes them up."""
+    """Later steps, and fits that resume from a state, do not change it."""
     model, states = make_unsupervised(), list[dict[str, Any]]()
 
     def averages(state: dict[str, Any]) -> list[Tensor]:
@@ -314,7 +314,7 @@ def test_a_recorded_fit_that_is_taken_up_again_is_the_same_fit(taped: Callable[.
 
 
 def test_a_state_of_a_gpu_is_taken_up_on_a_cpu() -> None:
-    """How Adam computed there, and its generator, are left behind; what it knows is not."""
+    """Adam's moments and counts are loaded; its settings for the device and the generator are not."""
     model = make_unsupervised()
     fit_model(model, steps=12)
     state = model.training_state()

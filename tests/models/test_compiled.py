@@ -44,7 +44,7 @@ def compare(
     backend: str = "aot_eager",
     fullgraph: bool = True,
 ) -> None:
-    """The function of the leaves, and its gradients, with and without torch.compile."""
+    """Compare value and gradients of a function with and without torch.compile."""
     found = []
     for version in (torch.compile(function, backend=backend, fullgraph=fullgraph), function):
         inputs = [leaf.detach().clone().requires_grad_() for leaf in leaves]
@@ -104,7 +104,7 @@ def test_sgp_nll() -> None:
 
 
 def test_kalman_filter() -> None:
-    """The loop over the steps is written out."""
+    """torch.compile unrolls the loop over the steps."""
     y, one = drawn(2, 1), torch.eye(2, dtype=torch.float64, device=DEVICE)
 
     def criterion(A: Tensor, B: Tensor, noise: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def models() -> dict[str, Callable[[], Model]]:
 
 @pytest.mark.parametrize("name", [name for name in models() if name != "SparseGPRegression"])
 def test_loss_in_one_graph(name: str) -> None:
-    """Also after a call that was not compiled, and has remembered what it can."""
+    """The loss compiles to one graph, also after an eager call that has filled caches."""
     model = models()[name]()
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     expected = model.loss()

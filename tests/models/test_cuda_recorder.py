@@ -19,7 +19,7 @@ from lapgrad.models._training.cuda_graph import CannotCaptureError, CudaRecorder
 
 
 class Notes:
-    """torch.cuda, as far as a recorder sees it."""
+    """A stand-in for torch.cuda that writes down the calls of a recorder."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -51,7 +51,7 @@ class Notes:
 
     @contextlib.contextmanager
     def graph(self, graph: Notes.Graph, pool: int, stream: Notes.Stream, **_: str) -> Iterator[None]:
-        """As torch's, which leaves the stream behind when the end of a recording fails."""
+        """Like torch.cuda.graph, which does not restore the stream if ending the recording fails."""
         self.made.append(f"record on {stream.name} with pool {pool}")
         before, self.stream_of_thread = self.stream_of_thread, stream.name
         try:

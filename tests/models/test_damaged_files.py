@@ -70,7 +70,7 @@ def test_files_cut_at_any_byte_are_refused(saved: dict[str, bytes], path: Path) 
 
 
 def test_a_flipped_bit_in_any_byte_is_noticed(saved: dict[str, bytes], path: Path) -> None:
-    """Of the last bytes and the first, which say how to read the file, all eight."""
+    """One bit of each byte, and all eight of the first and last bytes, which hold the format."""
     whole = saved["gp"]
     edges = [*range(8 * 64), *range(8 * (len(whole) - 128), 8 * len(whole))]
     bits = {*edges, *(8 * byte + byte % 8 for byte in range(len(whole)))}
@@ -172,7 +172,7 @@ def test_the_second_format_has_a_checksum(saved: dict[str, bytes], path: Path) -
 
 
 def places(value: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The paths of all entries of a description."""
+    """Yield the paths of all entries of a description."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inner:
         yield (*before, key)

@@ -1,4 +1,4 @@
-"""What is guessed on a GPU, and looked at in the end: here on the CPU, with the same results and errors."""
+"""Checks that a GPU defers, on the CPU: results and errors are those of immediate checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOUBLE = torch.float64
 
 @contextlib.contextmanager
 def defer_checks() -> Iterator[mock.Mock]:
-    """Checks are deferred as on a GPU; yields what is called when an evaluation is repeated."""
+    """Defer checks as on a GPU; yields a mock that is called when an evaluation is repeated."""
     with (
         mock.patch.object(_gradient, "_defers_checks", return_value=True),
         mock.patch.object(_gradient, "ImmediateChecks", wraps=ImmediateChecks) as repeated,
@@ -40,7 +40,7 @@ def evaluate(
     kernel: Any = None,
     evaluation: Evaluation | None = None,
 ) -> list[Tensor]:
-    """The criterion and its gradients, by ``fused.sgp_nll`` or with an evaluation of the caller."""
+    """Return criterion and gradients, by ``fused.sgp_nll`` or with an ``Evaluation`` of the caller."""
     X = torch.linspace(0, 6, 40, dtype=DOUBLE)[:, None]
     Z = X[::3].clone().requires_grad_()
     Y = torch.sin(X) if y is None else y
@@ -72,7 +72,7 @@ def test_a_wrong_choice_is_made_good_and_remembered() -> None:
 
 
 def test_results_do_not_depend_on_earlier_calls() -> None:
-    """Neither those of the public function, which remembers nothing, nor those after another choice."""
+    """The public function keeps no state, and an earlier choice of an ``Evaluation`` changes no result."""
     expected, evaluation = evaluate(), Evaluation()
     with defer_checks() as repeated:
         evaluate(noise=1e-9, jitter=1e-10)
@@ -89,7 +89,7 @@ def test_kernels_of_the_package_know_chunks() -> None:
 
 
 def test_points_that_are_not_as_assumed() -> None:
-    """What was computed with the assumption does not count, be it an error."""
+    """If an assumption fails, results and errors computed with it are discarded."""
 
     def matrix(A: Tensor, B: Tensor) -> Tensor:
         return torch.exp(-0.5 * torch.cdist(A, B).square())

@@ -97,7 +97,7 @@ def test_adam_descends_and_counts() -> None:
 
 
 def test_adam_leaves_no_gradients_behind() -> None:
-    """Those of the user would be added to them."""
+    """A later backward of the user would add to gradients that a fit left behind."""
     model = Valley()
     model.fit("adam", steps=5)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -195,7 +195,7 @@ class Line(Valley):
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
 def test_autocast_rounds_the_weights_of_each_step(optimizer: str) -> None:
-    """It keeps what it has rounded, as long as it is on."""
+    """Autocast caches rounded weights while it is on; each step must round the present ones."""
     ends = []
     for keep in (True, False):
         model = Line()

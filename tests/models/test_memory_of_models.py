@@ -33,7 +33,7 @@ N = 1000
 MATRIX_BYTES = N * N * 8
 #: Elements of a block, so that blocks are as small beside this matrix as they are beside large ones.
 BLOCK = 1 << 14
-#: Of a matrix: the temporaries of a few blocks.
+#: Allowed in addition, in units of the matrix: temporaries of a few blocks.
 SLACK = 0.25
 
 KERNELS: dict[str, Callable[[], Kernel]] = {
@@ -45,7 +45,7 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Peaks in matrices: forward, backward, the diagonal, and value with gradient of the criterion."""
+    """Return peaks in units of the kernel matrix: forward, backward, diagonal, criterion with gradient."""
     _blocks._ELEMENTS["cpu"] = BLOCK
     X = torch.rand(N, 3, dtype=torch.float64)
     y = X.sum(1)

@@ -37,9 +37,9 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def with_derivatives(results: Tensor | tuple[Tensor, ...], leaves: list[Tensor]) -> Evaluated:
-    """Results, gradients, and gradients of a function of these.
+    """Return results, gradients, and gradients of a smooth function of the gradients.
 
-    In units of the largest: the sine of a large number has fewer digits than the number.
+    Gradients are divided by their largest entry first: the sine of a large number has few digits.
     """
     results = (results,) if isinstance(results, Tensor) else results
     loss = torch.stack([(result * drawn(*result.shape, seed=1)).sum() for result in results]).sum()
@@ -54,7 +54,7 @@ def with_derivatives(results: Tensor | tuple[Tensor, ...], leaves: list[Tensor])
 
 
 def of_kernel(kernel: Kernel) -> Evaluated:
-    """Of points in as many dimensions as distances take products for, shifted."""
+    """Return kernel matrices of shifted points, in enough dimensions that distances come from products."""
     kernel = kernel.to(DEVICE)
     X, Z = (drawn(20, 6, seed=2) + 1.0).requires_grad_(), (drawn(15, 6, seed=3) + 1.0).requires_grad_()
     parameters = list(kernel.parameters())

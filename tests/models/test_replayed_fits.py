@@ -26,7 +26,7 @@ DOUBLE = torch.float64
 
 
 class Repeating:
-    """A recorder for CPUs: a recording is the function itself."""
+    """A recorder for the CPU whose recordings just call the function."""
 
     def __init__(self, refuses: bool = False) -> None:
         self.recording, self.refuses = False, refuses
@@ -47,7 +47,7 @@ class Repeating:
 
 @contextlib.contextmanager
 def replaying(refuses: bool = False) -> Iterator[Repeating]:
-    """Fits as on a GPU."""
+    """Let fits on the CPU use replayed evaluations, as on a GPU."""
     recorder = Repeating(refuses)
 
     def evaluation(module: nn.Module, loss: Any, parameters: Any) -> _evaluation.ReplayedEvaluation:
@@ -107,7 +107,7 @@ def test_recordings_do_not_outlive_what_they_were_made_of() -> None:
 
 
 def test_wrong_guesses_are_made_good() -> None:
-    """Chunks are solved for: known after the first evaluation, and recorded that way."""
+    """After the first evaluation has shown that chunks need solves, the recording uses solves."""
     plain, replayed = model(1e-7, jitter=1e-10), model(1e-7, jitter=1e-10)
     expected = plain.fit("adam", steps=10, lr=1e-4)
     with replaying() as recorder:
@@ -118,7 +118,7 @@ def test_wrong_guesses_are_made_good() -> None:
 
 
 def test_jitter_is_found_without_a_recording() -> None:
-    """Each evaluation fails as recorded; after some, nothing is recorded any more."""
+    """Replays that fail are repeated without a recording; after some failures recording stops."""
     replayed, calls = model(), 0
     loss = type(replayed).loss
 

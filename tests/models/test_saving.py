@@ -85,7 +85,7 @@ def test_buffers_of_networks_of_users_may_be_infinite(path: Path) -> None:
 
 
 class Payload:
-    """What a malicious file would hold: unpickling it makes a folder."""
+    """An object as a malicious file would hold it: unpickling it creates a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

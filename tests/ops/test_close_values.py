@@ -1,4 +1,4 @@
-"""Values that are close but not equal: what is only rounding is not divided by their gaps, the rest is."""
+"""Close but unequal eigenvalues and singular values: rounding errors must not be divided by their gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS = (torch.float64, torch.float32)
 GAPS = (1e-15, 1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
 SIZES = ((4, 2), (4, 3), (10, 2), (10, 5), (40, 3), (150, 5))
 
-#: Ways through the core, and the formulas in torch operations.
+#: Paths through the compiled core, and the kernels in plain PyTorch.
 WAYS = (
     *((way, "") for way in ("default", "no lanes", "two threads inside")),
     *(("default", isa) for isa in _cpu.ISA_VARIANTS),
@@ -31,7 +31,7 @@ WAYS = (
 
 @contextlib.contextmanager
 def force_path(way: str, isa: str = "") -> Iterator[None]:
-    """While active, gradients take that way."""
+    """While active, gradients are computed on that path."""
     if way != "fallback":
         with path(way, isa):
             yield
@@ -42,7 +42,10 @@ def force_path(way: str, isa: str = "") -> Iterator[None]:
 
 
 def _is_of_use(way: str, isa: str, n: int) -> bool:
-    """Large matrices leave the kernels of an instruction set; small ones do not keep two threads busy."""
+    """Return whether matrices of order n take this path in a way of its own.
+
+    Large matrices do not use the kernels of an instruction set, and small ones do not use two threads.
+    """
     return n <= 10 if isa else n > 10 or way != "two threads inside"
 
 
@@ -51,12 +54,12 @@ def draw_normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def draw_orthogonal(rows: int, columns: int, seed: int) -> Tensor:
-    """Orthonormal rows."""
+    """Return a random matrix with orthonormal rows."""
     return torch.linalg.qr(draw_normal(columns, rows, seed=seed)).Q.mT
 
 
 def make_spectrum(n: int, group: int, gap: float) -> Tensor:
-    """A group at 1, its gaps relative to the largest value, and the others between 2 and 3."""
+    """Return n values: a group at 1 with gaps of ``gap`` times the largest value, the others from 2 to 3."""
     inside = 1 + 3 * gap * torch.arange(group, dtype=torch.float64, device=DEVICE)
     return torch.cat([inside, torch.linspace(2, 3, n - group, dtype=torch.float64, device=DEVICE)])
 
@@ -78,7 +81,7 @@ def loss_of_space(rows: Tensor, W: Tensor) -> Tensor:
 
 
 def compute_gradient_of_space(A: Tensor, group: int, W: Tensor) -> Tensor:
-    """Of <W, P>, P onto the lowest eigenvectors: only gaps between the group and the others occur in it."""
+    """Return the gradient of <W, P> for the projector P onto the group; it has no gaps within the group."""
     values, columns = torch.linalg.eigh(A.double())
     inside, outside = columns[..., :group], columns[..., group:]
     middle = inside.mT @ W @ outside / (values[..., :group, None] - values[..., None, group:])
@@ -105,7 +108,7 @@ def test_projectors_onto_close_eigenvectors(dtype: torch.dtype, way: str, isa: s
 
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_projectors_onto_the_largest(k: int) -> None:
-    """With ``k``: the group is the last of the spectrum."""
+    """The group is at the end of the spectrum, and ``k`` computes only the largest eigenvalues."""
     n = 10
     W = draw_weights(n)
     for gap in GAPS:
@@ -179,7 +182,7 @@ def test_second_derivatives_where_the_first_vanish() -> None:
 
 
 def test_forward_mode_by_two_reverse_ones() -> None:
-    """The derivative with respect to cotangents that are zero."""
+    """Forward mode as the derivative of the gradient with respect to its cotangents, which are zero."""
     for A, f in (
         (make_symmetric(5, 2, 1e-8, torch.float64), lambda A: lapgrad.syevd(A).U),
         (make_rectangular(4, 6, 2, 1e-8, torch.float64), lambda A: lapgrad.gesvd(A).V),
@@ -191,7 +194,7 @@ def test_forward_mode_by_two_reverse_ones() -> None:
 
 
 def make_rectangular(m: int, n: int, group: int, gap: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Singular values as ``spread``."""
+    """Return a matrix whose singular values are those of ``make_spectrum``."""
     k = min(m, n)
     return (
         (draw_orthogonal(k, m, seed).mT * make_spectrum(k, group, gap)) @ draw_orthogonal(k, n, seed + 1)
@@ -202,7 +205,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def list_losses(m: int, n: int) -> dict[str, Loss]:
-    """Of the vectors of a group: they depend on the spaces spanned, and on U^T V."""
+    """Return losses of the vectors of a group that depend only on the spanned spaces and on U^T V."""
     left, right, both = draw_weights(m), draw_weights(n), draw_normal(m, n, seed=98)
     return {
         "left": lambda U, V, _: loss_of_space(U, left),
@@ -215,7 +218,7 @@ def list_losses(m: int, n: int) -> dict[str, Loss]:
 def compute_gradient_of_group(
     U: Tensor, S: Tensor, V: Tensor, group: int, loss: Loss, *, parted: bool = True
 ) -> Tensor:
-    """Of a loss of the smallest singular values' vectors, without their gaps.
+    """Return the gradient of a loss of the vectors of the smallest singular values, without their gaps.
 
     G_ij = 1/2 [(u + v) / (S_i - S_j) - (u - v) / (S_i + S_j)], u and v of sk(gU U^T) and sk(gV V^T): within
     the group without the first term, and without the second where sums of its values are small, too.

@@ -73,7 +73,7 @@ def test_only_wanted_gradients(case: OperatorCase) -> None:
 
 
 def test_default_device(case: OperatorCase) -> None:
-    """It is where new tensors go that say nothing else: results and work space follow the operands."""
+    """Results and workspaces are on the device of the operands, whatever torch's default device is."""
     for sample in case.samples(requires_grad=True):
         with torch.device("meta"):
             assert skips_dispatcher(sample.args)
@@ -98,7 +98,7 @@ def test_saves_the_minimum(case: OperatorCase) -> None:
 
 
 def test_saved_tensor_hooks(case: OperatorCase) -> None:
-    """What is saved may be packed away and brought back."""
+    """Saved tensors may be replaced and restored by saved-tensor hooks."""
     sample = case.small()
     leaves = make_leaves(sample)
     with torch.autograd.graph.saved_tensors_hooks(

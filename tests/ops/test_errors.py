@@ -208,7 +208,7 @@ HUGE = 2**31
 
 @pytest.mark.parametrize(("case", "position"), EACH_MATRIX)
 def test_more_than_blas_can_count(case: OperatorCase, position: int) -> None:
-    """One number seen as a matrix with 2^31 rows takes no memory."""
+    """A matrix with 2^31 rows is refused; made of one number by strides of 0, it takes no memory."""
     square = position == 0 and case.name not in (
         "gemm",
         "gemm2",
@@ -433,7 +433,7 @@ except ValueError as error:
     assert f"{variable}='{value}' is not one of {named}" in output(code, **{variable: value})
 
 
-#: LAPACK's routine, the number of its arguments, the position of the length of its workspace.
+#: For each operator: LAPACK's routine, the number of its arguments, the position of ``lwork`` among them.
 ITERATIONS = {"syevd": ("dsyevd", 11, 7), "gesvd": ("dgesdd", 14, 11)}
 
 

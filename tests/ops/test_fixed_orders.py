@@ -44,7 +44,7 @@ def store_column_major(A: Tensor) -> Tensor:
 
 
 def store_padded(A: Tensor) -> Tensor:
-    """Rows further apart than they are long, the memory between them NaN."""
+    """Return A with gaps of NaN between its rows in memory."""
     *batch, m, n = A.shape
     memory = A.new_full((*batch, m + 1, n + 3), torch.nan)
     return memory[..., :m, 1 : n + 1].copy_(A)
@@ -65,14 +65,14 @@ Results = list[Tensor]
 
 
 def make_cotangent(result: Tensor) -> Tensor:
-    """Entries of both signs in both triangles."""
+    """Return a cotangent with entries of both signs in both triangles."""
     return torch.cos(torch.arange(result.numel(), dtype=torch.float64)).view(result.shape).to(result.dtype)
 
 
 def compute_value_and_gradients(
     f: Callable[..., Any], one: Sample, layout: Layout = store_row_major
 ) -> Results:
-    """Of operands and a cotangent in that layout."""
+    """Return value and gradients of f, with operands and cotangent in that layout."""
     leaves = [layout(arg.detach()).requires_grad_() for arg in one.args]
     result = joined(f(*leaves, **one.kwargs))
     cotangent = make_cotangent(result)
@@ -84,7 +84,10 @@ def compute_value_and_gradients(
 def compute_expected(
     name: str, n: int, other: int, dtype: torch.dtype, same: bool
 ) -> list[tuple[Sample, Results]]:
-    """Samples with all flags, and value and gradients by plain torch in float64; `same`: of equal items."""
+    """Return samples with all flags, and their values and gradients by torch in float64.
+
+    With ``same`` all items of a batch are equal.
+    """
     found = []
     for flags in all_flags(name):
         one = sample(name, n, flags, other=other, batch=(BATCH,), dtype=dtype)
@@ -117,7 +120,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, isa: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["trmm", "gemmt", "syrk", "trsm"])
 def test_layouts_and_other_sides(name: str, dtype: torch.dtype, isa: str) -> None:
-    """Only matrices that are square run on the kernels of these orders."""
+    """All layouts, and a second dimension of another size, which the kernels of fixed order do not serve."""
     with path("default", isa):
         for n in (4, 8, 16):
             check(name, n, n, dtype, LAYOUTS)

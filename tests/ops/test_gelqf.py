@@ -37,7 +37,7 @@ def draw_normal(shape: Shape, dtype: torch.dtype = torch.float64, seed: int = 0)
 
 
 def assert_factors(A: Tensor, Q: Tensor, L: Tensor) -> None:
-    """Orthogonal, triangular, and A again: row by row, relative to the length of the row."""
+    """Check that Q is orthogonal, L triangular and L Q = A, relative to the length of each row."""
     rank, eps = min(A.shape[-2:]), torch.finfo(A.dtype).eps
     allowed = HOUSEHOLDER * max(A.shape[-2:]) * eps
     assert Q.shape == (*A.shape[:-2], rank, A.shape[-1])
@@ -87,7 +87,7 @@ def test_agrees_with_scipy(shape: Shape) -> None:
 
 
 def fix_signs(Q: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """LAPACK's factors as they are, and on CUDA those with a positive diagonal."""
+    """Return LAPACK's factors, with the signs that lapgrad uses: on CUDA the diagonal is positive."""
     if DEVICE.type == "cpu":
         return Q, L
     signs = torch.where(L.detach().diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(L.dtype)
@@ -107,7 +107,7 @@ def test_gradients_agree_with_torch(shape: Shape, mode: Any) -> None:
 
 
 def make_graded(shape: Shape, decades: float, dtype: torch.dtype) -> Tensor:
-    """Rows whose sizes fall by that many decades from the first to the last."""
+    """Return a matrix whose row norms fall by that many decades from the first row to the last."""
     return draw_normal(shape, dtype) * torch.logspace(
         0, -decades, shape[-2], dtype=torch.float64, device=DEVICE
     )[:, None].to(dtype)
@@ -135,7 +135,7 @@ def test_graded_and_badly_scaled_rows(dtype: torch.dtype, way: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_condition_does_not_matter(dtype: torch.dtype) -> None:
-    """Orthogonal to rounding where A A^T is singular many times over."""
+    """Q is orthogonal to rounding also if the condition number of A is far above 1 / sqrt(eps)."""
     i = torch.arange(150, dtype=torch.float64, device=DEVICE)
     hilbert = 1.0 / (i[:, None] + i + 1.0)
     nearly_parallel = torch.ones(150, 300, dtype=torch.float64, device=DEVICE) + 1e-12 * draw_normal(

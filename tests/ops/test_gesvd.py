@@ -37,18 +37,18 @@ def draw_normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) 
 
 
 def draw_orthogonal(rows: int, columns: int, seed: int) -> Tensor:
-    """Orthonormal rows."""
+    """Return a random matrix with orthonormal rows."""
     return torch.linalg.qr(draw_normal(columns, rows, seed=seed))[0].mT
 
 
 def make_with_values(values: list[float] | Tensor, m: int, n: int, seed: int = 0) -> Tensor:
-    """A matrix with these singular values, the rest of them zero."""
+    """Return a matrix with these singular values; further ones are zero."""
     S = torch.as_tensor(values, dtype=torch.float64, device=DEVICE)
     return (draw_orthogonal(len(S), m, seed).mT * S) @ draw_orthogonal(len(S), n, seed + 1)
 
 
 def check(A: Tensor, units: float = ORTHOGONAL) -> None:
-    """Reconstruction, orthonormal rows, order and signs, in units of max(m, n) eps."""
+    """Check reconstruction, orthonormal rows, order and signs, in units of max(m, n) eps."""
     U, S, V = lapgrad.gesvd(A)
     m, n = A.shape[-2:]
     k = min(m, n)
@@ -159,7 +159,7 @@ def test_agrees_with_torch(shape: tuple[int, ...]) -> None:
 
 
 def estimate_slope(loss: Callable[[Tensor], Tensor], A: Tensor, direction: Tensor, h: float = 1e-5) -> Tensor:
-    """Central differences, fourth order."""
+    """Return the derivative of the loss along a direction, by central differences of fourth order."""
     near = loss(A + h * direction) - loss(A - h * direction)
     far = loss(A + 2 * h * direction) - loss(A - 2 * h * direction)
     return (8 * near - far) / (12 * h)

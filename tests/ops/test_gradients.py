@@ -30,7 +30,7 @@ def list_samples(name: str) -> list[Sample]:
 
 
 def list_flag_combinations(case: OperatorCase) -> list[Sample]:
-    """The first sample of each combination of flags."""
+    """Return the first sample of each combination of flags."""
     firsts: dict[str, Sample] = {}
     for one in list_samples(case.name):
         if all(arg.numel() for arg in one.args):
@@ -79,7 +79,7 @@ SIZES: tuple[tuple[int, int, Shape], ...] = (
 
 
 def compute_gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tensor, ...]:
-    """For a cotangent with entries of both signs in both triangles."""
+    """Return the gradients of f, for a cotangent with entries of both signs in both triangles."""
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **flags)
     result = joined(result)
@@ -89,7 +89,7 @@ def compute_gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tenso
 
 @functools.cache
 def list_rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -> list[tuple[Sample, Any]]:
-    """Samples of one size with all flags, and the gradients of the reference in float64."""
+    """Return samples of one size with all flags, and their gradients by the reference in float64."""
     samples = [sample(name, n, flags, other=other, batch=batch, dtype=dtype) for flags in all_flags(name)]
     found = []
     for one in samples:
@@ -110,7 +110,7 @@ def test_backward_of_every_path(name: str, dtype: torch.dtype, way: str, isa: st
 
 
 def make_partly_failing(n: int) -> tuple[Tensor, Tensor]:
-    """A batch of 9, and which items fail: one at its last minor, one with a NaN, one with an infinity."""
+    """Return a batch of 9 and the indices of items that fail: at the last pivot, by a NaN, by an infinity."""
     A = sample("potrf", n, {}, batch=(9,)).args[0]
     A[2, -1, -1] = -3.0
     A[5, n // 2, 0] = A[5, 0, n // 2] = torch.nan

@@ -32,7 +32,7 @@ def store_column_major(A: Tensor) -> Tensor:
 
 
 def store_padded(A: Tensor) -> Tensor:
-    """A block inside of larger matrices."""
+    """Return A stored as a block inside of larger matrices."""
     *batch, m, n = A.shape
     return _fill_view(A, A.new_empty(*batch, m + 3, n + 5)[..., 1:-2, 2:-3])
 
@@ -52,17 +52,17 @@ def store_in_every_second_row(A: Tensor) -> Tensor:
 
 
 def store_batch_innermost(A: Tensor) -> Tensor:
-    """The items of a batch are interleaved."""
+    """Return A stored with the items of the batch interleaved: neighbours belong to different items."""
     return A.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
 def store_batch_in_between(A: Tensor) -> Tensor:
-    """Row i of all items, then row i + 1 of all items: the batch stride is smaller than a matrix."""
+    """Return A stored as row 0 of all items, then row 1 of all items, and so on."""
     return A.movedim(0, -2).contiguous().movedim(-2, 0)
 
 
 def store_batch_with_gaps(A: Tensor) -> Tensor:
-    """No single stride walks through the leading dimensions."""
+    """Return A stored so that its leading dimensions cannot be merged into one."""
     first, second, *others = A.shape
     return _fill_view(A, A.new_empty(first, second + 2, *others)[:, 1:-1])
 
@@ -72,7 +72,7 @@ def store_batch_transposed(A: Tensor) -> Tensor:
 
 
 def share_first_item(A: Tensor) -> Tensor:
-    """All items are one matrix: stride 0."""
+    """Return the first item of A, repeated for the whole batch by a stride of 0."""
     return A[:1, :1].expand_as(A)
 
 
@@ -98,18 +98,18 @@ BATCH_LAYOUTS: tuple[Layout, ...] = (
 
 
 def _fill_view(A: Tensor, room: Tensor) -> Tensor:
-    """``room``, a view, filled with ``A``, and all else in its memory with NaN."""
+    """Return ``room``, a view, with ``A`` copied into it and all else in its memory set to NaN."""
     _view_memory(room).fill_(torch.nan)
     return room.copy_(A)
 
 
 def _view_memory(A: Tensor) -> Tensor:
-    """All elements of the memory that ``A`` is part of."""
+    """Return all elements of the memory that ``A`` is part of, as a flat tensor."""
     return torch.tensor([], dtype=A.dtype, device=DEVICE).set_(A.untyped_storage())
 
 
 def _copy_bits(A: Tensor) -> Tensor:
-    """A copy of that memory that compares NaN as equal to itself."""
+    """Return a copy of that memory as integers, so that NaN equals itself."""
     return _view_memory(A.detach()).view(torch.int64).clone()
 
 
@@ -190,7 +190,7 @@ def test_operand_with_stride_zero_inside_the_matrix(name: str) -> None:
 
 @pytest.mark.cpu
 def test_stride_past_32_bits(tmp_path: Path) -> None:
-    """Rows of a huge matrix, in a file with few real pages: further apart than BLAS can count."""
+    """Rows further apart than a 32-bit stride can say, in a sparse file that takes few pages."""
     n, row_stride = 40, 2**31 + 8
     values = sample("potrf", n, {}).args[0]
     file = torch.UntypedStorage.from_file(str(tmp_path / "sparse"), shared=True, nbytes=n * row_stride * 8)
@@ -208,7 +208,7 @@ def test_stride_past_32_bits(tmp_path: Path) -> None:
 
 
 def _read(A: Tensor, lower: bool) -> Tensor:
-    """A with NaN in the triangle that is not read."""
+    """Return A with NaN in the triangle that must not be read."""
     hidden = torch.ones_like(A, dtype=torch.bool).triu(1)
     return A.masked_fill(hidden if lower else hidden.mT, torch.nan)
 
@@ -330,7 +330,7 @@ def _make_square_sample(case: OperatorCase, n: int, flags: dict[str, Any]) -> Sa
 
 
 def _find_outside(A: Tensor) -> Tensor:
-    """Which elements of the memory do not belong to ``A``."""
+    """Return a mask of the elements of the memory that do not belong to ``A``."""
     mark = torch.ones(_view_memory(A).shape, dtype=torch.bool, device=DEVICE)
     mark.as_strided(A.shape, A.stride(), A.storage_offset()).fill_(False)
     return mark

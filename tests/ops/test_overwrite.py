@@ -30,7 +30,7 @@ def select_first(result: Any) -> Tensor:
 
 
 def make_overwriting_function(case: OperatorCase, sample: Sample) -> Callable[..., Tensor]:
-    """The operator on a copy of the operand it overwrites: a function without side effects."""
+    """Return the operator with overwrite=True as a function without side effects: it overwrites a copy."""
 
     def run(*args: Tensor) -> Tensor:
         operands = list(args)
@@ -226,7 +226,7 @@ def test_compiled(case: OperatorCase, backend: str) -> None:
 
 
 def test_refuses_shared_memory(case: OperatorCase) -> None:
-    """An expanded tensor has fewer places than elements."""
+    """An expanded tensor, whose elements share memory, cannot be overwritten."""
     sample = case.small()
     args = [arg.expand(2, *arg.shape) for arg in sample.args]
     with pytest.raises(lapgrad.ShapeError, match="share memory"):
@@ -305,7 +305,7 @@ OVERLAPS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {
 
 
 def _make_large_matrix(n: int) -> Tensor:
-    """A positive definite matrix of order n + 1 with triangles of a small condition number."""
+    """Return a positive definite matrix of order n + 1 whose triangles are well conditioned."""
     noise = torch.randn(n + 1, n + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) / n
     return (noise + noise.mT + 2.0 * torch.eye(n + 1, dtype=torch.float64)).to(DEVICE)
 
@@ -366,7 +366,7 @@ def test_one_operand_twice_under_transforms(name: str) -> None:
 
 
 def test_one_covariance_for_views_of_itself() -> None:
-    """mvn_nll with one A for several Y, which lie in the memory of A."""
+    """mvn_nll overwrites one A that serves several Y, and the Y are views of A."""
     A = _make_large_matrix(6)[:6, :6].contiguous()
     Y = torch.stack([A, A])
     expected = lapgrad.fused.mvn_nll(A, Y)

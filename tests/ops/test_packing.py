@@ -12,27 +12,27 @@ from torch import Tensor
 
 import lapgrad
 
-#: Short runs are copied four entries at a time, longer ones by memcpy; others go through tiles of 32 x 32.
+#: Orders at which the kernel copies four entries at a time, uses memcpy, or transposes tiles of 32 x 32.
 ORDERS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 65, 97)
-#: One matrix of this order is shared out to threads.
+#: One matrix of this order is packed by several threads.
 LARGE = 201
 
 
 def list_triangles(n: int) -> Iterator[tuple[int, bool]]:
-    """(offset, lower): both triangles, and those that begin elsewhere, down to one entry and none."""
+    """Return pairs (offset, lower): both triangles, and smaller ones down to one entry and none."""
     yield from ((0, True), (0, False))
     for distance in sorted({1, 2, n // 2, n - 1, n} & set(range(1, n + 1))):
         yield from ((distance, True), (-distance, False))
 
 
 def make_numbered(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """No number twice, and none zero: a wrong place shows."""
+    """Return a tensor of distinct nonzero numbers, so that every misplaced entry is seen."""
     count = torch.Size(shape).numel()
     return (1.0 + torch.arange(count, dtype=dtype, device=DEVICE)).view(shape)
 
 
 def pack_by_definition(A: Tensor, offset: int, lower: bool) -> Tensor:
-    """By the definition, entry by entry."""
+    """Return the packed triangle, by the definition, entry by entry."""
     rows, columns = packed_places(A.shape[-1], offset, lower)
     return A[..., rows, columns]
 
@@ -61,7 +61,7 @@ def test_orders_and_offsets(n: int, dtype: torch.dtype) -> None:
 
 
 def list_layouts(A: Tensor) -> Iterator[Tensor]:
-    """A itself and its numbers elsewhere in memory, with NaN around them."""
+    """Yield A and copies of it in other memory layouts, surrounded by NaN."""
     *batch, n, _ = A.shape
     yield A.mT.contiguous().mT
     yield A.new_full((*batch, n + 2, n + 3), torch.nan)[..., 1:-1, 2:-1].copy_(A)
@@ -97,7 +97,7 @@ def test_vectors_of_any_strides(n: int) -> None:
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_results_of_any_strides_and_nothing_beside_them(lower: bool) -> None:
-    """The kernels themselves: operators hand them memory without gaps."""
+    """Kernels write results of any strides (operators only pass contiguous ones) and nothing around them."""
     n = 35
     A = make_numbered(2, 3, n, n)
     v = pack_by_definition(A, 0, lower)

@@ -1,4 +1,4 @@
-"""float32 products are those of float32, whatever torch was told about networks."""
+"""Products of float32 matrices are not rounded to TF32 or bfloat16, whatever torch's settings say."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_operators(name: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_derivatives_of_any_order(name: str) -> None:
-    """No product of a formula, nor of one that torch has derived from it, is left to what torch was told."""
+    """No product is rounded, neither in a formula nor in the derivatives that torch makes of it."""
     case = OPERATORS[name]
     one = case.small(dtype=torch.float32)
     leaves = [arg.detach().clone().requires_grad_() for arg in one.args]
@@ -76,7 +76,7 @@ def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:
     other.start()
     entered.wait()
     assert SETTING.fp32_precision == "ieee"
-    assert _precision.rounds_products(like)  # they would be when the other one goes
+    assert _precision.rounds_products(like)  # the setting of the user, which comes back
     with _precision.full_products(DEVICE.type):
         leave.set()
         other.join()

@@ -17,7 +17,7 @@ from torch import Tensor
 import lapgrad
 from lapgrad import _blas
 
-#: Order, other side, batch and threads: lanes, leaves, products of BLAS, with one thread and two.
+#: (order, other side, batch, threads): sizes that run one matrix per lane, a leaf, or products of BLAS.
 SIZES: tuple[tuple[int, int, tuple[int, ...], int], ...] = (
     (5, 3, (), 1),
     (8, 8, (20,), 2),
@@ -29,7 +29,7 @@ SIZES: tuple[tuple[int, int, tuple[int, ...], int], ...] = (
 
 
 def check_reduced_set() -> None:
-    """What runs in a process of its own under each setting."""
+    """Check values and gradients of a few cases; runs in a process of its own under each setting."""
     for n, other, batch, threads in SIZES:
         torch.set_num_threads(threads)
         for dtype in (torch.float64, torch.float32):
@@ -93,20 +93,20 @@ def test_provider(provider: str) -> None:
 
 
 def test_torch_is_the_first_choice() -> None:
-    """Its pool is the one that everything else of the program runs on."""
+    """torch's BLAS is preferred, because its threads are the ones that the program already has."""
     if _blas._find_torch() is None:
         pytest.skip("this torch exports no BLAS")
     assert _blas.find().name == "torch"
 
 
 def test_without_the_core() -> None:
-    """By choice: the kernels in plain torch, without a warning (they are errors here)."""
+    """Switched off by the user: the kernels in plain torch run without a warning."""
     code = "import test_providers as t; print(t.lapgrad._kernels.table.core_in_use()); t.check_reduced_set()"
     assert output(code, LAPGRAD_CORE="off").split() == ["False"]
 
 
 def test_a_missing_core_warns_once() -> None:
-    """Not by choice: the same kernels, after one warning that says why."""
+    """Missing: the kernels in plain torch run after one warning that says why."""
     code = """
 import sys, warnings
 sys.modules["lapgrad._core"] = None

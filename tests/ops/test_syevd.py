@@ -1,4 +1,4 @@
-"""Eigenvalues that meet: finite everywhere, exact where a gradient exists, said aloud where it does not."""
+"""Equal eigenvalues: gradients are finite, exact where they exist, and a warning says where they do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import lapgrad
 FINITE = ("mask", "lorentz", "clamp", "raise")
 EPS = torch.finfo(torch.float64).eps
 
-#: Every test here means to see a warning, or none: one that comes unasked is an error (see pyproject.toml).
+#: Warnings are errors (pyproject.toml): a test that expects one says so, and all others expect none.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -41,7 +41,7 @@ def make_with_spectrum(values: list[float], seed: int = 0) -> Tensor:
 
 
 def compute_residual(A: Tensor, U: Tensor, eigenvalues: Tensor) -> float:
-    """In eps, relative to the norm of A: A U^T - U^T diag(eigenvalues)."""
+    """Return the norm of A U^T - U^T diag(eigenvalues), relative to that of A, in units of eps."""
     norm = torch.linalg.matrix_norm(A.double(), 2).clamp_min(1e-300)[..., None, None]
     difference = (A.double() / norm) @ U.double().mT - U.double().mT * (
         eigenvalues.double() / norm[..., 0]
@@ -213,7 +213,7 @@ def test_invariant_losses_have_exact_gradients(name: str, n: int, policy: str) -
 def test_one_warning_where_there_is_no_gradient(
     way: str, k: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An eigenvector of a plane of them, and one of two equal eigenvalues."""
+    """A loss of one eigenvector of a tie, or of one of two equal eigenvalues, warns once."""
     if way == "fallback":
         replace_by_torch(monkeypatch, KERNELS, "syevd", "syevd_vjp")
     with path("default" if way == "fallback" else way):

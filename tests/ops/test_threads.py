@@ -33,7 +33,7 @@ def thread_count() -> Iterator[None]:
 
 
 def compute_gradients(f: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
-    """For a fixed cotangent: one that is computed from a large result would carry over its rounding."""
+    """Return gradients for a fixed cotangent; one computed from the result would carry over its rounding."""
     leaves = [arg.detach().requires_grad_() for arg in args]
     result = joined(f(*leaves))
     cotangent = torch.cos(torch.arange(result.numel(), dtype=result.dtype)).view(result.shape)
@@ -47,7 +47,7 @@ def test_number_of_threads_is_that_of_torch_at_any_time() -> None:
 
 
 def test_number_of_threads_belongs_to_the_calling_thread() -> None:
-    """As for PyTorch itself."""
+    """torch.set_num_threads counts for the thread that calls it, as in PyTorch itself."""
     torch.set_num_threads(3)
     seen: list[tuple[int, int]] = []
 
@@ -244,7 +244,7 @@ print(best)
 
 
 def test_a_thread_that_does_not_wait_for_a_device_leaves_others_alone() -> None:
-    """Operators that they call check; backward passes do not, for autograd does not tell whose they are."""
+    """While one thread is in ``without_waiting``, others still check; no backward pass does."""
     found: dict[str, bool] = {}
     tensor = torch.zeros((), requires_grad=True)
     result = tensor.exp()

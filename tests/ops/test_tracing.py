@@ -49,7 +49,7 @@ def make_cotangent(result: Tensor) -> Tensor:
 
 
 def make_both_functions(case: OperatorCase, sample: Sample) -> tuple[Function, Function]:
-    """Only the operator itself: the symmetrisation of ``differentiable`` is not what is compiled here."""
+    """Return the operator and its reference as functions of the operands, without symmetrising those."""
 
     def first(f: Function) -> Function:
         def result(*args: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def test_compile_every_flag(case: OperatorCase) -> None:
 
 
 def make_operands(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
-    """Square operands of order n; vectors of length n, or packed triangles of order n."""
+    """Return operands of order n: square matrices, vectors of length n, packed triangles of order n."""
     if case.name == "makediag":
         return (torch.randn(n, dtype=torch.float64, device=DEVICE),)
     if case.name == "maketrian":

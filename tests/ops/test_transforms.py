@@ -37,7 +37,7 @@ def make_both_functions(case: OperatorCase, sample: Sample) -> tuple[Function, F
 
 
 def make_directions(args: tuple[Tensor, ...], seed: int = 1) -> tuple[Tensor, ...]:
-    """Fixed numbers that look random (vmap would refuse a random generator)."""
+    """Return directions of fixed, irregular numbers (vmap does not allow random generators)."""
     return tuple(
         torch.sin(
             torch.arange(1.0, arg.numel() + 1, dtype=arg.dtype, device=DEVICE) * (seed + position + 1.7)
@@ -47,7 +47,7 @@ def make_directions(args: tuple[Tensor, ...], seed: int = 1) -> tuple[Tensor, ..
 
 
 def loss(f: Function) -> Function:
-    """A scalar with derivatives of all orders."""
+    """Return a scalar function of the results with nonzero derivatives of all orders."""
     return lambda *args: f(*args).sin().sum()
 
 
@@ -56,7 +56,7 @@ def list_positions(args: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 
 def make_reverse_slope(f: Function, seed: int) -> Function:
-    """The derivative of f along fixed directions, by reverse mode; nested, of any order."""
+    """Return the function that is the derivative of f along fixed directions, by reverse mode."""
 
     def derivative(*args: Tensor) -> Tensor:
         gradients = func.grad(lambda *a: f(*a).sum(), argnums=list_positions(args))(*args)
@@ -69,7 +69,7 @@ def make_reverse_slope(f: Function, seed: int) -> Function:
 
 
 def make_forward_slope(f: Function, seed: int) -> Function:
-    """The derivative of f along fixed directions, by forward mode."""
+    """Return the function that is the derivative of f along fixed directions, by forward mode."""
     return lambda *args: func.jvp(f, args, make_directions(args, seed))[1]
 
 

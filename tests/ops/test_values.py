@@ -33,7 +33,7 @@ SAMPLES = [
 
 
 def compute_in_double(case: OperatorCase, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
-    """The reference in float64, rounded to the dtype of the operands."""
+    """Return the result of the reference in float64, rounded to the dtype of the operands."""
     expected = case.reference(*[arg.double() for arg in args], **kwargs)
     dtype = args[0].dtype
     if isinstance(expected, Tensor):
@@ -50,7 +50,7 @@ def list_samples(name: str, dtype: torch.dtype) -> list[Sample]:
 def list_rows(
     name: str, n: int, other: int, batch: int | None, dtype: torch.dtype
 ) -> list[tuple[Sample, Any]]:
-    """Samples of one size with all flags, and what is expected of them."""
+    """Return samples of one size with all flags, and their expected results."""
     shape = () if batch is None else (batch,)
     samples = [sample(name, n, flags, other=other, batch=shape, dtype=dtype) for flags in all_flags(name)]
     return [(one, compute_in_double(OPERATORS[name], one.args, one.kwargs)) for one in samples]
@@ -107,7 +107,7 @@ def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:
-    """Flat and tall: one column, fewer than a vector, across slices and tiles, far more than rows."""
+    """Other sides from one column to many more than rows, around the sizes of vectors, slices and tiles."""
     with path(way):
         for n, other in ((33, 1), (5, 70), (70, 5), (130, 33), (33, 300), (140, 257)):
             check(name, n, dtype, other=other)

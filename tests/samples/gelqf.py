@@ -19,7 +19,7 @@ SHAPES: tuple[Shape, ...] = (
 
 
 def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """Rows below the first min(m, n) are multiplied by Q^T: torch has no gradient for a tall A.
+    """LQ of the first min(m, n) rows; the others of L are A Q^T, because torch has no gradient for a tall A.
 
     LAPACK computes it for every device.
     """

@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors, and what is made of them."""
+"""Samples of syevd and of operators that are built on it: eigh_fn and pca."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _syevd_recipes() -> tuple[Recipe, ...]:
 
 
 class Softplus:
-    """A function with a name that is the same in every process."""
+    """softplus as a class, so that its name (and the test id) is the same in every process."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.softplus(x)

@@ -25,7 +25,7 @@ def kalman_nll(
 ) -> Tensor:
     """The filter as textbooks have it, without missing observations."""
     times, p = y.shape[-2:]
-    # So that their gradients are symmetric.
+    # Symmetrised, so that their gradients are symmetric.
     Q, R, P = (0.5 * (X + X.mT) for X in (Q, R, P))
 
     def at(X: Tensor, t: int) -> Tensor:
@@ -34,7 +34,7 @@ def kalman_nll(
     batch = torch.broadcast_shapes(
         y.shape[:-2], *[X.shape[:-3] for X in (A, B, Q, R)], m.shape[:-1], P.shape[:-2]
     )
-    # Without steps the gradients are zero, but they are there.
+    # With no time steps the gradients are zeros, not None.
     s = torch.zeros(batch, dtype=y.dtype, device=y.device) + 0.0 * sum(X.sum() for X in (y, A, B, Q, R, m, P))
     m = m[..., None]
     for t in range(times):

@@ -65,5 +65,5 @@ PROCESS = ProcessChoice()
 
 
 def current_choice() -> Choice:
-    """What holds for the caller."""
+    """Return the choice of the innermost scope of the caller, else that of the process."""
     return SCOPE.get() or PROCESS.current

@@ -37,7 +37,7 @@ class Thresholds(NamedTuple):
     gradient: Row
 
 
-#: More bits than an order has.
+#: Entries of an extended row: more than any order has bits.
 _MOST_BITS = 64
 
 NEVER = Thresholds((0,) * _MOST_BITS, (0,) * _MOST_BITS)

@@ -104,7 +104,8 @@ def _compute_cofactors_composite(A: Tensor) -> Tensor:
         return A.clone()
     U, s, Vh, sign, constant = operator_basis.call(A)
     sign = sign[..., None, None]
-    # A - constant is zero, but its derivative is not: M is exactly diagonal.
+    # M is diag(s) plus U^T (A - constant) V. The second term is exactly zero, so that M is exactly diagonal,
+    # but it has a derivative.
     M = torch.diag_embed(s) + _multiply(_multiply(U.mT, A - constant), Vh.mT)
     regular = max(n - 3, 0)
     if regular == 0:

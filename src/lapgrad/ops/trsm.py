@@ -74,7 +74,7 @@ def trsm(
 
 
 def _refuse_singular(L: Tensor) -> None:
-    """The error that the kernel reports, without running it."""
+    """Raise the error of a singular L that the kernel would report, without running the kernel."""
     zero = L.diagonal(dim1=-2, dim2=-1) == 0
     if zero.any():
         *item, index = _errors.batch_index(int(zero.flatten().int().argmax()), zero.shape)

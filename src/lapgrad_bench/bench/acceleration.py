@@ -150,7 +150,7 @@ CASES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, and what becomes of it."""
+    """Add the options of `lapgrad bench accelerate`."""
     names = sorted({case.name for case in CASES})
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"of {', '.join(names)} [all]")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
@@ -237,7 +237,7 @@ def _is_affordable(case: Case, items: int, n: int) -> bool:
 
 
 def smooth_row(row: list[int]) -> list[int]:
-    """Each entry as the middle one of itself and its neighbours: an order does not stand out by itself.
+    """Return the row with each entry replaced by the median of itself and its neighbours.
 
     Example:
         >>> smooth_row([0, 0, 50, 1, 8, 8, 0, 1])
@@ -252,7 +252,7 @@ def smooth_row(row: list[int]) -> list[int]:
 def _ratio(
     arguments: argparse.Namespace, case: Case, items: int, n: int, dtype: str, kind: str, longer: float
 ) -> float:
-    """lapgrad's time over torch's, with overrides installed for both.
+    """Return lapgrad's time divided by torch's, with overrides installed for both.
 
     Of the fast samples: what other programs on the machine take comes on top of the time of a call.
     """

@@ -15,7 +15,7 @@ EXPERIMENTS: tuple[ModuleType, ...] = (table1, table2, deep_gp_regression)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The experiments as subcommands, each with its own options."""
+    """Add the experiments as subcommands, each with its own options."""
     topics = parser.add_subparsers(title="experiments", metavar="experiment", required=True)
     for experiment in EXPERIMENTS:
         one = topics.add_parser(experiment.NAME, help=experiment.SUMMARY, description=experiment.__doc__)

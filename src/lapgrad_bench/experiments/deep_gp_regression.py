@@ -51,7 +51,7 @@ class Settings:
         steps: Minibatches of the deep model.
         batch: Rows in each of them.
         samples: That go through the layers in each step.
-        lr: LearningOptions rate of the deep model.
+        lr: Learning rate of the deep model.
         evaluations: Of the bound of the sparse model, at most.
         seed: Of the order of the data, of the inducing inputs and of the minibatches.
         dtype: A key of ``folds.DTYPES``.

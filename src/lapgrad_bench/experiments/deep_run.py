@@ -40,7 +40,7 @@ class Settings:
         inducing: Inducing inputs per layer.
         hidden: Widths of the hidden layers of recognition networks: "500-300".
         batch: Images per step.
-        lr: LearningOptions rate of Adam at the start.
+        lr: Learning rate of Adam at the start.
         natural: Length of natural gradient steps of q(u) at the start; 0: Adam moves q(u), too.
         annealing: Steps in which the weight of latent variables rises to 1.
         dtype: Of everything but kernel matrices of inducing inputs.

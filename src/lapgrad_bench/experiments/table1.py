@@ -212,7 +212,7 @@ def _read_fold(row: dict[str, object]) -> Fold:
 
 
 def _estimate_cost(fold: Fold, rows: int) -> float:
-    """Return about the flops of a step; an entry of the kernel matrix counts more than that of a product."""
+    """Return roughly the flops of a step; evaluating one entry of the kernel matrix counts as 200."""
     U = fold.inducing
     return 4.0 * rows * U * (U + 50.0) + 10 / 3 * U**3
 

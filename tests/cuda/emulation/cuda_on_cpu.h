@@ -9,7 +9,7 @@
 // Forced in front of a .cu file (g++ -include). Shared memory is what `shared_memory` in block.cuh returns.
 #pragma once
 
-// Checked, longjmp refuses to go to another stack.
+// With glibc's checks, longjmp refuses to jump to another stack.
 #undef _FORTIFY_SOURCE
 
 #include <setjmp.h>
@@ -56,10 +56,10 @@ struct Warp {
   Barrier barrier;
   int live = 0;
   unsigned fences = 0;  // how often the lanes have met at __syncwarp
-  std::uint64_t slots[2][kWarp];  // taken in turns: who is late still finds what was put
+  std::uint64_t slots[2][kWarp];  // two buffers in turns: a lane that is late still finds the value of the last exchange
 };
 
-// Contexts start a fiber. From then on jumps are enough, which do not ask the kernel to save a mask of signals.
+// A context starts a fiber. After that longjmp is enough; unlike swapcontext it makes no system call for the signal mask.
 struct Fiber {
   ucontext_t context;
   jmp_buf place;
@@ -68,7 +68,7 @@ struct Fiber {
   unsigned number = 0;
   bool done = false;
   const Barrier* waits_at = nullptr;
-  unsigned generation = 0;  // of the barrier, when it came there
+  unsigned generation = 0;  // number of the barrier at which this thread waits
   const int* live = nullptr;
 };
 
@@ -91,7 +91,7 @@ struct Block {
 };
 
 inline Block* block = nullptr;
-inline std::vector<Fiber*> fibers;  // kept from block to block: a fiber goes on with the next body
+inline std::vector<Fiber*> fibers;  // fibers are reused from block to block, each with a new body
 
 [[noreturn]] inline void fail(const char* message) {
   std::fprintf(stderr, "emulation: %s\n", message);
@@ -121,7 +121,7 @@ inline void wait(Barrier& barrier, const int& live, unsigned* clock) {
   yield();
   self.waits_at = nullptr;
   if (barrier.generation != mine) return;
-  open();  // a thread that left since was the last that was missing
+  open();  // the last thread that was missing has left the kernel
   block->progress = true;
 }
 

@@ -1,4 +1,4 @@
-// Kernels that do wrong what the watch over memory is to find, and their neighbours that do it right.
+// Kernels with faults that the watch over memory must find, each also in a correct version.
 #include "block.cuh"
 
 constexpr int kReadAcrossWarp = 0, kReadAcrossBlock = 1, kWriteOfWhatOthersRead = 2, kVoteForABarrier = 3;

@@ -1,4 +1,4 @@
-// What a kernel on the CPU does to memory: the faults that a GPU forgives most of the time.
+// Watches the memory accesses of an emulated kernel, for faults that a GPU mostly hides.
 //
 // The compiler calls the functions at the end of this file before each access, as if for its own thread sanitizer
 // (-fsanitize=thread), whose library is not linked. Found are, in shared memory,
@@ -20,7 +20,7 @@ namespace emulation {
 constexpr std::size_t kSharedBytes = kEmulatedSharedBytes;
 constexpr std::size_t kPlace = 4;  // bytes: no kernel has smaller numbers
 
-// An array of which elements are marked that nobody has written yet. A write takes the mark away.
+// An array with a mark on each element that has not been written yet. A write removes the mark.
 struct Unwritten {
   std::uintptr_t first;
   std::size_t count, element;
@@ -62,7 +62,7 @@ struct Watch {
     complaint = text;
   }
 
-  // Whether a barrier lies between an access of `other`, when its warp had met `their_fences` times, and now.
+  // Whether there was a barrier since an access of thread `other`, made when its warp had passed `their_fences` barriers.
   UNWATCHED bool is_ordered(unsigned their_epoch, unsigned other, unsigned their_fences) const {
     return their_epoch != epoch || other == thread || (other / 32 == thread / 32 && their_fences != *fences);
   }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
-#: Wide, square and tall for each kernel; few kernels, as each is compiled for the CPU first.
+#: Wide, square and tall shapes for each kernel; only a few kernels, because compiling one takes seconds.
 SHAPES = [(1, 1), (4, 3), (2, 4), (4, 4), (7, 16), (5, 13), (17, 3), (20, 32), (32, 17), (32, 32), (61, 20)]
 CASES = [(shape, torch.float64) for shape in SHAPES] + [((3, 4), torch.float32), ((32, 30), torch.float32)]
 cases = pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_entries_of_which_the_squares_are_no_numbers(
 @machines
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 4), torch.float64), ((32, 30), torch.float32)], ids=str)
 def test_rows_that_fall_by_many_decades(machine: Machine, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Each is as exact as its own size allows, whatever it is multiplied with on the way."""
+    """Each row of L is accurate relative to its own size, although larger rows are mixed in on the way."""
     fall = torch.logspace(0, -250 if dtype is torch.float64 else -30, shape[0], dtype=torch.float64)
     unit = torch.exp2(fall.log2().round())[:, None].to(machine.device, dtype)  # no rounding
     A = draw_matrices(2, *shape, dtype, machine) * unit
@@ -97,7 +97,8 @@ def test_rows_that_need_no_reflection_and_rows_that_depend(machine: Machine, n: 
     A[1] = torch.eye(n, dtype=torch.float64)
     A[2] = 1.0
     A[3] = torch.diag(torch.arange(1.0, n + 1))
-    A[3, :, -1] += 1e-200  # too small to change a number, but LAPACK reflects
+    # Too small to change the result, but LAPACK makes a reflection, which changes the sign.
+    A[3, :, -1] += 1e-200
     for positive in (False, True):
         L, Q, failure = run_gelqf(machine, A, positive)
         assert failure is None

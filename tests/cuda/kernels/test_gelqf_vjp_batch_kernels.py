@@ -91,14 +91,14 @@ def test_the_first_row_that_depends_on_others_is_reported(
     L[33, 0, 0] = 0.0
     assert found() == (33, 0)
     L[32, 1] = 0.0
-    L[32, 1, :2] = 1e-12  # small, but nothing is left out of it
+    L[32, 1, :2] = 1e-12  # a small row, but not small beside its own diagonal entry
     assert found() == ((32, 1) if relative_to_largest else (33, 0))
 
 
 @machines
 def test_long_rows_that_depend(machine: Machine) -> None:
     L = draw_matrices(2, 70, 70, torch.float64, machine).tril()
-    L[1, 68, 5] = 1e12  # what is left is little beside this
+    L[1, 68, 5] = 1e12  # the diagonal entry is negligible beside this one
     failure = machine.first_failure(
         lambda cell: _gelqf_batch.plan_dependent_row_search(L, 1e-10, False, cell), L
     )

@@ -21,7 +21,7 @@ Run = Callable[..., tuple[Tensor, Tensor, tuple[int, int] | None]]
 
 
 def run_emulated(A: Tensor, reverse_order: bool = False) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
-    """What ``_gelqf_wide.gelqf`` launches, emulated."""
+    """Run the kernels that ``_gelqf_wide.gelqf`` launches, emulated on the CPU."""
     L, Q, cell = A.new_full((len(A), A.shape[1], A.shape[1]), 7.0), A.clone(), _items.create_status_cell(A)
     for plan in _gelqf_wide.plan_factorisation(L, Q, cell):
         emulated.launch(*plan, reverse_order=reverse_order)
@@ -50,7 +50,7 @@ def check(A: Tensor, L: Tensor, Q: Tensor) -> None:
     assert (L.diagonal(dim1=-2, dim2=-1) >= 0).all()
 
 
-#: One row in the last chunk, and a whole one; a group of rows that is not full.
+#: Widths at which the last chunk of columns has one column or is full; groups of rows that are not full.
 @pytest.mark.parametrize(
     ("m", "n", "dtype"),
     [
@@ -66,7 +66,7 @@ def test_factors(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
 
 
 def test_rows_that_depend_on_others(run: Run) -> None:
-    """Also where only a later chunk tells rows apart."""
+    """L Q = A also if rows are dependent, or are equal in the first chunk of columns and differ later."""
     A = draw_normal(5, 9, 290)
     A[0] = 0.0
     A[1, 3] = 2.0 * A[1, 2]

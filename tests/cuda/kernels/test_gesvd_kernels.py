@@ -19,7 +19,8 @@ from lapgrad._torch import lu as torch_lu
 Result = tuple[Tensor, Tensor | None, Tensor | None, tuple[int, int] | None]
 Run = Callable[..., Result]
 
-#: (m, n, items): every kind of kernel, wide, tall and square, with and without a row that fills up a pair.
+#: (m, n, items): every kind of kernel; wide, tall and square; an even and an odd number of rows (Jacobi
+#: rotates pairs of rows, and an odd number is completed by a row of zeros).
 SHAPES = [
     (1, 1, 3), (2, 2, 9), (5, 8, 3), (8, 7, 3), (4, 50, 2), (16, 16, 3), (13, 15, 2), (50, 9, 2),
     (17, 17, 1), (32, 32, 1), (60, 18, 1), (35, 36, 1),
@@ -27,7 +28,7 @@ SHAPES = [
 
 
 def run_emulated(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
-    """What ``_gesvd_batch.gesvd`` launches, emulated."""
+    """Run the kernels that ``_gesvd_batch.gesvd`` launches, emulated on the CPU."""
     *batch, m, n = A.shape
     k, source = min(m, n), A.reshape(-1, m, n)
     S, U, V = (A.new_full((len(source), *shape), 7.0) for shape in ((k,), (k, m), (k, n)))
@@ -77,7 +78,7 @@ def test_single_precision(run: Run) -> None:
 @pytest.mark.parametrize(("m", "n"), [(7, 6), (16, 16), (17, 18)])
 def test_order_of_threads_does_not_matter(m: int, n: int) -> None:
     A = draw_normal(1 if m > 16 else 3, m, n)
-    A[0, 1] = A[0, 0]  # a zero, for which a row is made up
+    A[0, 1] = A[0, 0]  # a zero singular value: its row of V must be completed
     for one, other in zip(run_emulated(A)[:3], run_emulated(A, reverse_order=True)[:3], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 

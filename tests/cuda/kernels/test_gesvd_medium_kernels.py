@@ -29,7 +29,7 @@ def allocate_results(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def run_emulated(A: Tensor, vectors: bool = True, reverse_order: bool = False) -> Result:
-    """What ``_gesvd_medium.gesvd`` launches, emulated."""
+    """Run the kernels that ``_gesvd_medium.gesvd`` launches, emulated on the CPU."""
     S, U, V = allocate_results(A)
     reported = _items.create_status_cell(A)
     plans = (
@@ -54,7 +54,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
-#: Every number of columns of a lane; wide, tall and square; a last warp with one row and with eight.
+#: Every number of columns per lane; wide, tall and square; one row or eight rows in the last warp.
 @pytest.mark.parametrize(
     ("m", "n", "dtype"),
     [
@@ -79,7 +79,7 @@ def test_hard_cases(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
 
 
 def test_rows_that_are_graded_from_below(run: Run) -> None:
-    """Without sorted rows these take four times the sweeps."""
+    """Rows whose sizes increase converge as fast as others, because the kernel sorts rows first."""
     A = draw_normal(2, 24, 70) * torch.logspace(-30, 0, 24, dtype=torch.float64)[:, None]
     A[1, 5:9] = A[1, 9:13]  # and a rank that is lower
     S, U, V, failure = run(A)
@@ -100,7 +100,7 @@ def test_small_singular_values_are_relatively_right(run: Run) -> None:
 
 def test_order_of_threads_does_not_matter() -> None:
     A = draw_normal(1, 18, 70)
-    A[0, 1] = A[0, 0]  # a zero, for which a row is made up
+    A[0, 1] = A[0, 0]  # a zero singular value: its row of V must be completed
     for matrix in (A, A.mT):
         one, other = run_emulated(matrix), run_emulated(matrix, reverse_order=True)
         for result, expected in zip(one[:3], other[:3], strict=True):
@@ -156,7 +156,7 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(emulated.COMPILER is None, reason="no g++")
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any leading dimensions, any memory for results; the driver has the last word on what fails."""
+    """Any leading dimensions and strides of results; failed items are reported."""
     monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
     A = draw_normal(6, 9, 66).view(2, 3, 9, 66)

@@ -34,7 +34,7 @@ def run_emulated(
     tol: float,
     reverse_order: bool = False,
 ) -> tuple[Tensor, int | None]:
-    """What ``_gesvd_batch.gesvd_vjp`` launches, emulated."""
+    """Run the kernels that ``_gesvd_batch.gesvd_vjp`` launches, emulated on the CPU."""
     gU, gS, gV = cotangents
     gA, reported = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0), _items.create_status_cell(U)
     plan = _gesvd_batch.plan_vjp(gA, U, V, gU, gV, S, gS, degeneracy, tol, reported)
@@ -55,7 +55,7 @@ def run_on_device(
 def run_medium_emulated(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
-    """``_gesvd_vjp_medium.gesvd_vjp``, its kernel emulated, of a batch in two parts."""
+    """Run ``_gesvd_vjp_medium.gesvd_vjp`` with an emulated kernel, on a batch that is cut into two parts."""
     gA = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0)
     k, n = sorted(gA.shape[-2:])
     two_items = 2 * k * (2 * k + n) * S.element_size()
@@ -164,7 +164,7 @@ def test_what_is_outside_of_the_rows_of_zeros_is_reported(run: Run) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(10, 10), (7, 12)])
 def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) -> None:
-    """As small as what is left of the values: between two of them if square, outside of them if wide."""
+    """Two values of item 1 are near zero, and the loss needs their gap (square A) or inverse (wide A)."""
     U, S, V, _ = make_problem(m, n)
     S[1, -2:] = torch.tensor([3e-16, 1e-16], dtype=torch.float64)
     A = U.mT @ (S[..., None] * V) + torch.randn(
@@ -178,7 +178,7 @@ def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) ->
 
 
 def test_a_loss_that_is_even_on_equal_values_is_not_reported(run: Run) -> None:
-    """gU = P U and gV = P V with P symmetric: what the product of both vectors gives."""
+    """gU = P U, gV = P V with a symmetric P, and equal gS: the gradient does not depend on the tie."""
     U, S, V, (_, gS, _) = make_problem(10, 10)
     assert gS is not None
     S[:, 3:6] = S[:, 4:5].clone()
@@ -193,7 +193,7 @@ def test_a_loss_that_is_even_on_equal_values_is_not_reported(run: Run) -> None:
 
 
 def test_ends_of_the_number_range(run: Run) -> None:
-    """Finite, and silent as long as the loss is one of values apart; one of two zeros is reported."""
+    """Gradients are finite at the ends of the range; only a loss that needs a zero gap is reported."""
     U, V = (torch.eye(5, dtype=torch.float64).expand(2, 5, 5).contiguous() for _ in range(2))
     large, small = [1e300, 1e200, 1e50, 0.0, 0.0], [1e-20, 1e-300, 1e-307, 0.0, 0.0]
     S = torch.tensor([large, small], dtype=torch.float64)
@@ -212,7 +212,7 @@ def test_ends_of_the_number_range(run: Run) -> None:
 @pytest.mark.parametrize(("m", "n"), [(7, 7), (6, 9), (12, 5), (18, 30)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    """Losses of the spaces of a group, and of U^T V; the last item tells the vectors of the group apart."""
+    """Losses of the space of a group of close values, and of U^T V; that of the last item needs the gaps."""
     U, S, V, (gU, _, gV) = make_problem(m, n, dtype)
     assert gU is not None
     assert gV is not None
@@ -242,7 +242,10 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: 
 
 @pytest.mark.parametrize(("m", "n"), [(6, 6), (6, 9), (14, 40)])
 def test_rounding_is_not_divided_by_small_values(run: Run, m: int, n: int) -> None:
-    """Sums of small values, and what gV has out of the rows of V; in the last item that is not rounding."""
+    """The same for sums of small values, and for the part of gV outside of the rows of V.
+
+    In the last item these are not rounding, and must be divided.
+    """
     U, S, V, (_, _, gV) = make_problem(m, n)
     assert gV is not None
     generator = torch.Generator().manual_seed(0)
@@ -262,7 +265,7 @@ def test_rounding_is_not_divided_by_small_values(run: Run, m: int, n: int) -> No
 
 
 def store_by_columns(*parts: Tensor) -> list[Tensor]:
-    """The same numbers, neighbours in columns."""
+    """Return the same matrices in column-major memory."""
     return [part.mT.contiguous().mT for part in parts]
 
 
@@ -283,7 +286,7 @@ def test_strides(run: Run) -> None:
 
 @pytest.mark.parametrize("run", places.make_places(run_emulated, run_on_device))
 def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
-    """To the last bit: all its sums are its own."""
+    """To the last bit, because the kernel calls no library whose order of summation depends on strides."""
     U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gV is not None
@@ -295,12 +298,12 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine) -> None:
-    """The kernel between the products, from the same products. Of gU it takes the sizes of rows only."""
+    """The kernel between two library products gives equal bits for equal products, whatever the strides."""
     U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gS is not None
     assert gV is not None
-    S[1, -2:] = 0.0  # what gV has outside of the rows of V is asked for
+    S[1, -2:] = 0.0  # the part of gV outside of the rows of V is needed
     gU, gS, gV, S, U, V = (part.to(machine.device) for part in (gU, gS, gV, S, U, V))
     products = gU @ U.mT, gV @ V.mT
     results = []

@@ -24,7 +24,7 @@ NAMES = ("y", "A", "B", "Q", "R", "m", "P", "c")
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of a model. shared, varying: the operands that series share, and those that vary with time."""
+    """Sizes of a model, and which operands the series share (``shared``) or vary with time (``varying``)."""
 
     n: int
     p: int
@@ -39,7 +39,8 @@ class Sizes:
         return f"{self.n}-{self.p}{single}-shared_{self.shared}-varying_{self.varying}"
 
 
-#: One for each kind of code: a warp, a block, factors in registers and by lanes; sizes below a power of two.
+#: One case per variant of the kernel: one warp or one block per series, factors in registers or in lanes;
+#: sizes that are no powers of two.
 CASES = [
     Sizes(3, 2),
     Sizes(4, 2, shared="ABQRmPc"),
@@ -52,7 +53,7 @@ cases = pytest.mark.parametrize("sizes", CASES, ids=str)
 
 
 def make_operands(sizes: Sizes, gaps: bool = True) -> list[Tensor]:
-    """On the CPU. The series have different length; single observations and whole steps are missing."""
+    """Return the operands on the CPU. Series differ in length; observations and whole steps are missing."""
     generator = torch.Generator().manual_seed(sizes.n)
     series, times, n, p = sizes.series, sizes.times, sizes.n, sizes.p
 
@@ -141,7 +142,7 @@ def test_value_and_gradient(machine: Machine, sizes: Sizes) -> None:
 
 @machines
 def test_gradients_are_the_same_to_the_last_bit(machine: Machine) -> None:
-    """Whatever the order of threads, and of what is asked for."""
+    """The order of threads, and which gradients are asked for, do not change a bit."""
     operands, gs = make_operands(CASES[1]), torch.ones(CASES[1].series, dtype=torch.float64)
     reference = run_kalman_vjp(dataclasses.replace(machine, reverse_order=False), operands, gs)
     for wanted in ("yABQRmPc", "A", "B", "QR", "m", "yc"):
@@ -158,7 +159,7 @@ def test_gradients_are_the_same_to_the_last_bit(machine: Machine) -> None:
 @machines
 @pytest.mark.parametrize("varying", ["", "ABQRc"])
 def test_segments_and_chunks(machine: Machine, varying: str) -> None:
-    """With hardly any work space: moments of 4 steps at a time, one series after the other."""
+    """With a tiny workspace the kernel keeps the moments of 4 steps at a time, of one series at a time."""
     sizes = Sizes(3, 2, series=4, times=11, shared="ABQRmPc", varying=varying)
     operands, gs = make_operands(sizes), torch.ones(1, dtype=torch.float64).expand(4)
     assert kernels._divide_work([None] * 8, operands, 1000) == (4, 1)
@@ -194,14 +195,14 @@ def test_any_strides(machine: Machine) -> None:
 
 
 def store_by_columns(X: Tensor) -> Tensor:
-    """As linear algebra libraries, and ``torch.empty_like`` of what they return, have it."""
+    """Return the same matrices in column-major memory, as linear algebra libraries return them."""
     return X.mT.contiguous().mT
 
 
 @machines
 @pytest.mark.parametrize("sizes", CASES[:3], ids=str)
 def test_results_of_any_strides(machine: Machine, sizes: Sizes) -> None:
-    """On the CPU, too: what is written row by row into matrices that lie column by column is transposed."""
+    """Results in column-major memory are not transposed, on the CPU and on a device."""
     operands, gs = make_operands(sizes), torch.linspace(0.5, -2.0, sizes.series, dtype=sizes.dtype)
     _, found = compute_expected(operands, gs)
     _, turned = compute_expected(operands, gs, store_by_columns)
@@ -229,7 +230,7 @@ def test_one_step_and_nothing_observed(machine: Machine) -> None:
 
 @machines
 def test_first_failure_is_reported(machine: Machine) -> None:
-    """By series, then by step, with the code of the CPU's kernel; other series have their values."""
+    """The first series that fails, its step and the CPU's error code are reported; other series are right."""
     sizes = Sizes(3, 2, series=5, times=5, varying="R")
     operands = make_operands(sizes, gaps=False)
     s, _ = compute_expected(operands, torch.ones(5, dtype=torch.float64))
@@ -261,7 +262,7 @@ def test_failure_by_lanes(machine: Machine) -> None:
 
 @machines
 def test_pivots_of_any_size(machine: Machine) -> None:
-    """Their product leaves the range of numbers; the logarithm of it does not."""
+    """The product of the pivots overflows or underflows, but its logarithm is right."""
     one = torch.ones(2, 1, 1, 1, dtype=torch.float64)
     scale = torch.tensor([1e-60, 1e60], dtype=torch.float64)[:, None, None, None]
     y = torch.zeros(2, 20, 1, dtype=torch.float64)
@@ -314,7 +315,7 @@ DEVICE_ONLY = pytest.mark.parametrize("machine", MACHINES[-1:])
 @pytest.mark.parametrize("p", [1, 2, 3, 8, 9, 16])
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 9, 16, 17, 32])
 def test_all_sizes_on_a_device(machine: Machine, n: int, p: int, dtype: torch.dtype) -> None:
-    """Against the CPU, through the operators' table: what is launched there is what runs here."""
+    """Results of the CPU and of a device agree, both called through the kernel table."""
     sizes = Sizes(n, p, series=300, times=20, dtype=dtype, shared="ABQRmP", varying="BR")
     operands, gs = make_operands(sizes), torch.linspace(-1.0, 1.0, 300, dtype=dtype)
     s, found = compute_expected(operands, gs)

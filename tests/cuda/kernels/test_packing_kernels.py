@@ -18,15 +18,15 @@ from lapgrad._kernels.cuda.small import packing as _packing
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 
-#: Several items in a block, a part of a warp for a row, a warp, and tiles that the matrix ends in.
+#: Orders at which a block has several items, a row takes a part of a warp or a warp, and tiles are partial.
 ORDERS = (1, 2, 5, 16, 33, 70)
-#: Two warps for a row.
+#: An order at which a row takes two warps.
 LARGE = 520
 FLAGS = [(0, True), (0, False), (1, True), (-1, True), (3, True), (-3, True)]
 
 
 def make_numbered(machine: Machine, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """No number twice, and none zero."""
+    """Return a tensor of distinct numbers, none of them zero."""
     count = torch.Size(shape).numel()
     return (1.0 + torch.arange(count, dtype=dtype)).view(shape).to(machine.device)
 
@@ -37,7 +37,7 @@ def count_packed(n: int, offset: int) -> int:
 
 
 def check_packing(machine: Machine, A: Tensor, offset: int, lower: bool) -> None:
-    """Into vectors with gaps, where nothing else is written."""
+    """Check packing into vectors with gaps between them, which must not be written."""
     items, size = A.shape[0], count_packed(A.shape[-1], offset)
     expected = A.new_empty(items, size)
     _fallback.extracttrian(expected, A, offset, lower)
@@ -50,7 +50,7 @@ def check_packing(machine: Machine, A: Tensor, offset: int, lower: bool) -> None
 
 
 def check_unpacking(machine: Machine, v: Tensor, n: int, offset: int, lower: bool) -> None:
-    """Into rows and columns inside of larger matrices."""
+    """Check unpacking into blocks of larger matrices."""
     items = v.shape[0]
     expected = v.new_empty(items, n, n)
     _fallback.maketrian(expected, v[:, 0], offset, lower)
@@ -89,7 +89,7 @@ def test_rows_of_several_warps(machine: Machine) -> None:
 @machines
 @pytest.mark.parametrize("n", [1, 3, 16])
 def test_more_items_than_a_block_takes(machine: Machine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last block has rows left over, and blocks begin in the middle of an item, in several passes."""
+    """The last block is not full, blocks begin in the middle of an item, and rows take several passes."""
     items = 1111 if n == 1 else 150
     monkeypatch.setattr(_thresholds, "PACKING_MANY_THREADS", 0)
     for lower in (True, False):
@@ -115,7 +115,7 @@ def test_any_strides(machine: Machine) -> None:
 def test_as_operators_call_them(
     machine: Machine, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any leading dimensions, triangles without an entry, leading dimensions without a common stride."""
+    """Called as operators do: any leading dimensions, also without a common stride, and empty triangles."""
     if machine.device != "cpu":
         check_calls(machine, batch)
         return

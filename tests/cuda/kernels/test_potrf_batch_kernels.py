@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
-#: Each kernel, on both sides of its borders; in float32 fewer, as every kernel is compiled for the CPU first.
+#: Orders on both sides of each limit between kernels; fewer in float32, because compiling takes seconds.
 CASES = [(n, torch.float64) for n in (1, 3, 4, 9, 16, 33, 61)] + [(n, torch.float32) for n in (13, 48)]
 cases = pytest.mark.parametrize(("n", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
 machines = pytest.mark.parametrize("machine", MACHINES)

@@ -19,13 +19,13 @@ from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 Result = tuple[Tensor, Tensor | None, tuple[int, int] | None]
 Run = Callable[..., Result]
 
-#: At the limits of the kinds of kernel, and where a group has lanes without a column.
+#: Orders at the limits between kernels, and orders at which some lanes of a group have no column.
 SIZES = [(n, torch.float64) for n in (1, 2, 3, 8, 9, 16, 20, 32, 33, 64)]
 SIZES += [(n, torch.float32) for n in (16, 64)]
 
 
 def run_emulated(A: Tensor, lower: bool = True, vectors: bool = True, reverse_order: bool = False) -> Result:
-    """What ``_syevd_batch.syevd`` launches, emulated."""
+    """Run the kernels that ``_syevd_batch.syevd`` launches, emulated on the CPU."""
     n = A.shape[-1]
     source = A.reshape(-1, n, n)
     eigenvalues, U = A.new_full((len(source), n), 7.0), A.new_full((len(source), n, n), 7.0)
@@ -54,7 +54,7 @@ def draw_symmetric(items: int, n: int, dtype: torch.dtype) -> Tensor:
 
 
 def check(A: Tensor, eigenvalues: Tensor, U: Tensor | None) -> None:
-    """Orthogonal, diagonal, ascending, right, and with the signs that the rule wants."""
+    """Check that U is orthogonal and diagonalises A, that values ascend and are right, and the sign rule."""
     assert U is not None
     n, eps = A.shape[-1], torch.finfo(A.dtype).eps
     exact, size = A.double(), A.double().abs().amax((-2, -1), keepdim=True).clamp_min(1e-320)

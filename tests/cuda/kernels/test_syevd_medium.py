@@ -37,7 +37,7 @@ def check(A: Tensor, eigenvalues: Tensor, U: Tensor) -> None:
 
 @pytest.fixture
 def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """LAPACK with cuSOLVER's manners: one triangle in, rows of eigenvectors out, a status for each item."""
+    """LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors out, a status per item."""
     statuses = [0] * 16
 
     def solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:

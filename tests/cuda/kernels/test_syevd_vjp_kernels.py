@@ -29,7 +29,7 @@ def run_emulated(
     tol: float,
     reverse_order: bool = False,
 ) -> tuple[Tensor, tuple[int, int] | None]:
-    """What ``_syevd_batch.syevd_vjp`` launches, emulated."""
+    """Run the kernels that ``_syevd_batch.syevd_vjp`` launches, emulated on the CPU."""
     gA, reported = torch.full(U.shape, 7.0, dtype=U.dtype), _items.create_status_cell(U)
     plan = _syevd_batch.plan_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol, reported)
     emulated.launch(*plan, reverse_order=reverse_order)
@@ -53,7 +53,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def make_problem(
     items: int, n: int, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """U, eigenvalues with gaps, gU, slope."""
+    """Return U, eigenvalues with gaps, and the cotangents gU and slope."""
     generator = torch.Generator().manual_seed(n)
     U = torch.linalg.qr(torch.randn(items, n, n, dtype=torch.float64, generator=generator))[0]
     eigenvalues = torch.linspace(-1, 2, n, dtype=torch.float64).expand(items, n).contiguous()
@@ -111,7 +111,7 @@ def test_policies_at_close_eigenvalues(run: Run, degeneracy: str) -> None:
 
 
 def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> None:
-    """P = gU U^T symmetric within the group, slopes equal: what the projector of the group gives."""
+    """gU U^T is symmetric within the group and slopes are equal, as for a loss of the group's projector."""
     U, eigenvalues, _, slope = make_problem(3, 12)
     eigenvalues[:, 4:8] = 0.5
     slope[:, 4:8] = 1.0
@@ -125,7 +125,7 @@ def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> N
 
 @pytest.mark.parametrize(("n", "dtype"), [(6, torch.float64), (13, torch.float64), (20, torch.float32)])
 def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dtype) -> None:
-    """Of a projector onto a group; in the last item the loss tells the vectors of the group apart."""
+    """Gradients of a projector onto a group of close eigenvalues; the last item's loss needs the gaps."""
     U, eigenvalues, gU, slope = make_problem(3, n, dtype)
     W = torch.randn(3, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
     group, loose, tight = slice(2, 5), 1e-2, 1e-15

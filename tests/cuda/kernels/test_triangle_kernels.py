@@ -26,7 +26,7 @@ def make_well_conditioned(n: int, dtype: torch.dtype, device: str) -> Tensor:
 @pytest.mark.parametrize(("half", "n"), [(64, 200), (64, 128), (64, 140), (128, 250), (128, 384)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_merged_inverses(dtype: torch.dtype, half: int, n: int, by_columns: bool, machine: Machine) -> None:
-    """Only the lower triangle of L is read; only what is below the blocks of half the order is written."""
+    """Merging inverses of blocks reads only the lower triangle of L, and writes only below the blocks."""
     L = make_well_conditioned(n, dtype, machine.device)
     L = L.mT.contiguous().mT if by_columns else L
     W, wanted = torch.zeros(2, n, n, dtype=dtype, device=L.device), torch.zeros_like(L)
@@ -42,7 +42,7 @@ def test_merged_inverses(dtype: torch.dtype, half: int, n: int, by_columns: bool
     assert_close(W, wanted.tril(), INVERTED_BLOCKS)
 
 
-#: What becomes of a square matrix; and whether its upper triangle, or the lower one, may be anything before.
+#: Kind of reshaping: the expected result, and which triangle of the input is ignored.
 RESHAPED = {
     _device.MIRROR_UP: (lambda A: A.tril() + A.tril(-1).mT, "upper"),
     _device.MIRROR_DOWN: (lambda A: A.triu() + A.triu(1).mT, "lower"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import triangular as _triangular_batch
 
-#: (order, columns, dtype): each kernel, one column, several items in a block, several blocks for an item.
+#: (order, columns, dtype): each kernel, with one column, several items per block, or several blocks per item.
 CASES = [(1, 1, torch.float64), (3, 5, torch.float64), (4, 1, torch.float64), (50, 3, torch.float64)]
 CASES += [(3, 300, torch.float32)]
 #: Values of lower, transpose and rightside.

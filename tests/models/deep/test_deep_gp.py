@@ -146,14 +146,14 @@ def test_q_starts_at_the_best_one():
 
 
 def test_natural_gradients_of_all_data_reach_the_best_q():
-    """One step of length 1 with all data is where many short steps with minibatches go, too."""
+    """One step of length 1 with all data reaches the same q(u) as many short steps with minibatches."""
     Y = draw_ring()
     model, other = make_small(Y, [2]), make_small(Y, [2])
     for each in (model, other):
         for name, value in each.named_parameters():
-            value.requires_grad_(".q_" in name or "linear.bias" in name)  # Adam has to have something
+            value.requires_grad_(".q_" in name or "linear.bias" in name)  # Adam needs at least one parameter
         each.layers[0].functions.set_posterior(torch.zeros(6, 3), torch.eye(6))
-    # Only q(u) moves: a learning rate of next to nothing for all that is left to Adam.
+    # Only q(u) moves: Adam, which moves the rest, has a tiny learning rate.
     model.fit(Y, steps=400, batch=20, lr=1e-12, natural=0.3, final_lr=0.05, generator=0)
     bound = model.bound(Y, noise=draw_noise(50, 60, [2]))
     layer = other.layers[0]
@@ -166,7 +166,7 @@ def test_natural_gradients_of_all_data_reach_the_best_q():
 
 
 def test_natural_gradients_do_not_depend_on_whitening():
-    """They are steps of distributions, whatever their parameters are."""
+    """Natural gradients move the distribution q(u) alike in either parametrisation."""
     Y, noise = draw_ring(), draw_noise(1, 60)
     bounds = []
     for whiten in (True, False):
@@ -351,7 +351,7 @@ def test_epochs_and_seconds():
 
 
 def test_constant_data():
-    """Nothing to explain: no division by a spread of zero."""
+    """Columns without variance do not lead to a division by zero."""
     model = make_small(torch.ones(20, 3, dtype=torch.float64))
     model.fit(torch.ones(20, 3, dtype=torch.float64), steps=3, batch=10)
     assert model.bound(torch.ones(20, 3, dtype=torch.float64)).isfinite()

@@ -21,7 +21,7 @@ def draw_normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def make_linear_model(maps: list[Tensor]) -> DeepGP:
-    """y = maps[0] h_1 + noise, h_1 = maps[1] h_2 + noise, ...: no doubt about functions, which are linear."""
+    """Return a model with known linear functions: y = maps[0] h_1 + noise, h_1 = maps[1] h_2 + noise, ..."""
     widths = [W.shape[1] for W in reversed(maps)]
     D = maps[0].shape[0]
     kernels = [Linear() for _ in widths]
@@ -53,7 +53,7 @@ def make_linear_model(maps: list[Tensor]) -> DeepGP:
 
 
 def compute_exact(maps: list[Tensor], Y: Tensor) -> Tensor:
-    """log p(y): y is normal."""
+    """Return log p(y) of each datum; y is normal."""
     covariance = torch.eye(maps[-1].shape[1], dtype=torch.float64)
     for W in reversed(maps):
         covariance = W @ covariance @ W.mT + NOISE * torch.eye(len(W), dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_one_sample_is_enough_where_recognition_is_exact():
     tolerances.assert_close(
         found.effective_samples, torch.full_like(found.values, 3.0), tolerances.OF_EXACT_WEIGHTS
     )
-    # Then the bound, less what q(u) costs, is the likelihood, whatever the samples.
+    # With the exact q(h | y), the bound without KL(q(u) || p(u)) is the likelihood, for any samples.
     divergence = model.layers[0].functions.kl()
     bound = model.bound(Y, noise=[torch.zeros(1, 6, 2, dtype=torch.float64)])
     averaged = model.bound(Y, samples=4000, generator=torch.Generator().manual_seed(0)) + divergence
@@ -90,7 +90,7 @@ def test_one_sample_is_enough_where_recognition_is_exact():
 
 @pytest.mark.parametrize("chunk", [None, 7, 900])
 def test_linear_layers_with_other_recognition(chunk):
-    """Two layers and q(h | y) that does not fit: the estimate is off by its error, and in chunks, too."""
+    """With an inexact q(h | y) the estimate is right up to its reported error, also if computed in chunks."""
     maps = [draw_normal(4, 2, seed=2), draw_normal(2, 1, seed=3)]
     model, Y = make_linear_model(maps), draw_normal(5, 4, seed=1)
     samples = 400 if chunk == 7 else 4000
@@ -120,7 +120,7 @@ def test_refinement_finds_the_posterior():
 
 
 def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
-    """Weights that differ by hundreds of nats, in parts and at once."""
+    """The log of a sum of weights that differ by hundreds of nats is the same in parts and at once."""
     logs = 300.0 * draw_normal(40, 3)
     weights = WeightSums(3, torch.device("cpu"))
     for part in logs.split(7):
@@ -133,10 +133,10 @@ def test_sums_of_weights_do_not_depend_on_the_order_of_chunks():
 
 
 def test_sampling_error_is_that_of_repeated_estimates():
-    """The delta method, against the spread of 400 estimates of 200 samples each."""
+    """The reported sampling error agrees with the spread of 400 estimates of 200 samples each."""
     logs = draw_normal(200, 400, seed=4)  # log-normal weights
     weights = WeightSums(400, torch.device("cpu"))
     weights.add(slice(0, 400), logs)
     found = weights.estimate(200)
-    # The mean of 400 independent values: its error, both ways.
+    # Within the standard error of a mean of 400 independent values.
     assert found.sampling_error == pytest.approx(found.values.std().item() / math.sqrt(400), rel=0.15)

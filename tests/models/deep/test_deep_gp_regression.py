@@ -32,7 +32,7 @@ def make_data(
 
 
 def make_deep(n: int = 30, d: int = 2, k: int | None = None, **options: Any) -> DeepGPRegression:
-    """A model of two layers whose distributions are nowhere special."""
+    """Return a model of two layers with random q(u), so that no term of the bound vanishes."""
     dtype = options.pop("dtype", DOUBLE)
     X, y = make_data(n, d, k)
     model = DeepGPRegression(X, y, **{"inducing": 5, "generator": 0, "noise_var": 0.05, **options})
@@ -143,7 +143,7 @@ def test_gradcheck() -> None:
 
 
 def test_minibatches_are_not_biased() -> None:
-    """Batches of any size average to the loss of all data: exactly where they share nothing."""
+    """The average loss of minibatches that partition the data is the loss of all data."""
     X, y = make_data(40, 2)
     model = DeepGPRegression(X, y, widths=(), inducing=5, generator=0)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
@@ -167,7 +167,7 @@ def test_samples_are_not_biased() -> None:
 
 
 def test_prediction_is_the_mixture_over_samples() -> None:
-    """Against draws of functions, whose way through the layers is another one: jointly at all inputs."""
+    """Predictions agree with draws of functions, which pass through the layers jointly at all inputs."""
     model = make_deep(k=2, covariance="separate")
     new = model.X[:3] + 0.2
     mean, variance = model.predict(new, noise=True, samples=4000)
@@ -272,7 +272,7 @@ def test_depth_learns_a_step() -> None:
 
 
 def test_fits_are_reproducible() -> None:
-    """Also when they are left and taken up again."""
+    """Fits with equal seeds are equal, also if one is interrupted and resumed."""
     options: dict[str, Any] = {"batch": 7, "every": 2}
     first, second, third = make_deep(), make_deep(), make_deep()
     torch.manual_seed(0)

@@ -40,7 +40,7 @@ def test_values_and_gradients(batches: tuple[tuple[int, ...], tuple[int, ...]]) 
 
 @pytest.mark.parametrize("block", [1, 7, 12, 1000])
 def test_backward_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one row, of several, with a rest, and all rows at once."""
+    """The backward pass in blocks of one row, of several rows, with a remainder, and of all rows."""
     monkeypatch.setitem(_gaussian._BLOCK, "cpu", block)
     leaves = [draw_points(5, 3), draw_points(4, 3), torch.tensor(0.6, dtype=DOUBLE)]
     for leaf in leaves:

@@ -17,7 +17,7 @@ def make_problem(*batch: int, n: int = 5, dtype: torch.dtype = torch.float64) ->
 
 
 def compute_normal_nll(A: Tensor, Y: Tensor) -> Tensor:
-    """By torch.distributions, column by column of Y (n, k)."""
+    """Return the value by torch.distributions, column by column of Y (n, k)."""
     normal = torch.distributions.MultivariateNormal(torch.zeros_like(A[..., 0]), A)
     return -sum(normal.log_prob(y) for y in Y.unbind(-1))
 

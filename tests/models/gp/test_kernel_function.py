@@ -22,7 +22,7 @@ def change_parameters(kernel: RBF) -> tuple[Tensor, ...]:
 
 
 def test_two_threads_leave_a_kernel_as_it_is() -> None:
-    """One in the middle of its matrix while the other comes and goes."""
+    """One thread evaluates a kernel while another starts and ends an evaluation of the same kernel."""
     entered, second, out = (threading.Event() for _ in range(3))
 
     class Slow(RBF):

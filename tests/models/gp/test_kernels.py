@@ -106,7 +106,7 @@ def squares(x: Tensor) -> Tensor:
 
 
 class Squares(torch.nn.Module):
-    """With a weight of its own, that is 1."""
+    """A network with a parameter that is multiplied with its result, and is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def evaluate_pairs(function: Callable[[Tensor, Tensor], Tensor], X: Tensor, Z: T
 
 @pytest.fixture(params=[False, True], ids=["whole", "in blocks"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small matrices in one piece, as they are, and in blocks, as large ones are."""
+    """Evaluate small matrices in one piece, as usual, and in blocks, as large ones are."""
     if request.param:
         monkeypatch.setitem(_blocks._ELEMENTS, DEVICE.type, 5)
 
@@ -241,7 +241,7 @@ def test_many_dimensions(kernel: type[Kernel], dimensions: int) -> None:
 @pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52, RationalQuadratic])
 @pytest.mark.usefixtures("blocks")
 def test_gradients_at_coinciding_points(kernel: type[Kernel], dimensions: int, dtype: torch.dtype) -> None:
-    """Points that coincide have no force on each other, and disturb no other force."""
+    """Pairs of equal points contribute nothing to the gradient, and do not disturb other pairs."""
     model = kernel()
     X = draw_points(5, dimensions, dtype=dtype)
     twice = torch.cat([X, X]).requires_grad_()

@@ -44,7 +44,7 @@ def rbf_diagonal(A: Tensor, lengthscale: Tensor, variance: Tensor) -> Tensor:
 
 
 class RBF(nn.Module):
-    """The same as a module, with a buffer that says which columns it sees, and one that scales them."""
+    """The RBF kernel as a module, with buffers that select and scale columns."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class RBF(nn.Module):
 
 
 def make_problem(n: int = 30, U: int = 6, d: int = 2, k: int = 1, dtype: torch.dtype = DOUBLE) -> Tensors:
-    """Z, X, Y, noise_var, lengthscale, variance."""
+    """Return Z, X, Y, noise_var, lengthscale and variance."""
     generator = torch.Generator().manual_seed(n + 100 * U + 1000 * d)
     X = torch.randn(n, d, dtype=DOUBLE, generator=generator).to(DEVICE)
     Z = torch.randn(U, d, dtype=DOUBLE, generator=generator).to(DEVICE)
@@ -88,7 +88,7 @@ def compute_by_definition(
     variance: Tensor,
     jitter: float = 1e-6,
 ) -> Tensor:
-    """With all of Q, n x n."""
+    """Return the bound by its definition, with the whole n x n matrix Q."""
     Kuu, Kuf = rbf(Z, Z, lengthscale, variance), rbf(Z, X, lengthscale, variance)
     Q = Kuf.mT @ torch_lu.solve(
         Kuu + jitter * variance * torch.eye(len(Z), dtype=Z.dtype, device=DEVICE), Kuf
@@ -135,7 +135,7 @@ def test_few_points(n: int, U: int) -> None:
 
 
 def test_blocks_of_inducing_inputs() -> None:
-    """More of them than one block column of the symmetric matrices."""
+    """More inducing inputs than one block column of the symmetric matrices has."""
     tensors = make_problem(n=500, U=401, d=3)
     expected = compute_value_and_gradients(compute_from_matrices, tensors, jitter=1e-2)
     assert_all_close(
@@ -163,7 +163,7 @@ def test_exact_when_all_points_are_inducing() -> None:
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [3], [4, 5], [0, 3], []])
 def test_gradients_of_a_part(wanted: list[int]) -> None:
-    """Of what does not ask for a gradient none is computed, and the others do not change."""
+    """Gradients that are not needed are not computed, and the others stay the same."""
     tensors = make_problem()
     expected = compute_value_and_gradients(compute_by_definition, tensors)[1:]
     detached = [tensor if i in wanted else tensor.detach() for i, tensor in enumerate(tensors)]
@@ -235,7 +235,7 @@ def test_float32_where_its_own_arithmetic_fails() -> None:
 
 
 def test_gradient_of_inputs_in_float32_where_most_cancels() -> None:
-    """Of a linear kernel with little noise, the variances pull as much as the matrices push."""
+    """With a linear kernel and little noise, the two parts of the gradient of inputs nearly cancel."""
 
     def linear(A: Tensor, B: Tensor) -> Tensor:
         return A @ B.mT

@@ -23,7 +23,7 @@ def draw_normal(*shape: int, seed: int = 0) -> Tensor:
 def make_layer(
     whiten: bool = True, covariance: str = "shared", jitter: float = 1e-3, **options
 ) -> SparseLayer:
-    """A layer whose q(u) is nowhere special; both parametrisations mean the same q(u)."""
+    """Return a layer with a random q(u), which is the same with and without whitening."""
     kernel = RBF(torch.tensor([0.7, 1.3], dtype=torch.float64), 1.7)
     found = SparseLayer(
         draw_normal(U, D), K, kernel, whiten=whiten, covariance=covariance, jitter=jitter, **options
@@ -40,7 +40,7 @@ def make_layer(
 
 
 def get_posterior(of: SparseLayer) -> tuple[Tensor, Tensor]:
-    """m (k, U) and S (k, U, U) of q(u)."""
+    """Return the mean m (k, U) and covariance S (k, U, U) of q(u)."""
     root = of.build_root()
     mean = of.q_mean
     if of.whiten:
@@ -137,7 +137,7 @@ def test_torch_linalg_gives_the_same_values_and_gradients(whiten, covariance):
 
 
 def _list_functions(value: Tensor) -> set[str]:
-    """Names of all functions in the graph of a tensor."""
+    """Return the names of all functions in the autograd graph of a tensor."""
     found, waiting = set(), [value.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -199,7 +199,7 @@ def test_a_matrix_that_cannot_be_factorised_is_named():
 
 
 def test_few_dimensions_of_a_linear_kernel():
-    """K_uu of rank 2: what jitter is for."""
+    """K_uu of a linear kernel in two dimensions has rank 2, and is factorised with jitter."""
     of = SparseLayer(draw_normal(U, D), K, Linear())
     assert of(draw_normal(N, D, seed=1))[1].isfinite().all()
 

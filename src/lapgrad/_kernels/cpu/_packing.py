@@ -13,7 +13,7 @@ def is_upper(offset: int, lower: bool) -> bool:
 
 
 def describe_matrices(A: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
-    """A and what the core takes for it, or for its transpose; copied only if no stride walks all items.
+    """Return A, and the operand of it or of its transpose; A is copied only if items have no common stride.
 
     No BLAS reads it: rows and columns may have any stride. The tensor must outlive the call of the core.
     """
@@ -27,7 +27,7 @@ def describe_matrices(A: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
 
 
 def describe_vectors(v: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """v and its address, the stride between vectors, and the stride of their entries; copied likewise."""
+    """Return v, its address, the stride between vectors and that between entries; copied only if needed."""
     if v.is_contiguous():
         return v, (v.data_ptr(), v.shape[-1], 1)
     if v.dim() > 2:

@@ -75,7 +75,7 @@ _SMALL = 32 * 32
 
 
 def _make_row_major(A: Tensor) -> Tensor:
-    """A as it lies, if its strides can be handed over; small matrices in rows, for the kernels of batches."""
+    """Return A, or a contiguous copy: of batches of small matrices, and where the core cannot read A."""
     if A.dim() > 2 and A.shape[-1] * A.shape[-2] <= _SMALL:
         return A.contiguous()
     return make_readable(A)

@@ -34,7 +34,7 @@ def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tens
 
 
 def _zero_results(result: Tensor) -> Tensor:
-    """``result``, or memory to be copied from: the core adds gradients up row by row."""
+    """Return zeros to which the core adds a gradient: ``result`` itself, or a row-major copy to copy back."""
     return result.zero_() if result.is_contiguous() else result.new_zeros(result.shape)
 
 

@@ -96,7 +96,7 @@ def gesvd_vjp(
 
 
 def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(U, S, V) of a wide or square matrix, in float64. None when the safe way is to be gone."""
+    """Return (U, S, V) of a wide or square matrix in float64; None if only torch's driver is safe for it."""
     m, n = A.shape
     L, Q = A.to(torch.float64), None
     if m < n:
@@ -128,7 +128,7 @@ def _decompose_by_polar(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         return None
     H = P.mT @ L
     S, columns = torch.linalg.eigh(0.5 * (H + H.mT))
-    # A singular value at the level of rounding may come out below zero: its vector turns round.
+    # A singular value of the size of rounding may come out negative: change its sign and that of its vector.
     W, S = columns.mT.flip(0), S.flip(0)
     U = (W @ P.mT) * torch.where(S < 0, -1.0, 1.0).to(S.dtype)[:, None]
     S, order = S.abs().sort(descending=True)

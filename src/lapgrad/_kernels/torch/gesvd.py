@@ -41,7 +41,7 @@ def _decompose(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> None
 
 
 def _find_first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """One item at a time: which one fails, also when its transpose is tried."""
+    """Return the first item that fails by itself, also when its transpose is decomposed."""
     batch = A.shape[:-2]
     for flat in range(batch.numel()):
         item = torch.unravel_index(torch.tensor(flat), batch) if batch else ()

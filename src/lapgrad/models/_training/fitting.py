@@ -272,7 +272,7 @@ class _FitRun:
         minimise_with_adam(self.optimizer, self.evaluate, compute_rate, first=self.steps, accept=accept)
 
     def resume_adam(self, optimizer: AdamOptimizer, compute_rate: Rate, state: State) -> None:
-        """Load the state of an earlier run of Adam, and make the step that it did not make any more."""
+        """Load the state of an earlier run, and take the step whose gradients that run computed last."""
         check_state(self.who, state, _STATE)
         if [len(state["gradients"]), *(getattr(given, "shape", None) for given in state["gradients"])] != [
             len(self.parameters),

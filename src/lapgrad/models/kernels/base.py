@@ -151,7 +151,7 @@ class Kernel(ParametrisedModule, abc.ABC):
         return {}
 
     def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
-        """Return ``matrix(scalars, F, G)``, where the points of the parts ``near`` are near each other."""
+        """Return ``matrix(scalars, F, G)``; the points of kernels in ``near`` are known to be close."""
         return self.matrix(scalars, F, G)
 
     def diag(self, X: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ class _Combination(Kernel):
         return self._combine_matrices(scalars, F, G, _NONE)
 
     def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
-        """Return ``matrix(scalars, F, G)``, where the points of the parts ``near`` are near each other."""
+        """Return ``matrix(scalars, F, G)``; the points of kernels in ``near`` are known to be close."""
         if type(self).matrix is not _Combination.matrix:  # a subclass with a formula of its own
             return self.matrix(scalars, F, G)
         return self._combine_matrices(scalars, F, G, near)

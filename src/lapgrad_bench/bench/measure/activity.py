@@ -59,7 +59,7 @@ class Activity:
         """Record a call without a limit here, such as a peer's turn, whose limit the peer's client checks."""
 
     def watch(self, sample: Sampler, library: str, what: str, extra: float = 0.0) -> Sampler:
-        """Return the sampler with a record before each sample."""
+        """Return the sampler, which records a call with its time limit before each sample."""
 
         def begin_and_sample(calls: int) -> float:
             self.begin(library, what, extra)
@@ -68,7 +68,7 @@ class Activity:
         return begin_and_sample
 
     def pause(self, sample: Sampler, what: str) -> Sampler:
-        """Return the sampler of a peer with a record without limit before each sample."""
+        """Return the sampler of a peer, which records a call without a time limit before each sample."""
 
         def begin_and_sample(calls: int) -> float:
             self.begin_unlimited(what)

@@ -102,7 +102,7 @@ class DeferredStatus:
 
     @classmethod
     def acquire(cls, like: Tensor) -> DeferredStatus | None:
-        """One for the current stream on the device of ``like``; None as of ``get_status_cell``."""
+        """Return one for the current stream on ``like``'s device; None if nothing may be read back."""
         if not _synchronisation.may_wait() or _stream.is_capturing():
             return None
         device = like.get_device()
@@ -161,7 +161,7 @@ def get_address(tensor: Tensor | None) -> int:
 
 
 def choose_lanes(n: int) -> int:
-    """Lanes, or registers, for n <= 32 rows or columns."""
+    """Return the number of lanes (or registers) for n <= 32 rows or columns: 4, 8, 16 or 32."""
     return 4 if n <= 4 else 8 if n <= 8 else 16 if n <= 16 else 32
 
 

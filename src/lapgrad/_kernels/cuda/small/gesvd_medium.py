@@ -28,8 +28,8 @@ _ROWS, _BLOCK, _STEPS = 8, 4, 7
 #: (largest order of L, columns per lane); the columns of a lane are 32 apart.
 _COLUMNS = ((64, 2), (96, 3), (128, 4))
 
-#: Blocks for which a multiprocessor is to have registers: rows of float32 take half of them, so that the
-#: rotations of one matrix can be worked out while another one's rows turn.
+#: Thread blocks that share a multiprocessor. Rows of float32 take half of the registers, so that two blocks
+#: fit: one computes rotations while the other applies its own.
 _TOGETHER = {torch.float64: 1, torch.float32: 2}
 
 #: Threads of a block that turns signs, a warp for a row.

@@ -11,8 +11,8 @@ _THREADS = 256
 _WARP = 32
 _TILE = 32
 
-#: A thread has up to so many numbers of a row: one takes less time to move than to find, and all of a long
-#: row would leave the device without enough threads.
+#: The largest number of entries of a row that one thread moves. More per thread save index computations;
+#: fewer give more threads, which keep the device busy.
 _ALONG_A_ROW = 8
 #: Rows that a group of threads takes one after the other, where that leaves enough threads to fill a device.
 _PASSES = 4

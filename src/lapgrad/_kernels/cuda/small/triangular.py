@@ -53,7 +53,10 @@ def plan_application(
     solve: bool,
     cell: Tensor | None,
 ) -> Launch:
-    """The launch of X := t(L)^-1 A, or t(L) A, or with t(L) on the right; nothing where ``cell`` says so."""
+    """Return the launch of X := t(L)^-1 A, or t(L) A (``solve``), or the same with t(L) on the right.
+
+    It writes nothing if the status cell ``cell`` holds a failure.
+    """
     items, n = L.shape[:2]
     columns = A.shape[-2 if rightside else -1]
     itemsize = A.element_size()
