@@ -3,6 +3,7 @@
     python .ci/test_peers.py [--suites linear_operator,gpytorch] [--modes 1,always] [-- pytest options]
 
 The sources of the tests come from the packages' own source distributions; the versions are those installed.
+With --checkout botorch=DIR package and tests are those of a checkout: some distributions have no tests.
 Exit code 1 if a test passes or fails with lapgrad and not without.
 """
 
@@ -31,14 +32,24 @@ def main() -> int:
     )
     parser.add_argument("--suites", type=lambda text: text.split(","), default=list(SUITES))
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["1"])
+    parser.add_argument(
+        "--checkout", action="append", default=[], metavar="PACKAGE=DIR", help="test these sources instead"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("build/peers"))
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds per suite and mode")
     parser.add_argument("rest", nargs="*", help="options for pytest")
     arguments = parser.parse_args()
+    checkouts = dict(text.split("=", 1) for text in arguments.checkout)
     different = 0
     for suite in arguments.suites:
-        source = find_source(suite, arguments.folder)
+        if suite in checkouts:
+            source = Path(checkouts[suite]).resolve()
+            os.environ["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (str(source), os.environ.get("PYTHONPATH")))
+            )
+        else:
+            source = find_source(suite, arguments.folder)
         without = run_suite(suite, source, None, arguments)
         for mode in arguments.modes:
             different += compare(suite, mode, without, run_suite(suite, source, mode, arguments))

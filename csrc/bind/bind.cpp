@@ -81,6 +81,7 @@ NB_MODULE(_core, m) {
     binding::bind_gelqf(m);
     binding::bind_device(m);
     binding::bind_kalman(m);
+    binding::bind_gate(m);
     m.def("bind_routine", &binding::bind_routine);
     m.def("bind_threads", &binding::bind_threads);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },

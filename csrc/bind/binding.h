@@ -37,5 +37,6 @@ void bind_gesvd(nb::module_& m);
 void bind_gelqf(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_kalman(nb::module_& m);
+void bind_gate(nb::module_& m);
 
 }  // namespace lapgrad::binding

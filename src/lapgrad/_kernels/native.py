@@ -52,6 +52,16 @@ def available() -> bool:
     return UNAVAILABLE is None
 
 
+def make_call_gate(options: dict[str, Any]) -> Any:
+    """Returns the function that csrc/bind/bind_gate.cpp describes; None if this core cannot make one."""
+    if core is None:
+        return None
+    try:
+        return core.CallGate(options)
+    except ValueError:  # a version of DLPack that the core does not know
+        return None
+
+
 def describe() -> dict[str, Any]:
     """What is in use: for ``lapgrad info``."""
     if not available():

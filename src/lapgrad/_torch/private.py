@@ -115,12 +115,14 @@ class BackendKeys(NamedTuple):
         plain: What the keys of a call with ordinary tensors, outside of transforms and modes, are at the
             Autograd key, as an integer.
         keyset: The backend key alone: what a kernel of torch is called with.
+        plain_keyset: ``plain`` as a set of keys.
     """
 
     autograd: str
     backend: str
     plain: int
     keyset: Any
+    plain_keyset: Any
 
 
 def backend_keys(device: str) -> BackendKeys:
@@ -128,7 +130,25 @@ def backend_keys(device: str) -> BackendKeys:
     backend, autograd = (getattr(_C.DispatchKey, prefix + device.upper()) for prefix in ("", "Autograd"))
     keyset = _C.DispatchKeySet(backend)
     plain = keyset | _C.DispatchKeySet(autograd)
-    return BackendKeys(f"Autograd{device.upper()}", device.upper(), plain.raw_repr(), keyset)
+    return BackendKeys(f"Autograd{device.upper()}", device.upper(), plain.raw_repr(), keyset, plain)
+
+
+def find_keys_of_composite(operator: str, device: str) -> Any:
+    """Keys with which torch's Autograd kernel of ``operator`` does not go on to the kernel of ``device``.
+
+    torch has a kernel for backends that bring none of their own, for most operators with an overload for
+    ``out=``: it allocates the results and calls that overload. It is found under the key of such a backend.
+    An override at the key of ``device`` is not met on this way. None where there is no such kernel.
+    """
+    unused, composite = "VE", "CompositeExplicitAutogradNonFunctional"
+    name = f"aten::{operator}"
+    has_kernel = getattr(_C, "_dispatch_has_kernel_for_dispatch_key", None)
+    if device != "cpu" or has_kernel is None or not hasattr(_C.DispatchKey, unused):
+        return None
+    if not has_kernel(name, composite) or has_kernel(name, unused):
+        return None
+    keys = _C.DispatchKeySet(_C.DispatchKey.CPU) | _C.DispatchKeySet(_C.DispatchKey.AutogradCPU)
+    return keys | _C.DispatchKeySet(getattr(_C.DispatchKey, unused))
 
 
 def is_plain_call(keys: Any, plain: int) -> bool:

@@ -11,12 +11,12 @@ from torch import Tensor
 from lapgrad._torch import private as _torch_private
 
 
-def column_major(like: Tensor, rows: int, columns: int) -> Tensor:
+def allocate_column_major(like: Tensor, rows: int, columns: int) -> Tensor:
     """An uninitialised tensor (*batch of ``like``, rows, columns) whose matrices are column-major."""
-    return column_major_batch(like, like.shape[:-2], rows, columns)
+    return allocate_column_major_batch(like, like.shape[:-2], rows, columns)
 
 
-def column_major_batch(like: Tensor, batch: Sequence[int], rows: int, columns: int) -> Tensor:
+def allocate_column_major_batch(like: Tensor, batch: Sequence[int], rows: int, columns: int) -> Tensor:
     """The same with leading dimensions ``batch``."""
     if not batch:
         return torch.empty_strided((rows, columns), (1, max(rows, 1)), dtype=like.dtype, device=like.device)
@@ -28,7 +28,7 @@ def column_major_batch(like: Tensor, batch: Sequence[int], rows: int, columns: i
     return torch.empty_strided((*batch, rows, columns), strides, dtype=like.dtype, device=like.device)
 
 
-def status(like: Tensor) -> Tensor:
+def allocate_status(like: Tensor) -> Tensor:
     """Zeros, int32, one per matrix of ``like``: every factorisation has succeeded."""
     return like.new_zeros(like.shape[:-2], dtype=torch.int32)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
-from lapgrad._translation._results import column_major, status
+from lapgrad._translation._results import allocate_column_major, allocate_status
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import potrf as _potrf
 
@@ -21,7 +21,9 @@ def compute_cholesky_ex(
 ) -> tuple[Tensor, Tensor]:
     """The factor, column-major, and info; those of torch where a matrix is not positive definite."""
     L, info = _factor(A, upper)
-    return _checked("linalg.cholesky_ex", A, L, info, check_errors)
+    if check_errors:
+        _torch_private.check_status(info, "linalg.cholesky_ex", A.dim() == 2)
+    return L, info
 
 
 def record_cholesky_ex(
@@ -29,30 +31,28 @@ def record_cholesky_ex(
 ) -> tuple[Tensor, Tensor]:
     """``compute_cholesky_ex`` with derivatives; a matrix that failed has gradient zero."""
     L, info = operator.call(A, upper)
-    return _checked("linalg.cholesky_ex", A, L, info, check_errors)
+    if check_errors:
+        _torch_private.check_status(info, "linalg.cholesky_ex", A.dim() == 2)
+    return L, info
 
 
 def compute_cholesky(A: Tensor, upper: bool = False) -> Tensor:
     """The factor, column-major; raises torch's error where a matrix is not positive definite."""
     L, info = _factor(A, upper)
-    return _checked("cholesky", A, L, info, True)[0]
+    _torch_private.check_status(info, "cholesky", A.dim() == 2)
+    return L
 
 
 def record_cholesky(A: Tensor, upper: bool = False) -> Tensor:
     """``compute_cholesky`` with derivatives."""
     L, info = operator.call(A, upper)
-    return _checked("cholesky", A, L, info, True)[0]
-
-
-def _checked(name: str, A: Tensor, L: Tensor, info: Tensor, check_errors: bool) -> tuple[Tensor, Tensor]:
-    if check_errors:
-        _torch_private.check_status(info, name, A.dim() == 2)
-    return L, info
+    _torch_private.check_status(info, "cholesky", A.dim() == 2)
+    return L
 
 
 def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     n = A.shape[-1]
-    L, info = column_major(A, n, n), status(A)
+    L, info = allocate_column_major(A, n, n), allocate_status(A)
     if A.is_cuda:
         # Asking whether the factorisation failed would make the host wait, which torch does not do either.
         # A factor that failed is the identity here; torch counts what lapgrad counts from the other side.
@@ -65,7 +65,7 @@ def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
 
 
 def _fake(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
-    return column_major(A, A.shape[-1], A.shape[-1]), A.new_empty(A.shape[:-2], dtype=torch.int32)
+    return allocate_column_major(A, A.shape[-1], A.shape[-1]), A.new_empty(A.shape[:-2], dtype=torch.int32)
 
 
 def _vjp(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from lapgrad._kernels.table import lookup
-from lapgrad._translation._results import column_major
+from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation._torch_kernels import run_torch
 
 
 def compute_cholesky_solve(B: Tensor, L: Tensor, upper: bool) -> Tensor:
     """X = (L L^T)^-1 B, or (R^T R)^-1 B, column-major; leading dimensions are equal."""
-    X = column_major(B, *B.shape[-2:])
+    X = allocate_column_major(B, *B.shape[-2:])
     if lookup("cho_solve", B)(X, L, B, not upper) is None:
         return X
     solution: Tensor = run_torch("_cholesky_solve_helper", B, L, upper)
@@ -24,7 +24,7 @@ def compute_cholesky_solve(B: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 def compute_cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     """(L L^T)^-1, or (R^T R)^-1, column-major; torch's error for a zero on the diagonal."""
-    B = column_major(L, *L.shape[-2:])
+    B = allocate_column_major(L, *L.shape[-2:])
     if lookup("potri", L)(B, L, not upper) is None:
         return B
     inverse: Tensor = run_torch("cholesky_inverse", L, upper)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
-from lapgrad._translation._results import column_major
+from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import syevd as _syevd
 
@@ -46,7 +46,7 @@ def _decompose(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
 
 
 def _fake(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
-    return A.new_empty(A.shape[:-1]), column_major(A, *A.shape[-2:])
+    return A.new_empty(A.shape[:-1]), allocate_column_major(A, *A.shape[-2:])
 
 
 def _vjp(

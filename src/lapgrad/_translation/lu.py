@@ -1,12 +1,17 @@
-"""linalg_lu_factor_ex and linalg_inv_ex, safe on any number of threads.
+"""The operators that are made of LU factorisations, safe on any number of threads.
 
-torch factorises a batch by calling MKL's getrf from its own parallel loop; from a certain order on that hangs
-or returns wrong factors. Here a batch is factorised by lapgrad's core, which keeps MKL on one thread in its
-loops, or matrix by matrix. All other calls are torch's. torch's solve, det and slogdet factorise by
-linalg_lu_factor_ex, and so do the gradients that factorise at all.
+linalg_lu_factor_ex, linalg_lu, linalg_inv_ex, _linalg_det, _linalg_slogdet and _linalg_solve_ex. torch
+factorises a batch by calling MKL's getrf from its own parallel loop; from a certain order on that hangs or
+returns wrong factors. Here a batch is factorised by lapgrad's core, which keeps MKL on one thread in its
+loops, or matrix by matrix. All other calls are torch's.
+
+torch's gradients read the factors that its operators return besides. For a row-major matrix some operators
+return the factors of its transpose, which is copied faster, and so they do here.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
@@ -14,7 +19,7 @@ from torch import Tensor
 from lapgrad._kernels.table import core_in_use, lookup
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
-from lapgrad._translation._results import column_major, count_items, status
+from lapgrad._translation._results import allocate_column_major, allocate_status, count_items
 from lapgrad._translation._torch_kernels import run_torch
 
 Factors = tuple[Tensor, Tensor, Tensor]
@@ -44,7 +49,7 @@ def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = 
 
 def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The inverse, column-major, and info; what torch leaves for a singular matrix."""
-    B, info = column_major(A, *A.shape[-2:]), status(A)
+    B, info = allocate_column_major(A, *A.shape[-2:]), allocate_status(A)
     if lookup("inverse", A)(B, A) is not None:
         B, info = _invert_by_torch(A)
     if check_errors:
@@ -52,17 +57,89 @@ def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Te
     return B, info
 
 
+def compute_lu(A: Tensor, *, pivot: bool = True) -> Factors:
+    """P, L and U, as torch unpacks them from the factors."""
+    if not pivot or not is_unsafe(A):
+        P, L, U = run_torch("linalg_lu", A, pivot=pivot)
+        return P, L, U
+    LU, pivots, _ = _factor_batch(A)
+    P, L, U = torch.lu_unpack(LU, pivots)
+    return P, L, U
+
+
+def compute_det(A: Tensor) -> Factors:
+    """The determinant, and the factors with their pivots."""
+    if not is_unsafe(A):
+        determinant, LU, pivots = run_torch("_linalg_det", A)
+        return determinant, LU, pivots
+    LU, pivots, _ = _factor_batch(A.mT if _factors_transpose("_linalg_det", A) else A)
+    return _sign_of_exchanges(LU, pivots) * LU.diagonal(dim1=-2, dim2=-1).prod(-1), LU, pivots
+
+
+def compute_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sign and logarithm of the absolute value of the determinant, and the factors with their pivots."""
+    if not is_unsafe(A):
+        sign, logarithm, LU, pivots = run_torch("_linalg_slogdet", A)
+        return sign, logarithm, LU, pivots
+    LU, pivots, _ = _factor_batch(A.mT if _factors_transpose("_linalg_slogdet", A) else A)
+    diagonal = LU.diagonal(dim1=-2, dim2=-1)
+    sign = _sign_of_exchanges(LU, pivots) * diagonal.sgn().prod(-1)
+    return sign, diagonal.abs().log_().sum(-1), LU, pivots
+
+
+def compute_solve_ex(
+    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """X with A X = B, or X A = B, the factors with their pivots, and info. B is a matrix or a vector."""
+    if not is_unsafe(A):
+        X, LU, pivots, info = run_torch("_linalg_solve_ex", A, B, left=left, check_errors=check_errors)
+        return X, LU, pivots, info
+    is_transposed = _factors_transpose("_linalg_solve_ex", A)
+    LU, pivots, info = _factor_batch(A.mT if is_transposed else A)
+    if check_errors:
+        _torch_private.check_status(info, "torch.linalg.solve_ex", False)
+    is_vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    columns = B.unsqueeze(-1) if is_vector else B
+    X = torch.linalg.lu_solve(LU, pivots, columns, left=left, adjoint=is_transposed)
+    if is_vector:
+        X = X.squeeze(-1)
+        if left and X.dim() > 1:  # torch stores the vectors of a batch as the rows of a column-major matrix
+            X = allocate_column_major(X, *X.shape[-2:]).copy_(X)
+    return X, LU, pivots, info
+
+
+def _factors_transpose(operator: str, A: Tensor) -> bool:
+    """Whether ``operator`` of torch returns the factors of the transpose of ``A``."""
+    return A.is_contiguous() and _factors_transpose_of_row_major(operator)
+
+
+@functools.cache
+def _factors_transpose_of_row_major(operator: str) -> bool:
+    # Releases of torch differ. The first pivot is the largest entry of the first column, 4, or of the first
+    # row, 2.
+    A = torch.tensor([[1.0, 2.0], [4.0, 3.0]], device="cpu")
+    results = run_torch(operator, A, *([A] if operator == "_linalg_solve_ex" else []))
+    (LU,) = (x for x in results[1:] if x.dim() == 2)
+    return bool(LU[0, 0] == 2.0)
+
+
+def _sign_of_exchanges(LU: Tensor, pivots: Tensor) -> Tensor:
+    """The determinant of the permutation: -1 for an odd number of exchanges of two different rows."""
+    places = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    return 1.0 - 2.0 * ((pivots != places).sum(-1) % 2).to(LU.dtype)
+
+
 def _factor_batch(A: Tensor) -> Factors:
     """LU, column-major, pivots and info of each matrix of a batch, square or not."""
     if A.shape[-1] == A.shape[-2] and core_in_use():
-        LU, pivots = column_major(A, *A.shape[-2:]), A.new_empty(A.shape[:-1], dtype=torch.int32)
+        LU, pivots = allocate_column_major(A, *A.shape[-2:]), A.new_empty(A.shape[:-1], dtype=torch.int32)
         numbers = A.new_empty((2, *A.shape[:-2]))
         # The core leaves the factors of the transpose of its argument, column-major.
         if lookup("slogdet", A)(numbers[0], numbers[1], LU.mT, pivots, A.mT) is None:
             return LU, pivots, _first_zero(LU.diagonal(dim1=-2, dim2=-1))
     parts = [run_torch("linalg_lu_factor_ex", matrix) for matrix in A.reshape(-1, *A.shape[-2:]).unbind()]
     LU, pivots, info = (torch.stack(results) for results in zip(*parts, strict=True))
-    copy = column_major(A, *A.shape[-2:]).copy_(LU.view(A.shape))
+    copy = allocate_column_major(A, *A.shape[-2:]).copy_(LU.view(A.shape))
     return copy, pivots.view(*A.shape[:-2], -1), info.view(A.shape[:-2])
 
 
@@ -78,4 +155,4 @@ def _invert_by_torch(A: Tensor) -> tuple[Tensor, Tensor]:
         return B, info
     parts = [run_torch("linalg_inv_ex", matrix) for matrix in A.reshape(-1, *A.shape[-2:]).unbind()]
     B, info = (torch.stack(results) for results in zip(*parts, strict=True))
-    return column_major(A, *A.shape[-2:]).copy_(B.view(A.shape)), info.view(A.shape[:-2])
+    return allocate_column_major(A, *A.shape[-2:]).copy_(B.view(A.shape)), info.view(A.shape[:-2])

@@ -14,7 +14,7 @@ from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_matrix
 from lapgrad._translation import solve_triangular
-from lapgrad._translation._results import column_major
+from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import gelqf as _gelqf
 
@@ -32,7 +32,7 @@ def compute_qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     if mode != "r":
         return _factor(A)
     m, n = A.shape[-2:]
-    R = column_major(A, min(m, n), n)
+    R = allocate_column_major(A, min(m, n), n)
     if lookup("gelqf", A)(R.mT, None, A.mT, False) is None:
         return A.new_empty((0,)), R
     Q, R = run_torch("linalg_qr", A, mode)
@@ -57,10 +57,10 @@ def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
 def _fake(A: Tensor) -> tuple[Tensor, Tensor]:
     m, n = A.shape[-2:]
     k = min(m, n)
-    return column_major(A, m, k), column_major(A, k, n)
+    return allocate_column_major(A, m, k), allocate_column_major(A, k, n)
 
 
-def _pulled_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+def _pull_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
     """The gradient of A = L Q with respect to A, also where rows of A are dependent: not finite there."""
     gA = allocate_matrix(L, L.shape[-2], Q.shape[-1])
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
@@ -73,7 +73,7 @@ def _solve(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
     return X
 
 
-def _pulled_back_composite(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
+def _pull_back_by_composite(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
     return _gelqf.compute_vjp_composite(Q, L, gQ, gL, _solve)
 
 
@@ -99,9 +99,9 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
 operator_vjp = define_fused(
     "linalg_qr_vjp",
     "(Tensor Q, Tensor L, Tensor? gQ, Tensor? gL) -> Tensor",
-    kernel=_pulled_back,
+    kernel=_pull_back,
     fake=lambda Q, L, gQ, gL: allocate_matrix(L, L.shape[-2], Q.shape[-1]),
-    composite=_pulled_back_composite,
+    composite=_pull_back_by_composite,
 )
 
 _Q, _R = 1, 2

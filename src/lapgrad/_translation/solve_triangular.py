@@ -12,10 +12,14 @@ from torch import Tensor
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, define
-from lapgrad._translation._results import column_major_batch
+from lapgrad._translation._results import allocate_column_major_batch
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
+
+#: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
+#: faster at it than the core, and what is gained is the gradient.
+_FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
 
 
 def compute_solve_triangular(
@@ -24,7 +28,7 @@ def compute_solve_triangular(
     """X with A X = B, or X A = B, column-major; torch's result for a unit or a singular triangle."""
     if unitriangular:
         return _solve_by_torch(A, B, upper, left, True)
-    return _solve(*_with_common_batch(A, B), upper, left)
+    return _solve(*_expand_to_common_batch(A, B), upper, left)
 
 
 def record_solve_triangular(
@@ -32,7 +36,7 @@ def record_solve_triangular(
 ) -> Tensor:
     """``compute_solve_triangular`` with derivatives, for triangles whose diagonal is read."""
     assert not unitriangular
-    return operator.call(*_with_common_batch(A, B), upper, left)
+    return operator.call(*_expand_to_common_batch(A, B), upper, left)
 
 
 def compute_triangular_solve(
@@ -42,13 +46,13 @@ def compute_triangular_solve(
     if unitriangular:
         solution, copy = run_torch("triangular_solve", B, A, upper, transpose, True)
         return solution, copy
-    A, B = _with_common_batch(A, B)
+    A, B = _expand_to_common_batch(A, B)
     X = _solve(A.mT, B, not upper, True) if transpose else _solve(A, B, upper, True)
-    copy = column_major_batch(A, A.shape[:-2], *A.shape[-2:])
+    copy = allocate_column_major_batch(A, A.shape[:-2], *A.shape[-2:])
     return X, copy.copy_(A)
 
 
-def _with_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+def _expand_to_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     batch = A.shape[:-2]
     if batch == B.shape[:-2]:
         return A, B
@@ -57,7 +61,9 @@ def _with_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
-    X = column_major_batch(B, B.shape[:-2], *B.shape[-2:])
+    if B.is_cpu and B.shape[-1 if left else -2] <= _FEW_COLUMNS and A.shape[-1] > _LARGEST_SMALL_ORDER:
+        return _solve_by_torch(A, B, upper, left, False)
+    X = allocate_column_major_batch(B, B.shape[:-2], *B.shape[-2:])
     if lookup("trsm", B)(X, A, B, not upper, False, not left) is None:
         return X
     return _solve_by_torch(A, B, upper, left, False)
@@ -71,7 +77,7 @@ def _solve_by_torch(A: Tensor, B: Tensor, upper: bool, left: bool, unitriangular
 
 
 def _fake(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
-    return column_major_batch(B, B.shape[:-2], *B.shape[-2:])
+    return allocate_column_major_batch(B, B.shape[:-2], *B.shape[-2:])
 
 
 def _vjp(

@@ -13,7 +13,7 @@ from torch import Tensor
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import allocate_matrix
-from lapgrad._translation._results import column_major
+from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import _spectral
 from lapgrad.ops import gesvd as _gesvd
@@ -66,8 +66,8 @@ def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _fake(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     m, n = A.shape[-2:]
     k = min(m, n)
-    Vh = allocate_matrix(A, k, n) if A.is_cuda else column_major(A, k, n)
-    return column_major(A, m, k), A.new_empty((*A.shape[:-2], k)), Vh
+    Vh = allocate_matrix(A, k, n) if A.is_cuda else allocate_column_major(A, k, n)
+    return allocate_column_major(A, m, k), A.new_empty((*A.shape[:-2], k)), Vh
 
 
 def _vjp(

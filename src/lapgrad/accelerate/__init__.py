@@ -21,6 +21,9 @@ How a call travels::
            registry says yes  -> lapgrad's kernel; what that refuses, torch's own kernel computes
            registry says no   -> torch's own kernel
 
+Before either override stands a gate (``gates``), a compiled function. It passes calls for small matrices on
+to torch without a line of Python, and leaves all others to the Python kernels (``kernels``).
+
 The overrides are installed at the first use and removed by ``accelerate.off()``. They are the same for all
 threads. Which operators are in use is read at each call: from a context variable that scopes set, else from
 the choice for the process (``choices``).

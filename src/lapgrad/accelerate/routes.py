@@ -8,24 +8,25 @@ from typing import Any
 
 from torch import Tensor
 
+from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
 from lapgrad._translation import cholesky, cholesky_solve, eigh, lu, qr, solve_triangular, svd
 
 #: f(*arguments, **options of the operator): whether lapgrad can compute it, or must.
 Question = Callable[..., bool]
 
 
-def _square(A: Tensor, *_: Any, **__: Any) -> bool:
+def _is_square(A: Tensor, *_: Any, **__: Any) -> bool:
     return A.shape[-1] == A.shape[-2]
 
 
-def _always(*_: Any, **__: Any) -> bool:
+def _accepts_all(*_: Any, **__: Any) -> bool:
     return True
 
 
 def _fits_triangle(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, **options: Any) -> bool:
-    if B.dim() < 2 or options.get("unitriangular") or not _square(A) or not _same_kind(A, B):
+    if B.dim() < 2 or options.get("unitriangular") or not _is_square(A) or not _have_same_kind(A, B):
         return False
-    return A.shape[-1] == B.shape[-2 if left else -1] and _broadcasts(A, B)
+    return A.shape[-1] == B.shape[-2 if left else -1] and _can_broadcast(A, B)
 
 
 def _fits_older_triangle(
@@ -35,36 +36,40 @@ def _fits_older_triangle(
 
 
 def _fits_factor(B: Tensor, L: Tensor, *_: Any) -> bool:
-    return _square(L) and _same_kind(B, L) and L.shape[:-1] == B.shape[:-1]
+    return _is_square(L) and _have_same_kind(B, L) and L.shape[:-1] == B.shape[:-1]
 
 
-def _same_kind(A: Tensor, B: Tensor) -> bool:
+def _have_same_kind(A: Tensor, B: Tensor) -> bool:
     return A.dtype is B.dtype and A.device == B.device
 
 
-def _broadcasts(A: Tensor, B: Tensor) -> bool:
+def _can_broadcast(A: Tensor, B: Tensor) -> bool:
     pairs = zip(reversed(A.shape[:-2]), reversed(B.shape[:-2]), strict=False)
     return all(a == b or a == 1 or b == 1 for a, b in pairs)
 
 
-def _eigh_serves(A: Tensor, UPLO: str = "L", *_: Any) -> bool:
-    return _square(A) and UPLO in ("L", "U", "l", "u")
+def _serves_eigh(A: Tensor, UPLO: str = "L", *_: Any) -> bool:
+    return _is_square(A) and UPLO in ("L", "U", "l", "u")
 
 
-def _with_vectors(A: Tensor, _: Any = None, vectors: bool = True, **__: Any) -> bool:
+def _has_vectors(A: Tensor, _: Any = None, vectors: bool = True, **__: Any) -> bool:
     return vectors
 
 
-def _with_q(A: Tensor, mode: str = "reduced") -> bool:
+def _has_q(A: Tensor, mode: str = "reduced") -> bool:
     return mode != "r"
 
 
-def _unsafe_lu(A: Tensor, *_: Any, **__: Any) -> bool:
+def _is_unsafe_lu(A: Tensor, *_: Any, **__: Any) -> bool:
     return lu.is_unsafe(A)
 
 
-def _square_lu(A: Tensor, *others: Tensor, pivot: bool = True, **_: Any) -> bool:
-    return pivot and _square(A)
+def _has_pivots(A: Tensor, *, pivot: bool = True, **_: Any) -> bool:
+    return pivot
+
+
+def _fits_solve(A: Tensor, B: Tensor, **_: Any) -> bool:
+    return _is_square(A) and _have_same_kind(A, B)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +88,7 @@ class Route:
         serves: Whether lapgrad computes a call with these arguments.
         records: Whether it also has the derivatives.
         must: Whether lapgrad has to compute it, whatever is faster, because torch's kernel is wrong.
+        safe_order: ``must`` holds for no batch of this order or a smaller one.
         devices: Where.
     """
 
@@ -94,9 +100,10 @@ class Route:
     matrix: int = 0
     right_side: int | None = None
     tensors: int = 1
-    serves: Question = _square
-    records: Question = _always
+    serves: Question = _is_square
+    records: Question = _accepts_all
     must: Question | None = None
+    safe_order: int | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
@@ -152,8 +159,8 @@ ROUTES = (
         eigh.compute_eigh,
         eigh.record_eigh,
         ("eigenvalues", ("eigenvalues", "eigenvectors")),
-        serves=_eigh_serves,
-        records=_with_vectors,
+        serves=_serves_eigh,
+        records=_has_vectors,
     ),
     Route(
         "svd",
@@ -162,7 +169,7 @@ ROUTES = (
         svd.record_svd,
         ("U", ("U", "S", "Vh")),
         serves=svd.serves_svd,
-        records=_with_vectors,
+        records=_has_vectors,
     ),
     Route(
         "qr",
@@ -171,35 +178,66 @@ ROUTES = (
         qr.record_qr,
         ("out", ("Q", "R")),
         serves=qr.serves_qr,
-        records=_with_q,
+        records=_has_q,
     ),
     Route(
         "inv",
         "linalg_inv_ex",
         lu.compute_inv_ex,
         out=("inverse", ("inverse", "info")),
-        must=_unsafe_lu,
+        must=_is_unsafe_lu,
+        safe_order=LARGEST_UNBLOCKED_ORDER,
         devices=("cpu",),
     ),
-    # inv, solve, det and slogdet of torch factorise by this operator: they are safe with it.
+    Route(
+        "det",
+        "_linalg_det",
+        lu.compute_det,
+        out=("result", ("result", "LU", "pivots")),
+        must=_is_unsafe_lu,
+        safe_order=LARGEST_UNBLOCKED_ORDER,
+        devices=("cpu",),
+    ),
+    Route(
+        "slogdet",
+        "_linalg_slogdet",
+        lu.compute_slogdet,
+        out=("sign", ("sign", "logabsdet", "LU", "pivots")),
+        must=_is_unsafe_lu,
+        safe_order=LARGEST_UNBLOCKED_ORDER,
+        devices=("cpu",),
+    ),
+    Route(
+        "solve",
+        "_linalg_solve_ex",
+        lu.compute_solve_ex,
+        out=("result", ("result", "LU", "pivots", "info")),
+        serves=_fits_solve,
+        must=_is_unsafe_lu,
+        safe_order=LARGEST_UNBLOCKED_ORDER,
+        devices=("cpu",),
+    ),
     Route(
         "lu_factor",
         "linalg_lu_factor_ex",
         lu.compute_lu_factor_ex,
         out=("out", ("LU", "pivots", "info")),
-        serves=_square_lu,
-        must=_unsafe_lu,
+        serves=_has_pivots,
+        must=_is_unsafe_lu,
+        safe_order=LARGEST_UNBLOCKED_ORDER,
+        devices=("cpu",),
+    ),
+    Route(
+        "lu_factor",
+        "linalg_lu",
+        lu.compute_lu,
+        out=("out", ("P", "L", "U")),
+        serves=_has_pivots,
+        must=_is_unsafe_lu,
+        safe_order=LARGEST_UNBLOCKED_ORDER,
         devices=("cpu",),
     ),
 )
 
-#: Functions of torch that are made of LU factorisations.
-_MADE_OF_LU = frozenset(("det", "inv", "slogdet", "solve"))
-
 #: The names that ``accelerate(only=...)`` takes.
-NAMES = frozenset(route.name for route in ROUTES) | _MADE_OF_LU
-
-
-def with_parts(names: frozenset[str]) -> frozenset[str]:
-    """``names``, and those of the operators that these are made of."""
-    return names | {"lu_factor"} if names & _MADE_OF_LU else names
+NAMES = frozenset(route.name for route in ROUTES)

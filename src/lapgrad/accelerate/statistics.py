@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 #: What stands in place of a reason for calls that lapgrad has taken.
 TAKEN = "taken"
+
+#: The reason for torch that is decided by sizes and dtype alone.
+SMALL = "faster in torch"
 
 #: Operator, reason, device, dtype, shape of the matrix.
 Key = tuple[str, str, str, torch.dtype, tuple[int, ...]]
@@ -76,6 +79,11 @@ class Counts:
 
     def __init__(self) -> None:
         self._cells: dict[Key, list[int]] = {}
+        self._gates: list[tuple[str, str, Any]] = []
+
+    def add_gate(self, operator: str, device: str, gate: Any) -> None:
+        """Include the calls that a gate passes on: it counts them itself."""
+        self._gates.append((operator, device, gate))
 
     def cell(
         self, operator: str, reason: str, device: str, dtype: torch.dtype, shape: tuple[int, ...]
@@ -91,12 +99,20 @@ class Counts:
 
     def items(self) -> list[tuple[Key, int]]:
         """What was counted, and how often; not what was not counted since the last ``clear``."""
-        return [(key, cell[0]) for key, cell in self._cells.copy().items() if cell[0]]
+        found = {key: cell[0] for key, cell in self._cells.copy().items() if cell[0]}
+        for operator, device, gate in self._gates:
+            for item_size, shape, calls in gate.counts():
+                dtype = torch.float64 if item_size == torch.float64.itemsize else torch.float32
+                key = operator, SMALL, device, dtype, shape
+                found[key] = found.get(key, 0) + calls
+        return list(found.items())
 
     def clear(self) -> None:
         """Count from zero again, in the same cells."""
         for cell in self._cells.copy().values():
             cell[0] = 0
+        for _, _, gate in self._gates:
+            gate.clear_counts()
 
 
 def summarise(counts: Counts) -> Statistics:

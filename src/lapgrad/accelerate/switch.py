@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from lapgrad import _errors
 from lapgrad.accelerate.choices import NOTHING, PROCESS, SCOPE, Choice
 from lapgrad.accelerate.overrides import Overrides
-from lapgrad.accelerate.routes import NAMES, with_parts
+from lapgrad.accelerate.routes import NAMES
 from lapgrad.accelerate.statistics import Statistics, summarise
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -182,7 +182,7 @@ class Acceleration:
         for name in sorted(names - NAMES):
             raise _errors.unknown_option("accelerate", "only", name, tuple(sorted(NAMES)))
         self._overrides.install()
-        choice = Choice(with_parts(names), always)
+        choice = Choice(names, always)
         PROCESS.make(choice)
         return Scope(choice, self._overrides)
 

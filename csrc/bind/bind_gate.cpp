@@ -1,0 +1,371 @@
+// CallGate: the function that lapgrad.accelerate registers in front of an operator of torch.
+//
+// A call for a small matrix takes torch 2 microseconds, and the decision to leave it to torch takes longer in Python. A gate
+// takes that decision here. It reads sizes through the DLPack exchange table of the tensor type (plain C structures, so
+// nothing of torch is included), and calls torch's own kernel, or a function of lapgrad, with the arguments it was given.
+// Every call that it does not decide goes to a Python function that does.
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <unordered_map>
+
+#include "bind/binding.h"
+
+namespace lapgrad::binding {
+namespace {
+
+// Parts of dlpack.h, version 1.x, under names of our own.
+struct TensorHeader {
+    void* data;
+    std::int32_t device_type, device_id;
+    std::int32_t dimensions;
+    std::uint8_t type_code, type_bits;
+    std::uint16_t type_lanes;
+    std::int64_t* shape;
+    std::int64_t* strides;
+    std::uint64_t byte_offset;
+};
+
+struct ExchangeTable {
+    std::uint32_t major_version, minor_version;
+    void* previous;
+    void* allocate;
+    void* export_managed;
+    void* import_managed;
+    int (*read_header)(void* tensor, TensorHeader* header);
+    void* current_stream;
+};
+
+constexpr std::uint32_t kKnownVersion = 1;
+constexpr std::uint8_t kFloat = 2;
+constexpr int kMostDimensions = 6;
+constexpr std::size_t kMostShapes = 1000;
+constexpr int kBits = 64;
+
+// Item size and shape of a matrix: what calls are counted by. Unused entries are zero.
+using Shape = std::array<std::int64_t, kMostDimensions + 2>;
+
+struct ShapeHash {
+    std::size_t operator()(const Shape& shape) const {
+        std::uint64_t hash = 0xcbf29ce484222325u;
+        for (const std::int64_t size : shape) hash = (hash ^ static_cast<std::uint64_t>(size)) * 0x100000001b3u;
+        return static_cast<std::size_t>(hash);
+    }
+};
+
+int bit_length(std::int64_t number) {
+    return number <= 0 ? 0 : kBits - __builtin_clzll(static_cast<unsigned long long>(number));
+}
+
+// A function of Python, taken apart if it is a method: a call with a tuple and a dictionary then reaches the function as it
+// is. Calling the method would unpack both and pack them again.
+struct Function {
+    nb::object function;
+    nb::object self;  // invalid without one
+
+    Function() = default;
+    explicit Function(nb::object callable) : function(std::move(callable)) {
+        if (!PyMethod_Check(function.ptr())) return;
+        self = nb::borrow(PyMethod_GET_SELF(function.ptr()));
+        function = nb::borrow(PyMethod_GET_FUNCTION(function.ptr()));
+    }
+
+    bool is_none() const { return function.is_none(); }
+
+    // function(keys, *arguments, **options) without the first `skipped` arguments; without keys if they are None.
+    PyObject* call(const nb::object& keys, PyObject* arguments, Py_ssize_t skipped, PyObject* options) const {
+        const Py_ssize_t given = PyTuple_GET_SIZE(arguments) - skipped;
+        const Py_ssize_t first = self.is_valid() + !keys.is_none();
+        const nb::object all = nb::steal(PyTuple_New(first + given));
+        if (!all.is_valid()) return nullptr;
+        const auto put = [&](Py_ssize_t position, PyObject* value) {
+            Py_INCREF(value);
+            PyTuple_SET_ITEM(all.ptr(), position, value);
+        };
+        if (self.is_valid()) put(0, self.ptr());
+        if (!keys.is_none()) put(first - 1, keys.ptr());
+        for (Py_ssize_t i = 0; i < given; ++i) put(first + i, PyTuple_GET_ITEM(arguments, skipped + i));
+        return PyObject_Call(function.ptr(), all.ptr(), options);
+    }
+};
+
+// What a call of torch has to do with: set once by Python, see lapgrad.accelerate.gates.
+struct Settings {
+    nb::object scope;           // context variable: the choice of the innermost scope, or None
+    nb::object process;         // its attribute `current` is the choice outside of scopes
+    nb::object name;            // the operator in `choice.names`
+    nb::tuple tensor_types;     // types without behaviour of their own
+    nb::object exchange;        // capsule of the DLPack exchange table of these types
+    nb::object decide;          // Python function for calls that are not decided here
+    Function take;              // computes what is faster in lapgrad; None: left to `decide`
+    Function take_recorded;     // the same with a gradient
+    Function compute;           // torch's kernel for values, and the keys that it is called with
+    nb::object compute_keys;
+    Function record;            // torch's kernel that records gradients; None: gradients are recorded elsewhere
+    nb::object record_keys;     // None: the keys of the call
+    nb::object is_grad_enabled;
+    nb::object forward_level;   // dictionary with the level of forward mode at "_current_level", negative outside
+    std::uint64_t plain_keys;
+    bool has_keys;              // the first argument is the set of keys of the call
+    bool counts_recorded;       // no other gate counts the calls that are recorded by torch
+    int matrix, right_side;     // positions; right_side is -1 without one
+    int tensors;
+    std::int64_t narrow;
+    std::int64_t safe_order;    // batches of larger orders are always decided in Python
+    // Least number of matrices from which lapgrad is faster: per item size (4, 8), narrow, gradient, bits of the order.
+    std::array<std::int64_t, 8 * kBits> thresholds;
+};
+
+class CallGate {
+public:
+    explicit CallGate(nb::dict options) {
+        const auto get = [&](const char* key) { return nb::borrow(options[key]); };
+        set_.scope = get("scope");
+        set_.process = get("process");
+        set_.name = get("name");
+        set_.tensor_types = nb::cast<nb::tuple>(get("tensor_types"));
+        set_.exchange = get("exchange");
+        set_.decide = get("decide");
+        set_.take = Function(get("take"));
+        set_.take_recorded = Function(get("take_recorded"));
+        set_.compute = Function(get("compute"));
+        set_.compute_keys = get("compute_keys");
+        set_.record = Function(get("record"));
+        set_.record_keys = get("record_keys");
+        set_.is_grad_enabled = get("is_grad_enabled");
+        set_.forward_level = get("forward_level");
+        set_.plain_keys = nb::cast<std::uint64_t>(get("plain_keys"));
+        set_.has_keys = nb::cast<bool>(get("has_keys"));
+        set_.counts_recorded = nb::cast<bool>(get("counts_recorded"));
+        set_.matrix = nb::cast<int>(get("matrix"));
+        set_.right_side = nb::cast<int>(get("right_side"));
+        set_.tensors = nb::cast<int>(get("tensors"));
+        set_.narrow = nb::cast<std::int64_t>(get("narrow"));
+        set_.safe_order = nb::cast<std::int64_t>(get("safe_order"));
+        const nb::sequence rows = nb::cast<nb::sequence>(get("thresholds"));
+        if (nb::len(rows) != set_.thresholds.size()) throw nb::value_error("thresholds");
+        for (std::size_t i = 0; i < set_.thresholds.size(); ++i) set_.thresholds[i] = nb::cast<std::int64_t>(rows[i]);
+        auto* table = static_cast<ExchangeTable*>(PyCapsule_GetPointer(set_.exchange.ptr(), "dlpack_exchange_api"));
+        if (table == nullptr) throw nb::python_error();
+        if (table->major_version != kKnownVersion || table->read_header == nullptr)
+            throw nb::value_error("unknown version of DLPack");
+        read_header_ = table->read_header;
+        requires_grad_ = nb::steal(PyUnicode_InternFromString("requires_grad"));
+        raw_repr_ = nb::steal(PyUnicode_InternFromString("raw_repr"));
+        current_ = nb::steal(PyUnicode_InternFromString("current"));
+        level_ = nb::steal(PyUnicode_InternFromString("_current_level"));
+    }
+
+    // The call of an operator: arguments as the dispatcher passes them.
+    PyObject* call(PyObject* arguments, PyObject* options) {
+        const Py_ssize_t keys = set_.has_keys ? 1 : 0;
+        switch (judge(arguments)) {
+            case Verdict::compute: return pass_on(set_.compute, set_.compute_keys, arguments, options);
+            case Verdict::record: return pass_on(set_.record, set_.record_keys, arguments, options);
+            case Verdict::refuse:
+                return set_.record.is_none() ? pass_on(set_.compute, set_.compute_keys, arguments, options)
+                                             : pass_on(set_.record, nb::none(), arguments, options);
+            case Verdict::take: return set_.take.call(nb::none(), arguments, keys, options);
+            case Verdict::take_recorded: return set_.take_recorded.call(nb::none(), arguments, keys, options);
+            case Verdict::decide: break;
+            case Verdict::error: return nullptr;
+        }
+        return PyObject_Call(set_.decide.ptr(), arguments, options);
+    }
+
+    // [(item size, shape), count] of the calls that were passed on here.
+    nb::list counts() const {
+        nb::list found;
+        for (const auto& [shape, count] : counts_) {
+            if (count == 0) continue;
+            nb::list sizes;
+            for (std::int64_t i = 0; i < shape[1]; ++i) sizes.append(shape[2 + i]);
+            found.append(nb::make_tuple(shape[0], nb::tuple(sizes), count));
+        }
+        return found;
+    }
+
+    void clear_counts() {
+        for (auto& entry : counts_) entry.second = 0;
+    }
+
+    int traverse(visitproc visit, void* arg) const {
+        for (const nb::object* held : {&set_.scope, &set_.process, &set_.name, &set_.exchange, &set_.decide,
+                                       &set_.take.function, &set_.take_recorded.function, &set_.compute.function, &set_.compute.self, &set_.compute_keys,
+                                       &set_.record.function, &set_.record.self, &set_.record_keys, &set_.is_grad_enabled,
+                                       &set_.forward_level, &choice_})
+            Py_VISIT(held->ptr());
+        Py_VISIT(set_.tensor_types.ptr());
+        return 0;
+    }
+
+    void clear() {
+        set_.decide.reset();
+        set_.take.function.reset();
+        set_.take_recorded.function.reset();
+        choice_.reset();
+    }
+
+private:
+    enum class Verdict { compute, record, refuse, take, take_recorded, decide, error };
+    enum class Size { small, large, unknown };
+
+    // Calls a kernel of torch with `keys`, or with those of the call if `keys` is None.
+    PyObject* pass_on(const Function& kernel, const nb::object& keys, PyObject* arguments, PyObject* options) const {
+        return kernel.call(keys, arguments, set_.has_keys && !keys.is_none() ? 1 : 0, options);
+    }
+
+    Verdict judge(PyObject* arguments) {
+        if (!read_choice()) return Verdict::error;
+        if (!is_chosen_) return Verdict::refuse;
+        const bool always = takes_always_;  // another thread may change it as soon as Python code has run
+        const Py_ssize_t first = set_.has_keys ? 1 : 0;
+        if (PyTuple_GET_SIZE(arguments) < first + set_.tensors) return Verdict::decide;
+        if (set_.has_keys) {
+            const int plain = is_plain(PyTuple_GET_ITEM(arguments, 0));
+            if (plain <= 0) return plain < 0 ? Verdict::error : Verdict::decide;
+        }
+        std::array<TensorHeader, 2> headers;
+        for (int i = 0; i < set_.tensors; ++i)
+            if (!read(PyTuple_GET_ITEM(arguments, first + i), headers[i])) return Verdict::decide;
+        int has_gradient = 0;
+        if (!set_.record.is_none()) {
+            for (int i = 0; i < set_.tensors && has_gradient == 0; ++i)
+                has_gradient = is_true(PyObject_GetAttr(PyTuple_GET_ITEM(arguments, first + i), requires_grad_.ptr()));
+            if (has_gradient > 0) has_gradient = is_true(PyObject_CallNoArgs(set_.is_grad_enabled.ptr()));
+            if (has_gradient < 0) return Verdict::error;
+        }
+        const TensorHeader& matrix = headers[set_.matrix];
+        const TensorHeader* side = set_.right_side < 0 ? nullptr : &headers[set_.right_side];
+        const Size size = find_size(matrix, side, has_gradient != 0, always);
+        if (size == Size::unknown) return Verdict::decide;
+        if (size == Size::large) {
+            if ((has_gradient != 0 ? set_.take_recorded : set_.take).is_none()) return Verdict::decide;
+            return has_gradient != 0 ? Verdict::take_recorded : Verdict::take;
+        }
+        if (has_gradient == 0 || set_.counts_recorded) count(matrix);
+        return has_gradient != 0 ? Verdict::record : Verdict::compute;
+    }
+
+    // Whether the choice that holds for the caller has this operator. Returns false for a Python error.
+    bool read_choice() {
+        PyObject* found = nullptr;
+        if (PyContextVar_Get(set_.scope.ptr(), nullptr, &found) < 0) return false;
+        if (found == nullptr || found == Py_None) {
+            Py_XDECREF(found);
+            found = PyObject_GetAttr(set_.process.ptr(), current_.ptr());
+            if (found == nullptr) return false;
+        }
+        nb::object choice = nb::steal(found);
+        if (choice.is(choice_)) return true;
+        const nb::object names = nb::steal(PyObject_GetAttrString(found, "names"));
+        if (!names.is_valid()) return false;
+        const int chosen = PySequence_Contains(names.ptr(), set_.name.ptr());
+        const int always = is_true(PyObject_GetAttrString(found, "always"));
+        if (chosen < 0 || always < 0) return false;
+        is_chosen_ = chosen != 0;
+        takes_always_ = always != 0;
+        choice_ = std::move(choice);
+        return true;
+    }
+
+    // 1 for ordinary tensors outside of transforms, modes and forward mode, 0 otherwise, -1 for a Python error.
+    int is_plain(PyObject* keys) const {
+        const nb::object bits = nb::steal(PyObject_CallMethodNoArgs(keys, raw_repr_.ptr()));
+        if (!bits.is_valid()) return -1;
+        if (PyLong_AsUnsignedLongLongMask(bits.ptr()) != set_.plain_keys) return 0;
+        PyObject* const level = PyDict_GetItemWithError(set_.forward_level.ptr(), level_.ptr());
+        if (level == nullptr) return PyErr_Occurred() ? -1 : 0;
+        const long value = PyLong_AsLong(level);
+        if (value == -1 && PyErr_Occurred()) return -1;
+        return value < 0;
+    }
+
+    bool read(PyObject* tensor, TensorHeader& header) const {
+        bool known = false;
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(set_.tensor_types.ptr()); ++i)
+            known |= reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == PyTuple_GET_ITEM(set_.tensor_types.ptr(), i);
+        if (!known) return false;
+        if (read_header_(tensor, &header) == 0) return true;
+        PyErr_Clear();
+        return false;
+    }
+
+    // Whether torch is faster (small) or lapgrad (large), from sizes and dtype alone.
+    Size find_size(const TensorHeader& A, const TensorHeader* side, bool has_gradient, bool always) const {
+        if (A.type_code != kFloat || A.type_lanes != 1 || (A.type_bits != 64 && A.type_bits != 32)) return Size::unknown;
+        if (A.dimensions < 2 || A.dimensions > kMostDimensions) return Size::unknown;
+        const std::int64_t rows = A.shape[A.dimensions - 2], columns = A.shape[A.dimensions - 1];
+        const std::int64_t order = rows > columns ? rows : columns;
+        std::int64_t items = 1;
+        for (int i = 0; i < A.dimensions - 2; ++i) items *= A.shape[i];
+        if (rows == 0 || columns == 0 || items == 0) return Size::unknown;
+        if (always) return Size::large;
+        if (A.dimensions > 2 && (rows < columns ? rows : columns) > set_.safe_order) return Size::unknown;
+        const bool is_narrow = side != nullptr && side->dimensions >= 2 &&
+                               (side->shape[side->dimensions - 1] <= set_.narrow ||
+                                side->shape[side->dimensions - 2] <= set_.narrow);
+        const int row = 4 * (A.type_bits == 64) + 2 * is_narrow + has_gradient;
+        const std::int64_t least = set_.thresholds[row * kBits + bit_length(order - 1)];
+        // The least number is never applied to a single matrix without leading dimensions, unless it is 1.
+        const bool is_small = least != 1 && (A.dimensions == 2 || least == 0 || items < least);
+        return is_small ? Size::small : Size::large;
+    }
+
+    void count(const TensorHeader& A) {
+        Shape shape{};
+        shape[0] = A.type_bits / 8;
+        if (counts_.size() < kMostShapes) {
+            shape[1] = A.dimensions;
+            std::memcpy(&shape[2], A.shape, sizeof(std::int64_t) * A.dimensions);
+        }
+        ++counts_[shape];
+    }
+
+    // Truth of a new reference, which is released; -1 for a Python error.
+    static int is_true(PyObject* value) {
+        if (value == nullptr) return -1;
+        const int truth = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);
+        Py_DECREF(value);
+        return truth;
+    }
+
+    Settings set_;
+    int (*read_header_)(void*, TensorHeader*);
+    nb::object requires_grad_, raw_repr_, current_, level_;
+    nb::object choice_;
+    bool is_chosen_ = false, takes_always_ = false;
+    std::unordered_map<Shape, std::int64_t, ShapeHash> counts_;
+};
+
+PyObject* call_gate(PyObject* self, PyObject* arguments, PyObject* options) {
+    return nb::inst_ptr<CallGate>(self)->call(arguments, options);
+}
+
+int traverse_gate(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<CallGate>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_gate(PyObject* self) {
+    nb::inst_ptr<CallGate>(self)->clear();
+    return 0;
+}
+
+PyType_Slot gate_slots[] = {{Py_tp_call, reinterpret_cast<void*>(call_gate)},
+                            {Py_tp_traverse, reinterpret_cast<void*>(traverse_gate)},
+                            {Py_tp_clear, reinterpret_cast<void*>(clear_gate)},
+                            {0, nullptr}};
+
+}  // namespace
+
+void bind_gate(nb::module_& m) {
+    // torch's dispatcher holds the gates that are installed until the process ends.
+    nb::set_leak_warnings(false);
+    nb::class_<CallGate>(m, "CallGate", nb::type_slots(gate_slots))
+        .def(nb::init<nb::dict>())
+        .def("counts", &CallGate::counts)
+        .def("clear_counts", &CallGate::clear_counts);
+}
+
+}  // namespace lapgrad::binding
