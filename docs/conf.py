@@ -96,7 +96,7 @@ html_theme_options: dict[str, Any] = {
     "github_url": PROJECT["urls"]["Repository"],
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "navbar_align": "left",
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
@@ -104,7 +104,10 @@ html_theme_options: dict[str, Any] = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "changelog": [], "cite": [], "faq": []}
+# Pages without others below them have no navigation on their left.
+_ALONE = ("index", "getting_started", "performance", "known_problems_in_torch", "faq", "cite", "changelog")
+html_sidebars: dict[str, list[str]] = {page: [] for page in _ALONE}
+toc_object_entries_show_parents = "hide"
 
 
 def escape_markup(text: str) -> str:

@@ -13,8 +13,8 @@ HEADER = """\
 Examples
 ========
 
-Each is a script of the repository, run here in its quick form (seconds). ``lapgrad demo NAME`` runs it in full, and
-``lapgrad demo NAME --notebook FILE`` makes it a notebook.
+Each is a script of the repository, run here in its quick form (seconds). ``lapgrad demo NAME`` runs it in
+full, and ``lapgrad demo NAME --notebook FILE`` makes it a notebook.
 """
 
 
@@ -36,7 +36,8 @@ def convert_script(script: str) -> str:
     """Return a script in cells with its docstring and text cells in reStructuredText.
 
     Example:
-        >>> print(convert_script('\"\"\"A title: `x`\\n\\nMore.\"\"\"\\n# %% [markdown]\\n# ## Part\\n# %%\\nx = 1\\n'))
+        >>> opening = '\"\"\"A title: `x`\\n\\nMore.\"\"\"\\n'
+        >>> print(convert_script(opening + "# %% [markdown]\\n# ## Part\\n# %%\\nx = 1\\n"))
         r\"\"\"
         A title: x
         ==========

@@ -25,13 +25,16 @@ SECTIONS = (
     ("Exceptions and warnings", "lapgrad", "exceptions"),
 )
 
-#: Methods in the columns of the table of models.
-METHODS = ("fit", "predict", "sample", "log_prob", "plot", "save", "load")
+#: Methods of models that users look for. Those that all models have are listed below the table.
+METHODS = ("fit", "predict", "sample", "log_prob", "plot", "save", "load", "hyperparameters", "fix", "free")
 
 
 def write_pages(folder: Path) -> None:
     """Write ``api/index.rst`` and ``guide/models_table.md`` into the folder of the site's sources."""
-    pages = {folder / "api" / "index.rst": make_reference(), folder / "guide" / "models_table.md": make_table()}
+    pages = {
+        folder / "api" / "index.rst": make_reference(),
+        folder / "guide" / "models_table.md": make_table(),
+    }
     for path, text in pages.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -71,17 +74,14 @@ def make_reference() -> str:
 def make_table() -> str:
     """Return the table of models and their methods, in Markdown."""
     models = importlib.import_module("lapgrad.models")
-    names = list_names("lapgrad.models", "models")
-    lines = [f"| | {' | '.join(METHODS)} | further |", f"|---|{'---|' * (len(METHODS) + 1)}"]
-    for name in names:
-        model = getattr(models, name)
-        own = [
-            method
-            for method, value in vars(model).items()
-            if inspect.isfunction(value) and not method.startswith("_")
-        ]
+    found = {name: getattr(models, name) for name in list_names("lapgrad.models", "models")}
+    shared = [method for method in METHODS if all(hasattr(model, method) for model in found.values())]
+    columns = [method for method in METHODS if method not in shared]
+    lines = [f"| | {' | '.join(columns)} | further methods |", f"|---|{'---|' * (len(columns) + 1)}"]
+    for name, model in found.items():
+        own = [method for method, value in vars(model).items() if inspect.isfunction(value)]
         usual = {*METHODS, "config", "forward", "extra_repr", "loss"}
-        marks = ["✓" if hasattr(model, method) else "" for method in METHODS]
-        further = ", ".join(f"`{method}`" for method in own if method not in usual)
+        marks = ["✓" if hasattr(model, method) else "" for method in columns]
+        further = ", ".join(f"`{method}`" for method in own if method not in usual and method[0] != "_")
         lines.append(f"| {{py:class}}`~lapgrad.models.{name}` | {' | '.join(marks)} | {further} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", f"All of them have {', '.join(f'`{method}`' for method in shared)}.", ""])

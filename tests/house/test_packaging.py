@@ -1,6 +1,8 @@
-"""What a user meets first: metadata, shipped files, the README's code, documented build switches."""
+"""What a user installs: metadata, shipped files, build switches, files for citation and workflows."""
 
 import ast
+import importlib
+import inspect
 import re
 import tomllib
 from importlib import metadata, resources
@@ -49,17 +51,6 @@ def test_the_report_is_shipped_with_its_templates_style_and_script():
     assert not files & set(ignored)
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_readme_code_runs(code, capsys):
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    assert "tensor" in capsys.readouterr().out
-
-
-def test_readme_links_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
-
-
 def build_rule(condition):
     (rule,) = (rule for rule in PYPROJECT["tool"]["scikit-build"]["overrides"] if rule["if"] == condition)
     return rule
@@ -102,6 +93,64 @@ def test_makefile_commands_are_described():
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     described = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
     assert set(phony.split()) == described
+
+
+def test_wheels_use_the_stable_abi_where_python_has_it():
+    assert PYPROJECT["tool"]["scikit-build"]["wheel"]["py-api"] == "cp312"
+    assert "STABLE_ABI" in (ROOT / "CMakeLists.txt").read_text()
+    assert build_rule({"env": {"LAPGRAD_NO_CORE": True}})["wheel"]["py-api"] == "py3"
+
+
+def test_versions_of_python_are_the_same_everywhere():
+    classifiers = {
+        line.rsplit(" ", 1)[1]
+        for line in PYPROJECT["project"]["classifiers"]
+        if re.search(r":: 3\.\d+$", line)
+    }
+    wheels = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    assert {f"3.{minor}" for minor in re.findall(r"cp3(\d+)-cp3\1/bin", wheels)} == classifiers
+    assert PYPROJECT["project"]["requires-python"] == ">=" + min(classifiers)
+
+
+@pytest.mark.parametrize("name", ["tests", "wheels", "docs"])
+def test_workflows_call_targets_of_the_makefile(name):
+    workflow = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    called = re.findall(r"- run: make (?:-j 2 )?([a-z -]+)", workflow)
+    assert called
+    assert {target for line in called for target in line.split()} <= set(phony.split())
+    for script in re.findall(r"python ([a-z_/]+\.py)", workflow):
+        assert (ROOT / script).is_file(), script
+
+
+def test_citation_agrees_with_the_metadata():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {PYPROJECT['project']['version']}\n" in citation
+    assert f"\nrepository-code: {PYPROJECT['project']['urls']['Repository']}\n" in citation
+    assert f"\nurl: {PYPROJECT['project']['urls']['Documentation']}\n" in citation
+    assert f"\nlicense: {PYPROJECT['project']['license']}\n" in citation
+
+
+def test_public_functions_have_complete_annotations():
+    """py.typed promises them; what is private, as the core, may have fewer."""
+    assert (resources.files("lapgrad") / "py.typed").is_file()
+    for module in ("lapgrad", "lapgrad.linalg", "lapgrad.fused", "lapgrad.models", "lapgrad.models.kernels"):
+        found = importlib.import_module(module)
+        for name in found.__all__:
+            value = getattr(found, name)
+            functions = [value] if inspect.isfunction(value) else []
+            if inspect.isclass(value):
+                functions = [
+                    method
+                    for method_name, method in vars(value).items()
+                    if inspect.isfunction(method) and not method_name.startswith("_")
+                ]
+            for function in functions:
+                if function.__module__.startswith("lapgrad"):
+                    parameters = inspect.signature(function).parameters
+                    missing = set(parameters) - set(function.__annotations__) - {"self", "cls"}
+                    assert not missing, f"{module}.{name}: {function.__qualname__}{missing}"
+                    assert "return" in function.__annotations__, f"{module}.{name}"
 
 
 def test_licence_is_apache():
