@@ -61,7 +61,69 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True) -> Tensor:
     return 0.5 * W.square().sum((-2, -1)) + k * L.diagonal(dim1=-2, dim2=-1).log().sum(-1) + constant
 
 
+def pstrf(
+    A: Tensor, *, rank: int | None = None, tol: float | None = None, lower: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The factor of what the pivots choose, L1 = chol(A11) and L2 = A21 L1^-T; pivots one by one, without it.
+
+    The pivots come from Schur complements of the whole matrix.
+    """
+    n = A.shape[-1]
+    most = n if rank is None else rank
+    A = A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
+    items = [_factor_pivoted(item, most, tol) for item in A.reshape(-1, n, n)]
+    batch = A.shape[:-2]
+    L = torch.stack([item[0] for item in items]) if items else A.new_empty((0, n, most))
+    pivots = torch.stack([item[1] for item in items]) if items else A.new_empty((0, n)).long()
+    found = torch.tensor([item[2] for item in items], device=A.device, dtype=torch.int64)
+    L = L.reshape(*batch, n, most)
+    return L if lower else L.mT, pivots.reshape(*batch, n), found.reshape(batch)
+
+
+def _factor_pivoted(A: Tensor, most: int, tol: float | None) -> tuple[Tensor, Tensor, int]:
+    left, n = A.detach().clone(), len(A)
+    unit = torch.finfo(A.dtype).eps / 2
+    least = tol if tol is not None else n * unit * float(left.diagonal().max()) if n else 0.0
+    order, found = list(range(n)), 0
+    while found < most:
+        place = found + int(left.diagonal()[order[found:]].argmax())
+        pivot = order[place]
+        if not left[pivot, pivot] > least:
+            break
+        order[found], order[place] = order[place], order[found]
+        left = left - left[:, [pivot]] @ left[[pivot], :] / left[pivot, pivot]
+        found += 1
+    ordered = A[order][:, order]
+    L1 = torch.linalg.cholesky(ordered[:found, :found])
+    L = torch.linalg.solve_triangular(L1, ordered[:, :found].mT, upper=False).mT.tril()
+    L = torch.cat((L, L.new_zeros((n, most - found))), 1)
+    return L, torch.tensor(order, device=A.device, dtype=torch.int64), found
+
+
+def _pivoted_recipes() -> tuple[Recipe, ...]:
+    """All columns, some of them, and a tolerance that ends the factorisation: pivots fall from 2 to 1.
+
+    No ratio of small integers is near that tolerance (2 less the golden ratio), so that no pivot is.
+    """
+    recipes = list(square_recipes(lower=(True, False)))
+    for lower in (True, False):
+        for shape, rank in (((5, 5), 3), ((3, 5, 5), 2), ((5, 5), 0), ((20, 20), 2), ((2, 1, 3, 3), 3)):
+            recipes.append(named((shape,), {"rank": rank, "lower": lower}))
+        recipes += [named((shape,), {"tol": 1.382, "lower": lower}) for shape in ((5, 5), (3, 5, 5))]
+        recipes.append(named(((6, 6),), {"rank": 5, "tol": 1.382, "lower": lower}))
+    return tuple(recipes)
+
+
 CASES: tuple[OperatorCase, ...] = (
+    OperatorCase(
+        "pstrf",
+        pstrf,
+        _pivoted_recipes(),
+        ("falling",),
+        ("A",),
+        saved=(3,),
+        orders=Orders({"lower": (True, False), "rank": (None, 1)}),
+    ),
     OperatorCase(
         "potri",
         potri,

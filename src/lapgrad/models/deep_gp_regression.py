@@ -62,7 +62,8 @@ class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
             Gaussian process. None: one inner layer, as wide as X, or 30 if that is less.
         inducing: Inducing inputs of each layer, chosen from the rows of X (no row twice, so there may be
             fewer); or those of the first layer, (U, d) or (U,). The linear maps give those of later layers.
-        init: How inducing inputs are chosen: "kmeans++" (far from each other) or "random".
+        init: How inducing inputs are chosen: "kmeans++" (far from each other), "random", or "greedy" (each at
+            the largest variance of the first layer given those before).
         noise_var: Variance of the noise; None: a tenth of the variance of y.
         noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
@@ -136,8 +137,11 @@ class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
         kernels = _start.list_kernels(who, kernel, len(inner) + 1)
         plan = _start.LayerPlan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
         source = _checks.make_generator(who, generator, X.device)
-        Z = _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
-        built = list(_start.make_layers(who, plan, inputs, outputs, self._scale_inputs(Z)))
+        first = (kernels[0] or _start.make_default_kernel(inputs, outputs, not inner)).to(inputs)
+        Z = _inducing_inputs.resolve_inducing_inputs(
+            who, inducing, self.X, init, source, first, self._scale_inputs
+        )
+        built = list(_start.make_layers(who, plan, inputs, outputs, Z))
         self.layers = nn.ModuleList(built)
         self.plan = dataclasses.replace(plan, kernels=())  # they are in the layers
         self.to(dtype=X.dtype, device=X.device)
