@@ -132,7 +132,7 @@ void append_column(const Columns& columns, const PivotedState<T>& state, index_t
         }
     };
     const index_t strips = (n - j - 1 + plan::pivoted_strip - 1) / plan::pivoted_strip;
-    if (parallel && (n - j) * (m + 1) >= plan::parallel_elements)
+    if (parallel && (n - j) * (m + 1) >= plan::pivoted_parallel_elements)
         parallel::for_each(strips, compute);
     else
         for (index_t strip = 0; strip < strips; ++strip) compute(strip);
