@@ -64,40 +64,37 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True) -> Tensor:
 def pstrf(
     A: Tensor, *, rank: int | None = None, tol: float | None = None, lower: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The factor of what the pivots choose, L1 = chol(A11) and L2 = A21 L1^-T; pivots one by one, without it.
-
-    The pivots come from Schur complements of the whole matrix.
-    """
+    """One pivot after the other, each subtracting its product from the whole matrix."""
     n = A.shape[-1]
+    named = A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
+    # The values of the named triangle, and a symmetric gradient.
+    middle = 0.5 * (A + A.mT)
+    left = named.detach() + (middle - middle.detach())
     most = n if rank is None else rank
-    A = A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
-    items = [_factor_pivoted(item, most, tol) for item in A.reshape(-1, n, n)]
-    batch = A.shape[:-2]
-    L = torch.stack([item[0] for item in items]) if items else A.new_empty((0, n, most))
-    pivots = torch.stack([item[1] for item in items]) if items else A.new_empty((0, n)).long()
-    found = torch.tensor([item[2] for item in items], device=A.device, dtype=torch.int64)
-    L = L.reshape(*batch, n, most)
-    return L if lower else L.mT, pivots.reshape(*batch, n), found.reshape(batch)
-
-
-def _factor_pivoted(A: Tensor, most: int, tol: float | None) -> tuple[Tensor, Tensor, int]:
-    left, n = A.detach().clone(), len(A)
+    order = torch.arange(n, device=A.device).expand(A.shape[:-1])
+    found = torch.zeros(A.shape[:-2], dtype=torch.int64, device=A.device)
+    columns = []
     unit = torch.finfo(A.dtype).eps / 2
-    least = tol if tol is not None else n * unit * float(left.diagonal().max()) if n else 0.0
-    order, found = list(range(n)), 0
-    while found < most:
-        place = found + int(left.diagonal()[order[found:]].argmax())
-        pivot = order[place]
-        if not left[pivot, pivot] > least:
-            break
-        order[found], order[place] = order[place], order[found]
-        left = left - left[:, [pivot]] @ left[[pivot], :] / left[pivot, pivot]
-        found += 1
-    ordered = A[order][:, order]
-    L1 = torch.linalg.cholesky(ordered[:found, :found])
-    L = torch.linalg.solve_triangular(L1, ordered[:, :found].mT, upper=False).mT.tril()
-    L = torch.cat((L, L.new_zeros((n, most - found))), 1)
-    return L, torch.tensor(order, device=A.device, dtype=torch.int64), found
+    for k in range(most):
+        diagonal = left.diagonal(dim1=-2, dim2=-1).gather(-1, order)
+        if k == 0:
+            largest = diagonal.detach().amax(-1, keepdim=True)
+            least = n * unit * largest if tol is None else torch.full_like(largest, tol)
+        place = diagonal[..., k:].argmax(-1, keepdim=True) + k
+        is_pivot = diagonal.gather(-1, place) > least
+        place = torch.where(is_pivot, place, k)
+        chosen = order.gather(-1, place)
+        order = order.scatter(-1, place, order[..., k : k + 1])
+        order = torch.cat((order[..., :k], chosen, order[..., k + 1 :]), -1)
+        column = torch.take_along_dim(left, chosen.unsqueeze(-2), -1).squeeze(-1)
+        root = torch.where(is_pivot, column.gather(-1, chosen), 1.0).sqrt()
+        column = torch.where(is_pivot, column / root, 0.0)
+        left = left - column.unsqueeze(-1) * column.unsqueeze(-2)
+        columns.append(column)
+        found = found + is_pivot.squeeze(-1)
+    L = torch.stack(columns, -1) if columns else left[..., :0]
+    L = torch.take_along_dim(L, order.unsqueeze(-1), -2).tril()
+    return L if lower else L.mT, order.clone(), found
 
 
 def _pivoted_recipes() -> tuple[Recipe, ...]:
