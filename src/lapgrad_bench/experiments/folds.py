@@ -178,8 +178,9 @@ def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> Spars
     """Return the model before training, on the CPU, so that it is the same for every device.
 
     Columns of the training data are scaled to mean 0 and variance 1. Inducing inputs are rows of the data
-    that are far from each other, or what ``init`` says; lengthscales are √d, the distance of neighbours in d dimensions; the noise
-    is a tenth of the variance. All parameters but the inducing inputs and the mean are learned as logarithms.
+    that are far from each other, or what ``init`` says; lengthscales are √d, the distance of neighbours in
+    d dimensions; the noise is a tenth of the variance. All parameters but the inducing inputs and the mean
+    are learned as logarithms.
     """
     jitter = how.for_task(which.dataset).jitter or 0.0
     return SparseGPRegression(
