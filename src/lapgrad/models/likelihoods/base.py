@@ -153,7 +153,7 @@ class ElementwiseLikelihood(Likelihood):
 
 def place_nodes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes (20, *shape) and weights (20,) of the Gauss-Hermite rule for N(mean, variance)."""
-    positions, weights = (torch.tensor(part).to(mean) for part in _compute_rule())
+    positions, weights = (torch.tensor(part, dtype=torch.float64).to(mean) for part in _compute_rule())
     # The square root has no gradient at 0.
     deviation = variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
     return mean + deviation * positions.view(-1, *(1,) * mean.dim()), weights
