@@ -86,7 +86,7 @@ SPECTRAL = 10.0
 ROUNDED_DISTANCES = 2e4
 
 #: Integrals over a function with the 20 nodes of Gauss and Hermite against sums over a fine grid, whose own
-#: errors (a step of 1/200 of a deviation, ends at 8 to 10 deviations) are 700 to 4000 units: smooth functions.
+#: errors (a step of 1/200 of a deviation, ends at 8 to 10 deviations) are 700 to 4000 units: of smooth ones.
 SMOOTH_INTEGRAL = 2e4
 
 #: The same for densities about as narrow as the distribution of the function is wide: the error of the rule
