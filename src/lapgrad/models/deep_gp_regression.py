@@ -15,8 +15,8 @@ from lapgrad.models import _checks, _scaling
 from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.inference import LayeredRegression
-from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._deep.start import Covariance
+from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import compute_expected_log_density

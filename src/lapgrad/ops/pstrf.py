@@ -137,8 +137,8 @@ def _vjp(
     if not rest:
         pivoted = _potrf.operator_vjp.call(L1, gL, None, True)
     else:
-        gA21 = _trsm.operator.call(L1, gL[..., r:, :], True, False, True)
-        gL1 = gL[..., :r, :] + _gemmt.operator.call(gA21, L2, True, True, False, -1.0)
+        gA21 = _trsm.solve(L1, gL[..., r:, :], rightside=True)
+        gL1 = gL[..., :r, :] + _gemmt.multiply(gA21, L2, transpose_a=True, alpha=-1.0)
         gA11, half = _potrf.operator_vjp.call(L1, gL1, None, True), 0.5 * gA21
         bottom = torch.cat((half, half.new_zeros((*half.shape[:-1], rest))), -1)
         pivoted = torch.cat((torch.cat((gA11, half.mT), -1), bottom), -2)
@@ -154,8 +154,8 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
     L1, L2, is_zero = _split(L, found)
     columns = _take(0.5 * (dA + dA.mT), pivots, pivots[..., :r])
     dL1 = _potrf.compute_jvp(L1, columns[..., :r, :], True)
-    moved = columns[..., r:, :] - _gemm2.operator.call(L2, dL1, False, True, 1.0)
-    dL2 = _trsm.operator.call(L1, moved, True, True, True)
+    moved = columns[..., r:, :] - _gemm2.multiply(L2, dL1, transpose_b=True)
+    dL2 = _trsm.solve(L1, moved, transpose=True, rightside=True)
     dL = torch.cat((dL1, dL2), -2).masked_fill(is_zero, 0.0)
     return dL if lower else dL.mT.contiguous(), None, None
 

@@ -15,8 +15,8 @@ from lapgrad import _errors
 from lapgrad.models import _checks, _sampling, _scaling
 from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
-from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._deep.sparse_layer import SparseLayer
+from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import unbounded
