@@ -114,7 +114,11 @@ class Likelihood(ParametrisedModule, abc.ABC):
 
 
 class ElementwiseLikelihood(Likelihood):
-    """A likelihood of one function per observed number: integrals over it are sums over 20 nodes."""
+    """A likelihood of one function per observed number: integrals over it are sums over 20 nodes.
+
+    A subclass gives ``log_density`` and ``conditional_moments``, and what draws, checks and starts need. It
+    overrides an integral that has a closed form.
+    """
 
     @abc.abstractmethod
     def log_density(self, f: Tensor, y: Tensor) -> Tensor:
