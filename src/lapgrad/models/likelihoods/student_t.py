@@ -55,15 +55,10 @@ class StudentT(ElementwiseLikelihood):
         return f, (self.scale.square() * self.df / (self.df - 2.0)).expand_as(f)
 
     def draw_observations(self, f: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return f + scale t, t a normal variable divided by the root of a mean square of others."""
-        options = {"dtype": f.dtype, "device": f.device, "generator": generator}
-        normal = torch.randn(f.shape, **options)
-        # A chi-squared variable is twice a gamma variable; torch draws these without a generator of its own.
-        seed = int(torch.randint(2**31 - 1, (), device=f.device, generator=generator))
-        with torch.random.fork_rng(devices=[f.device] if f.is_cuda else []):
-            torch.manual_seed(seed)
-            chi_squared = 2.0 * torch._standard_gamma((0.5 * self.df).expand_as(f).contiguous())
-        return f + self.scale * normal * (self.df / chi_squared).sqrt()
+        """Return f + scale t, t = sqrt(df (u^(-2 / df) - 1)) cos(2 pi v) with uniform u, v (Bailey 1994)."""
+        u, v = torch.rand((2, *f.shape), dtype=f.dtype, device=f.device, generator=generator)
+        radius = (self.df * torch.expm1(-2.0 / self.df * torch.log1p(-u))).sqrt()
+        return f + self.scale * radius * torch.cos(2.0 * math.pi * v)
 
     def approximate(self, y: Tensor) -> Start:
         """Return the observations around their median, with the variance of the noise."""
