@@ -161,17 +161,16 @@ class GPClassification(LayeredModel):
         drawn = self.likelihood.draw_observations(self._draw_functions(inputs, count, source), source)
         return self.classes[drawn[..., 0].long().cpu().numpy()]
 
-    def _check_observations(self, who: str, y: Any, X: Tensor, name: str) -> Tensor:
-        """Return the numbers of the classes (n, 1); labels once ``classes`` are known."""
+    def number_observations(self, who: str, y: Any, X: Tensor, name: str) -> Any:
+        """Return the numbers (n,) of the classes for labels; what is given before ``classes`` are known."""
         if not hasattr(self, "classes"):
-            return super()._check_observations(who, y, X, name)
+            return y
         array = _as_labels(who, y)
         known = np.isin(array, self.classes)
         if not known.all():
             unknown = np.unique(array[~known]).tolist()[:5]
             raise _errors.OptionError(f"{who}: {name} has labels that are no class of the model: {unknown}.")
-        numbers = np.searchsorted(self.classes, array)
-        return super()._check_observations(who, torch.as_tensor(numbers, device=X.device), X, name)
+        return torch.as_tensor(np.searchsorted(self.classes, array), device=X.device)
 
     # Files.
 

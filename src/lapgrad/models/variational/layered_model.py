@@ -361,8 +361,13 @@ class LayeredModel(TrainedModel, StoredModel):
         _checks.check_same_kind(who, X=self.X, X_new=X_new)
         return X_new
 
-    def _check_observations(self, who: str, y: Tensor, X: Tensor, name: str) -> Tensor:
+    def number_observations(self, who: str, y: Any, X: Tensor, name: str) -> Any:
+        """Return observations as numbers; a model of labels overrides it."""
+        return y
+
+    def _check_observations(self, who: str, y: Any, X: Tensor, name: str) -> Tensor:
         """Return y as a matrix (n, m) of the dtype of X, of values that can be observed."""
+        y = self.number_observations(who, y, X, name)
         if isinstance(y, Tensor) and not y.is_floating_point() and not y.is_complex():
             y = y.to(X.dtype)  # counts, classes, true and false
         y = _checks.check_targets(who, y, X, name)
