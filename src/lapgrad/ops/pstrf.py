@@ -38,11 +38,11 @@ def pstrf(
 ) -> PivotedFactorisation:
     """Cholesky factor with diagonal pivoting: P^T A P = L L^T, or R^T R with ``lower=False``, up to a rank.
 
-    P is the permutation that ``pivots`` lists. For matrices that are positive semidefinite, or close to one of
-    low rank. Each step takes the largest
-    entry of the diagonal of what is left of A as its pivot, and the factorisation ends where none is larger
-    than ``tol``, as LAPACK's pstrf does. What is left then has no entry larger than that pivot. A matrix that
-    is not positive semidefinite is not refused: it ends the same way.
+    P is the permutation that ``pivots`` lists. For matrices that are positive semidefinite, or close to one
+    of low rank. Each step takes the largest entry of the diagonal of what is left of A as its pivot, and the
+    factorisation ends where none is larger than ``tol``, as LAPACK's pstrf does. What is left then has no
+    entry larger than that pivot. A matrix that is not positive semidefinite is not refused: it ends the same
+    way.
 
     Args:
         A: (*batch, n, n), symmetric positive semidefinite. Only the named triangle is read.
