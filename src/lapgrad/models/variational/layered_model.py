@@ -102,7 +102,7 @@ class LayeredModel(TrainedModel, StoredModel):
                 f"{who}: likelihood must be one of models.likelihoods, got {type(likelihood).__name__}."
             )
         X = _checks.check_inputs(who, X)
-        self.vector, self.normalise = y.dim() == 1, options.normalise
+        self.vector, self.normalise = isinstance(y, Tensor) and y.dim() == 1, options.normalise
         self.likelihood = likelihood
         y = self._check_observations(who, y, X, "y")
         self.register_buffer("X", X.detach().clone())
