@@ -18,6 +18,7 @@ SECTIONS = (
     ("Models", "lapgrad.models", "models"),
     ("Parts of models, results, criteria", "lapgrad.models", "others"),
     ("Kernels", "lapgrad.models.kernels", "all"),
+    ("Likelihoods", "lapgrad.models.likelihoods", "all"),
     ("Components of time series", "lapgrad.models.components", "all"),
     ("Estimators for scikit-learn", "lapgrad.sklearn", "all"),
     ("Results of operators", "lapgrad", "results"),

@@ -48,7 +48,7 @@ def operand(kind: str, shape: Shape, generator: torch.Generator) -> Tensor:
     X = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "general":
         return X
-    if kind in ("separated", "spaced", "spaced_rows", "contracting"):
+    if kind in ("separated", "spaced", "spaced_rows", "contracting", "falling"):
         return MAKERS[kind](shape, generator)
     n = shape[-1]
     if kind == "full_rank":

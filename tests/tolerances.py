@@ -86,6 +86,14 @@ SPECTRAL = 10.0
 #: near 0 magnifies what is left of them.
 ROUNDED_DISTANCES = 2e4
 
+#: Integrals over a function with the 20 nodes of Gauss and Hermite against sums over a fine grid, whose own
+#: errors (a step of 1/200 of a deviation, ends at 8 to 10 deviations) are 700 to 4000 units: of smooth ones.
+SMOOTH_INTEGRAL = 2e4
+
+#: The same for densities about as narrow as the distribution of the function is wide: the error of the rule
+#: is the 40th derivative of the density. 5e8 units, or 1e-7, are seen.
+NARROW_INTEGRAL = 5e9
+
 #: Large matrices on CUDA: products with inverses of diagonal blocks, condition numbers of about 10, n = 300.
 INVERTED_BLOCKS = 2000.0
 

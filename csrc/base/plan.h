@@ -59,6 +59,15 @@ constexpr int few_threads = 4;
 constexpr index_t lone_lane_order = 8;
 // Up to this order gesv factorises and substitutes by plain loops: a call of LAPACK or trsm takes longer.
 constexpr index_t loop_order = 16;
+// Rows of a column of the pivoted Cholesky factor that one task computes: they stay in the innermost cache while
+// the columns before it are subtracted.
+constexpr index_t pivoted_strip = 512;
+// A column of the pivoted Cholesky factor is shared among the threads if it is a sum of so many numbers: there is one fork
+// per column, and one that waits for a busy core takes as long as many columns.
+constexpr index_t pivoted_parallel_elements = 1 << 19;
+// Columns of the pivoted Cholesky factor after which the rest of the matrix is updated. Up to a part n / few_columns_share of
+// them the matrix is not updated at all.
+constexpr index_t pivoted_block = 64, few_columns_share = 8;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
 // Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.

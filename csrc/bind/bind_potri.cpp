@@ -1,7 +1,11 @@
-// Binds the inverse from the Cholesky factor and its update, solves with the factor, and sums of two triangular products.
+// Binds the pivoted Cholesky factor, the inverse from the Cholesky factor and its update, solves with the factor, and sums of two
+// triangular products.
+#include <vector>
+
 #include "bind/binding.h"
 #include "ops/cho_solve.h"
 #include "ops/potri.h"
+#include "ops/pstrf.h"
 #include "ops/sumlogdiag.h"
 
 namespace lapgrad::binding {
@@ -94,9 +98,30 @@ void gemmt_sum(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, 
     });
 }
 
+// L (n x rank), pivots and ranks (int64, contiguous) := the factors with pivoting. Returns (item, status) of the first item that
+// is not finite, or None.
+nb::object pstrf(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t l,
+                 index_t l_batch, index_t l_row, index_t l_col, std::uintptr_t pivots, std::uintptr_t ranks, index_t count,
+                 index_t n, index_t rank, double tolerance) {
+    const Operand A{a, a_batch, a_row, a_col}, L{l, l_batch, l_row, l_col};
+    std::vector<std::int32_t> status(static_cast<std::size_t>(count));
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            pstrf_batch<T>(A.as<const T>(count, n, n), L.as<T>(count, n, rank), reinterpret_cast<std::int64_t*>(pivots),
+                           reinterpret_cast<std::int64_t*>(ranks), tolerance, status.data());
+        });
+    }
+    for (index_t b = 0; b < count; ++b)
+        if (status[b]) return nb::make_tuple(b, status[b]);
+    return nb::none();
+}
+
 }  // namespace
 
 void bind_potri(nb::module_& m) {
+    m.def("pstrf", &pstrf);
     m.def("potri", &potri);
     m.def("potri_update", &potri_update);
     m.def("potri_vjp", &potri_vjp);

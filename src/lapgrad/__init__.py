@@ -63,6 +63,7 @@ from lapgrad.ops.makediag import makediag
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import Factorisation, potrf, potrf_ex
 from lapgrad.ops.potri import potri
+from lapgrad.ops.pstrf import PivotedFactorisation, pstrf
 from lapgrad.ops.slogdet import LogDeterminant, slogdet
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.syevd import Eigendecomposition, syevd
@@ -111,6 +112,7 @@ __all__ = [
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "OptionError",
+    "PivotedFactorisation",
     "RankDeficientError",
     "ShapeError",
     "SingularMatrixError",
@@ -136,6 +138,7 @@ __all__ = [
     "potrf",
     "potrf_ex",
     "potri",
+    "pstrf",
     "slogdet",
     "sumlogdiag",
     "syevd",

@@ -80,7 +80,7 @@ def perturb(kind: str, A: Tensor, size: float, generator: torch.Generator) -> Te
     noise = size * torch.randn(A.shape, generator=generator, dtype=A.dtype)
     if kind in ("general", "contracting", "triangular"):
         return A + noise * A.abs()
-    if kind == "spd":
+    if kind in ("spd", "falling"):
         root = A.diagonal(dim1=-2, dim2=-1).abs().sqrt()
         noise = noise * root.unsqueeze(-1) * root.unsqueeze(-2)
         return A + 0.5**0.5 * (noise + noise.mT)

@@ -19,6 +19,7 @@ MODULES = (
     "lapgrad.models",
     "lapgrad.models.kernels",
     "lapgrad.models.components",
+    "lapgrad.models.likelihoods",
     "lapgrad.sklearn",
 )
 #: Modules that are imported when they are first asked for.

@@ -16,12 +16,15 @@ from lapgrad.models import (
     BayesianLinearRegression,
     DeepGP,
     DeepGPRegression,
+    GPClassification,
     GPRegression,
     LinearGaussianSSM,
     MultiTaskBLR,
     PolynomialFeatures,
     RandomFourierFeatures,
     SparseGPRegression,
+    VariationalGP,
+    likelihoods,
 )
 from lapgrad.models._model import StoredModel
 from lapgrad.models.components import (
@@ -83,6 +86,11 @@ MODELS: Mapping[str, Callable[[], StoredModel]] = {
     "gp_deep": lambda: GPRegression(X, Y_ONE, Deep(RBF(), network())),
     "sparse_gp": lambda: SparseGPRegression(X, Y_ONE, inducing=3, normalise=True, generator=0),
     "deep_gp_regression": lambda: DeepGPRegression(X, Y_ONE, widths=[2], inducing=3, generator=0),
+    "variational_gp": lambda: VariationalGP(X, Y_ONE, likelihoods.StudentT(), inducing=3, generator=0),
+    "variational_gp_deep": lambda: VariationalGP(
+        X, Y_ONE > 0, likelihoods.Bernoulli(), widths=[2], inducing=3, generator=0
+    ),
+    "gp_classification": lambda: GPClassification(X, list("abcabc"), inducing=3, generator=0),
     "deep_gp": lambda: DeepGP(normal(8, 3), [2], inducing=3, hidden=[4], generator=0),
     "series": lambda: LinearGaussianSSM(
         series(), LocalLinearTrend(damped=True) + Seasonal(4) + AR(2) + Regression(normal(30, 1), 0.1)

@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from lapgrad import OptionError, models  # noqa: E402
 from lapgrad.models.kernels import RBF  # noqa: E402
-from lapgrad.sklearn import BayesianLinearRegressor, GPRegressor, SparseGPRegressor  # noqa: E402
+from lapgrad.sklearn import BayesianLinearRegressor, GPClassifier, GPRegressor, SparseGPRegressor  # noqa: E402
 
 ESTIMATORS = {
     "linear": BayesianLinearRegressor(steps=20),
@@ -28,7 +28,10 @@ ESTIMATORS = {
 }
 
 
-@parametrize_with_checks([ESTIMATORS[name] for name in ("linear", "gp", "sparse gp")])
+CLASSIFIER = GPClassifier(inducing=20, steps=10, random_state=0)
+
+
+@parametrize_with_checks([*(ESTIMATORS[name] for name in ("linear", "gp", "sparse gp")), CLASSIFIER])
 def test_conventions_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -121,3 +124,33 @@ def test_says_what_to_install():
     done = fresh_process.run(code)
     assert done.returncode
     assert "pip install 'lapgrad[sklearn]'" in done.stderr
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classifier_has_labels_and_probabilities(classes):
+    generator = np.random.RandomState(0)
+    X = 1000 + 50 * generator.randn(120, 2)
+    names = np.array(["low", "middle", "top"])[:classes]
+    labels = names[np.digitize(X[:, 0], np.quantile(X[:, 0], np.arange(1, classes) / classes))]
+    classifier = GPClassifier(RBF([1.0, 1.0]), inducing=15, steps=60, random_state=1).fit(X, labels)
+    assert classifier.classes_.tolist() == sorted(names.tolist())
+    assert classifier.score(X, labels) > 0.9
+    probabilities = classifier.predict_proba(X)
+    assert probabilities.shape == (120, classes)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0)
+    np.testing.assert_array_equal(classifier.classes_[probabilities.argmax(1)], classifier.predict(X))
+    np.testing.assert_allclose(np.exp(classifier.predict_log_proba(X)), probabilities)
+    again = clone(classifier).fit(X, labels)
+    np.testing.assert_array_equal(again.predict_proba(X), probabilities)
+    assert classifier.kernel.lengthscale.tolist() == [1.0, 1.0], "a copy is learned"
+
+
+def test_classifier_in_a_search():
+    X = np.linspace(-3, 3, 60)[:, None]
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), GPClassifier(steps=5, random_state=0)),
+        {"gpclassifier__inducing": [5, 10]},
+        scoring="neg_log_loss",
+        cv=2,
+    ).fit(X, np.sin(X[:, 0]) > 0)
+    assert search.best_score_ > -0.7

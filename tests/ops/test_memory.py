@@ -76,6 +76,7 @@ ON_CUDA: dict[str, tuple[str, dict[str, float]]] = {
         f"steps of the polar decomposition, each of two LQ; {_COMPOSITE}",
         {"forward": 14.5, "backward": 8.1},
     ),
+    "pstrf": (f"torch operations on both triangles; {_COMPOSITE}", {"forward": 4, "backward": 7}),
     "gesv": ("torch.linalg: the factors, copies of operands, results", {"forward": 6, "backward": 4}),
     "inverse": ("torch.linalg: the factors, an identity, results", {"forward": 5, "overwrite": 4}),
     "det": (f"torch.linalg: the factors; {_COMPOSITE}", {"forward": 3.4, "backward": 7}),

@@ -17,7 +17,7 @@ from torch import Tensor
 import lapgrad
 
 #: Kinds of operands that are symmetric.
-SYMMETRIC = ("spd", "spaced")
+SYMMETRIC = ("spd", "spaced", "falling")
 
 Shape = tuple[int, ...]
 Flags = dict[str, Any]
@@ -67,6 +67,7 @@ class OperatorCase:
         reference: The same function in differentiable operators of plain torch (without ``overwrite``).
         recipes: Shapes and flags; the first one is small and typical.
         kinds: For each operand what it must be: "spd", "spaced" (symmetric, with separated eigenvalues),
+            "falling" (symmetric, with separated pivots),
             "spaced_rows" (its covariance is), "separated" (singular values), "triangular", "full_rank",
             "contracting", "regular" or "general".
         operands: Names of the tensor arguments.
@@ -182,6 +183,21 @@ def _spd(shape: Shape, generator: torch.Generator) -> Tensor:
     return X @ X.mT / max(n, 1) + 0.5 * torch.eye(n, dtype=torch.float64)
 
 
+def _falling(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Positive definite, and the pivots of its factorisation are told apart; exactly symmetric.
+
+    In some order of rows and columns A = L L^T, l_kk^2 = 2 - k/n and l_ik^2 at most 1/4n for i > k. At step k
+    row i has l_ii^2 + l_ik^2 + ... left, which is less than l_kk^2 by 3/4n at least.
+    """
+    n = shape[-1]
+    X = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+    roots = (2 - torch.arange(n, dtype=torch.float64) / max(n, 1)).sqrt()
+    L = (X / math.sqrt(max(n, 1))).tril(-1) + torch.diag(roots)
+    order = torch.randperm(n, generator=generator)
+    A = (L @ L.mT)[..., order, :][..., order]
+    return 0.5 * (A + A.mT)
+
+
 def _triangular(shape: Shape, generator: torch.Generator) -> Tensor:
     """Both triangles are well conditioned, and neither is zero, so that reading the wrong one shows."""
     n = shape[-1]
@@ -248,6 +264,7 @@ _MAKERS: dict[str, Maker] = {
     "contracting": _contracting,
     "spd": _spd,
     "spaced": _spaced,
+    "falling": _falling,
     "spaced_rows": _spaced_rows,
     "triangular": _triangular,
     "separated": _separated,

@@ -5,7 +5,7 @@ variance. ``save`` and ``load`` keep it in a file. The criteria (``gp_nll``, ``b
 functions, for models of your own.
 """
 
-from lapgrad.models import components, kernels
+from lapgrad.models import components, kernels, likelihoods
 from lapgrad.models._deep.importance import LogLikelihood
 from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
@@ -29,14 +29,18 @@ from lapgrad.models.gp_regression import GPRegression
 from lapgrad.models.linear_gaussian_ssm import LinearGaussianSSM
 from lapgrad.models.multi_task_blr import MultiTaskBLR
 from lapgrad.models.sparse_gp_regression import SparseGPRegression
+from lapgrad.models.variational.gp_classification import ClassPrediction, GPClassification
+from lapgrad.models.variational.variational_gp import VariationalGP
 
 __all__ = [
     "BayesianLinearRegression",
+    "ClassPrediction",
     "DeepGP",
     "DeepGPRegression",
     "Features",
     "Filtered",
     "FitResult",
+    "GPClassification",
     "GPRegression",
     "LinearGaussianSSM",
     "LogLikelihood",
@@ -47,6 +51,7 @@ __all__ = [
     "RandomFourierFeatures",
     "Smoothed",
     "SparseGPRegression",
+    "VariationalGP",
     "WeightPosterior",
     "blr_nll",
     "components",
@@ -54,6 +59,7 @@ __all__ = [
     "kalman_filter",
     "kalman_smoother",
     "kernels",
+    "likelihoods",
     "sgp_nll",
     "sgp_nll_from_matrices",
 ]

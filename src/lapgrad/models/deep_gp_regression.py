@@ -16,16 +16,14 @@ from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.inference import LayeredRegression
 from lapgrad.models._deep.start import Covariance
+from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import compute_expected_log_density
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
 from lapgrad.models._training import minibatches as _minibatches
-from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models._training.plan import make_plan
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
-_STEPS = 5000
 _WIDEST = 30
 
 #: The entries of the description in a file.
@@ -41,7 +39,7 @@ _ENTRIES = {
 }
 
 
-class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
+class DeepGPRegression(TrainedModel, LayeredRegression):
     """y = f_L(... f_1(x)) + noise, each f_l a vector of Gaussian processes, approximated by inducing inputs.
 
     Learns kernels, inducing inputs, the distributions of the inducing variables and the noise by the doubly
@@ -62,7 +60,8 @@ class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
             Gaussian process. None: one inner layer, as wide as X, or 30 if that is less.
         inducing: Inducing inputs of each layer, chosen from the rows of X (no row twice, so there may be
             fewer); or those of the first layer, (U, d) or (U,). The linear maps give those of later layers.
-        init: How inducing inputs are chosen: "kmeans++" (far from each other) or "random".
+        init: How inducing inputs are chosen: "kmeans++" (far from each other), "random", or "greedy" (each at
+            the largest variance of the first layer given those before).
         noise_var: Variance of the noise; None: a tenth of the variance of y.
         noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
@@ -136,8 +135,11 @@ class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
         kernels = _start.list_kernels(who, kernel, len(inner) + 1)
         plan = _start.LayerPlan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
         source = _checks.make_generator(who, generator, X.device)
-        Z = _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
-        built = list(_start.make_layers(who, plan, inputs, outputs, self._scale_inputs(Z)))
+        first = (kernels[0] or _start.make_default_kernel(inputs, outputs, not inner)).to(inputs)
+        Z = _inducing_inputs.resolve_inducing_inputs(
+            who, inducing, self.X, init, source, first, self._scale_inputs
+        )
+        built = list(_start.make_layers(who, plan, inputs, outputs, Z))
         self.layers = nn.ModuleList(built)
         self.plan = dataclasses.replace(plan, kernels=())  # they are in the layers
         self.to(dtype=X.dtype, device=X.device)
@@ -197,65 +199,8 @@ class DeepGPRegression(_minibatches.MinibatchModel, LayeredRegression):
         """The same as ``loss()``."""
         return self.loss()
 
-    def fit(
-        self,
-        *,
-        steps: int | None = None,
-        epochs: float | None = None,
-        seconds: float | None = None,
-        batch: int = 1000,
-        samples: int = 1,
-        lr: float = 0.01,
-        final_lr: float = 0.01,
-        generator: torch.Generator | int | None = None,
-        progress: bool = False,
-        callback: Callback | None = None,
-        every: int = 50,
-        resume: dict[str, Any] | None = None,
-        graph: bool | None = None,
-    ) -> FitResult:
-        """Learn kernels, noise, inducing inputs and the distributions of the layers by Adam on minibatches.
-
-        Between two checks of the loss nothing waits for a GPU.
-
-        Args:
-            steps: How many minibatches.
-            epochs: How many passes over the data, in place of ``steps``.
-            seconds: How long. If none of the three is given: 5000 steps; if two are, the first reached
-                counts.
-            batch: Rows of data in each step; all of them if there are no more.
-            samples: How many samples of the inner layers for each row.
-            lr: Learning rate at the start.
-            final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
-            generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
-            progress: Show a progress bar with the loss (needs rich).
-            callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
-                stops the fit.
-            every: Steps between two checks of the loss.
-            resume: The result of ``training_state``: that fit is continued, up to these limits.
-            graph: Replay each step as one CUDA graph, which takes a fraction of the time of a thousand
-                launches and gives the same numbers. Kernels and networks must then do the same in each step.
-                None: on a GPU, if a step can be recorded. True: raise an error if it cannot. False: never.
-
-        Returns:
-            Losses are estimates of the bound of all observations, each the mean over ``every`` steps.
-
-        Raises:
-            FitError: The loss is not finite, or a factorisation failed; the parameters are then those of the
-                last check of the loss.
-            OptionError: An argument is not one of those above, or there is nothing to learn.
-        """
-        who, n = f"{type(self).__name__}.fit", len(self.X)
-        _start.check_positive(who, samples=samples, batch=batch)
-        if steps is None and epochs is None and seconds is None:
-            steps = _STEPS
-        plan = make_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
-        source = _minibatches.get_generator(
-            _checks.make_generator(who, generator, self.X.device), self.X.device
-        )
-        task = _Task(self, samples)
-        training = _minibatches.TrainingRun(who, self, n, plan, task, source, resume, graph=graph)
-        return self._run_training(training, progress, callback)
+    def _make_task(self, samples: int) -> _minibatches.TrainingTask:
+        return _Task(self, samples)
 
     # Files.
 

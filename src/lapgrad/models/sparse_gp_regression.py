@@ -58,7 +58,9 @@ class SparseGPRegression(StandardisedRegression, Model):
             model (not a copy), and follows it to its dtype and device.
         inducing: How many inducing inputs, chosen from the rows of X (no row twice, so there may be fewer);
             or where they are, (U, d) or (U,).
-        init: How inducing inputs are chosen: "kmeans++" (far from each other) or "random".
+        init: How inducing inputs are chosen: "greedy" (each at the largest variance of f given f at those
+            before: pivots of a Cholesky factorisation, Burt et al. 2020; "kmeans++" where n times their
+            number is more than 2^28), "kmeans++" (far from each other) or "random".
         noise_var: Variance of the noise; None: a tenth of the variance of y.
         noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
@@ -104,7 +106,7 @@ class SparseGPRegression(StandardisedRegression, Model):
         kernel: Kernel | None = None,
         *,
         inducing: int | Tensor = 100,
-        init: str = "kmeans++",
+        init: str = "greedy",
         noise_var: Value | None = None,
         noise_floor: float | None = None,
         mean: str = "constant",
@@ -125,13 +127,13 @@ class SparseGPRegression(StandardisedRegression, Model):
         _scaling.register_scaling(self, "x", self.X, normalise)
         _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
         source = _checks.make_generator(who, generator, X.device)
-        self.inducing = self._scale_inputs(
-            _inducing_inputs.resolve_inducing_inputs(who, inducing, self.X, init, source)
-        )
         self._initialise(kernel, noise_var, noise_floor)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():  # raises here, not in the first step, if the kernel does not fit the data
             self.kernel.diag(self._scale_inputs(self.X[:1]))
+        self.inducing = _inducing_inputs.resolve_inducing_inputs(
+            who, inducing, self.X, init, source, self.kernel, self._scale_inputs
+        )
         self._posterior: CachedValue[SparsePosterior] = CachedValue()
         #: State that one evaluation of the loss passes to the next.
         self.evaluation = Evaluation()

@@ -195,7 +195,7 @@ def learn_case(
     model: SparseGPRegression | DeepGPRegression
     if case.model == "sparse":
         model = SparseGPRegression(
-            X[train], y[train], inducing=settings.inducing, normalise=True, generator=seed
+            X[train], y[train], inducing=settings.inducing, init="kmeans++", normalise=True, generator=seed
         )
         steps = model.fit("lbfgs", steps=settings.evaluations, callback=callback).steps
     else:

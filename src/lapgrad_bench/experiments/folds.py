@@ -59,6 +59,7 @@ class LearningOptions:
             default for the data set.
         lr_end: Adam's learning rate at the end, to which it falls by the same factor in each step; None: it
             is constant.
+        init: How inducing inputs are chosen, as in ``SparseGPRegression``.
     """
 
     optimizer: str = "adam"
@@ -68,6 +69,7 @@ class LearningOptions:
     dtype: str = "float64"
     jitter: float | None = None
     lr_end: float | None = None
+    init: str = "kmeans++"
 
     def compute_rate(self, step: int) -> float:
         """Return Adam's learning rate in a step.
@@ -176,12 +178,19 @@ def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> Spars
     """Return the model before training, on the CPU, so that it is the same for every device.
 
     Columns of the training data are scaled to mean 0 and variance 1. Inducing inputs are rows of the data
-    that are far from each other; lengthscales are √d, the distance of neighbours in d dimensions; the noise
-    is a tenth of the variance. All parameters but the inducing inputs and the mean are learned as logarithms.
+    that are far from each other, or what ``init`` says; lengthscales are √d, the distance of neighbours in
+    d dimensions; the noise is a tenth of the variance. All parameters but the inducing inputs and the mean
+    are learned as logarithms.
     """
     jitter = how.for_task(which.dataset).jitter or 0.0
     return SparseGPRegression(
-        X, y, inducing=which.inducing, normalise=True, jitter=jitter, generator=how.seed + which.fold
+        X,
+        y,
+        inducing=which.inducing,
+        init=how.init,
+        normalise=True,
+        jitter=jitter,
+        generator=how.seed + which.fold,
     )
 
 

@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, default=0, help="of the folds and of the inducing inputs [0]")
     how.add_argument("--dtype", choices=list(folds.DTYPES), default="float64", help="of the data [float64]")
     how.add_argument("--jitter", type=_parse_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
+    how.add_argument(
+        "--init",
+        choices=["kmeans++", "greedy", "random"],
+        default="kmeans++",
+        help="choice of inducing inputs [kmeans++]; greedy is by conditional variance",
+    )
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     where.add_argument("--threads", type=_parse_number, help="of all folds together [torch's]")
@@ -92,6 +98,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> int:
         dtype=arguments.dtype,
         jitter=arguments.jitter,
         lr_end=arguments.lr_end,
+        init=arguments.init,
     )
     sizes = {name: len(datasets.load(name, arguments.data_dir)[0]) for name in arguments.datasets}
     wanted = [

@@ -82,7 +82,7 @@ def make_layers(who: str, plan: LayerPlan, X: Tensor, y: Tensor, Z: Tensor) -> I
         layer = SparseLayer(
             Z,
             width,
-            (_make_default_kernel(X, y, last) if kernel is None else kernel).to(X),
+            (make_default_kernel(X, y, last) if kernel is None else kernel).to(X),
             whiten=plan.whiten,
             covariance=plan.covariance,
             mean=None if plan.mean == "zero" else around,
@@ -95,7 +95,7 @@ def make_layers(who: str, plan: LayerPlan, X: Tensor, y: Tensor, Z: Tensor) -> I
         yield layer
 
 
-def _make_default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
+def make_default_kernel(X: Tensor, y: Tensor, last: bool) -> Kernel:
     """Return an RBF kernel with lengthscales from the spread of X, and a variance for its layer."""
     spread = _scaling.compute_spread(X)
     variance = y.square().mean() if last else _INNER_VARIANCE * spread.square().mean()

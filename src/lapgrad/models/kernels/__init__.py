@@ -17,6 +17,7 @@ from lapgrad.models.kernels.constant import Constant, White
 from lapgrad.models.kernels.deep import Deep
 from lapgrad.models.kernels.dot_product import Linear, Polynomial
 from lapgrad.models.kernels.periodic import Periodic
+from lapgrad.models.kernels.pivoted_cholesky import KernelFactor, pivoted_cholesky
 from lapgrad.models.kernels.stationary import (
     RBF,
     Matern12,
@@ -31,6 +32,7 @@ __all__ = [
     "Constant",
     "Deep",
     "Kernel",
+    "KernelFactor",
     "Linear",
     "Matern12",
     "Matern32",
@@ -45,6 +47,7 @@ __all__ = [
     "covariance",
     "kernel_from_config",
     "part_of_state",
+    "pivoted_cholesky",
 ]
 
 

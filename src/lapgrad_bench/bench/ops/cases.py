@@ -162,6 +162,12 @@ _ROWS = (
 
     # Functions of positive definite matrices.
     Operator(
+        "pstrf", lambda A: lg.pstrf(A)[0], in_torch.factorise_pivoted,
+        "one column after the other: argmax of the diagonal, index_select, addmv",
+        inputs.make_falling_pivots,
+        lambda n, m: n**3 / 3, lambda n, m: 2 * n**3 / 3, symmetric=(0,),
+    ),
+    Operator(
         "potri", lg.potri, torch.cholesky_inverse, "torch.cholesky_inverse(L)", inputs.make_one_triangle,
         lambda n, m: 2 * n**3 / 3, lambda n, m: 4 * n**3 / 3, lower=(0,),
     ),

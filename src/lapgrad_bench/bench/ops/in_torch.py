@@ -57,6 +57,28 @@ def find_components(X: Tensor) -> tuple[Tensor, Tensor]:
 COMPONENTS = 3
 
 
+def factorise_pivoted(A: Tensor) -> Tensor:
+    """Return the Cholesky factor with pivoting, (*batch, n, n): pivots one by one, then a factorisation."""
+    n = A.shape[-1]
+    with torch.no_grad():
+        order = torch.arange(n, device=A.device).expand(A.shape[:-1]).contiguous()
+        left = A.diagonal(dim1=-2, dim2=-1).clone()
+        columns = A.new_zeros(A.shape)
+        for k in range(n):
+            place = left.gather(-1, order)[..., k:].argmax(-1, keepdim=True) + k
+            pivot, first = order.gather(-1, place), order[..., k : k + 1].clone()
+            order.scatter_(-1, place, first)
+            order[..., k : k + 1] = pivot
+            row = columns.gather(-2, pivot.unsqueeze(-1).expand(*pivot.shape, n))[..., :k]
+            column = A.gather(-2, pivot.unsqueeze(-1).expand(*pivot.shape, n)).squeeze(-2)
+            column = column - (columns[..., :k] @ row.mT).squeeze(-1)
+            column = column / left.gather(-1, pivot).sqrt()
+            columns[..., k] = column
+            left -= column.square()
+    rows = A.gather(-2, order.unsqueeze(-1).expand_as(A))
+    return torch.linalg.cholesky(rows.gather(-1, order.unsqueeze(-2).expand_as(A)))
+
+
 def multiply_and_add(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     return torch.addmm(C, A, B) if A.ndim == 2 else C + A @ B
 

@@ -71,6 +71,16 @@ def make_symmetric(shape: Shape, dtype: torch.dtype, generator: torch.Generator)
     return (A,)
 
 
+def make_falling_pivots(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Return positive definite matrices whose pivots fall from 2 to 1: rounding does not exchange them."""
+    n = shape.n
+    L = _draw_normal(n, n, shape=shape, dtype=dtype, generator=generator).clamp_(-3.0, 3.0)
+    L = L.div_(6.0 * math.sqrt(n)).tril_(-1)
+    steps = torch.arange(n, dtype=dtype, device=L.device)
+    L.diagonal(dim1=-2, dim2=-1).copy_((2.0 - steps / n).sqrt())
+    return ((L @ L.mT).flip(-2, -1),)
+
+
 def _make_triangle(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     L = _draw_normal(shape.n, shape.n, shape=shape, dtype=dtype, generator=generator).div_(shape.n).tril_(-1)
     L.diagonal(dim1=-2, dim2=-1).uniform_(1.0, 2.0, generator=generator)

