@@ -17,26 +17,27 @@ struct Varying {
 };
 
 // h[t+1] = A[t] h[t] + c[t] + N(0, Q[t]), y[t] = B[t] h[t] + N(0, R[t]), h[0] ~ N(m, P).
-// m and P exist only at time 0. T is const for a model, and not for its gradient.
+// m and P exist only at time 0. m is n x (1 + d): the mean, then d directions in which the prior is flat. T is const for a model, and not for its gradient.
 template <class T>
 struct KalmanOperands {
     Varying<T> y, A, B, Q, R, m, P, c;
 };
 
 struct KalmanSizes {
-    index_t series, times, states, observations;
+    index_t series, times, states, observations, flat;
 
-    // How many numbers a predicted mean and the lower triangle of its covariance are.
-    [[gnu::always_inline]] index_t moments() const { return states * (states + 3) / 2; }
+    // How many numbers the columns of a predicted mean and the lower triangle of its covariance are.
+    [[gnu::always_inline]] index_t moments() const { return states * (1 + flat) + states * (states + 1) / 2; }
     // How many numbers one series needs as workspace besides stored moments: matrices, then vectors (see KalmanSteps).
     [[gnu::always_inline]] index_t work() const {
-        const index_t n = states, p = observations;
-        return 12 * n * n + 9 * n * p + 7 * p * p + 8 * n + 8 * p + 8;
+        const index_t n = states, p = observations, q = 1 + flat;
+        return 13 * n * n + 10 * n * p + 7 * p * p + (5 * n + 5 * p + 3 * q) * q + 4 * n + 4 * p + 8;
     }
 };
 
 // The first failure of a series. code 0: none; +k: the innovation covariance at `step` is not positive definite, its leading minor k is not
-// positive; -k: pivot k is NaN or infinite (k = observations + 1: the innovation itself is).
+// positive; -k: pivot k is NaN or infinite (k = observations + 1: the innovation itself is); observations + 2: the data do not
+// determine the flat direction `step`.
 struct KalmanStatus {
     index_t step;
     std::int32_t code;
@@ -58,6 +59,8 @@ struct KalmanReverse {
     KalmanSizes sizes;
     KalmanOperands<const T> model;
     const T* gs;
+    T* s;  // null: values are not wanted
+    KalmanStatus* status;
     index_t segment;
 };
 

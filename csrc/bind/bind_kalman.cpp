@@ -23,38 +23,49 @@ KalmanOperands<T> make_operands(const Addresses& addresses) {
     return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
 }
 
-// Returns None, or (series, step, code) of the first series that fails: see KalmanStatus.
+// None, or (series, step, code) of the first series that fails: see KalmanStatus.
+nb::object find_failure(const std::vector<KalmanStatus>& status) {
+    for (std::size_t b = 0; b < status.size(); ++b)
+        if (status[b].code) return nb::make_tuple(b, status[b].step, status[b].code);
+    return nb::none();
+}
+
+// Computes values. Returns the first failure.
 nb::object kalman_nll(int item_size, const Addresses& model, std::uintptr_t s, index_t series, index_t times,
-                      index_t states, index_t observations) {
+                      index_t states, index_t observations, index_t flat) {
     std::vector<KalmanStatus> status(static_cast<std::size_t>(series), KalmanStatus{0, 0});
     {
         nb::gil_scoped_release unlocked;
         with_type(item_size, [&](auto type) {
             using T = decltype(type);
-            kalman::run_filter<T>({{series, times, states, observations},
+            kalman::run_filter<T>({{series, times, states, observations, flat},
                                 make_operands<const T>(model),
                                 reinterpret_cast<T*>(s),
                                 status.data()});
         });
     }
-    for (index_t b = 0; b < series; ++b) {
-        const KalmanStatus& one = status[static_cast<std::size_t>(b)];
-        if (one.code) return nb::make_tuple(b, one.step, one.code);
-    }
-    return nb::none();
+    return find_failure(status);
 }
 
-void kalman_nll_vjp(int item_size, const Addresses& model, std::uintptr_t gs, const Addresses& gradient, index_t series,
-                    index_t times, index_t states, index_t observations) {
-    nb::gil_scoped_release unlocked;
-    with_type(item_size, [&](auto type) {
-        using T = decltype(type);
-        kalman::run_adjoint<T>({{series, times, states, observations},
-                            make_operands<const T>(model),
-                            reinterpret_cast<const T*>(gs),
-                            0},
-                           make_operands<T>(gradient));
-    });
+// Adds gradients to their targets, and computes values unless the address s is 0. Returns the first failure.
+nb::object kalman_nll_vjp(int item_size, const Addresses& model, std::uintptr_t gs, std::uintptr_t s,
+                          const Addresses& gradient, index_t series, index_t times, index_t states,
+                          index_t observations, index_t flat) {
+    std::vector<KalmanStatus> status(s ? static_cast<std::size_t>(series) : 0, KalmanStatus{0, 0});
+    {
+        nb::gil_scoped_release unlocked;
+        with_type(item_size, [&](auto type) {
+            using T = decltype(type);
+            kalman::run_adjoint<T>({{series, times, states, observations, flat},
+                                make_operands<const T>(model),
+                                reinterpret_cast<const T*>(gs),
+                                reinterpret_cast<T*>(s),
+                                s ? status.data() : nullptr,
+                                0},
+                               make_operands<T>(gradient));
+        });
+    }
+    return find_failure(status);
 }
 
 }  // namespace

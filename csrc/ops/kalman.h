@@ -84,7 +84,7 @@ std::vector<SharedGradient<T>> find_shared_gradients(const KalmanSizes& sizes, c
     const index_t n = sizes.states, p = sizes.observations;
     using Operands = KalmanOperands<T>;
     const SharedGradient<T> all[] = {{&Operands::A, n * n}, {&Operands::B, n * p}, {&Operands::Q, n * n}, {&Operands::R, p * p},
-                             {&Operands::m, n},     {&Operands::P, n * n}, {&Operands::c, n}};
+                             {&Operands::m, n * (1 + sizes.flat)}, {&Operands::P, n * n}, {&Operands::c, n}};
     std::vector<SharedGradient<T>> found;
     for (SharedGradient<T> one : all) {
         const Varying<T>& target = gradient.*one.operand;

@@ -39,7 +39,11 @@ namespace {
 
 #include "small/series_numbers.h"
 
+#include "small/flat_prior.h"
+
 #include "small/lane_kalman.h"
+
+#include "small/kalman_groups.h"
 
 // Fills a table of kernels member by member. The compiler rejects a member that is set twice or with another signature, and
 // make_table one that is missing.

@@ -10,6 +10,11 @@
 // A missing observation i is replaced by: row i of B zero, row and column i of R those of the identity, v_i = 0. Then u_i and
 // column i of K are zero and log l_ii = 0, so it does not change the result.
 //
+// P+ is computed as X + (K R - X B') K' with X = P - K (B P), which is the same in O(n^2 p). Products with A read only its
+// entries that are not zero: structural models have one or two in a row.
+//
+// m, v and u have q = 1 + d columns if the prior is flat in d directions: see flat_prior.h.
+//
 // The adjoint runs backwards over stored predicted moments and recomputes `observe` from them. K minimises P+, so the derivative
 // of P+ with respect to K is zero and K can be treated as constant there.
 
@@ -23,7 +28,7 @@ class KalmanSteps {
   public:
     KalmanSteps(const KalmanSizes& sizes, const KalmanOperands<const T>& model, void* memory, index_t begin,
                 index_t end)
-        : n(sizes.states), p(sizes.observations), sizes_(sizes), model_(model), begin_(begin),
+        : n(sizes.states), p(sizes.observations), q(1 + sizes.flat), sizes_(sizes), model_(model), begin_(begin),
           filled_(end - begin) {
         V* next = reinterpret_cast<V*>(memory);
         const auto take = [&next](index_t count) {
@@ -31,13 +36,18 @@ class KalmanSteps {
             next += count;
             return start;
         };
-        for (V** matrix : {&A, &At, &Q, &P, &Pf, &J, &Jt, &X, &gP, &gPf, &gA, &gQ}) *matrix = take(n * n);
-        for (V** matrix : {&B, &seenB, &seenBt, &K, &Kt, &BP, &KR, &gB, &Z}) *matrix = take(n * p);
+        for (V** matrix : {&A, &At, &Q, &P, &Pf, &X, &Xt, &gP, &gPf, &gA, &gQ}) *matrix = take(n * n);
+        for (V** matrix : {&B, &seenB, &seenBt, &K, &Kt, &BP, &KR, &gB, &Z, &ug}) *matrix = take(n * p);
         for (V** matrix : {&R, &seenR, &L, &Sinv, &gS, &gR, &Y}) *matrix = take(p * p);
-        for (V** vector : {&m, &mf, &c, &gm, &gmf, &gc, &Btu, &Pg}) *vector = take(n);
-        for (V** vector : {&y, &v, &u, &w, &gv, &seen, &pivots, &inverse}) *vector = take(p);
+        for (V** columns : {&m, &mf, &gm, &gmf, &next_m}) *columns = take(n * q);
+        for (V** columns : {&v, &u, &w, &gv, &uW}) *columns = take(p * q);
+        flat_.place(take(3 * q * q), p, q);
+        for (V** vector : {&c, &gc}) *vector = take(n);
+        for (V** vector : {&y, &seen, &pivots, &inverse}) *vector = take(p);
+        rows_.entries = reinterpret_cast<std::int32_t*>(take(n * (n + 1)));
+        columns_.entries = reinterpret_cast<std::int32_t*>(take(n * (n + 1)));
         one = S::fill(T(1));
-        load(model_.m, m, n, 0);
+        load(model_.m, m, n * q, 0);
         load(model_.P, P, n * n, 0);
         mirror_lower(P, n);
         find_last_steps();
@@ -48,55 +58,28 @@ class KalmanSteps {
     index_t steps() const { return steps_; }
 
     // s := the negative log likelihood of each series; status := its first failure.
-    void forward(T* s, KalmanStatus* status) {
-        for (index_t l = 0; l < filled_; ++l) status[begin_ + l] = {0, 0};
-        V quadratic{}, lost{}, mantissa = one;
-        index_t exponent[W] = {}, observed[W] = {};
-        for (index_t t = 0; t < steps_; ++t) {
-            if (t) load_model(t, false);
-            const bool good = observe(t);
-            V q{};
-            for (index_t i = 0; i < p; ++i) q += v[i] * u[i];
-            if (!(good & S::all((q <= S::fill(std::numeric_limits<T>::max())) & (q >= V{}))))
-                note_failure(t, q, status);
-            // Kahan summation, because thousands of steps are added in single precision.
-            const V term = q - lost, sum = quadratic + term;
-            lost = (sum - quadratic) - term;
-            quadratic = sum;
-            for (index_t i = 0; i < p; ++i) {
-                mantissa *= pivots[i];
-                if (i % 4 == 3 || i == p - 1) normalise(mantissa, exponent);
-            }
-            for (index_t i = 0; i < p; ++i)
-                for (index_t l = 0; l < filled_; ++l) observed[l] += S::get(seen[i], l) != T(0);
-            if (t + 1 < steps_) predict(t);
-        }
-        for (index_t l = 0; l < filled_; ++l) {
-            const double log_det = __builtin_log(double(S::get(mantissa, l))) + exponent[l] * 0.6931471805599453094;
-            s[begin_ + l] = T(0.5 * (double(S::get(quadratic, l)) + log_det + observed[l] * 1.8378770664093454836));
-        }
-    }
+    void forward(T* s, KalmanStatus* status) { run_forward(s, status, steps_, nullptr, nullptr); }
 
-    // Adds the gradients of each series to `gradient`. `kept`: see KalmanReverse.
-    void reverse(const KalmanOperands<T>& gradient, const T* gs, index_t segment, V* kept) {
+    // Adds the gradients of each series to `gradient`, and writes values and failures as `forward` does unless s is null. `kept`: see
+    // KalmanReverse.
+    void reverse(const KalmanOperands<T>& gradient, const T* gs, T* s, KalmanStatus* status, index_t segment, V* kept) {
         gs_ = V{};
         for (index_t l = 0; l < filled_; ++l) S::set(gs_, l, gs[begin_ + l]);
         for (V* matrix : {gP, gA, gQ}) clear(matrix, n * n);
         clear(gB, n * p);
         clear(gR, p * p);
-        clear(gm, n);
+        clear(gm, n * q);
         clear(gc, n);
-        if (steps_ == 0) return;
         V* const marks = kept + segment * sizes_.moments();
+        run_forward(s, status, segment, marks, kept);
+        if (steps_ == 0) return;
         const index_t segments = (steps_ + segment - 1) / segment;
-        for (index_t k = 0; k < segments; ++k) {
-            store_moments(marks + k * sizes_.moments());
-            if (k + 1 < segments) run_filter(k * segment, (k + 1) * segment, true, nullptr);
-        }
         for (index_t k = segments - 1; k >= 0; --k) {
             const index_t first = k * segment, end = first + segment < steps_ ? first + segment : steps_;
-            load_moments(marks + k * sizes_.moments());
-            run_filter(first, end, false, kept);
+            if (k + 1 < segments) {
+                load_moments(marks + k * sizes_.moments());
+                run_filter(first, end, kept);
+            }
             for (index_t t = end - 1; t >= first; --t) {
                 load_moments(kept + (t - first) * sizes_.moments());
                 load_model(t, false);
@@ -109,7 +92,7 @@ class KalmanSteps {
         flush(gradient.Q, gQ, n * n, 0, false);
         flush(gradient.R, gR, p * p, 0, false);
         flush(gradient.c, gc, n, 0, false);
-        add_to(gradient.m, gm, n, 0);
+        add_to(gradient.m, gm, n * q, 0);
         add_to(gradient.P, gP, n * n, 0);
     }
 
@@ -148,6 +131,8 @@ class KalmanSteps {
         if (all || model_.A.time_stride) {
             load(model_.A, A, n * n, t);
             transpose_into(A, At, n, n);
+            rows_.template find<S>(A, n);
+            columns_.template find<S>(At, n);
         }
         if (all || model_.B.time_stride) load(model_.B, B, n * p, t);
         if (all || model_.Q.time_stride) load(model_.Q, Q, n * n, t);
@@ -156,6 +141,45 @@ class KalmanSteps {
             mirror_lower(R, p);
         }
         if (all || model_.c.time_stride) load(model_.c, c, n, t);
+    }
+
+    // Runs the filter over all steps; adds up G and the pivots, and computes values (s not null) and W. Stores the moments at the
+    // start of each segment in `marks`, and those of all steps of the last segment in `kept`, unless they are null.
+    void run_forward(T* s, KalmanStatus* status, index_t segment, V* marks, V* kept) {
+        if (status)
+            for (index_t l = 0; l < filled_; ++l) status[begin_ + l] = {0, 0};
+        V mantissa = one;
+        index_t exponent[W] = {}, observed[W] = {};
+        flat_.reset();
+        const index_t last = steps_ ? (steps_ - 1) / segment * segment : 0;
+        for (index_t t = 0; t < steps_; ++t) {
+            if (t) load_model(t, false);
+            if (marks && t % segment == 0) store_moments(marks + t / segment * sizes_.moments());
+            if (kept && t >= last) store_moments(kept + (t - last) * sizes_.moments());
+            const bool good = observe(t);
+            V size{};
+            for (index_t i = 0; i < p; ++i) size += v[i * q] * u[i * q];
+            if (status && !(good & S::all((size <= S::fill(std::numeric_limits<T>::max())) & (size >= V{}))))
+                note_failure(t, size, status);
+            flat_.add(v, u);
+            for (index_t i = 0; i < p; ++i) {
+                mantissa *= pivots[i];
+                if (i % 4 == 3 || i == p - 1) normalise(mantissa, exponent);
+            }
+            for (index_t i = 0; i < p; ++i)
+                for (index_t l = 0; l < filled_; ++l) observed[l] += S::get(seen[i], l) != T(0);
+            if (t + 1 < steps_) predict(t);
+        }
+        const V quadratic = flat_.integrate_out([&](V pivot, index_t direction, auto fine) {
+            if (status && !S::all(fine)) note_flat(fine ? one : V{}, direction, status);
+            mantissa *= fine ? pivot : one;
+            normalise(mantissa, exponent);
+        });
+        if (!s) return;
+        for (index_t l = 0; l < filled_; ++l) {
+            const double log_det = __builtin_log(double(S::get(mantissa, l))) + exponent[l] * 0.6931471805599453094;
+            s[begin_ + l] = T(0.5 * (double(S::get(quadratic, l)) + log_det + observed[l] * 1.8378770664093454836));
+        }
     }
 
     void find_last_steps() {
@@ -193,8 +217,9 @@ class KalmanSteps {
                 const V r = complete ? R[i * p + j] : seen[i] * seen[j] * R[i * p + j];
                 seenR[i * p + j] = complete || i != j ? r : r + (one - seen[i]);
             }
-        apply<Into::set>(seenB, n, 1, m, v, p, n);
-        for (index_t i = 0; i < p; ++i) v[i] = complete ? y[i] - v[i] : seen[i] * (y[i] - v[i]);
+        clear(v, p * q);
+        for (index_t i = 0; i < p; ++i) v[i * q] = y[i];  // zero where it is missing, like the row of B
+        multiply<Into::subtract, false>(seenB, n, 1, m, v, p, n, q);
 
         multiply<Into::set, false>(seenB, n, 1, P, BP, p, n, n);
         for (index_t e = 0; e < p * p; ++e) L[e] = seenR[e];
@@ -203,22 +228,19 @@ class KalmanSteps {
 
         // K' = S^-1 B P and u = S^-1 v.
         for (index_t e = 0; e < n * p; ++e) Kt[e] = BP[e];
-        for (index_t i = 0; i < p; ++i) u[i] = v[i];
+        for (index_t e = 0; e < p * q; ++e) u[e] = v[e];
         solve(Kt, n);
-        solve(u, 1);
+        solve(u, q);
         transpose_into(Kt, K, p, n);
 
-        for (index_t i = 0; i < n; ++i)
-            for (index_t j = 0; j < n; ++j) J[i * n + j] = i == j ? one : V{};
-        multiply<Into::subtract, false>(K, p, 1, seenB, J, n, p, n);
-        transpose_into(J, Jt, n, n);
-        multiply<Into::set, false>(J, n, 1, P, X, n, n, n);
-        multiply<Into::set, true>(X, n, 1, Jt, Pf, n, n, n);
+        for (index_t e = 0; e < n * n; ++e) Pf[e] = P[e];
+        multiply<Into::subtract, false>(K, p, 1, BP, Pf, n, p, n);
         multiply<Into::set, false>(K, p, 1, seenR, KR, n, p, p);
+        multiply<Into::subtract, false>(Pf, n, 1, seenBt, KR, n, n, p);
         multiply<Into::add, true>(KR, p, 1, Kt, Pf, n, p, n);
         mirror_lower(Pf, n);
-        for (index_t i = 0; i < n; ++i) mf[i] = m[i];
-        apply<Into::add>(K, p, 1, v, mf, n, p);
+        for (index_t e = 0; e < n * q; ++e) mf[e] = m[e];
+        multiply<Into::add, false>(K, p, 1, v, mf, n, p, q);
         return good;
     }
 
@@ -269,25 +291,25 @@ class KalmanSteps {
             all &= t < last_[l];
         }
         const auto runs = running > V{};
-        multiply<Into::set, false>(A, n, 1, Pf, X, n, n, n);
+        multiply_sparse<Into::set, false>(A, rows_, Pf, X, n, n);
+        transpose_into(X, Xt, n, n);
         for (index_t i = 0; i < n; ++i)
-            for (index_t j = 0; j <= i; ++j) J[i * n + j] = Q[i * n + j];
-        multiply<Into::add, true>(X, n, 1, At, J, n, n, n);
+            for (index_t j = 0; j <= i; ++j) X[i * n + j] = Q[i * n + j];
+        multiply_sparse<Into::add, true>(A, rows_, Xt, X, n, n);
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j)
-                P[i * n + j] = all ? J[i * n + j] : runs ? J[i * n + j] : P[i * n + j];
+                P[i * n + j] = all ? X[i * n + j] : runs ? X[i * n + j] : P[i * n + j];
         mirror_lower(P, n);
-        for (index_t i = 0; i < n; ++i) Pg[i] = c[i];
-        apply<Into::add>(A, n, 1, mf, Pg, n, n);
-        for (index_t i = 0; i < n; ++i) m[i] = all ? Pg[i] : runs ? Pg[i] : m[i];
+        multiply_sparse<Into::set, false>(A, rows_, mf, next_m, n, q);
+        for (index_t i = 0; i < n; ++i) next_m[i * q] += c[i];
+        for (index_t e = 0; e < n * q; ++e) m[e] = all ? next_m[e] : runs ? next_m[e] : m[e];
     }
 
-    // Runs the filter from the predicted moments at `first` to those at `end` (`past`) or at the step before. Stores those of each
-    // step in `kept` unless that is null.
-    void run_filter(index_t first, index_t end, bool past, V* kept) {
+    // Runs the filter from the predicted moments at `first`, and stores those of each step before `end` in `kept`.
+    void run_filter(index_t first, index_t end, V* kept) {
         for (index_t t = first; t < end; ++t) {
-            if (kept) store_moments(kept + (t - first) * sizes_.moments());
-            if (t + 1 == end && !past) return;
+            store_moments(kept + (t - first) * sizes_.moments());
+            if (t + 1 == end) return;
             load_model(t, false);
             observe(t);
             predict(t);
@@ -295,12 +317,12 @@ class KalmanSteps {
     }
 
     void store_moments(V* memory) const {
-        for (index_t i = 0; i < n; ++i) *memory++ = m[i];
+        for (index_t e = 0; e < n * q; ++e) *memory++ = m[e];
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j) *memory++ = P[i * n + j];
     }
     void load_moments(const V* memory) {
-        for (index_t i = 0; i < n; ++i) m[i] = *memory++;
+        for (index_t e = 0; e < n * q; ++e) m[e] = *memory++;
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j) P[i * n + j] = P[j * n + i] = *memory++;
     }
@@ -308,43 +330,52 @@ class KalmanSteps {
     // Computes the cotangents gm, gP of the moments predicted for t from those for t + 1, after observe(t):
     //
     //     gA = gm m+' + 2 gP A P+, gQ = gP, gc = gm, gm+ = A' gm, gP+ = A' gP A
-    //     w = K' gm+, gv = gs u + w = gy, gS = (gs (S^-1 - u u') - w u' - u w') / 2
+    //     w = K' gm+, gv = gs u W + w = gy, gS = (gs (S^-1 - u W u') - w u' - u w') / 2
     //     gR = gS + K' gP+ K, gB = 2 gS B P + u (P gm+)' - 2 K' gP+ P+ - gv m'
     //     gm = gm+ - B' gv, gP = (I - K B)' gP+ (I - K B) + B' gS B + sym(gm+ (B' u)')
+    //
+    // Of gc and gy the first column counts. W is 1 without flat directions.
     void step_back(index_t t, const KalmanOperands<T>& gradient) {
         const V two = S::fill(T(2)), half = S::fill(T(0.5));
         if (t + 1 < steps_) {
             if (gradient.A.data) {
-                multiply<Into::set, false>(A, n, 1, Pf, X, n, n, n);
+                multiply_sparse<Into::set, false>(A, rows_, Pf, X, n, n);
                 for (index_t e = 0; e < n * n; ++e) X[e] *= two;
                 multiply<Into::add, false>(gP, n, 1, X, gA, n, n, n);
                 for (index_t i = 0; i < n; ++i)
-                    for (index_t j = 0; j < n; ++j) gA[i * n + j] += gm[i] * mf[j];
+                    for (index_t j = 0; j < n; ++j)
+                        for (index_t k = 0; k < q; ++k) gA[i * n + j] += gm[i * q + k] * mf[j * q + k];
             }
             for (index_t e = 0; e < n * n; ++e) gQ[e] += gP[e];
-            for (index_t i = 0; i < n; ++i) gc[i] += gm[i];
-            multiply<Into::set, false>(gP, n, 1, A, X, n, n, n);
-            multiply<Into::set, true>(At, n, 1, X, gPf, n, n, n);
+            for (index_t i = 0; i < n; ++i) gc[i] += gm[i * q];
+            multiply_sparse<Into::set, false>(At, columns_, gP, Xt, n, n);
+            transpose_into(Xt, X, n, n);
+            multiply_sparse<Into::set, true>(At, columns_, X, gPf, n, n);
             mirror_lower(gPf, n);
-            apply<Into::set>(At, n, 1, gm, gmf, n, n);
+            multiply_sparse<Into::set, false>(At, columns_, gm, gmf, n, q);
         } else {
             clear(gPf, n * n);
-            clear(gmf, n);
+            clear(gmf, n * q);
         }
         flush(gradient.A, gA, n * n, t, true);
         flush(gradient.Q, gQ, n * n, t, true);
         flush(gradient.c, gc, n, t, true);
 
-        apply<Into::set>(Kt, n, 1, gmf, w, p, n);
-        for (index_t i = 0; i < p; ++i) gv[i] = gs_ * u[i] + w[i];
-        add_to(gradient.y, gv, p, t);
+        multiply<Into::set, false>(Kt, n, 1, gmf, w, p, n, q);
+        multiply<Into::set, false>(u, q, 1, flat_.W, uW, p, q, q);
+        for (index_t e = 0; e < p * q; ++e) gv[e] = gs_ * uW[e] + w[e];
+        for (index_t i = 0; i < p; ++i) y[i] = gv[i * q];
+        add_to(gradient.y, y, p, t);
         for (index_t i = 0; i < p; ++i)
             for (index_t j = 0; j < p; ++j) Sinv[i * p + j] = i == j ? one : V{};
         solve(Sinv, p);
         for (index_t i = 0; i < p; ++i)
-            for (index_t j = 0; j <= i; ++j)
-                gS[i * p + j] = gS[j * p + i] =
-                    half * (gs_ * (Sinv[i * p + j] - u[i] * u[j]) - w[i] * u[j] - u[i] * w[j]);
+            for (index_t j = 0; j <= i; ++j) {
+                V sum = gs_ * Sinv[i * p + j];
+                for (index_t k = 0; k < q; ++k)
+                    sum -= gs_ * uW[i * q + k] * u[j * q + k] + w[i * q + k] * u[j * q + k] + u[i * q + k] * w[j * q + k];
+                gS[i * p + j] = gS[j * p + i] = half * sum;
+            }
 
         multiply<Into::set, false>(Kt, n, 1, gPf, KR, p, n, n);  // K' gP+, p x n
         if (gradient.R.data) {
@@ -357,27 +388,39 @@ class KalmanSteps {
                 }
             flush(gradient.R, gR, p * p, t, true);
         }
-        multiply<Into::set, false>(gS, p, 1, BP, Z, p, p, n);
+        // X = gP+ (I - K B), ug = u gm+', and gP = X + B' (gS B - K' X) + sym(ug' B).
+        for (index_t e = 0; e < n * n; ++e) X[e] = gPf[e];
+        multiply<Into::subtract, false>(KR, 1, n, seenB, X, n, p, n);
+        for (index_t i = 0; i < p; ++i)
+            for (index_t k = 0; k < n; ++k) {
+                V sum{};
+                for (index_t j = 0; j < q; ++j) sum += u[i * q + j] * gmf[k * q + j];
+                ug[i * n + k] = sum;
+            }
         if (gradient.B.data) {
-            apply<Into::set>(P, n, 1, gmf, Pg, n, n);
+            multiply<Into::set, false>(gS, p, 1, BP, Z, p, p, n);
+            multiply<Into::add, false>(ug, n, 1, P, gB, p, n, n);
             for (index_t i = 0; i < p; ++i)
-                for (index_t k = 0; k < n; ++k)
-                    gB[i * n + k] += two * Z[i * n + k] + u[i] * Pg[k] - gv[i] * m[k];
+                for (index_t k = 0; k < n; ++k) {
+                    V sum = two * Z[i * n + k];
+                    for (index_t j = 0; j < q; ++j) sum -= gv[i * q + j] * m[k * q + j];
+                    gB[i * n + k] += sum;
+                }
             for (index_t e = 0; e < n * p; ++e) KR[e] *= two;
             multiply<Into::subtract, false>(KR, n, 1, Pf, gB, p, n, n);
             flush(gradient.B, gB, n * p, t, true);
         }
 
-        multiply<Into::set, false>(gPf, n, 1, J, X, n, n, n);
-        multiply<Into::set, true>(Jt, n, 1, X, gP, n, n, n);
         multiply<Into::set, false>(gS, p, 1, seenB, Z, p, p, n);
+        multiply<Into::subtract, false>(Kt, n, 1, X, Z, p, n, n);
+        for (index_t e = 0; e < n * n; ++e) gP[e] = X[e];
         multiply<Into::add, true>(seenBt, p, 1, Z, gP, n, p, n);
-        apply<Into::set>(seenBt, p, 1, u, Btu, n, p);
-        for (index_t i = 0; i < n; ++i)
-            for (index_t j = 0; j <= i; ++j) gP[i * n + j] += half * (gmf[i] * Btu[j] + Btu[i] * gmf[j]);
+        for (index_t e = 0; e < n * p; ++e) ug[e] *= half;
+        multiply<Into::add, true>(seenBt, p, 1, ug, gP, n, p, n);
+        multiply<Into::add, true>(ug, 1, n, seenB, gP, n, p, n);
         mirror_lower(gP, n);
-        for (index_t i = 0; i < n; ++i) gm[i] = gmf[i];
-        apply<Into::subtract>(seenBt, p, 1, gv, gm, n, p);
+        for (index_t e = 0; e < n * q; ++e) gm[e] = gmf[e];
+        multiply<Into::subtract, false>(seenBt, p, 1, gv, gm, n, p, q);
     }
 
     // Keeps a product of pivots in range as mantissa * 2^exponent, so that one logarithm at the end is enough.
@@ -406,52 +449,25 @@ class KalmanSteps {
         }
     }
 
-    const index_t n, p;
+    // The data do not determine this direction of the flat prior.
+    void note_flat(V determined, index_t direction, KalmanStatus* status) const {
+        for (index_t l = 0; l < filled_; ++l) {
+            if (status[begin_ + l].code || S::get(determined, l) > T(0)) continue;
+            status[begin_ + l] = {direction, static_cast<std::int32_t>(p + 2)};
+        }
+    }
+
+    const index_t n, p, q;
     const KalmanSizes sizes_;
     const KalmanOperands<const T>& model_;
     const index_t begin_, filled_;
     index_t steps_ = 0, last_[W];
     V one, gs_;
-    V *A, *At, *Q, *P, *Pf, *J, *Jt, *X, *gP, *gPf, *gA, *gQ;
-    V *B, *seenB, *seenBt, *K, *Kt, *BP, *KR, *gB, *Z;
+    V *A, *At, *Q, *P, *Pf, *X, *Xt, *gP, *gPf, *gA, *gQ;
+    V *B, *seenB, *seenBt, *K, *Kt, *BP, *KR, *gB, *Z, *ug;
     V *R, *seenR, *L, *Sinv, *gS, *gR, *Y;
-    V *m, *mf, *c, *gm, *gmf, *gc, *Btu, *Pg;
-    V *y, *v, *u, *w, *gv, *seen, *pivots, *inverse;
+    V *m, *mf, *gm, *gmf, *next_m, *c, *gc;
+    V *v, *u, *w, *gv, *uW, *y, *seen, *pivots, *inverse;
+    Pattern rows_, columns_;
+    FlatPrior<T, Wide> flat_;
 };
-
-// Calls body(first, last) for groups of series that are computed together.
-template <class T, bool Wide, class Body>
-void for_series_groups(index_t begin, index_t end, Body body) {
-    constexpr index_t W = Numbers<T, Wide>::width;
-    for (index_t b = begin; b < end; b += W) body(b, end - b < W ? end : b + W);
-}
-
-template <class T, bool Wide>
-void filter_groups(const KalmanForward<T>& task, index_t begin, index_t end, void* memory) {
-    for_series_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
-        KalmanSteps<T, Wide>(task.sizes, task.model, memory, first, last).forward(task.s, task.status);
-    });
-}
-
-template <class T, bool Wide>
-void reverse_groups(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, index_t begin, index_t end,
-                       void* memory) {
-    using V = typename Numbers<T, Wide>::V;
-    for_series_groups<T, Wide>(begin, end, [&](index_t first, index_t last) {
-        KalmanSteps<T, Wide>(task.sizes, task.model, memory, first, last)
-            .reverse(gradient, task.gs, task.segment, reinterpret_cast<V*>(memory) + task.sizes.work());
-    });
-}
-
-template <class T>
-void kalman_forward(const KalmanForward<T>& task, bool wide, index_t begin, index_t end, void* memory) {
-    if (wide) return filter_groups<T, true>(task, begin, end, memory);
-    filter_groups<T, false>(task, begin, end, memory);
-}
-
-template <class T>
-void kalman_reverse(const KalmanReverse<T>& task, const KalmanOperands<T>& gradient, bool wide, index_t begin,
-                    index_t end, void* memory) {
-    if (wide) return reverse_groups<T, true>(task, gradient, begin, end, memory);
-    reverse_groups<T, false>(task, gradient, begin, end, memory);
-}

@@ -352,10 +352,20 @@ def _explain_factorisation(
 def innovation_failed(
     operator: str, batch: Sequence[int], observations: int, failure: tuple[int, int, int]
 ) -> LapgradError:
-    """Explain ``(flat series, step, code)``: code > 0 names a minor, code < 0 a pivot or the innovation."""
+    """Explain ``(flat series, step, code)``.
+
+    Code k > 0 names a minor, k < 0 a pivot or the innovation; k = observations + 2 says that ``step`` is a
+    direction of a flat prior, which the data do not determine.
+    """
     flat, step, code = failure
     item = (*batch_index(flat, batch), step)
     series = _item_name("series", item[:-1])
+    if code == observations + 2:
+        return DomainError(
+            f"{operator}: {series} has too few observations: they do not determine the diffuse states (column "
+            f"{step} of their directions). Use a model with fewer of them, or a prior that is wide and proper.",
+            item[:-1],
+        )
     if code < -observations:
         return NonFiniteError(
             f"{operator}: {series}: the observation at step {step} less its prediction is not finite.",

@@ -16,7 +16,8 @@ from torch import Tensor
 class Model(NamedTuple):
     """y (N, T, p); A, Q (N, T, n, n); B (N, T, p, n); R (N, T, p, p); c (N, T, n); m (N, n); P (N, n, n).
 
-    N and T may be 1 in all but y: one for all series, one for all times.
+    N and T may be 1 in all but y: one for all series, one for all times. m may be (N, n, 1 + d): the mean, and
+    d directions in which the prior is flat.
     """
 
     y: Tensor
@@ -32,6 +33,10 @@ class Model(NamedTuple):
         """The operand ``name`` at time t, for all series."""
         value: Tensor = getattr(self, name)
         return value[:, t if value.shape[1] > 1 else 0]
+
+    def get_first_moments(self) -> tuple[Tensor, Tensor]:
+        """Columns of the first mean, (N, n, 1 + d), and the first covariance (N, n, n)."""
+        return self.m if self.m.dim() == 3 else self.m[..., None], symmetrise(self.P)
 
 
 OPERANDS = ("y", "A", "B", "Q", "R", "m", "P", "c")
@@ -61,22 +66,20 @@ def symmetrise(A: Tensor) -> Tensor:
 def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
     """v = y - B m, S = B P B^T + R = L L^T, K = P B^T S^-1, u = S^-1 v; then the filtered moments.
 
-    A missing observation: a row of zeros in B, of the identity in R, and v = 0.
+    m (N, n, 1 + d), v and u (N, p, 1 + d) have one column for each flat direction; y counts in the first. A missing observation: a row of zeros in B, of the identity in R, and v = 0.
     """
     y = model.y[:, t]
     there = ~y.isnan()
     seen = there.to(y.dtype)
     B = seen[..., None] * model.at("B", t)
     R = seen[..., None] * seen[..., None, :] * symmetrise(model.at("R", t)) + torch.diag_embed(1 - seen)
-    v = torch.where(there, y, 0.0) - (B @ m[..., None])[..., 0]
+    v = _pad_columns(torch.where(there, y, 0.0), m) - B @ m
     BP = B @ P
     L, info = torch.linalg.cholesky_ex(BP @ B.mT + R)
-    Kt, u = _solve(L, BP), _solve(L, v[..., None])
-    J = torch.eye(m.shape[-1], dtype=y.dtype, device=y.device) - Kt.mT @ B
+    Kt, u = _solve(L, BP), _solve(L, v)
+    J = torch.eye(m.shape[-2], dtype=y.dtype, device=y.device) - Kt.mT @ B
     filtered = J @ P @ J.mT + Kt.mT @ R @ Kt
-    return FilterStep(
-        seen, B, v, u[..., 0], L, info, BP, Kt.mT, J, m + (Kt.mT @ v[..., None])[..., 0], symmetrise(filtered)
-    )
+    return FilterStep(seen, B, v, u, L, info, BP, Kt.mT, J, m + Kt.mT @ v, symmetrise(filtered))
 
 
 def find_continuing_steps(y: Tensor) -> Tensor:
@@ -91,66 +94,106 @@ def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[T
     A series that has ended keeps its moments: they are of no use, but must not grow over all bounds.
     """
     A = model.at("A", t)
-    m = (A @ seen.m[..., None])[..., 0] + model.at("c", t)
+    m = A @ seen.m + _pad_columns(model.at("c", t), seen.m)
     P = symmetrise(A @ seen.P @ A.mT + symmetrise(model.at("Q", t)))
     running = going_on[:, t]
-    return torch.where(running[:, None], m, seen.m), torch.where(running[:, None, None], P, seen.P)
+    return torch.where(running[:, None, None], m, seen.m), torch.where(running[:, None, None], P, seen.P)
+
+
+class FlatPrior(NamedTuple):
+    """The part of the value that flat directions have, from G = sum v^T u = [[g00, g^T], [g, H]] (de Jong).
+
+    Attributes:
+        value: (g00 - g^T H^-1 g + log det H) / 2, (N,).
+        W: Twice its derivative by G: z z^T + [[0, 0], [0, H^-1]], z = [1, -H^-1 g].
+        info: As of cholesky_ex for H; 0 where H is positive definite beyond rounding errors.
+    """
+
+    value: Tensor
+    W: Tensor
+    info: Tensor
+
+
+def integrate_out_flat(G: Tensor) -> FlatPrior:
+    """Integrates over the coordinates of the flat directions, given G (N, 1 + d, 1 + d)."""
+    H = G[:, 1:, 1:]
+    L, info = torch.linalg.cholesky_ex(H)
+    smallest = 8 * G.shape[-1] * torch.finfo(G.dtype).eps * H.diagonal(dim1=-2, dim2=-1)
+    vague = L.diagonal(dim1=-2, dim2=-1).square() <= smallest
+    if L.shape[-1]:
+        info = torch.where((info == 0) & vague.any(-1), vague.to(torch.int32).argmax(-1).int() + 1, info)
+    g = G[:, 1:, :1]
+    best = -_solve(L, g)
+    value = 0.5 * (G[:, 0, 0] + (g * best).sum((-2, -1))) + L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    z = torch.nn.functional.pad(best, (0, 0, 1, 0), value=1.0)
+    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+    return FlatPrior(value, z @ z.mT + torch.nn.functional.pad(_solve(L, identity), (1, 0, 1, 0)), info)
 
 
 def compute_step_vjp(
-    model: Model, t: int, m: Tensor, P: Tensor, seen: FilterStep, gs: Tensor, gm: Tensor, gP: Tensor
+    model: Model,
+    t: int,
+    m: Tensor,
+    P: Tensor,
+    seen: FilterStep,
+    gs: Tensor,
+    W: Tensor,
+    gm: Tensor,
+    gP: Tensor,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """The gradients of the operands at t, and the cotangents gm, gP of the moments predicted for t.
 
     Arguments gm, gP are those of the moments predicted for t + 1:
 
     gA = gm m+^T + 2 gP A P+, gQ = gP, gc = gm, gm+ = A^T gm, gP+ = A^T gP A
-    w = K^T gm+, gv = gs u + w = gy, gS = (gs (S^-1 - u u^T) - w u^T - u w^T) / 2
+    w = K^T gm+, gv = gs u W + w = gy, gS = (gs (S^-1 - u W u^T) - w u^T - u w^T) / 2
     gR = gS + K^T gP+ K, gB = 2 gS B P + u (P gm+)^T - 2 K^T gP+ P+ - gv m^T
     gm = gm+ - B^T gv, gP = (I - K B)^T gP+ (I - K B) + B^T gS B + sym(gm+ (B^T u)^T)
+
+    Of gc and gy the first column counts. W is that of ``FlatPrior``, 1 without flat directions.
     """
     A, u, K = model.at("A", t), seen.u, seen.K
-    gA = _multiply_outer(gm, seen.m) + 2 * gP @ A @ seen.P
-    filtered_gm, filtered_gP = (A.mT @ gm[..., None])[..., 0], A.mT @ gP @ A
-    w = (K.mT @ filtered_gm[..., None])[..., 0]
-    gv = gs[:, None] * u + w
-    inverse = _solve(seen.L, torch.eye(u.shape[-1], dtype=u.dtype, device=u.device).expand(seen.L.shape))
-    gS = 0.5 * (
-        gs[:, None, None] * (inverse - _multiply_outer(u, u)) - _multiply_outer(w, u) - _multiply_outer(u, w)
-    )
+    gA = gm @ seen.m.mT + 2 * gP @ A @ seen.P
+    filtered_gm, filtered_gP = A.mT @ gm, A.mT @ gP @ A
+    w = K.mT @ filtered_gm
+    weighted = gs[:, None, None] * (u @ W)
+    gv = weighted + w
+    identity = torch.eye(u.shape[-2], dtype=u.dtype, device=u.device)
+    inverse = _solve(seen.L, identity.expand(seen.L.shape))
+    gS = 0.5 * (gs[:, None, None] * inverse - weighted @ u.mT - w @ u.mT - u @ w.mT)
     KtgP = K.mT @ filtered_gP
     gR = _multiply_outer(seen.seen, seen.seen) * (gS + KtgP @ K)
-    gB = (
-        2 * (gS @ seen.BP - KtgP @ seen.P)
-        + _multiply_outer(u, (P @ filtered_gm[..., None])[..., 0])
-        - _multiply_outer(gv, m)
-    )
-    Btu = (seen.B.mT @ u[..., None])[..., 0]
-    gradients = {"y": gv, "A": gA, "B": gB, "Q": gP, "R": gR, "c": gm}
+    gB = 2 * (gS @ seen.BP - KtgP @ seen.P) + u @ (P @ filtered_gm).mT - gv @ m.mT
+    Btu = seen.B.mT @ u
+    gradients = {"y": gv[..., 0], "A": gA, "B": gB, "Q": gP, "R": gR, "c": gm[..., 0]}
     gP = seen.J.mT @ filtered_gP @ seen.J + seen.B.mT @ gS @ seen.B
-    gP = gP + 0.5 * (_multiply_outer(filtered_gm, Btu) + _multiply_outer(Btu, filtered_gm))
-    return gradients, filtered_gm - (seen.B.mT @ gv[..., None])[..., 0], 0.5 * (gP + gP.mT)
+    gP = gP + 0.5 * (filtered_gm @ Btu.mT + Btu @ filtered_gm.mT)
+    return gradients, filtered_gm - seen.B.mT @ gv, 0.5 * (gP + gP.mT)
 
 
 def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
     """The gradient of the sum of gs times the value of each series, in the shapes of the model."""
     series, times, _ = model.y.shape
-    m, P = model.m.expand(series, *model.m.shape[1:]), symmetrise(model.P).expand(series, *model.P.shape[1:])
+    m, P = (X.expand(series, *X.shape[1:]) for X in model.get_first_moments())
+    G = m.new_zeros(series, m.shape[-1], m.shape[-1])
     steps: list[tuple[Tensor, Tensor, FilterStep]] = []
     going_on = find_continuing_steps(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         steps.append((m, P, seen))
+        G = G + seen.v.mT @ seen.u
         m, P = predict(model, t, seen, going_on)
+    W = integrate_out_flat(G).W
     gm, gP = torch.zeros_like(m), torch.zeros_like(P)
     found: dict[str, list[Tensor]] = {name: [] for name in ("y", "A", "B", "Q", "R", "c")}
     for t in reversed(range(times)):
-        at, gm, gP = compute_step_vjp(model, t, *steps[t], gs, gm, gP)
+        at, gm, gP = compute_step_vjp(model, t, *steps[t], gs, W, gm, gP)
         for name, gradient in at.items():
             found[name].append(gradient)
     result = {
         name: _collect_gradient(parts, getattr(model, name), series, times) for name, parts in found.items()
     }
+    gm = gm if model.m.dim() == 3 else gm[..., 0]
     result["m"] = gm if model.m.shape[0] == series else gm.sum(0, keepdim=True)
     result["P"] = gP if model.P.shape[0] == series else gP.sum(0, keepdim=True)
     return result
@@ -174,3 +217,8 @@ def _solve(L: Tensor, X: Tensor) -> Tensor:
 
 def _multiply_outer(x: Tensor, y: Tensor) -> Tensor:
     return x[..., :, None] * y[..., None, :]
+
+
+def _pad_columns(x: Tensor, like: Tensor) -> Tensor:
+    """x (N, k) as the first of as many columns as ``like`` has; the others are zero."""
+    return torch.nn.functional.pad(x[..., None], (0, like.shape[-1] - 1))

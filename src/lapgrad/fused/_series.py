@@ -17,7 +17,7 @@ class Operands(NamedTuple):
 
     Attributes:
         flat: y (N, T, p), A, B, Q, R (N, T, rows, columns), m (N, n), P (N, n, n), c (N, T, n). N and T are 1
-            where there is one for all.
+            where there is one for all. With d diffuse directions m is (N, n, 1 + d): they stand beside it.
         batch: The leading dimensions that N stands for.
     """
 
@@ -27,7 +27,8 @@ class Operands(NamedTuple):
 
 #: Dimensions of one matrix or vector behind those of time, if it has one, and series.
 _OWN = {"y": 1, "A": 2, "B": 2, "Q": 2, "R": 2, "m": 1, "P": 2, "state_offset": 1, "observation_offset": 1}
-_WITHOUT_TIME = ("m", "P")
+_OWN |= {"diffuse": 2}
+_WITHOUT_TIME = ("m", "P", "diffuse")
 
 
 def prepare_operands(
@@ -41,6 +42,7 @@ def prepare_operands(
     P: Tensor,
     state_offset: Tensor | float | None,
     observation_offset: Tensor | float | None,
+    diffuse: Tensor | None = None,
 ) -> Operands:
     """Checks the operands of ``kalman_nll`` and brings them into the form of the registered operator."""
     given = {"y": _layout.check_matrix(operator, "y", y)}
@@ -50,6 +52,8 @@ def prepare_operands(
     given["R"] = _layout.check_square_matrix(operator, "R", R)
     given["m"] = _layout.check_vector(operator, "m", m)
     given["P"] = _layout.check_square_matrix(operator, "P", P)
+    if diffuse is not None:
+        given["diffuse"] = _layout.check_matrix(operator, "diffuse", diffuse)
     if isinstance(observation_offset, int | float):
         given["y"], observation_offset = given["y"] - observation_offset, None
     if state_offset is None or isinstance(state_offset, int | float):
@@ -78,6 +82,11 @@ def prepare_operands(
     names = ("y", "A", "B", "Q", "R", "m", "P", "state_offset")
     flat = [_flatten_leading(timed[name], _count_own_dimensions(name), batch) for name in names]
     flat[0] = flat[0].expand(batch.numel(), *flat[0].shape[1:])
+    if diffuse is not None:
+        directions = _flatten_leading(timed["diffuse"], _count_own_dimensions("diffuse"), batch)
+        count = max(len(flat[5]), len(directions))
+        columns = (X.expand(count, *X.shape[1:]) for X in (flat[5][..., None], directions))
+        flat[5] = torch.cat(tuple(columns), -1)
     return Operands(tuple(flat), batch)
 
 
@@ -85,7 +94,10 @@ def _check_sizes(operator: str, given: dict[str, Tensor], n: int, p: int) -> Non
     wanted = {"A": (n, n), "B": (p, n), "Q": (n, n), "R": (p, p), "m": (n,), "P": (n, n)}
     wanted |= {"state_offset": (n,), "observation_offset": (p,)}
     for name, tensor in given.items():
-        if name != "y" and tuple(tensor.shape[-_OWN[name] :]) != wanted[name]:
+        seen = tuple(tensor.shape[-_OWN[name] :])
+        if name == "diffuse" and seen[0] == n and seen[1] <= n:
+            continue
+        if name != "y" and seen != wanted.get(name):
             raise _errors.shapes_do_not_fit(
                 operator,
                 given,
@@ -99,6 +111,7 @@ def _describe_shape(name: str) -> str:
         "B": "(p, n)",
         "R": "(p, p)",
         "m": "(n,)",
+        "diffuse": "(n, d), d at most n",
         "state_offset": "(n,)",
         "observation_offset": "(p,)",
     }.get(name, "(n, n)")

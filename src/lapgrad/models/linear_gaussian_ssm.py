@@ -8,16 +8,17 @@ exactly (``_state_space/diffuse.py``).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.fused import _series
-from lapgrad.fused.kalman_nll import kalman_nll
+from lapgrad.fused.kalman_nll import has_joint_kernel, kalman_nll
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _plots, _sampling
 from lapgrad.models._model import Model
@@ -25,9 +26,15 @@ from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import multiply
 from lapgrad.models._state_space import diffuse as _diffuse
+from lapgrad.models._state_space import likelihood as _likelihood
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance
+from lapgrad.models._state_space.matrices import Matrices
+from lapgrad.models._state_space.names import list_descriptors
+from lapgrad.models._state_space.search import SearchLimits, fit_series
+from lapgrad.models._state_space.starts import collect_facts, describe_numbers, propose_start
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
+from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
@@ -46,23 +53,7 @@ _ENTRIES = {
 }
 
 
-class Matrices(NamedTuple):
-    """The matrices of the model for some times."""
-
-    block: Block
-    R: Tensor
-
-    def list_operands(self, y: Tensor) -> dict[str, Any]:
-        """Return the arguments of ``fused.kalman_nll`` for the series y (N, T, p)."""
-        return {
-            "y": y,
-            **{name: getattr(self.block, name) for name in "ABQ"},
-            "R": self.R,
-            "m": self.block.m,
-            "P": self.block.P,
-            "state_offset": self.block.state_offset,
-            "observation_offset": self.block.observation_offset,
-        }
+_LBFGS_STEPS = 500
 
 
 class LinearGaussianSSM(Model):
@@ -74,8 +65,8 @@ class LinearGaussianSSM(Model):
         component: The model of the series, such as ``LocalLevel() + Seasonal(12)``; an int:
             ``LinearDynamics`` with that many states, all matrices learned. It becomes part of the model (not
             a copy).
-        noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: half the
-            variance of the data; 0: no noise but that of the components. Learned.
+        noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: chosen by the
+            data; 0: no noise but that of the components. Learned.
         noise: "full": R may be any covariance; "diagonal".
         diffuse_variance: None: diffuse states have a flat prior, which is treated exactly. A number: they
             have a proper prior of this variance.
@@ -134,21 +125,25 @@ class LinearGaussianSSM(Model):
         if diffuse_variance is not None and not diffuse_variance > 0:
             raise _errors.OptionError(f"{who}: diffuse_variance must be positive, got {diffuse_variance}.")
         self.single, self.vector = series.single, series.vector
+        self._start: int | None = None
         self.register_buffer("y", series.values)
         self.register_buffer("lengths", series.lengths)
         self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
         variances = _time_series.compute_variances(series.values)
-        component.prepare(float(variances.mean()))
-        self.noise = self._make_noise(who, noise_var, variances, noise)
+        facts = collect_facts(series.values, float(variances.mean()), component.list_periods())
+        component.start_from(facts)
+        scale = min(0.5, 0.3 * facts.step_variance / facts.variance)
+        self.noise = self._make_noise(who, noise_var, scale * variances, noise)
         self.to(dtype=series.values.dtype, device=series.values.device)
-        flat, batch = self._flatten(self.matrices(), self.y)
-        self._start = _diffuse.count_diffuse_steps(who, batch, flat, self._diffuse_states)
+        with torch.no_grad():
+            self._diffuse = self._choose_diffuse(float(variances.mean()))
+            self._check_diffuse()
 
     @staticmethod
     def _make_noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
         p = len(variances)
         if noise_var is None:
-            return Covariance(0.5 * variances, diagonal=form == "diagonal")
+            return Covariance(variances, diagonal=form == "diagonal")
         value = torch.as_tensor(noise_var, dtype=torch.float64)
         if not bool(value.any()):
             return None
@@ -178,11 +173,34 @@ class LinearGaussianSSM(Model):
             block = Block(*block[:4], P, *block[5:])
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
-    @property
-    def _diffuse_states(self) -> list[int]:
-        if self.diffuse_variance is not None:
-            return []
-        return [i for i, flag in enumerate(self.component.diffuse) if flag]
+    def _choose_diffuse(self, variance: float) -> _diffuse.DiffuseStates:
+        flags = self.component.diffuse if self.diffuse_variance is None else ()
+        positions = [i for i, flag in enumerate(flags) if flag]
+        return _diffuse.choose_scales(self.matrices().block.B, positions, variance)
+
+    def _check_diffuse(self) -> None:
+        """Raise a ``DomainError`` if the observations do not determine the diffuse states of a series."""
+        if not self._diffuse.positions:
+            return
+        if self.y.is_cuda:
+            self._start = self._count_diffuse_steps()
+            return
+        matrices = self.matrices()
+        try:
+            _likelihood.compute_log_likelihood(matrices.to(torch.float64), self.y.double(), self._diffuse)
+        except _errors.DomainError:
+            self._count_diffuse_steps()
+            raise
+        except _errors.LapgradError:
+            # Other reasons depend on the values of the parameters, which a fit or the user will change.
+            return
+
+    def _count_diffuse_steps(self) -> int:
+        """Return the number of steps after which the observations determine all diffuse states."""
+        if self._start is None:
+            flat, batch = self._flatten(self.matrices(), self.y)
+            self._start = _diffuse.count_diffuse_steps(type(self).__name__, batch, flat, self._diffuse)
+        return self._start
 
     def _flatten(self, matrices: Matrices, y: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
         return _series.prepare_operands(type(self).__name__, **matrices.list_operands(y))
@@ -205,16 +223,68 @@ class LinearGaussianSSM(Model):
         return value[0] if self.single else value
 
     def _compute_log_likelihood(self, matrices: Matrices, y: Tensor) -> Tensor:
-        if not self._start:
-            return -kalman_nll(**matrices.list_operands(y))
-        # The first k steps determine the diffuse states; after them all distributions are proper.
-        k, (flat, batch) = self._start, self._flatten(matrices, y)
-        run = _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, k)
-        m, P = _diffuse.integrate_out_diffuse(run.mean, run.covariance, run.information)
-        y, A, B, Q, R, _, _, c = (
-            X if i in (5, 6) else _time_series.drop_times(X, k) for i, X in enumerate(flat)
+        if y.is_cuda and self._diffuse.positions:
+            who = type(self).__name__
+            return _likelihood.compute_log_likelihood_in_parts(
+                who, matrices, y, self._diffuse, self._count_diffuse_steps()
+            )
+        return _likelihood.compute_log_likelihood(matrices, y, self._diffuse)
+
+    def fit(
+        self,
+        optimizer: str = "lbfgs",
+        *,
+        steps: int | None = None,
+        lr: float | None = None,
+        tolerance: float = 1e-6,
+        progress: bool = False,
+        callback: Callback | None = None,
+    ) -> FitResult:
+        """Learn the parameters: maximise the likelihood over those that require gradients.
+
+        L-BFGS has converged when the loss and its gradient say so, and when no other start that is tried then, among
+        them variances that have become nearly zero, ends at a better point.
+
+        Args:
+            optimizer: "lbfgs", or "adam" (for networks).
+            steps: Evaluations of the loss, at most; None: 500 of L-BFGS, 1000 of Adam.
+            lr: Learning rate of Adam (None: 0.05); the length of the first step of L-BFGS (None: 1).
+            tolerance: Stop when the loss changes by less than this, relative to its magnitude (at least 1, at most
+                100): in one move of L-BFGS, if the gradient promises no more either, in 50 steps of Adam. 0: never.
+            progress: Show a progress bar with the loss (needs rich).
+            callback: Called after each step with its number and the loss; True stops the fit.
+
+        Returns:
+            The loss reached, its history, and why the fit stopped.
+
+        Raises:
+            FitError: The loss cannot be evaluated, or is not finite, at the start or (Adam) on the way; the
+                parameters are then those of the last step that was good.
+            OptionError: An argument is not one of those above, or there is nothing to learn.
+        """
+        learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
+        numbers = describe_numbers(list_descriptors(self), learned)
+        if optimizer != "lbfgs" or not numbers or not self._has_fast_evaluation():
+            return super().fit(
+                optimizer, steps=steps, lr=lr, tolerance=tolerance, progress=progress, callback=callback
+            )
+        evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
+        return fit_series(
+            type(self).__name__,
+            learned,
+            evaluate,
+            functools.partial(propose_start, numbers),
+            SearchLimits(_LBFGS_STEPS if steps is None else steps, 1.0 if lr is None else lr, tolerance),
+            progress=progress,
+            callback=callback,
         )
-        return -_diffuse.compute_nll(run) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
+
+    def _has_fast_evaluation(self) -> bool:
+        """Return whether the device has a kernel for values and gradients, and fits maximise the likelihood alone."""
+        return has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss and not self._has_priors()
+
+    def _has_priors(self) -> bool:
+        return any(module.__dict__.get("_priors") for module in self.modules())
 
     @torch.no_grad()
     def filter(self) -> Filtered:
@@ -225,7 +295,8 @@ class LinearGaussianSSM(Model):
             states, moments and log likelihoods do not exist: they are NaN.
         """
         run, (flat, _) = self._run_filter(0)
-        T, first = len(run.steps), max(0, self._start - 1)
+        start = self._count_diffuse_steps()
+        T, first = len(run.steps), max(0, start - 1)
         found: list[tuple[Tensor, ...]] = []
         for t, step in enumerate(run.steps):
             if t < first:
@@ -237,7 +308,7 @@ class LinearGaussianSSM(Model):
                 step.filtered_mean, step.filtered_covariance, step.information
             )
             before = run.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
-            known = t > first or not self._start
+            known = t > first or not start
             predicted = (
                 _diffuse.integrate_out_diffuse(step.mean, step.covariance, before)
                 if known
@@ -246,7 +317,7 @@ class LinearGaussianSSM(Model):
             found.append((*filtered, *predicted))
         parts = [torch.stack(part, 1) for part in zip(*found, strict=True)]
         values = _compute_log_likelihoods(flat, parts[2], parts[3])
-        values[:, :first] = torch.nan if T and self._start else values[:, :first]
+        values[:, :first] = torch.nan if T and start else values[:, :first]
         return Filtered(*[part[0] if self.single else part for part in (*parts, values)])
 
     @torch.no_grad()
@@ -272,7 +343,7 @@ class LinearGaussianSSM(Model):
         """Run the filter over the data and ``steps_ahead`` times after them; also return its operands."""
         y = torch.nn.functional.pad(self.y, (0, 0, 0, steps_ahead), value=torch.nan)
         flat, batch = self._flatten(self.matrices(y.shape[1]), y)
-        return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse_states, y.shape[1]), (
+        return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse, y.shape[1]), (
             flat,
             batch,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -26,11 +26,38 @@ def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tens
     gs, *dense = (operand.contiguous() for operand in (gs, *operands))
     written = [None if result is None else _zero_results(result) for result in results]
     core.kalman_nll_vjp(
-        gs.element_size(), _get_addresses(dense), gs.data_ptr(), _get_addresses(written), *_get_sizes(dense)
+        gs.element_size(), _get_addresses(dense), gs.data_ptr(), 0, _get_addresses(written), *_get_sizes(dense)
     )
     for result, found in zip(results, written, strict=True):
         if result is not None and found is not None and found is not result:
             result.copy_(found)
+
+
+def kalman_nll_and_vjp(
+    s: Tensor, gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor
+) -> Callable[[], tuple[int, int, int] | None]:
+    """A function that sets s to the value of each series and results to the gradients: one walk less than two calls make.
+
+    It reads and writes the memory of these tensors, all dense, in each call.
+    """
+    kept = (s, gs, *results, *operands)  # so that their memory lives as long as the function
+    arguments = (
+        s.element_size(),
+        _get_addresses(operands),
+        gs.data_ptr(),
+        s.data_ptr(),
+        _get_addresses(results),
+        *_get_sizes(operands),
+    )
+
+    def compute(kept: object = kept) -> tuple[int, int, int] | None:
+        for result in results:
+            if result is not None:
+                result.zero_()
+        failure: tuple[int, int, int] | None = core.kalman_nll_vjp(*arguments)
+        return failure
+
+    return compute
 
 
 def _zero_results(result: Tensor) -> Tensor:
@@ -52,7 +79,8 @@ def _get_address(tensor: Tensor, has_times: bool) -> Address:
     return tensor.data_ptr(), 0 if series == 1 else times * size, 0 if times == 1 else size
 
 
-def _get_sizes(operands: Sequence[Tensor]) -> tuple[int, int, int, int]:
-    """Series, times, states, observations."""
+def _get_sizes(operands: Sequence[Tensor]) -> tuple[int, int, int, int, int]:
+    """Series, times, states, observations, flat directions of the prior (columns of m after the first)."""
     series, times, observations = operands[0].shape
-    return series, times, operands[1].shape[-1], observations
+    m = operands[5]
+    return series, times, operands[1].shape[-1], observations, m.shape[-1] - 1 if m.dim() == 3 else 0

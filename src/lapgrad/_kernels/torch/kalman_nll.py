@@ -13,9 +13,9 @@ from lapgrad._formulas.kalman import (
     Model,
     compute_vjp,
     find_continuing_steps,
+    integrate_out_flat,
     observe,
     predict,
-    symmetrise,
 )
 from lapgrad._torch.precision import in_full_precision
 
@@ -25,32 +25,40 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
     """s := the value of each series. Returns (series, step, code) of the first series that fails.
 
     Code +k: leading minor k of the innovation covariance is not positive; -k: pivot k is not finite;
-    -(p + 1): the innovation is not.
+    -(p + 1): the innovation is not; p + 2: the data do not determine the flat direction ``step``.
     """
     model = Model(*operands)
     series, times, p = model.y.shape
-    m, P = model.m, symmetrise(model.P)
+    m, P = model.get_first_moments()
+    G = m.new_zeros(series, m.shape[-1], m.shape[-1])
     terms, infos, pivots, going_on = [], [], [], find_continuing_steps(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         logs = seen.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         constant = 0.5 * math.log(2 * math.pi) * seen.seen.sum(-1)
-        terms.append(0.5 * (seen.v * seen.u).sum(-1) + logs + constant)
+        information = seen.v.mT @ seen.u
+        G = G + information
+        terms.append(torch.stack((logs + constant, 0.5 * information[:, 0, 0]), -1))
         infos.append(seen.info)
         pivots.append(seen.L.diagonal(dim1=-2, dim2=-1))
         m, P = predict(model, t, seen, going_on)
-    if not terms or not series:
+    if not series or (not terms and m.shape[-1] == 1):
         s.zero_()
         return None
-    values = torch.stack(terms, 1)
-    s.copy_(values.sum(1))
-    info = torch.stack(infos, 1)
-    bad = (info != 0) | ~values.isfinite()
-    if not bad.any():
-        return None
-    at = int(bad.flatten().to(torch.uint8).argmax())
-    first, step = divmod(at, times)
-    return first, step, _find_code(int(info[first, step]), pivots[step][first], p)
+    flat = integrate_out_flat(G)
+    if terms:
+        values, info = torch.stack(terms, 1), torch.stack(infos, 1)
+        s.copy_(values[..., 0].sum(1) + flat.value)
+        bad = (info != 0) | ~values.isfinite().all(-1)
+        if bad.any():
+            at = int(bad.flatten().to(torch.uint8).argmax())
+            first, step = divmod(at, times)
+            return first, step, _find_code(int(info[first, step]), pivots[step][first], p)
+    undetermined = flat.info.nonzero()
+    if len(undetermined):
+        first = int(undetermined[0, 0])
+        return first, int(flat.info[first]) - 1, p + 2
+    return None
 
 
 def _find_code(info: int, pivots: Tensor, p: int) -> int:

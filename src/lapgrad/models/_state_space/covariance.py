@@ -51,4 +51,6 @@ class Covariance(ParametrisedModule):
 
     def matrix(self) -> Tensor:
         """Return L Lᵀ, (n, n)."""
+        if self.diagonal or len(self.deviations) < 2:
+            return torch.diag_embed(self.deviations.square())
         return syrk(self.factor())

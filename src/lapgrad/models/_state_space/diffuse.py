@@ -10,6 +10,9 @@ about δ in a matrix G (de Jong):
 
 The value is that of Durbin and Koopman: the limit of the likelihood under N(0, κ) on δ, as κ grows, times
 κ^(d/2).
+
+A proper prior on top of a flat one changes nothing. So the diffuse states also get a variance of the order of the
+data: no innovation is then without variance, whatever the noise, and nothing large cancels in g - g_δᵀ G_δδ⁻¹ g_δ.
 """
 
 from __future__ import annotations
@@ -33,6 +36,52 @@ _IDENTIFIED = 1e-10
 """δ counts as determined if the smallest eigenvalue of the scaled G_δδ is at least this (float64)."""
 
 
+class DiffuseStates(NamedTuple):
+    """The states with a flat prior.
+
+    Attributes:
+        positions: Which states.
+        scales: The standard deviation of the proper part of the prior of each, and the unit of its δ.
+    """
+
+    positions: list[int]
+    scales: list[float]
+
+    def make_directions(self, m: Tensor) -> Tensor:
+        """Return Z (n, d) in the dtype and on the device of m (..., n)."""
+        Z = m.new_zeros(m.shape[-1], len(self.positions))
+        if self.positions:
+            Z[self.positions, range(len(self.positions))] = m.new_tensor(self.scales)
+        return Z
+
+    def make_prior(self, m: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the proper part of the prior, with mean 0 and variance scales² in diffuse states."""
+        if not self.positions:
+            return m, P
+        proper = torch.ones_like(m[..., :1, :].flatten()[: m.shape[-1]] if m.dim() > 1 else m)
+        proper[self.positions] = 0.0
+        variances = torch.zeros_like(proper)
+        variances[self.positions] = m.new_tensor(self.scales).square()
+        return proper * m, proper[:, None] * proper * P + torch.diag(variances)
+
+    def compute_log_unit(self) -> float:
+        """Return the logarithm of the volume of a unit of δ."""
+        return sum(map(math.log, self.scales))
+
+
+def choose_scales(B: Tensor, positions: list[int], variance: float) -> DiffuseStates:
+    """Return the diffuse states with scales for observations of this variance.
+
+    Args:
+        B: (..., p, n), how the states are seen.
+        positions: Which states are diffuse.
+        variance: Variance of the data.
+    """
+    largest = B.detach().reshape(-1, B.shape[-1]).abs().amax(0).double()
+    seen = [float(largest[i]) for i in positions]
+    return DiffuseStates(positions, [math.sqrt(variance) / (b if b > 0 else 1.0) for b in seen])
+
+
 class FilterStep(NamedTuple):
     """One time step: columns [m M] (N, n, 1 + d) and covariances, predicted and filtered, and G so far."""
 
@@ -53,6 +102,7 @@ class FilterRun(NamedTuple):
         covariance: (N, n, n), the covariance predicted for that time.
         half_logdet: (N,), Σ log det L.
         observed: (N,), how many observations are not missing.
+        log_unit: Logarithm of the volume of a unit of δ.
     """
 
     steps: list[FilterStep]
@@ -60,6 +110,7 @@ class FilterRun(NamedTuple):
     covariance: Tensor
     half_logdet: Tensor
     observed: Tensor
+    log_unit: float
 
     @property
     def information(self) -> Tensor:
@@ -67,16 +118,17 @@ class FilterRun(NamedTuple):
         return self.steps[-1].information
 
 
-def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: list[int], steps: int) -> FilterRun:
+def run_filter(
+    who: str, batch: torch.Size, model: Operands, diffuse: DiffuseStates, steps: int
+) -> FilterRun:
     """Run the filter over the first ``steps`` times, with one column for each diffuse state."""
     y, A, _, Q, _, m, P, c = model
     N = y.shape[0]
-    n, d = A.shape[-1], len(diffuse)
-    Z = torch.eye(n, dtype=y.dtype, device=y.device)[:, diffuse]
-    proper = torch.ones(n, dtype=y.dtype, device=y.device)
-    proper[diffuse] = 0.0
-    mean = torch.cat(((proper * m)[..., None].expand(N, n, 1), Z.expand(N, n, d)), -1)
-    covariance = (proper[:, None] * proper * P).expand(N, n, n)
+    n, d = A.shape[-1], len(diffuse.positions)
+    m, P = diffuse.make_prior(m, P)
+    Z = diffuse.make_directions(m)
+    mean = torch.cat((m[..., None].expand(N, n, 1), Z.expand(N, n, d)), -1)
+    covariance = P.expand(N, n, n)
     information = y.new_zeros(N, 1 + d, 1 + d)
     half_logdet, count = y.new_zeros(N), y.new_zeros(N)
     found: list[FilterStep] = []
@@ -93,13 +145,13 @@ def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: list[int],
             Q, t
         )
         covariance = 0.5 * (covariance + covariance.mT)
-    return FilterRun(found, mean, covariance, half_logdet, count)
+    return FilterRun(found, mean, covariance, half_logdet, count, diffuse.compute_log_unit())
 
 
 def compute_nll(walked: FilterRun) -> Tensor:
     """Return -log p(y) of the steps of a run, (N,)."""
     G = walked.information
-    constant = 0.5 * math.log(2 * math.pi) * walked.observed
+    constant = 0.5 * math.log(2 * math.pi) * walked.observed - walked.log_unit
     if G.shape[-1] == 1:
         return 0.5 * G[:, 0, 0] + walked.half_logdet + constant
     L = potrf(G[:, 1:, 1:])
@@ -119,19 +171,19 @@ def integrate_out_diffuse(mean: Tensor, covariance: Tensor, information: Tensor)
 
 
 @torch.no_grad()
-def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: list[int]) -> int:
+def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: DiffuseStates) -> int:
     """Return the number of steps after which the observations determine all diffuse states of all series.
 
     Raises:
         DomainError: All observations together do not determine them.
     """
-    if not diffuse:
+    if not diffuse.positions:
         return 0
     times = model[0].shape[1]
     double = tuple(operand.double() for operand in model)
     open_series = torch.ones(model[0].shape[0], dtype=torch.bool, device=model[0].device)
     # As many steps as diffuse states are usually enough. If not, the number of steps is doubled.
-    reach = min(times, len(diffuse))
+    reach = min(times, len(diffuse.positions))
     while True:
         walked = run_filter(who, batch, double, diffuse, reach)
         for t, step in enumerate(walked.steps):
@@ -147,7 +199,7 @@ def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: l
     first = int(open_series.nonzero()[0, 0]) if times else 0
     item = _errors.batch_index(first, batch)
     raise _errors.DomainError(
-        f"{who}: series {first} has too few observations: they do not determine its {len(diffuse)} "
+        f"{who}: series {first} has too few observations: they do not determine its {len(diffuse.positions)} "
         f"diffuse states. Use a shorter model, or diffuse_variance for a prior that is wide and proper.",
         item,
     )

@@ -6,13 +6,16 @@ states stand side by side, and what is seen is the sum.
 
 from lapgrad.models.components.base import Block, Component, Sum
 from lapgrad.models.components.learned import Emitted, LinearDynamics
+from lapgrad.models.components.periodic import Cycle, HarmonicSeasonal
 from lapgrad.models.components.structural import AR, LocalLevel, LocalLinearTrend, Regression, Seasonal
 
 __all__ = [
     "AR",
     "Block",
     "Component",
+    "Cycle",
     "Emitted",
+    "HarmonicSeasonal",
     "LinearDynamics",
     "LocalLevel",
     "LocalLinearTrend",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models._parameters import ParametrisedModule, Value
+from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entries
 
 
@@ -48,6 +49,7 @@ class Component(ParametrisedModule, abc.ABC):
         states: How many states it has.
         observations: How many values it explains at each time.
         diffuse: For each state, whether its prior is flat: nothing is known before the first observation.
+        label: What the component is called in the names of its hyper-parameters, such as ``seasonal.variance``.
         config_entries: The entries of ``config``, which ``from_config`` checks.
     """
 
@@ -55,6 +57,7 @@ class Component(ParametrisedModule, abc.ABC):
     config_entries: ClassVar[Mapping[str, Entry]] = {}
     states: int
     observations: int = 1
+    label: str = "component"
     diffuse: tuple[bool, ...]
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -78,6 +81,16 @@ class Component(ParametrisedModule, abc.ABC):
     def block(self, times: int) -> Block:
         """Return the matrices for the times 0, ..., times - 1."""
 
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices for times with these gaps: (T,), from each time to the next.
+
+        Raises:
+            OptionError: The component is defined for times at regular steps only.
+        """
+        raise _errors.OptionError(
+            f"{type(self).__name__}: this component needs times at regular steps, and those of the data are not."
+        )
+
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
         """Return the arguments of the constructor that are no tensors, in types that JSON knows."""
@@ -92,6 +105,14 @@ class Component(ParametrisedModule, abc.ABC):
 
     def prepare(self, variance: float) -> None:
         """Choose the hyper-parameters that the constructor got as None, for data of this variance."""
+
+    def start_from(self, data: SeriesFacts) -> None:
+        """Choose the hyper-parameters that the constructor got as None; unless overridden, by ``prepare``."""
+        self.prepare(data.variance)
+
+    def list_periods(self) -> list[float]:
+        """Return the periods of seasons, in steps."""
+        return []
 
     def __add__(self, other: Component) -> Sum:
         return Sum(self, other)
@@ -145,9 +166,21 @@ class Sum(Component):
         """The components that are added up."""
         return [part for part in self.parts if isinstance(part, Component)]
 
+    @property
+    def labels(self) -> list[str]:
+        """The names of the components: their labels, with a number from the second of a kind on."""
+        return _number_labels([part.label for part in self.components])
+
     def block(self, times: int) -> Block:
         """The matrices of all parts, as blocks on the diagonal."""
-        blocks = [part.block(times) for part in self.components]
+        return self._join([part.block(times) for part in self.components])
+
+    def block_between(self, gaps: Tensor) -> Block:
+        """The matrices of all parts, as blocks on the diagonal."""
+        return self._join([part.block_between(gaps) for part in self.components])
+
+    @staticmethod
+    def _join(blocks: list[Block]) -> Block:
         return Block(
             _stack_diagonally([block.A for block in blocks]),
             _concatenate([block.B for block in blocks]),
@@ -159,10 +192,14 @@ class Sum(Component):
             _sum_present([block.R for block in blocks]),
         )
 
-    def prepare(self, variance: float) -> None:
+    def start_from(self, data: SeriesFacts) -> None:
         """Choose the hyper-parameters of all parts that the constructors got as None."""
         for part in self.components:
-            part.prepare(variance)
+            part.start_from(data)
+
+    def list_periods(self) -> list[float]:
+        """Return the periods of all parts."""
+        return [period for part in self.components for period in part.list_periods()]
 
     def config(self) -> dict[str, Any]:
         """The descriptions of the parts."""
@@ -182,6 +219,15 @@ class Sum(Component):
         return cls(*parts)
 
 
+def _number_labels(labels: list[str]) -> list[str]:
+    counts: dict[str, int] = {}
+    names = []
+    for label in labels:
+        counts[label] = counts.get(label, 0) + 1
+        names.append(label if counts[label] == 1 else f"{label}_{counts[label]}")
+    return names
+
+
 def _broadcast_leading(tensors: list[Tensor], own: int = 2) -> list[Tensor]:
     leading = torch.broadcast_shapes(*[tensor.shape[:-own] for tensor in tensors])
     return [tensor.expand(*leading, *tensor.shape[-own:]) for tensor in tensors]
@@ -192,6 +238,10 @@ def _concatenate(tensors: list[Tensor], own: int = 2) -> Tensor:
 
 
 def _stack_diagonally(tensors: list[Tensor]) -> Tensor:
+    if all(tensor.dim() == 2 for tensor in tensors):
+        return torch.block_diag(*tensors)
+    if all(tensor.shape[:-2] == (1,) for tensor in tensors):
+        return torch.block_diag(*[tensor[0] for tensor in tensors])[None]
     total, before, rows = sum(tensor.shape[-1] for tensor in tensors), 0, []
     for tensor in _broadcast_leading(tensors):
         n = tensor.shape[-1]

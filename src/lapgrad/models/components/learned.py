@@ -30,6 +30,7 @@ class LinearDynamics(Component):
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"states": INTEGER, "observations": INTEGER}
+    label = "dynamics"
     A = unbounded()
     B = unbounded()
     m = unbounded()
@@ -78,6 +79,7 @@ class Emitted(Component):
         name: The name of the network in ``LinearGaussianSSM.load(path, modules={name: network})``.
     """
 
+    label = "emitted"
     inputs: Tensor
 
     def __init__(

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch import lu as _torch_lu
 from lapgrad.models import _checks
-from lapgrad.models._parameters import Value, bounded, positive
+from lapgrad.models._parameters import Value, bounded
+from lapgrad.models._state_space.starts import SeriesFacts
+from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
 from lapgrad.models.components.base import Block, Component
 
@@ -20,11 +22,11 @@ class LocalLevel(Component):
     """A level that follows a random walk, h[t+1] = h[t] + N(0, variance), and is observed directly.
 
     Args:
-        variance: Variance of a step; None: a tenth of the variance of the data.
+        variance: Variance of a step; None: chosen by the data; 0: the level is constant.
     """
 
-    states, diffuse = 1, (True,)
-    variance = positive()
+    states, diffuse, label = 1, (True,), "level"
+    variance = make_variance()
 
     def __init__(self, variance: Value | None = None) -> None:
         super().__init__()
@@ -32,13 +34,16 @@ class LocalLevel(Component):
 
     def block(self, times: int) -> Block:
         """Return the matrices of a random walk."""
-        variance = self.variance
-        one = variance.new_ones(1, 1, 1)
-        return Block(one, one, variance.reshape(1, 1, 1), variance.new_zeros(1), variance.new_zeros(1, 1))
+        return self.block_between(self.variance.new_ones(1))
 
-    def prepare(self, variance: float) -> None:
-        """Set a variance that was not given to a tenth of that of the data."""
-        self._set_deferred({"variance": 0.1 * variance})
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices of a random walk whose variance grows by ``variance`` in a unit of time."""
+        one = gaps.new_ones(1, 1, 1)
+        return Block(one, one, (self.variance * gaps)[:, None, None], gaps.new_zeros(1), gaps.new_zeros(1, 1))
+
+    def start_from(self, data: SeriesFacts) -> None:
+        """Set a variance that was not given to a part of what is new in an observation."""
+        self._set_deferred({"variance": 0.3 * data.step_variance})
 
     def config(self) -> dict[str, Any]:
         """Return no entries."""
@@ -49,16 +54,16 @@ class LocalLinearTrend(Component):
     """A level with a slope: level += slope + noise, slope = damping · slope + noise.
 
     Args:
-        level_variance: Variance of the noise of the level; None: a tenth of the variance of the data; 0: the
-            level has no noise of its own (a smooth trend).
-        slope_variance: Variance of the noise of the slope; None: a hundredth of the variance of the data.
+        level_variance: Variance of the noise of the level; None: chosen by the data; 0: the level has no noise of its
+            own (a smooth trend).
+        slope_variance: Variance of the noise of the slope; None: chosen by the data; 0: the slope is constant.
         damped: Learn the damping, between 0 and 1, so that distant forecasts become flat; else it is 1.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"level_variance": OPTIONAL_NUMBER, "damped": FLAG}
-    states = 2
-    level_variance = positive()
-    slope_variance = positive()
+    states, label = 2, "trend"
+    level_variance = make_variance()
+    slope_variance = make_variance()
     damping = bounded(0.0, 1.0)
 
     def __init__(
@@ -69,13 +74,19 @@ class LocalLinearTrend(Component):
         damped: bool = False,
     ) -> None:
         super().__init__()
-        self.smooth = not isinstance(level_variance, Tensor) and level_variance == 0
-        named = {} if self.smooth else {"level_variance": level_variance}
+        # A smooth trend has no parameter for this variance.
+        is_smooth = level_variance is not None and not bool(torch.as_tensor(level_variance).any())
+        named = {} if is_smooth else {"level_variance": level_variance}
         self._set_or_defer({**named, "slope_variance": slope_variance})
         self.damped = damped
         self.diffuse = (True, not damped)
         if damped:
             self.damping = 0.9
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the level has no noise of its own."""
+        return not hasattr(self, "raw_level_variance")
 
     def block(self, times: int) -> Block:
         """[[1, 1], [0, damping]]; the prior of a damped slope is its stationary distribution."""
@@ -88,9 +99,24 @@ class LocalLinearTrend(Component):
         P = torch.diag_embed(torch.stack((zero, stationary)))
         return Block(A, slope.new_tensor([[[1.0, 0.0]]]), Q, slope.new_zeros(2), P)
 
-    def prepare(self, variance: float) -> None:
-        """Set variances that were not given to fractions of that of the data."""
-        self._set_deferred({"level_variance": 0.1 * variance, "slope_variance": 0.01 * variance})
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices of the process in continuous time: the slope adds up while it wanders.
+
+        In a step of length g: A = [[1, g], [0, 1]] and Q = [[level g + slope g³/3, slope g²/2], [slope g²/2, slope g]].
+        """
+        if self.damped:
+            return super().block_between(gaps)
+        slope, one, zero = self.slope_variance, torch.ones_like(gaps), torch.zeros_like(gaps)
+        level = zero if self.smooth else self.level_variance * gaps
+        A = torch.stack((one, gaps, zero, one), -1).view(-1, 2, 2)
+        mixed = 0.5 * slope * gaps.square()
+        Q = torch.stack((level + slope * gaps**3 / 3.0, mixed, mixed, slope * gaps), -1).view(-1, 2, 2)
+        return Block(A, gaps.new_tensor([[[1.0, 0.0]]]), Q, gaps.new_zeros(2), gaps.new_zeros(2, 2))
+
+    def start_from(self, data: SeriesFacts) -> None:
+        """Set variances that were not given to parts of what is new in an observation."""
+        v = data.step_variance
+        self._set_deferred({"level_variance": 0.3 * v, "slope_variance": 0.003 * v})
 
     def config(self) -> dict[str, Any]:
         """Which of the variances there are, and whether the slope is damped."""
@@ -102,16 +128,19 @@ class Seasonal(Component):
 
     Args:
         period: Steps of a season, at least 2.
-        variance: Variance of that sum; None: a hundredth of the variance of the data.
+        variance: Variance of that sum; None: chosen by the data; 0: the pattern is constant.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"period": INTEGER}
-    variance = positive()
+    label = "seasonal"
+    variance = make_variance()
 
     def __init__(self, period: int, variance: Value | None = None) -> None:
         super().__init__()
-        if period < 2:
-            raise _errors.OptionError(f"Seasonal: period must be at least 2, got {period}.")
+        if isinstance(period, bool) or not isinstance(period, int) or period < 2:
+            raise _errors.OptionError(
+                f"Seasonal: period must be an integer of at least 2, got {period!r}; HarmonicSeasonal takes others."
+            )
         self.period, self.states, self.diffuse = period, period - 1, (True,) * (period - 1)
         self._set_or_defer({"variance": variance})
 
@@ -125,9 +154,13 @@ class Seasonal(Component):
         Q = variance * first.mT * first
         return Block(A[None, :n], first[None], Q[None], variance.new_zeros(n), variance.new_zeros(n, n))
 
-    def prepare(self, variance: float) -> None:
-        """Set a variance that was not given to a hundredth of that of the data."""
-        self._set_deferred({"variance": 0.01 * variance})
+    def start_from(self, data: SeriesFacts) -> None:
+        """Set a variance that was not given to a part of what is new in an observation."""
+        self._set_deferred({"variance": 0.03 * data.step_variance})
+
+    def list_periods(self) -> list[float]:
+        """Return the period."""
+        return [float(self.period)]
 
     def config(self) -> dict[str, Any]:
         """The period."""
@@ -141,11 +174,12 @@ class AR(Component):
 
     Args:
         order: How many earlier values x[t] depends on.
-        variance: Variance of the noise; None: a tenth of the variance of the data.
+        variance: Variance of the noise; None: chosen by the data.
     """
 
     config_entries: ClassVar[Mapping[str, Entry]] = {"order": INTEGER}
-    variance = positive()
+    label = "ar"
+    variance = make_variance()
     partial = bounded(-1.0, 1.0)
 
     def __init__(self, order: int = 1, variance: Value | None = None) -> None:
@@ -179,9 +213,19 @@ class AR(Component):
         P = _torch_lu.solve(system, Q.double().reshape(-1, 1)).view(n, n).to(A.dtype)
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
 
-    def prepare(self, variance: float) -> None:
-        """Set a variance that was not given to a tenth of that of the data."""
-        self._set_deferred({"variance": 0.1 * variance})
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices of an autoregression of order 1 in continuous time, which decays by coefficient^gap."""
+        if self.order > 1:
+            return super().block_between(gaps)
+        coefficient, variance = self.coefficients.clamp_min(1e-6), self.variance
+        fades, stationary = coefficient**gaps, variance / (1.0 - coefficient.square())
+        one = gaps.new_ones(1, 1, 1)
+        Q = (stationary * (1.0 - fades.square()))[:, None, None]
+        return Block(fades[:, None, None], one, Q, gaps.new_zeros(1), stationary.view(1, 1))
+
+    def start_from(self, data: SeriesFacts) -> None:
+        """Set a variance that was not given to a part of what is new in an observation."""
+        self._set_deferred({"variance": 0.5 * data.step_variance})
 
     def config(self) -> dict[str, Any]:
         """The order."""
@@ -197,7 +241,8 @@ class Regression(Component):
     """
 
     X: Tensor
-    variance = positive()
+    label = "regression"
+    variance = make_variance()
 
     def __init__(self, X: Tensor, variance: Value | None = None) -> None:
         super().__init__()
@@ -224,6 +269,11 @@ class Regression(Component):
             self.X.new_zeros(self.states),
             torch.zeros_like(identity),
         )
+
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices; the variances of the coefficients grow with the gaps."""
+        block = self.block(len(gaps))
+        return Block(block.A, block.B, gaps[:, None, None] * block.Q, *block[3:])
 
     def config(self) -> dict[str, Any]:
         """Return whether the coefficients vary; X is saved as a tensor."""

@@ -1,0 +1,260 @@
+"""The log likelihood of series under a state space model with diffuse states, and its gradient for fits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lapgrad.fused import _series
+from lapgrad.fused.kalman_nll import kalman_nll, prepare_gradient
+from lapgrad.models._state_space import diffuse as _diffuse
+from lapgrad.models._state_space import time_series as _time_series
+from lapgrad.models._state_space.diffuse import DiffuseStates
+from lapgrad.models._state_space.matrices import Matrices
+from lapgrad.models._state_space.starts import Array, LearnedNumber
+
+#: Numbers of the linear map from variances to matrices, at most; a larger one is left to autograd.
+_LARGEST_MAP = 10_000_000
+
+
+def compute_log_likelihood(matrices: Matrices, y: Tensor, diffuse: DiffuseStates) -> Tensor:
+    """Return log p(y) of each series, (N,)."""
+    operands = matrices.list_operands(y)
+    if not diffuse.positions:
+        return -kalman_nll(**operands)
+    operands["m"], operands["P"] = diffuse.make_prior(operands["m"], operands["P"])
+    nll = kalman_nll(**operands, diffuse=diffuse.make_directions(operands["m"]))
+    return diffuse.compute_log_unit() - nll
+
+
+def compute_log_likelihood_in_parts(
+    who: str, matrices: Matrices, y: Tensor, diffuse: DiffuseStates, start: int
+) -> Tensor:
+    """Return log p(y) of each series, (N,), with operators for the first ``start`` steps only.
+
+    These steps determine the diffuse states; after them all distributions are proper, which a kernel on CUDA
+    serves in one launch.
+    """
+    flat, batch = _series.prepare_operands(who, **matrices.list_operands(y))
+    run = _diffuse.run_filter(who, batch, flat, diffuse, start)
+    m, P = _diffuse.integrate_out_diffuse(run.mean, run.covariance, run.information)
+    y, A, B, Q, R, _, _, c = (
+        X if i in (5, 6) else _time_series.drop_times(X, start) for i, X in enumerate(flat)
+    )
+    return -_diffuse.compute_nll(run) - kalman_nll(y, A, B, Q, R, m, P, state_offset=c)
+
+
+class SeriesEvaluation:
+    """The loss of a state space model and its gradient, by one walk of the compiled filter.
+
+    Args:
+        make_matrices: Returns the matrices of the model at its present parameters.
+        y: (N, T, p), the series.
+        diffuse: The diffuse states.
+        parameters: The tensors to differentiate with respect to.
+    """
+
+    def __init__(
+        self,
+        make_matrices: Callable[[], Matrices],
+        y: Tensor,
+        diffuse: DiffuseStates,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        self._make_matrices, self._y, self._diffuse = make_matrices, y, diffuse
+        self._parameters = parameters
+        self._constant = diffuse.compute_log_unit() * len(y)
+        self._is_checked = False
+
+    def __call__(self, x: Array) -> tuple[float, Array]:
+        """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
+        set_parameters(self._parameters, x)
+        with torch.enable_grad():
+            flat = self._prepare_operands()
+        learned = [i for i, operand in enumerate(flat) if operand.requires_grad]
+        results: list[Tensor | None] = [None] * len(flat)
+        for i in learned:
+            results[i] = torch.empty(flat[i].shape, dtype=flat[i].dtype)
+        loss = prepare_gradient([operand.detach() for operand in flat], results)().sum()
+        found = torch.autograd.grad(
+            [flat[i] for i in learned],
+            self._parameters,
+            [results[i] for i in learned],
+            allow_unused=True,
+        )
+        gradients = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for gradient, parameter in zip(found, self._parameters, strict=True)
+        ]
+        return float(loss) - self._constant, join_parameters(gradients)
+
+    def _prepare_operands(self) -> tuple[Tensor, ...]:
+        """Return the operands of the registered operator."""
+        matrices = self._make_matrices()
+        block = matrices.block
+        is_plain = (block.A.dim(), block.B.dim(), block.Q.dim(), matrices.R.dim(), block.m.dim()) == (3, 3, 3, 3, 1)
+        if is_plain and block.state_offset is None and block.observation_offset is None and self._is_checked:
+            # The shapes have been checked once, and checks would take longer than short series.
+            m = block.m[None]
+            if self._diffuse.positions:
+                directions, kept, variances = self._prior
+                m = torch.cat(((kept[0] * block.m)[:, None], directions), 1)[None]
+                P = torch.addcmul(variances, kept, block.P)
+            else:
+                P = block.P
+            return (
+                self._y, block.A[None], block.B[None], block.Q[None], matrices.R[None], m, P[None], self._offset,
+            )  # fmt: skip
+        operands = matrices.list_operands(self._y)
+        directions = None
+        if self._diffuse.positions:
+            operands["m"], operands["P"] = self._diffuse.make_prior(operands["m"], operands["P"])
+            directions = self._diffuse.make_directions(operands["m"])
+        self._is_checked = True
+        return _series.prepare_operands("LinearGaussianSSM", **operands, diffuse=directions).flat
+
+    @functools.cached_property
+    def _prior(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Directions (n, d), where the covariance of the component counts (n, n), and variances (n, n) besides."""
+        n = self._offset.shape[-1]
+        ones = self._y.new_ones(n)
+        _, kept = self._diffuse.make_prior(ones, self._y.new_ones(n, n))
+        _, variances = self._diffuse.make_prior(ones, self._y.new_zeros(n, n))
+        return self._diffuse.make_directions(ones), kept - variances, variances
+
+    @functools.cached_property
+    def _offset(self) -> Tensor:
+        with torch.no_grad():
+            n = self._make_matrices().block.A.shape[-1]
+        return self._y.new_zeros(1, 1, n)
+
+
+class VarianceEvaluation(SeriesEvaluation):
+    """The same for a model whose Q, R and P are linear in exp(k raw) of its learned parameters, all others fixed.
+
+    An evaluation then needs no autograd, which would take most of the time of short series: with the weights
+    w = exp(k raw),
+
+        [Q R P] = base + wᵀ E,    gradient = k w E [gQ gR gP]
+
+    Use ``make_evaluation``, which checks that a model is of this kind.
+    """
+
+    def __init__(
+        self, general: SeriesEvaluation, flat: Sequence[Tensor], powers: Tensor, base: Tensor, E: Tensor
+    ) -> None:
+        super().__init__(general._make_matrices, general._y, general._diffuse, general._parameters)
+        # The filter reads its operands from one vector, and writes its gradients into another. NumPy needs less time for
+        # a few numbers than torch.
+        numbers, gradient = torch.empty_like(base), torch.empty_like(base)
+        operands, results = [operand.detach() for operand in flat], [None] * len(flat)
+        for i, part in zip(_VARIANCES, _split_like(numbers, flat), strict=True):
+            operands[i] = part
+        for i, part in zip(_VARIANCES, _split_like(gradient, flat), strict=True):
+            results[i] = part
+        self._evaluate = prepare_gradient(operands, results)
+        self._numbers, self._gradient = numbers.numpy(), gradient.numpy()
+        self._powers, self._base, self._E = powers.numpy(), base.numpy(), E.numpy()
+
+    def __call__(self, x: Array) -> tuple[float, Array]:
+        """Return the loss and its gradient at parameters x (k,), all in one vector."""
+        weights = np.exp(self._powers * x.astype(self._powers.dtype, copy=False))
+        np.add(self._base, weights @ self._E, out=self._numbers)
+        loss = float(self._evaluate().sum()) - self._constant
+        return loss, (self._powers * weights * (self._E @ self._gradient)).astype(np.float64, copy=False)
+
+
+def set_parameters(parameters: Sequence[nn.Parameter], x: Array) -> None:
+    """Set parameters from one vector (k,)."""
+    parts = torch.from_numpy(x).split([parameter.numel() for parameter in parameters])
+    with torch.no_grad():
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+
+def join_parameters(tensors: Sequence[Tensor]) -> Array:
+    """Return the numbers of several tensors as one vector (k,)."""
+    joined: Array = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).numpy()
+    return joined
+
+
+#: Positions of Q, R and P among the operands.
+_VARIANCES = (3, 4, 6)
+
+
+def _split_like(numbers: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
+    parts = numbers.split([flat[i].numel() for i in _VARIANCES])
+    return [part.view(flat[i].shape) for part, i in zip(parts, _VARIANCES, strict=True)]
+
+
+def make_evaluation(
+    make_matrices: Callable[[], Matrices],
+    y: Tensor,
+    diffuse: DiffuseStates,
+    parameters: Sequence[nn.Parameter],
+    numbers: Sequence[LearnedNumber],
+) -> SeriesEvaluation:
+    """Return the fastest evaluation that the model allows.
+
+    Args:
+        make_matrices: Returns the matrices of the model at its present parameters.
+        y: (N, T, p), the series.
+        diffuse: The diffuse states.
+        parameters: The tensors to differentiate with respect to.
+        numbers: What their numbers are.
+    """
+    general = SeriesEvaluation(make_matrices, y, diffuse, parameters)
+    if not all(number.is_variance for number in numbers):
+        return general
+    with torch.enable_grad():
+        flat = general._prepare_operands()
+    others = [operand for i, operand in enumerate(flat) if i not in _VARIANCES]
+    size = sum(flat[i].numel() for i in _VARIANCES)
+    if any(operand.requires_grad for operand in others) or size * len(numbers) > _LARGEST_MAP:
+        return general
+    k = y.new_tensor([number.power for number in numbers])
+    return _linearise(general, flat, k, size) or general
+
+
+@torch.no_grad()
+def _linearise(
+    general: SeriesEvaluation, flat: Sequence[Tensor], k: Tensor, size: int
+) -> VarianceEvaluation | None:
+    """Return an evaluation by the linear map from variances to matrices; None: it is not linear.
+
+    The map is read off at raw = 0 for all, and at raw = log 2 / k for one at a time, which doubles its weight. It must
+    give the matrices at the present parameters.
+    """
+    parameters = general._parameters
+    kept = torch.cat([parameter.flatten() for parameter in parameters])
+
+    def compute(raw: Tensor) -> Tensor:
+        for parameter, part in zip(parameters, raw.split([q.numel() for q in parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
+        block, R = general._make_matrices()
+        P = general._diffuse.make_prior(block.m, block.P)[1]
+        return torch.cat((block.Q.flatten(), R.flatten(), P.flatten()))
+
+    wanted = compute(kept)
+    if len(wanted) != size:
+        return None
+    at_ones = compute(torch.zeros_like(kept))
+    E = k.new_empty(len(k), size)
+    for i in range(len(k)):
+        raw = torch.zeros_like(kept)
+        raw[i] = 0.6931471805599453 / float(k[i])
+        E[i] = compute(raw) - at_ones
+    # Products of small integers and powers of 2 are exact, and rounding errors of others are cut off.
+    E[E.abs() < 1e-12 * E.abs().amax()] = 0.0
+    base = at_ones - E.sum(0)
+    base[base.abs() < 1e-12 * at_ones.abs().amax()] = 0.0
+    compute(kept)
+    found = base + torch.exp(k * kept) @ E
+    tolerance = 64 * torch.finfo(k.dtype).eps
+    if bool(((found - wanted).abs() > tolerance * wanted.abs() + tolerance * 1e-3 * base.abs()).any()):
+        return None
+    return VarianceEvaluation(general, flat, k, base, E)

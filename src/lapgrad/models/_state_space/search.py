@@ -1,0 +1,249 @@
+"""Fits of state space models with few hyper-parameters: BFGS, and other starts before a fit is done.
+
+An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be short: it works on
+NumPy vectors, which for a few numbers are faster than tensors.
+
+J. Nocedal, S. Wright: Numerical Optimization, algorithm 6.1 (BFGS). A. Lewis, M. Overton (2013), Nonsmooth optimization via
+quasi-Newton methods: the line search, by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+
+from lapgrad import _errors
+from lapgrad.models._state_space.likelihood import join_parameters, set_parameters
+from lapgrad.models._state_space.starts import Array
+from lapgrad.models._training import progress as _progress
+from lapgrad.models._training.fitting import Callback, FitResult
+
+_SUFFICIENT_DECREASE, _CURVATURE = 1e-4, 0.9
+_TRIALS = 30
+"""Evaluations of one line search, at most."""
+
+_LONGEST_STEP = 4.0
+"""A trial changes no parameter, a logarithm or a logit, by more than this."""
+
+_LARGEST_MAGNITUDE = 100.0
+"""The tolerance is relative to the magnitude of the loss up to this one: a loss is a sum over all observations."""
+
+_RESTARTS = 3
+"""Other starts are tried as long as one has gained something, at most so many."""
+
+_HOPE = 0.1
+"""A search from another start is given up when a move gains less than this part of what it lacks to be the best."""
+
+#: Returns a point to begin from, or None, given a minimum, its value and a function that evaluates the loss.
+Propose = Callable[[Array, float, Callable[[Array], float]], Array | None]
+
+
+class SearchLimits(NamedTuple):
+    """When a search ends.
+
+    Attributes:
+        steps: Evaluations of the loss, at most.
+        first_step: Length of the first step.
+        tolerance: What counts as no change of the loss, relative to its magnitude.
+    """
+
+    steps: int
+    first_step: float
+    tolerance: float
+
+    def compute_threshold(self, value: float) -> float:
+        """Return the change of the loss that counts as none."""
+        return self.tolerance * min(max(1.0, abs(value)), _LARGEST_MAGNITUDE)
+
+
+class _Point(NamedTuple):
+    x: Array
+    value: float
+    gradient: Array
+
+
+class _SearchEnd(Exception):  # noqa: N818  (not an error: it ends the search)
+    pass
+
+
+def fit_series(
+    who: str,
+    parameters: Sequence[nn.Parameter],
+    evaluate: Callable[[Array], tuple[float, Array]],
+    propose: Propose,
+    limits: SearchLimits,
+    *,
+    progress: bool = False,
+    callback: Callback | None = None,
+) -> FitResult:
+    """Minimise a loss over ``parameters``, which get the best point found, and return what happened.
+
+    Args:
+        who: Name of the model, for messages.
+        parameters: The tensors that are learned.
+        evaluate: Returns the loss and its gradient at parameters in one vector.
+        propose: Other starts.
+        limits: When to stop.
+        progress: Show a progress bar.
+        callback: Called with the number of evaluations and the loss after each improvement; True stops the fit.
+
+    Raises:
+        FitError: The loss cannot be evaluated, or is not finite, at the start.
+        OptionError: The limits make no sense.
+    """
+    if limits.steps < 1:
+        raise _errors.OptionError(f"{who}: steps must be at least 1, got {limits.steps}.")
+    if not limits.tolerance >= 0.0 or not limits.first_step > 0.0:
+        raise _errors.OptionError(
+            f"{who}: tolerance and lr must not be negative, got {limits.tolerance} and {limits.first_step}."
+        )
+    started = time.perf_counter()
+    with _progress.show_progress(progress, limits.steps, who) as show:
+        search = _Search(who, evaluate, limits, callback, show)
+        start = join_parameters(parameters)
+        search.best = _Point(start, math.nan, start)
+        try:
+            reason, is_converged = search.run(start, propose), True
+        except _SearchEnd as end:
+            reason, is_converged = str(end), False
+        finally:
+            set_parameters(parameters, search.best.x)
+    seconds = time.perf_counter() - started
+    return FitResult(search.best.value, search.history, search.steps, is_converged, reason, seconds)
+
+
+class _Search:
+    """One fit: counts evaluations, and keeps the best point."""
+
+    best: _Point
+
+    def __init__(
+        self,
+        who: str,
+        evaluate: Callable[[Array], tuple[float, Array]],
+        limits: SearchLimits,
+        callback: Callback | None,
+        show: Callable[[int, float], None],
+    ) -> None:
+        self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
+        self.steps, self.history = 0, list[float]()
+
+    def run(self, x: Array, propose: Propose) -> str:
+        """Search from x and from other starts; return how convergence was seen."""
+        try:
+            value, gradient = self.function(x)
+        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
+            raise _errors.FitError(f"{self.who}.fit: step 1: {error}", 1) from error
+        self.steps += 1
+        if not (math.isfinite(value) and bool(np.isfinite(gradient).all())):
+            raise _errors.FitError(
+                f"{self.who}.fit: step 1: the loss or its gradient is not finite (loss {value})", 1
+            )
+        start = _Point(x, value, gradient)
+        self.accept(start)
+        reason = self.descend(start)
+        for _ in range(_RESTARTS):
+            before = self.best.value
+            other = propose(self.best.x, before, lambda x: self.evaluate(x).value)
+            point = None if other is None else self.evaluate(other)
+            if point is None or not math.isfinite(point.value):
+                break
+            reason = self.descend(point, to_beat=before) or reason
+            if before - self.best.value <= self.limits.compute_threshold(before):
+                break
+        return reason
+
+    def descend(self, point: _Point, to_beat: float = math.inf) -> str:
+        """Run BFGS from a point. A search that lacks too much to end below ``to_beat`` is given up."""
+        inverse: Array | None = None
+        if point.value < to_beat < math.inf:
+            self.accept(point)
+        while True:
+            direction = -point.gradient if inverse is None else -(inverse @ point.gradient)
+            slope = float(direction @ point.gradient)
+            largest = float(np.abs(direction).max())
+            if not slope < 0.0:
+                if inverse is None:
+                    return "no further improvement can be found"
+                inverse = None
+                continue
+            longest = self.limits.first_step if inverse is None else _LONGEST_STEP
+            found = self.search_line(point, direction, slope, min(1.0, longest / largest))
+            if found is None:
+                if inverse is None:
+                    return "no further improvement can be found"
+                inverse = None
+                continue
+            inverse = _update_inverse(inverse, found.x - point.x, found.gradient - point.gradient)
+            change, point = point.value - found.value, found
+            # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the loss.
+            promise = 0.0 if inverse is None else 0.5 * float(point.gradient @ inverse @ point.gradient)
+            threshold = self.limits.compute_threshold(point.value)
+            if point.value < self.best.value:
+                self.accept(point)
+            elif max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value):
+                return ""
+            if change < threshold and promise < threshold:
+                return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
+
+    def search_line(self, start: _Point, direction: Array, slope: float, step: float) -> _Point | None:
+        """Return a point that meets the weak conditions of Wolfe, else a better one, else None."""
+        low, high, best = 0.0, math.inf, start
+        for _ in range(_TRIALS):
+            trial = self.evaluate(start.x + step * direction)
+            if not trial.value <= start.value + _SUFFICIENT_DECREASE * step * slope:
+                high = step
+            else:
+                best = trial if trial.value < best.value else best
+                if float(trial.gradient @ direction) >= _CURVATURE * slope:
+                    return trial
+                low = step
+            if high - low <= 1e-12 * high:
+                break
+            if math.isinf(high):
+                step = 3.0 * step
+            elif low == 0.0 and math.isfinite(trial.value):
+                # The minimum of the parabola through both values and the slope.
+                bottom = -0.5 * slope * step**2 / max(trial.value - start.value - slope * step, 1e-300)
+                step = min(max(bottom, 0.1 * high), 0.6 * high)
+            else:
+                step = low + (0.5 if low else 0.2) * (high - low)
+        return best if best.value < start.value else None
+
+    def evaluate(self, x: Array) -> _Point:
+        """Return the loss and its gradient; the loss is infinite where it cannot be evaluated."""
+        if self.steps >= self.limits.steps:
+            raise _SearchEnd(f"{self.limits.steps} steps were made")
+        self.steps += 1
+        try:
+            value, gradient = self.function(x)
+        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR):
+            return _Point(x, math.inf, np.zeros_like(x))
+        is_finite = math.isfinite(value) and bool(np.isfinite(gradient).all())
+        return _Point(x, value if is_finite else math.inf, gradient)
+
+    def accept(self, point: _Point) -> None:
+        """Keep a point as the best, and report it to progress bar and callback."""
+        self.best = point
+        self.history.append(point.value)
+        self.show(self.steps, point.value)
+        if self.callback is not None and self.callback(self.steps, point.value):
+            raise _SearchEnd("the callback asked to stop")
+
+
+def _update_inverse(inverse: Array | None, s: Array, y: Array) -> Array | None:
+    """Return H⁻¹ = (I - ρ s yᵀ) H⁻¹ (I - ρ y sᵀ) + ρ s sᵀ, ρ = 1 / yᵀ s, from differences of points and gradients."""
+    curvature = float(s @ y)
+    if not curvature > 1e-12 * float(y @ y):
+        return inverse
+    if inverse is None:
+        inverse = curvature / float(y @ y) * np.eye(len(s))
+    Hy = inverse @ y
+    scale = (1.0 + float(y @ Hy) / curvature) / curvature
+    cross = np.outer(s, Hy)
+    return inverse + scale * np.outer(s, s) - (cross + cross.T) / curvature

@@ -1,0 +1,208 @@
+"""Seasons of any period by harmonics, and cycles whose period is learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from lapgrad import _errors
+from lapgrad.models._parameters import Hyperparameter, Value, bounded
+from lapgrad.models._state_space.starts import SeriesFacts
+from lapgrad.models._state_space.variances import variance as make_variance
+from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, NUMBERS, Entry
+from lapgrad.models.components.base import Block, Component
+
+
+class HarmonicSeasonal(Component):
+    """A season of any period, also one that is no integer: a sum of waves whose amplitudes wander.
+
+    Wave j has the frequency 2π j / period. It has two states, which turn by that angle in a step and get noise
+    N(0, variance) each; the first one is seen. A wave of half the period 2 has one state, of alternating sign.
+
+    Args:
+        period: Steps of a season, more than 2; such as 365.25 / 7 for years of weeks.
+        harmonics: How many waves, at most period / 2; None: all of them, at most 6.
+        variance: Variance of the noise of a state; None: chosen by the data; 0: the season is constant.
+    """
+
+    config_entries: ClassVar[Mapping[str, Entry]] = {"period": NUMBER, "harmonics": INTEGER}
+    label = "seasonal"
+    variance = make_variance()
+
+    def __init__(
+        self, period: float, harmonics: int | None = None, variance: Value | None = None
+    ) -> None:
+        super().__init__()
+        if not (math.isfinite(period) and period > 2):
+            raise _errors.OptionError(f"HarmonicSeasonal: period must be more than 2, got {period}.")
+        most = math.floor(period / 2)
+        harmonics = min(most, 6) if harmonics is None else harmonics
+        if not 1 <= harmonics <= most:
+            raise _errors.OptionError(
+                f"HarmonicSeasonal: harmonics must be between 1 and period / 2 = {period / 2:g}, got {harmonics}."
+            )
+        self.period, self.harmonics = float(period), harmonics
+        # The second state of a wave of period 2 would never be seen.
+        self.states = 2 * harmonics - (2 * harmonics == period)
+        self.diffuse = (True,) * self.states
+        self._set_or_defer({"variance": variance})
+
+    def block(self, times: int) -> Block:
+        """Return the matrices: rotations, one block for each wave."""
+        return self._make_block(self.variance.new_ones(1))
+
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices for steps of these lengths (T,): angles and variances grow with them."""
+        return self._make_block(gaps)
+
+    def _make_block(self, gaps: Tensor) -> Block:
+        variance, n = self.variance, self.states
+        waves = torch.arange(1, self.harmonics + 1, dtype=gaps.dtype, device=gaps.device)
+        A = _rotate(2.0 * math.pi / self.period * gaps[:, None] * waves)
+        identity = torch.eye(n, dtype=variance.dtype, device=variance.device)
+        B = (torch.arange(n, device=variance.device) % 2 == 0).to(variance.dtype)
+        Q = (variance * gaps)[:, None, None] * identity
+        return Block(A[:, :n, :n], B.view(1, 1, n), Q, variance.new_zeros(n), torch.zeros_like(identity))
+
+    def start_from(self, data: SeriesFacts) -> None:
+        """Set a variance that was not given to a part of what is new in an observation."""
+        self._set_deferred({"variance": 0.003 * data.step_variance})
+
+    def list_periods(self) -> list[float]:
+        """Return the period."""
+        return [self.period]
+
+    def config(self) -> dict[str, Any]:
+        """The period, and how many waves."""
+        return {"period": self.period, "harmonics": self.harmonics}
+
+
+class _Frequency(Hyperparameter):
+    """A descriptor of a number between the two ``frequency_bounds`` of its module, stored as a logit."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.sigmoid, torch.logit, lambda value: (value > 0) & (value < 1), "between its bounds")
+
+    @overload
+    def __get__(self, module: None, owner: type) -> Hyperparameter: ...
+
+    @overload
+    def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Hyperparameter | Tensor:
+        if module is None:
+            return self
+        low, high = module.frequency_bounds
+        return low + (high - low) * self.from_raw(getattr(module, self.raw_name))
+
+    def __set__(self, module: nn.Module, value: Value) -> None:
+        low, high = module.frequency_bounds
+        number = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(value).double()
+        if not bool(((number > low) & (number < high)).all()):
+            raise _errors.OptionError(
+                f"{self._describe(module)} must be between {low:.4g} and {high:.4g}, that is the period between "
+                f"{2 * math.pi / high:.4g} and {2 * math.pi / low:.4g}; got {value!r}."
+            )
+        super().__set__(module, (number - low) / (high - low))
+
+
+class Cycle(Component):
+    """A stochastic cycle whose period is learned: a wave of two states that turns, fades and gets noise N(0, variance).
+
+    Args:
+        period: Steps of a cycle to begin with; None: that of the strongest wave in the data.
+        variance: Variance of the noise of a state; None: chosen by the data; 0: the cycle is a fixed wave.
+        damped: Learn the damping, between 0 and 1, by which the wave fades in a step: the cycle is then stationary. Else
+            it is 1, and nothing is known of the first state.
+        period_bounds: The period stays between these two.
+
+    Attributes:
+        frequency: The angle of a step, 2π / period; learned.
+        damping: Learned if ``damped``.
+    """
+
+    config_entries: ClassVar[Mapping[str, Entry]] = {"damped": FLAG, "period_bounds": NUMBERS}
+    states, label = 2, "cycle"
+    variance = make_variance()
+    damping = bounded(0.0, 1.0)
+    frequency: Any = _Frequency()
+
+    def __init__(
+        self,
+        period: float | None = None,
+        variance: Value | None = None,
+        *,
+        damped: bool = True,
+        period_bounds: tuple[float, float] = (2.0, 1000.0),
+    ) -> None:
+        super().__init__()
+        low, high = period_bounds
+        if not (2.0 <= low < high and math.isfinite(high)):
+            raise _errors.OptionError(
+                f"Cycle: period_bounds must be two increasing numbers, from 2 on, got {tuple(period_bounds)}."
+            )
+        self.frequency_bounds = (2.0 * math.pi / high, 2.0 * math.pi / low)
+        self.damped, self.diffuse = damped, (not damped, not damped)
+        self._needs_period = period is None
+        self.period = math.sqrt(low * high) if period is None else period
+        self._set_or_defer({"variance": variance})
+        if damped:
+            self.damping = 0.9
+
+    @property
+    def period(self) -> Tensor:
+        """Steps of a cycle."""
+        return 2.0 * math.pi / self.frequency
+
+    @period.setter
+    def period(self, value: Value) -> None:
+        self.frequency = 2.0 * math.pi / torch.as_tensor(value, dtype=torch.float64)
+
+    def block(self, times: int) -> Block:
+        """Return the matrices: damping times a rotation; the prior is the stationary distribution, if there is one."""
+        return self._make_block(self.variance.new_ones(1))
+
+    def block_between(self, gaps: Tensor) -> Block:
+        """Return the matrices for steps of these lengths (T,)."""
+        return self._make_block(gaps)
+
+    def _make_block(self, gaps: Tensor) -> Block:
+        # In a step of length g: A = damping^g · rotation, Q = variance (1 - damping^2g) / (1 - damping^2).
+        variance = self.variance
+        identity = torch.eye(2, dtype=variance.dtype, device=variance.device)
+        A, noise, P = _rotate(self.frequency * gaps[:, None]), variance * gaps, torch.zeros_like(identity)
+        if self.damped:
+            fades, lost = self.damping**gaps, 1.0 - self.damping.square()
+            A = fades[:, None, None] * A
+            noise = variance * (1.0 - fades.square()) / lost
+            P = variance / lost * identity
+        B = variance.new_tensor([[[1.0, 0.0]]])
+        return Block(A, B, noise[:, None, None] * identity, variance.new_zeros(2), P)
+
+    def start_from(self, data: SeriesFacts) -> None:
+        """Choose the period and the variance if they were not given."""
+        if self._needs_period:
+            low, high = self.frequency_bounds
+            inside = 1e-3 * (high - low)
+            found = 2.0 * math.pi / data.find_period()
+            self.frequency = min(max(found, low + inside), high - inside)
+            self._needs_period = False
+        self._set_deferred({"variance": 0.3 * data.step_variance})
+
+    def config(self) -> dict[str, Any]:
+        """Whether it is damped, and the bounds of the period."""
+        low, high = self.frequency_bounds
+        return {"damped": self.damped, "period_bounds": [2.0 * math.pi / high, 2.0 * math.pi / low]}
+
+
+def _rotate(angles: Tensor) -> Tensor:
+    """Return rotations by angles (T, k) as blocks on the diagonal of matrices (T, 2 k, 2 k)."""
+    cosines, sines = angles.cos(), angles.sin()
+    blocks = torch.stack((cosines, sines, -sines, cosines), -1).view(*angles.shape, 2, 2)
+    k = angles.shape[1]
+    places = torch.eye(k, dtype=angles.dtype, device=angles.device)[:, None, :, None]
+    return (blocks[:, :, :, None, :] * places).reshape(len(angles), 2 * k, 2 * k)
