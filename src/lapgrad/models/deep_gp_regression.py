@@ -60,8 +60,8 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
             Gaussian process. None: one inner layer, as wide as X, or 30 if that is less.
         inducing: Inducing inputs of each layer, chosen from the rows of X (no row twice, so there may be
             fewer); or those of the first layer, (U, d) or (U,). The linear maps give those of later layers.
-        init: How inducing inputs are chosen: "kmeans++" (far from each other), "random", or "greedy" (each at
-            the largest variance of the first layer given those before).
+        init: How inducing inputs are chosen: "greedy" (each at the largest variance of the first layer given
+            those before), "kmeans++" (far from each other) or "random", as in ``SparseGPRegression``.
         noise_var: Variance of the noise; None: a tenth of the variance of y.
         noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
@@ -104,7 +104,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         *,
         widths: Sequence[int] | None = None,
         inducing: int | Tensor = 100,
-        init: str = "kmeans++",
+        init: str = "greedy",
         noise_var: Value | None = None,
         noise_floor: float | None = None,
         mean: str = "linear",

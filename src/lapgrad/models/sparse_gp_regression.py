@@ -134,6 +134,7 @@ class SparseGPRegression(StandardisedRegression, Model):
         self.inducing = _inducing_inputs.resolve_inducing_inputs(
             who, inducing, self.X, init, source, self.kernel, self._scale_inputs
         )
+        self.to(dtype=X.dtype)  # a hyper-parameter is registered in float64
         self._posterior: CachedValue[SparsePosterior] = CachedValue()
         #: State that one evaluation of the loss passes to the next.
         self.evaluation = Evaluation()

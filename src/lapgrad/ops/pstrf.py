@@ -69,7 +69,7 @@ def pstrf(
         dL2 = (dA21 - L2 dL1^T) L1^-T. Saves L, the pivots and the rank.
 
     Memory:
-        forward 1, backward 3
+        forward 1, backward 5
         With ``rank=None``, in units of L and of the gradient. With a rank of at most n / 8: forward two
         buffers of n x rank. In between: a copy of A besides L.
 
@@ -154,6 +154,9 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
     r = L.shape[-1]
     L1, L2, is_zero = _split(L, found)
     columns = _take(0.5 * (dA + dA.mT), pivots, pivots[..., :r])
+    if L.shape[-2] == r:  # a slice of everything has no rule in torch's legacy vmap
+        dL = _potrf.compute_jvp(L1, columns, True).masked_fill(is_zero, 0.0)
+        return dL if lower else dL.mT.contiguous(), None, None
     dL1 = _potrf.compute_jvp(L1, columns[..., :r, :], True)
     moved = columns[..., r:, :] - _gemm2.multiply(L2, dL1, transpose_b=True)
     dL2 = _trsm.solve(L1, moved, transpose=True, rightside=True)

@@ -201,7 +201,7 @@ def learn_case(
     else:
         widths = [X.shape[1]] * (settings.layers - 1)
         model = DeepGPRegression(
-            X[train], y[train], widths=widths, inducing=settings.inducing, generator=seed
+            X[train], y[train], widths=widths, inducing=settings.inducing, init="kmeans++", generator=seed
         )
         steps = model.fit(
             steps=settings.steps,
