@@ -19,7 +19,7 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
     if not {"gallery", "gallery_sources", "generated"} & set(path.parts) and path.name != "models_table.md"
 }
-#: Pages whose code takes no time. That of others is a long fit, or shows how torch hangs.
+#: Pages whose code takes no time (```python; ```py is a sketch). That of others is a long fit, or hangs in torch.
 WITH_CODE = [
     name
     for name, path in PAGES.items()
@@ -85,9 +85,10 @@ def test_code_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         for code in re.findall(r"```python\n(.*?)```", PAGES[name].read_text(), re.DOTALL):
             exec(compile(code, name, "exec"), names)
-            said = re.findall(r"print\(.*\)  # (.*)", code)
+            # A comment beside print() that looks like a value is one.
+            said = re.findall(r"print\(.*\)  # (tensor\(.*|True|False|\(.*|-?\d.*)", code)
             printed = capsys.readouterr().out.splitlines()
-            assert said == printed or not said
+            assert set(said) <= set(printed)
     finally:
         lapgrad.accelerate.off()
 
