@@ -19,7 +19,7 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
     if not {"gallery", "gallery_sources", "generated"} & set(path.parts) and path.name != "models_table.md"
 }
-#: Pages whose code takes no time (```python; ```py is a sketch). That of others is a long fit, or hangs in torch.
+#: Pages whose code takes no time (```python; ```py is a sketch). Others have a long fit, or show a hang.
 WITH_CODE = [
     name
     for name, path in PAGES.items()
