@@ -2,7 +2,7 @@
 
     python docs/figures/draw_speedups.py [RESULTS ...]
 
-RESULTS are results files of ``lapgrad bench ops``. What the figures need of them is kept in ``operators.json``
+RESULTS are results files of ``lapgrad bench ops``. What the figures need of them is in ``operators.json``
 beside this file, which is read when no argument is given; it also has the commands that measured. The bars
 are of the first run that has the cases, the heat map is of the run with most cases. Cases in which other
 programs used the cores are left out. Writes ``speedups.png`` and ``heat_map.png`` beside it, and replaces
@@ -164,7 +164,9 @@ def draw_bars(found: Comparisons, path: Path) -> None:
         axes.set_xlabel("times faster than torch")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks([len(BARS) - j for j in range(len(BARS))], list(BARS.values()))
-    panels[1].legend(frameon=False, loc="lower right", fontsize=8)
+    figure.legend(
+        *panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9
+    )
     figure.savefig(path, dpi=160)
 
 
