@@ -14,7 +14,7 @@ from typing import Any
 SECTIONS = (
     ("Operators", "lapgrad", "functions"),
     ("Linear algebra", "lapgrad.linalg", "functions"),
-    ("Fused criteria", "lapgrad.fused", "functions"),
+    ("Fused criteria", "lapgrad.fused", "all"),
     ("Models", "lapgrad.models", "models"),
     ("Parts of models, results, criteria", "lapgrad.models", "others"),
     ("Kernels", "lapgrad.models.kernels", "all"),

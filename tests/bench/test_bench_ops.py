@@ -404,7 +404,7 @@ def test_progress_is_quiet_off_a_terminal(capsys):
     assert capsys.readouterr().err == ""
     with progress.show_progress(0.0) as show:
         show(0.0, "potrf 64")
-    assert capsys.readouterr().err == "  0.0 %  ? left  potrf 64\n"
+    assert capsys.readouterr().err == "  0.0 %  estimating  potrf 64\n"
 
 
 def test_json_is_what_the_format_says(tmp_path):

@@ -19,6 +19,13 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
     if not {"gallery", "gallery_sources", "generated"} & set(path.parts) and path.name != "models_table.md"
 }
+#: Pages whose code takes no time (```python; ```py is a sketch). Others have a long fit, or show a hang.
+WITH_CODE = [
+    name
+    for name, path in PAGES.items()
+    if name.startswith(("guide/", "coming_from/", "getting_started", "index", "accelerate"))
+    and "```python" in path.read_text()
+]
 #: What the build writes.
 WRITTEN = {"gallery/index", "api/index"} | {
     f"gallery/{path.stem}" for path in (ROOT / "examples").glob("*.py")
@@ -72,15 +79,16 @@ def test_links_resolve(name: str) -> None:
             assert anchor in make_anchors(found.read_text()), target
 
 
-@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "```python" in path.read_text()])
+@pytest.mark.parametrize("name", WITH_CODE)
 def test_code_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     try:
         for code in re.findall(r"```python\n(.*?)```", PAGES[name].read_text(), re.DOTALL):
             exec(compile(code, name, "exec"), names)
-            said = re.findall(r"print\(.*\)  # (.*)", code)
+            # A comment beside print() that looks like a value is one.
+            said = re.findall(r"print\(.*\)  # (tensor\(.*|True|False|\(.*|-?\d.*)", code)
             printed = capsys.readouterr().out.splitlines()
-            assert said == printed or not said
+            assert set(said) <= set(printed)
     finally:
         lapgrad.accelerate.off()
 
