@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 _RAISED = (0.3, 0.03, 0.003)
 """Parts of the largest variance that one which is nearly zero is set to."""
 
-_NEGLIGIBLE = 1e-3
+_NEGLIGIBLE = 1e-2
 """A variance below this part of the largest one counts as nearly zero."""
 
 _LOWERED, _SHIFTED = 6.0, 1.0
