@@ -1,13 +1,17 @@
 """Fits of state space models with few hyper-parameters: BFGS, and other starts before a fit is done.
 
-BFGS begins with the Hessian at the start, by differences of gradients, and ends when the Hessian at the end says that
-nothing is to be gained: the parameters of one model differ in their effect by orders of magnitude, and a variance on its way
+BFGS begins with the Hessian at the start, by differences of gradients, and ends when the Hessian at the end
+says that
+nothing is to be gained: the parameters of one model differ in their effect by orders of magnitude, and a
+variance on its way
 to zero looks like a minimum to a method that does not know the curvature.
 
-An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be short: it works on
+An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be
+short: it works on
 NumPy vectors, which for a few numbers are faster than tensors.
 
-J. Nocedal, S. Wright: Numerical Optimization, algorithm 6.1 (BFGS). A. Lewis, M. Overton (2013), Nonsmooth optimization via
+J. Nocedal, S. Wright: Numerical Optimization, algorithm 6.1 (BFGS). A. Lewis, M. Overton (2013), Nonsmooth
+optimization via
 quasi-Newton methods: the line search, by bisection.
 """
 
@@ -35,7 +39,7 @@ _LONGEST_STEP = 4.0
 """A trial changes no parameter, a logarithm or a logit, by more than this."""
 
 _LARGEST_MAGNITUDE = 100.0
-"""The tolerance is relative to the magnitude of the loss up to this one: a loss is a sum over all observations."""
+"""The tolerance is relative to the loss up to this magnitude: losses are sums over all observations."""
 
 _RESTARTS = 3
 """Other starts are tried as long as one has gained something, at most so many."""
@@ -47,9 +51,10 @@ _MOST_COLUMNS = 12
 """With more parameters than this the Hessian takes too long."""
 
 _HOPE = 0.1
-"""A search from another start is given up when a move gains less than this part of what it lacks to be the best."""
+"""A search from another start ends when a move gains less than this part of what it lacks."""
 
-#: Returns one of the points that it has evaluated, to begin from, or None, given a minimum, its value and a function that
+#: Returns one of the points that it has evaluated, to begin from, or None, given a minimum, its value and a
+#: function that
 #: evaluates the loss.
 Propose = Callable[[Array, float, Callable[[Array], float]], Array | None]
 
@@ -101,7 +106,8 @@ def fit_series(
         propose: Other starts.
         limits: When to stop.
         progress: Show a progress bar.
-        callback: Called with the number of evaluations and the loss after each improvement; True stops the fit.
+        callback: Called with the number of evaluations and the loss after each improvement; True stops the
+            fit.
 
     Raises:
         FitError: The loss cannot be evaluated, or is not finite, at the start.
@@ -195,7 +201,8 @@ class _Search:
                 continue
             inverse = _update_inverse(inverse, found.x - point.x, found.gradient - point.gradient)
             change, point, is_fresh = point.value - found.value, found, False
-            # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the loss.
+            # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the
+            # loss.
             promise = 0.5 * float(point.gradient @ inverse @ point.gradient)
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:
@@ -208,9 +215,10 @@ class _Search:
                     return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
 
     def compute_inverse(self, point: _Point) -> Array:
-        """Return the inverse Hessian at a point, by differences of gradients, with all eigenvalues made positive.
+        """Return the inverse Hessian at a point, by differences of gradients, with positive eigenvalues.
 
-        Where the curvature is negative, as that of a variance which is nearly zero, its magnitude says how far to go.
+        Where the curvature is negative, as that of a variance which is nearly zero, its magnitude says how
+        far to go.
         """
         k = len(point.x)
         if k > _MOST_COLUMNS:
@@ -227,7 +235,9 @@ class _Search:
         values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
         # A step along an eigenvector is not longer than ``_LONGEST_STEP``.
         along = np.abs(vectors.T @ point.gradient)
-        values = np.maximum(np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300))
+        values = np.maximum(
+            np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
+        )
         inverse: Array = (vectors / values) @ vectors.T
         return inverse
 
@@ -277,7 +287,7 @@ class _Search:
 
 
 def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
-    """Return H⁻¹ = (I - ρ s yᵀ) H⁻¹ (I - ρ y sᵀ) + ρ s sᵀ, ρ = 1 / yᵀ s, from differences of points and gradients."""
+    """Return (I - ρ s yᵀ) H⁻¹ (I - ρ y sᵀ) + ρ s sᵀ, ρ = 1 / yᵀ s; s, y: changes of point and gradient."""
     curvature = float(s @ y)
     Hy = inverse @ y
     size = float(y @ Hy)
