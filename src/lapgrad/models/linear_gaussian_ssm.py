@@ -37,6 +37,7 @@ from lapgrad.models._state_space.search import SearchLimits, fit_series
 from lapgrad.models._state_space.starts import collect_facts, describe_numbers, propose_start
 from lapgrad.models._state_space.summary import SeriesSummary
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
+from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
 from lapgrad.models.components.structural import use_later_inputs
@@ -189,7 +190,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         if self.diffuse_variance is not None and any(self.component.diffuse):
             flags = torch.tensor(self.component.diffuse, dtype=R.dtype, device=R.device)
             P = block.P + self.diffuse_variance * torch.diag(flags)
-            block = Block(*block[:4], P, *block[5:])
+            block = block._replace(P=P)
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
     def _choose_diffuse(self, variance: float) -> _diffuse.DiffuseStates:
@@ -254,10 +255,11 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         optimizer: str = "lbfgs",
         *,
         steps: int | None = None,
-        lr: float | None = None,
+        lr: float | Rate | None = None,
         tolerance: float = 1e-6,
         progress: bool = False,
         callback: Callback | None = None,
+        resume: dict[str, Any] | None = None,
     ) -> FitResult:
         """Learn the parameters: maximise the likelihood over those that require gradients.
 
@@ -268,13 +270,15 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         Args:
             optimizer: "lbfgs", or "adam" (for networks).
             steps: Evaluations of the loss, at most; None: 500 of L-BFGS, 1000 of Adam.
-            lr: Learning rate of Adam (None: 0.05); the length of the first step of L-BFGS (None: 1).
+            lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
+                number from 0 on; the length of the first step of L-BFGS (None: 1).
             tolerance: Stop when the loss changes by less than this, relative to its magnitude (at least 1, at
                 most
                 100): in one move of L-BFGS, if the gradient promises no more either, in 50 steps of Adam. 0:
                 never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
+            resume: The result of ``training_state`` after a fit by Adam, which is continued.
 
         Returns:
             The loss reached, its history, and why the fit stopped.
@@ -286,17 +290,17 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = describe_numbers(list_descriptors(self), learned)
-        if optimizer != "lbfgs" or not numbers or not self._has_fast_evaluation():
-            return super().fit(
-                optimizer, steps=steps, lr=lr, tolerance=tolerance, progress=progress, callback=callback
-            )
+        is_plain = optimizer == "lbfgs" and resume is None and not callable(lr)
+        if not is_plain or not numbers or not self._has_fast_evaluation():
+            options = {"steps": steps, "lr": lr, "tolerance": tolerance, "progress": progress}
+            return super().fit(optimizer, **options, callback=callback, resume=resume)  # type: ignore[arg-type]
         evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
         return fit_series(
             type(self).__name__,
             learned,
             evaluate,
             functools.partial(propose_start, numbers),
-            SearchLimits(_LBFGS_STEPS if steps is None else steps, 1.0 if lr is None else lr, tolerance),
+            SearchLimits(_LBFGS_STEPS if steps is None else steps, float(lr or 1.0), tolerance),
             progress=progress,
             callback=callback,
         )

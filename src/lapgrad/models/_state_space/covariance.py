@@ -86,6 +86,6 @@ def make_noise(who: str, value: Value | None, variances: Tensor, form: str) -> C
         return None
     if given.shape not in ((), (p,), (p, p)):
         raise _errors.ShapeError(
-            f"{who}: noise_var must be a number, or have shape ({p},) or ({p}, {p}), got {tuple(given.shape)}."
+            f"{who}: noise_var must be a number, ({p},) or ({p}, {p}), got shape {tuple(given.shape)}."
         )
     return Covariance(given.expand(p) if given.dim() == 0 else given, diagonal=form == "diagonal")

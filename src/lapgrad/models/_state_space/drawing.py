@@ -98,7 +98,10 @@ def draw_diagnostics(x: Any, residuals: Tensor, lags: int, axes: Any = None) -> 
     correlogram.axhspan(-limit, limit, color="0.9", label="95% band of white noise")
     correlogram.vlines(np.arange(1, lags + 1), 0.0, found, color=_plots.MODEL_COLOUR)
     correlogram.scatter(np.arange(1, lags + 1), found, s=12, color=_plots.MODEL_COLOUR, label="residuals")
-    correlogram.set(title="autocorrelations", xlabel="lag", ylabel="autocorrelation")
+    tallest = 1.6 * max(limit, float(np.abs(found).max()))
+    correlogram.set(
+        title="autocorrelations", xlabel="lag", ylabel="autocorrelation", ylim=(-tallest, tallest)
+    )
     correlogram.legend(frameon=False)
     for one in (over_time, histogram, quantiles, correlogram):
         _plots.style_axes(one)

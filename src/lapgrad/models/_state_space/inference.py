@@ -46,7 +46,8 @@ def filter_states(run: FilterRun, flat: Operands, start: int) -> Filtered:
     values = _compute_log_likelihoods(flat, parts[2], parts[3])
     if start:
         values[:, :first] = torch.nan
-    return Filtered(*parts, values)
+    mean, covariance, predicted_mean, predicted_covariance = parts
+    return Filtered(mean, covariance, predicted_mean, predicted_covariance, values)
 
 
 def smooth_states(run: FilterRun, flat: Operands) -> Smoothed:

@@ -117,12 +117,12 @@ class SeriesEvaluation:
                 self._offset,
             )  # fmt: skip
         operands = matrices.list_operands(self._y)
-        directions = None
+        flat_directions: Tensor | None = None
         if self._diffuse.positions:
             operands["m"], operands["P"] = self._diffuse.make_prior(operands["m"], operands["P"])
-            directions = self._diffuse.make_directions(operands["m"])
+            flat_directions = self._diffuse.make_directions(operands["m"])
         self._is_checked = True
-        return _series.prepare_operands("LinearGaussianSSM", **operands, diffuse=directions).flat
+        return _series.prepare_operands("LinearGaussianSSM", **operands, diffuse=flat_directions).flat
 
     @functools.cached_property
     def _prior(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,7 +159,8 @@ class VarianceEvaluation(SeriesEvaluation):
         # less time for
         # a few numbers than torch.
         numbers, gradient = torch.empty_like(base), torch.empty_like(base)
-        operands, results = [operand.detach() for operand in flat], [None] * len(flat)
+        operands = [operand.detach() for operand in flat]
+        results: list[Tensor | None] = [None] * len(flat)
         for i, part in zip(_VARIANCES, _split_like(numbers, flat), strict=True):
             operands[i] = part
         for i, part in zip(_VARIANCES, _split_like(gradient, flat), strict=True):

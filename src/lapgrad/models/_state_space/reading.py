@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, NamedTuple
 
@@ -17,22 +18,9 @@ from lapgrad.models._state_space.time_series import Series, pad_series
 _MOST_FILLED = 10
 """Series become at most so many times longer by missing steps; else their times are irregular."""
 
-_FREQUENCIES = (
-    "YS",
-    "YE",
-    "QS",
-    "QE",
-    "MS",
-    "ME",
-    "W-SUN",
-    "W-MON",
-    "W-TUE",
-    "W-WED",
-    "W-THU",
-    "W-FRI",
-    "W-SAT",
+_FREQUENCIES = tuple(
+    "YS YE QS QE MS ME W-SUN W-MON W-TUE W-WED W-THU W-FRI W-SAT B D h 30min 15min 10min 5min min s".split()
 )
-_FREQUENCIES += ("B", "D", "h", "30min", "15min", "10min", "5min", "min", "s")
 """Frequencies of dates with gaps, from the longest step on."""
 
 
@@ -127,7 +115,13 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
         return values, labels, _scale_gaps(np.diff(labels.asi8).astype(np.float64))
     array = labels.to_numpy() if hasattr(labels, "to_numpy") else np.asarray(labels)
     if array.dtype.kind == "M":
-        numbers = array.astype("datetime64[ns]").astype(np.int64).astype(np.float64)
+        # Months and years are steps of different length in days, but regular ones if these are all there is.
+        for unit in ("datetime64[Y]", "datetime64[M]"):
+            if (array.astype(unit) == array).all():
+                array = array.astype(unit)
+                labels = labels if hasattr(labels, "to_numpy") else array
+                break
+        numbers = array.astype(np.int64).astype(np.float64)
     elif array.dtype.kind in "iuf":
         numbers = array.astype(np.float64)
     elif hasattr(labels, "to_numpy"):
@@ -211,7 +205,7 @@ def restore_labels(config: dict[str, Any], origin: Origin, labels: Any) -> tuple
     if kind != "frame":
         return Origin(kind, None, columns), array
     try:
-        import pandas
+        pandas: Any = importlib.import_module("pandas")
     except ImportError:
         return Origin("array", None, columns), array
     index = pandas.Index(array) if dates is None else pandas.DatetimeIndex(array)

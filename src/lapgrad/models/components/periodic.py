@@ -98,11 +98,11 @@ class _Frequency(Hyperparameter):
     def __get__(self, module: nn.Module | None, owner: type) -> Hyperparameter | Tensor:
         if module is None:
             return self
-        low, high = module.frequency_bounds
+        low, high = _get_frequency_bounds(module)
         return low + (high - low) * self.from_raw(getattr(module, self.raw_name))
 
     def __set__(self, module: nn.Module, value: Value) -> None:
-        low, high = module.frequency_bounds
+        low, high = _get_frequency_bounds(module)
         number = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(value).double()
         if not bool(((number > low) & (number < high)).all()):
             raise _errors.OptionError(
@@ -200,6 +200,11 @@ class Cycle(Component):
     def config(self) -> dict[str, Any]:
         """Whether it is damped, and the bounds of the period."""
         return {"damped": self.damped, "period_bounds": list(self.period_bounds)}
+
+
+def _get_frequency_bounds(module: nn.Module) -> tuple[float, float]:
+    bounds: tuple[float, float] = module.__dict__["frequency_bounds"]
+    return bounds
 
 
 def _rotate(angles: Tensor) -> Tensor:
