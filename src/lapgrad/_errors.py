@@ -362,8 +362,8 @@ def innovation_failed(
     series = _item_name("series", item[:-1])
     if code == observations + 2:
         return DomainError(
-            f"{operator}: {series} has too few observations: they do not determine the diffuse states (column "
-            f"{step} of their directions). Use a model with fewer of them, or a prior that is wide and proper.",
+            f"{operator}: {series} has too few observations: they do not determine the diffuse states "
+            f"(direction {step}). Use a model with fewer of them, or a prior that is wide and proper.",
             item[:-1],
         )
     if code < -observations:

@@ -16,7 +16,8 @@ from torch import Tensor
 class Model(NamedTuple):
     """y (N, T, p); A, Q (N, T, n, n); B (N, T, p, n); R (N, T, p, p); c (N, T, n); m (N, n); P (N, n, n).
 
-    N and T may be 1 in all but y: one for all series, one for all times. m may be (N, n, 1 + d): the mean, and
+    N and T may be 1 in all but y: one for all series, one for all times. m may be (N, n, 1 + d): the mean,
+    and
     d directions in which the prior is flat.
     """
 
@@ -66,7 +67,8 @@ def symmetrise(A: Tensor) -> Tensor:
 def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
     """v = y - B m, S = B P B^T + R = L L^T, K = P B^T S^-1, u = S^-1 v; then the filtered moments.
 
-    m (N, n, 1 + d), v and u (N, p, 1 + d) have one column for each flat direction; y counts in the first. A missing observation: a row of zeros in B, of the identity in R, and v = 0.
+    m (N, n, 1 + d), v and u (N, p, 1 + d) have one column for each flat direction; y counts in the first. A
+    missing observation: a row of zeros in B, of the identity in R, and v = 0.
     """
     y = model.y[:, t]
     there = ~y.isnan()

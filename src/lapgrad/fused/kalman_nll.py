@@ -54,7 +54,8 @@ def kalman_nll(
         P: (*batch, n, n), covariance of the first state: symmetric, positive semi-definite.
         state_offset: (*batch, T, n), or (n,), or a number: a in the formula above.
         observation_offset: (*batch, T, p), or (p,), or a number: b in the formula above.
-        diffuse: (*batch, n, k), directions D in which the prior is flat, k at most n; None: none. A covariance P
+        diffuse: (*batch, n, k), directions D in which the prior is flat, k at most n; None: none. A
+            covariance P
             of the order of the data in these directions does not change s, and helps the arithmetic.
 
     Returns:
@@ -83,8 +84,10 @@ def kalman_nll(
     Cost:
         forward 4 n^3 + 8 n^2 p, backward 8 n^3 + 20 n^2 p flops per step and series, less where A has zeros:
         n^3 counts the entries of A that are not zero, times n. k diffuse directions add 4 n^2 k and 8 n^2 k.
-        On CUDA one launch serves all series, of up to 32 states and 16 observations; larger models, and those with
-        ``diffuse``, take one step after the other in plain PyTorch, which is slow. Gradients are the same in every run.
+        On CUDA one launch serves all series, of up to 32 states and 16 observations; larger models, and those
+        with
+        ``diffuse``, take one step after the other in plain PyTorch, which is slow. Gradients are the same in
+        every run.
 
     Example:
         A random walk, seen with noise; the second observation is missing.
@@ -94,9 +97,7 @@ def kalman_nll(
         >>> lapgrad.fused.kalman_nll(y, one, one, 0.5 * one, one, torch.zeros(1), one)
         tensor(3.3426)
     """
-    operands = _series.prepare_operands(
-        _NAME, y, A, B, Q, R, m, P, state_offset, observation_offset, diffuse
-    )
+    operands = _series.prepare_operands(_NAME, y, A, B, Q, R, m, P, state_offset, observation_offset, diffuse)
     s: Tensor = operator.call(*operands.flat)
     return reshape_fresh(s, operands.batch)
 
@@ -107,9 +108,10 @@ def has_joint_kernel(y: Tensor) -> bool:
 
 
 def prepare_gradient(flat: Sequence[Tensor], results: Sequence[Tensor | None]) -> Callable[[], Tensor]:
-    """Return a function that computes values, and writes gradients of their sum into ``results``, without autograd.
+    """Return a function that computes values, and writes gradients of their sum into ``results``.
 
-    Each call reads the operands anew, and returns the same tensor (N,) with the value of each series.
+    It does without autograd. Each call reads the operands anew, and returns the same tensor (N,) with the
+    value of each series.
 
     Args:
         flat: The operands as ``_series.prepare_operands`` returns them.

@@ -2,7 +2,8 @@
 
 Three functions are all that a model needs:
 
-    tensor, origin = read_array(who, value, name)      tensors, arrays, Series and DataFrames, lists of numbers
+    tensor, origin = read_array(who, value, name)      tensors, arrays, Series and DataFrames, lists of
+    numbers
     value = write_array(tensor, origin)                the same kind of object, with the index of the origin
     value = write_array(tensor, origin, index)         or with another index, such as that of a forecast
 
@@ -10,13 +11,15 @@ Three functions are all that a model needs:
 index after its end, and ``get_coordinates`` returns what matplotlib draws an axis by. A tensor passes through
 as it is: its dtype, device and graph are kept.
 
-Objects of pandas are recognised by their attributes. pandas itself is only looked up among the modules that the
+Objects of pandas are recognised by their attributes. pandas itself is only looked up among the modules that
+the
 program has already imported, which it has if it holds one of its objects.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +51,10 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
 
     Args:
         who: Name of the model or function, for messages.
-        value: A tensor; an array of NumPy, or what has ``__array__``; a Series or DataFrame of pandas; nested lists of
-            numbers. Integers, booleans and half precision become float64 (tensors are left as they are); float32
+        value: A tensor; an array of NumPy, or what has ``__array__``; a Series or DataFrame of pandas; nested
+            lists of
+            numbers. Integers, booleans and half precision become float64 (tensors are left as they are);
+            float32
             and float64 are kept. Missing values become NaN.
         name: Name of the argument, for messages.
 
@@ -70,7 +75,7 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
             array = _convert_numbers(array)
     except (TypeError, ValueError) as error:
         raise _errors.DTypeError(
-            f"{who}: {name} must hold real numbers: a tensor, an array of NumPy, a Series or DataFrame of pandas; got "
+            f"{who}: {name} must hold real numbers: a tensor, an array of NumPy, an object of pandas; got "
             f"{type(value).__name__} ({error})."
         ) from None
     # A copy: torch tensors cannot be read-only, nor have strides that are negative.
@@ -91,7 +96,8 @@ def write_array(tensor: Tensor, origin: Origin, index: Any = None) -> Any:
     """Return the numbers of a tensor as an object of the kind of ``origin``.
 
     Args:
-        tensor: (n,) or (n, k) to get an index; of other shapes an array is returned where pandas has no object.
+        tensor: (n,) or (n, k) to get an index; of other shapes an array is returned where pandas has no
+            object.
         origin: What the data of the model were read from.
         index: The index of the rows; None: that of the origin, if its length fits.
     """
@@ -100,7 +106,13 @@ def write_array(tensor: Tensor, origin: Origin, index: Any = None) -> Any:
     array = tensor.detach().cpu().numpy()
     index = origin.index if index is None else index
     pandas = sys.modules.get("pandas")
-    if origin.kind == "array" or pandas is None or index is None or len(index) != len(array) or array.ndim > 2:
+    if (
+        origin.kind == "array"
+        or pandas is None
+        or index is None
+        or len(index) != len(array)
+        or array.ndim > 2
+    ):
         return array
     if array.ndim == 1:
         return pandas.Series(array, index=index, name=origin.columns[0] if origin.columns else None)
@@ -119,7 +131,7 @@ def extend_index(index: Any, steps: int) -> Any:
     if isinstance(index, pandas.PeriodIndex):
         return pandas.period_range(index[-1] + 1, periods=steps, freq=index.freq)
     if isinstance(index, pandas.DatetimeIndex):
-        frequency = index.freq or (pandas.infer_freq(index) if len(index) > 2 else None)
+        frequency = find_frequency(index)
         if frequency is None:
             return None
         return pandas.date_range(index[-1], periods=steps + 1, freq=frequency)[1:]
@@ -132,8 +144,18 @@ def extend_index(index: Any, steps: int) -> Any:
     return None
 
 
+def find_frequency(index: Any) -> Any:
+    """Return the frequency of a DatetimeIndex of pandas, inferred if it is not set; None: there is none."""
+    if index.freq is not None or len(index) < 3:
+        return index.freq
+    with warnings.catch_warnings():
+        # pandas announces that the result will have another type; both are accepted here.
+        warnings.simplefilter("ignore")
+        return sys.modules["pandas"].infer_freq(index)
+
+
 def get_coordinates(index: Any) -> Any:
-    """Return an index as an array that matplotlib can draw: dates for dates and periods, else numbers; or None."""
+    """Return an index as an array that matplotlib can draw, dates or numbers; None: it is neither."""
     if index is None:
         return None
     if hasattr(index, "to_timestamp"):

@@ -9,8 +9,7 @@ exactly (``_state_space/diffuse.py``).
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -18,29 +17,32 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.fused import _series
-from lapgrad.fused.kalman_nll import has_joint_kernel, kalman_nll
-from lapgrad.linalg.cho_solve import cho_solve
-from lapgrad.models import _checks, _plots, _sampling
+from lapgrad.fused.kalman_nll import has_joint_kernel
+from lapgrad.models import _checks, _inputs
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import multiply
 from lapgrad.models._state_space import diffuse as _diffuse
+from lapgrad.models._state_space import inference as _inference
 from lapgrad.models._state_space import likelihood as _likelihood
+from lapgrad.models._state_space import reading as _reading
 from lapgrad.models._state_space import time_series as _time_series
-from lapgrad.models._state_space.covariance import Covariance
+from lapgrad.models._state_space.covariance import Covariance, make_noise
 from lapgrad.models._state_space.matrices import Matrices
+from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
+from lapgrad.models._state_space.plotted_model import PlottedModel
 from lapgrad.models._state_space.search import SearchLimits, fit_series
 from lapgrad.models._state_space.starts import collect_facts, describe_numbers, propose_start
+from lapgrad.models._state_space.summary import SeriesSummary
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
+from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
+from lapgrad.models.components.structural import use_later_inputs
 from lapgrad.models.criteria.kalman_filter import Filtered
-from lapgrad.models.criteria.kalman_smoother import Smoothed, smooth_back
-from lapgrad.ops.potrf import potrf
-from lapgrad.ops.sumlogdiag import sumlogdiag
-from lapgrad.ops.trsm import trsm
+from lapgrad.models.criteria.kalman_smoother import Smoothed
 
 #: The entries of the description in a file.
 _ENTRIES = {
@@ -56,20 +58,35 @@ _ENTRIES = {
 _LBFGS_STEPS = 500
 
 
-class LinearGaussianSSM(Model):
+class LinearGaussianSSM(NamedModel, PlottedModel, Model):
     """A linear Gaussian state space model of one or several series, learned by maximum likelihood.
 
     Args:
         y: (T,), one series; (T, p), one of p values at each time; (N, T, p), N series of one model; or a
-            list of series (T_i,) or (T_i, p) of different length. NaN: missing.
+            list of series (T_i,) or (T_i, p) of different length. NaN: missing. Tensors, arrays of NumPy, or
+            a
+            Series or DataFrame of pandas: forecasts are then objects of the same kind, and continue its
+            index.
         component: The model of the series, such as ``LocalLevel() + Seasonal(12)``; an int:
             ``LinearDynamics`` with that many states, all matrices learned. It becomes part of the model (not
             a copy).
-        noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: chosen by the
+        noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: chosen by
+            the
             data; 0: no noise but that of the components. Learned.
         noise: "full": R may be any covariance; "diagonal".
         diffuse_variance: None: diffuse states have a flat prior, which is treated exactly. A number: they
             have a proper prior of this variance.
+        times: (T,), when a single series was observed: increasing numbers or dates; None: the index of an
+            object of
+            pandas, else regular steps. Steps that are left out of a regular grid are missing observations.
+            Other times are
+            irregular: components are then those in continuous time, with variances per unit of time (1 of
+                numbers, the
+            median gap of dates).
+
+    The hyper-parameters have the names of ``hyperparameters()``, such as ``noise_var``,
+    ``trend.slope_variance`` and
+    ``seasonal.variance``: ``set_values``, ``fix`` and ``free`` take them.
 
     Attributes:
         component: The component; its hyper-parameters are learned.
@@ -93,20 +110,23 @@ class LinearGaussianSSM(Model):
 
     y: Tensor
     lengths: Tensor
+    gaps: Tensor | None
     may_have_nan = frozenset({"y"})
 
     def __init__(
         self,
-        y: Tensor | Sequence[Tensor],
+        y: Any,
         component: Component | int,
         *,
         noise_var: Value | None = None,
         noise: str = "full",
         diffuse_variance: float | None = None,
+        times: Any = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        series = _time_series.pad_series(who, y)
+        given = _reading.read_series(who, y, times)
+        series = given.series
         p = series.values.shape[-1]
         if isinstance(component, int) and not isinstance(component, bool):
             from lapgrad.models.components.learned import LinearDynamics
@@ -128,31 +148,18 @@ class LinearGaussianSSM(Model):
         self._start: int | None = None
         self.register_buffer("y", series.values)
         self.register_buffer("lengths", series.lengths)
+        self.register_buffer("gaps", None if given.gaps is None else given.gaps.to(series.values))
+        self.origin, self.labels = given.origin, given.labels
         self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
         variances = _time_series.compute_variances(series.values)
         facts = collect_facts(series.values, float(variances.mean()), component.list_periods())
         component.start_from(facts)
         scale = min(0.5, 0.3 * facts.step_variance / facts.variance)
-        self.noise = self._make_noise(who, noise_var, scale * variances, noise)
+        self.noise: Covariance | None = make_noise(who, noise_var, scale * variances, noise)
         self.to(dtype=series.values.dtype, device=series.values.device)
         with torch.no_grad():
             self._diffuse = self._choose_diffuse(float(variances.mean()))
             self._check_diffuse()
-
-    @staticmethod
-    def _make_noise(who: str, noise_var: Value | None, variances: Tensor, form: str) -> Covariance | None:
-        p = len(variances)
-        if noise_var is None:
-            return Covariance(variances, diagonal=form == "diagonal")
-        value = torch.as_tensor(noise_var, dtype=torch.float64)
-        if not bool(value.any()):
-            return None
-        if value.shape not in ((), (p,), (p, p)):
-            raise _errors.ShapeError(
-                f"{who}: noise_var must be a number, or have shape ({p},) or ({p}, {p}), got "
-                f"{tuple(value.shape)}."
-            )
-        return Covariance(value.expand(p) if value.dim() == 0 else value, diagonal=form == "diagonal")
 
     @property
     def noise_var(self) -> Tensor:
@@ -161,16 +168,29 @@ class LinearGaussianSSM(Model):
         R = self.y.new_zeros(p, p) if self.noise is None else self.noise.matrix()
         return R[0, 0] if self.vector else R
 
+    @noise_var.setter
+    def noise_var(self, value: Value) -> None:
+        if self.noise is None:
+            raise _errors.OptionError(
+                f"{type(self).__name__}: the model was made without noise (noise_var=0): make one with noise."
+            )
+        R, p = torch.as_tensor(value, dtype=torch.float64), self.y.shape[-1]
+        self.noise.set_matrix(torch.diag(R.expand(p)) if R.dim() < 2 else R)
+
     def matrices(self, times: int | None = None) -> Matrices:
         """Return the matrices for the times 0, ..., times - 1 (None: the times of the data)."""
         times = self.y.shape[1] if times is None else times
-        block = self.component.block(times)
+        if self.gaps is None:
+            block = self.component.block(times)
+        else:
+            later = self.gaps[-1:].expand(max(0, times - len(self.gaps)))
+            block = self.component.block_between(torch.cat((self.gaps, later))[:times])
         p = self.y.shape[-1]
         R = self.y.new_zeros(p, p) if self.noise is None else self.noise.matrix()
         if self.diffuse_variance is not None and any(self.component.diffuse):
             flags = torch.tensor(self.component.diffuse, dtype=R.dtype, device=R.device)
             P = block.P + self.diffuse_variance * torch.diag(flags)
-            block = Block(*block[:4], P, *block[5:])
+            block = block._replace(P=P)
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
     def _choose_diffuse(self, variance: float) -> _diffuse.DiffuseStates:
@@ -235,24 +255,30 @@ class LinearGaussianSSM(Model):
         optimizer: str = "lbfgs",
         *,
         steps: int | None = None,
-        lr: float | None = None,
+        lr: float | Rate | None = None,
         tolerance: float = 1e-6,
         progress: bool = False,
         callback: Callback | None = None,
+        resume: dict[str, Any] | None = None,
     ) -> FitResult:
         """Learn the parameters: maximise the likelihood over those that require gradients.
 
-        L-BFGS has converged when the loss and its gradient say so, and when no other start that is tried then, among
+        L-BFGS has converged when the loss and its gradient say so, and when no other start that is tried
+        then, among
         them variances that have become nearly zero, ends at a better point.
 
         Args:
             optimizer: "lbfgs", or "adam" (for networks).
             steps: Evaluations of the loss, at most; None: 500 of L-BFGS, 1000 of Adam.
-            lr: Learning rate of Adam (None: 0.05); the length of the first step of L-BFGS (None: 1).
-            tolerance: Stop when the loss changes by less than this, relative to its magnitude (at least 1, at most
-                100): in one move of L-BFGS, if the gradient promises no more either, in 50 steps of Adam. 0: never.
+            lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
+                number from 0 on; the length of the first step of L-BFGS (None: 1).
+            tolerance: Stop when the loss changes by less than this, relative to its magnitude (at least 1, at
+                most
+                100): in one move of L-BFGS, if the gradient promises no more either, in 50 steps of Adam. 0:
+                never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
+            resume: The result of ``training_state`` after a fit by Adam, which is continued.
 
         Returns:
             The loss reached, its history, and why the fit stopped.
@@ -264,27 +290,25 @@ class LinearGaussianSSM(Model):
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = describe_numbers(list_descriptors(self), learned)
-        if optimizer != "lbfgs" or not numbers or not self._has_fast_evaluation():
-            return super().fit(
-                optimizer, steps=steps, lr=lr, tolerance=tolerance, progress=progress, callback=callback
-            )
+        is_plain = optimizer == "lbfgs" and resume is None and not callable(lr)
+        if not is_plain or not numbers or not self._has_fast_evaluation():
+            options = {"steps": steps, "lr": lr, "tolerance": tolerance, "progress": progress}
+            return super().fit(optimizer, **options, callback=callback, resume=resume)  # type: ignore[arg-type]
         evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
         return fit_series(
             type(self).__name__,
             learned,
             evaluate,
             functools.partial(propose_start, numbers),
-            SearchLimits(_LBFGS_STEPS if steps is None else steps, 1.0 if lr is None else lr, tolerance),
+            SearchLimits(_LBFGS_STEPS if steps is None else steps, float(lr or 1.0), tolerance),
             progress=progress,
             callback=callback,
         )
 
     def _has_fast_evaluation(self) -> bool:
-        """Return whether the device has a kernel for values and gradients, and fits maximise the likelihood alone."""
-        return has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss and not self._has_priors()
-
-    def _has_priors(self) -> bool:
-        return any(module.__dict__.get("_priors") for module in self.modules())
+        """Return whether one walk gives value and gradient, and the likelihood is all that is maximised."""
+        has_priors = any(module.__dict__.get("_priors") for module in self.modules())
+        return has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss and not has_priors
 
     @torch.no_grad()
     def filter(self) -> Filtered:
@@ -294,31 +318,9 @@ class LinearGaussianSSM(Model):
             (N, T, ...), or (T, ...) for one series. As long as the observations do not determine all diffuse
             states, moments and log likelihoods do not exist: they are NaN.
         """
-        run, (flat, _) = self._run_filter(0)
-        start = self._count_diffuse_steps()
-        T, first = len(run.steps), max(0, start - 1)
-        found: list[tuple[Tensor, ...]] = []
-        for t, step in enumerate(run.steps):
-            if t < first:
-                found.append(
-                    tuple(torch.full_like(x, torch.nan) for x in (step.mean[..., 0], step.covariance) * 2)
-                )
-                continue
-            filtered = _diffuse.integrate_out_diffuse(
-                step.filtered_mean, step.filtered_covariance, step.information
-            )
-            before = run.steps[t - 1].information if t else step.information.new_zeros(step.information.shape)
-            known = t > first or not start
-            predicted = (
-                _diffuse.integrate_out_diffuse(step.mean, step.covariance, before)
-                if known
-                else tuple(torch.full_like(x, torch.nan) for x in filtered)
-            )
-            found.append((*filtered, *predicted))
-        parts = [torch.stack(part, 1) for part in zip(*found, strict=True)]
-        values = _compute_log_likelihoods(flat, parts[2], parts[3])
-        values[:, :first] = torch.nan if T and start else values[:, :first]
-        return Filtered(*[part[0] if self.single else part for part in (*parts, values)])
+        run, flat = self._run_filter(0)
+        found = _inference.filter_states(run, flat, self._count_diffuse_steps())
+        return Filtered(*[part[0] if self.single else part for part in found])
 
     @torch.no_grad()
     def smooth(self) -> Smoothed:
@@ -326,81 +328,89 @@ class LinearGaussianSSM(Model):
 
         At times after the end of a series they are forecasts.
         """
-        run, (flat, _) = self._run_filter(0)
-        steps = [(step.mean, step.covariance, step.seen) for step in run.steps]
-        mean, covariance, cross, _ = smooth_back(flat, steps, flat[0].new_zeros(len(flat[0]), 0))
-        G = run.information
-        if mean.shape[-1] > 1:
-            L, M = potrf(G[:, None, 1:, 1:]), mean[..., 1:]
-            cross = cross + multiply(M[:, 1:], cho_solve(L, M[:, :-1].mT))
-        mean, covariance = _diffuse.integrate_out_diffuse(mean, covariance, G[:, None])
-        parts = (mean, covariance, cross, _diffuse.compute_nll(run).neg())
-        return Smoothed(*[part[0] if self.single else part for part in parts])
+        found = _inference.smooth_states(*self._run_filter(0))
+        return Smoothed(*[part[0] if self.single else part for part in found])
 
-    def _run_filter(
-        self, steps_ahead: int
-    ) -> tuple[_diffuse.FilterRun, tuple[tuple[Tensor, ...], torch.Size]]:
+    def residuals(self) -> Any:
+        """Return one-step prediction errors in units of their standard deviations, in the shape of the data.
+
+        They are independent N(0, 1) if the model is right, and NaN where nothing is observed, or nothing
+        predicted
+        because the diffuse states are not determined yet. Of several values at one time each is given those
+        before it.
+        """
+        return self._write(self._shape_values(self.compute_residuals()))
+
+    @torch.no_grad()
+    def compute_residuals(self) -> Tensor:
+        """Return ``residuals`` as a tensor (N, T, p)."""
+        run, flat = self._run_filter(0)
+        found = _inference.filter_states(run, flat, self._count_diffuse_steps())
+        return _inference.standardise_residuals(found, flat)
+
+    def _run_filter(self, steps_ahead: int) -> tuple[_diffuse.FilterRun, tuple[Tensor, ...]]:
         """Run the filter over the data and ``steps_ahead`` times after them; also return its operands."""
         y = torch.nn.functional.pad(self.y, (0, 0, 0, steps_ahead), value=torch.nan)
         flat, batch = self._flatten(self.matrices(y.shape[1]), y)
-        return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse, y.shape[1]), (
-            flat,
-            batch,
-        )
+        return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse, y.shape[1]), flat
 
     @torch.no_grad()
-    def forecast(self, steps: int, *, noise: bool = True) -> Prediction:
+    def forecast(self, steps: int, *, X: Any = None, noise: bool = True) -> Prediction:
         """Return the distribution of the next observations of each series.
 
         Args:
             steps: How many times after the end of each series.
+            X: (steps, k), the inputs of the ``Regression`` at these times, if it has no rows for them; a
+                dictionary by
+                label if there are several.
             noise: Predict observations; False: predict the signal without the noise R.
 
         Returns:
             mean (steps,) and variance (steps,) of one series of numbers; (steps, p) and covariance (steps,
-            p, p) of one series of p values; with (N, ...) in front for several series.
+            p, p) of one series of p values; with (N, ...) in front for several series. Of the kind of the
+            data,
+            with an index that continues theirs.
 
         Raises:
             OptionError: steps is negative.
             ShapeError: A component with inputs has none for these times.
         """
         steps = _check_steps(f"{type(self).__name__}.forecast", steps)
-        run, (flat, _) = self._run_filter(steps)
-        after = _time_series.list_later_times(self.lengths, steps)
-        predicted = [
-            _diffuse.integrate_out_diffuse(step.mean, step.covariance, run.information)
-            for step in run.steps[int(self.lengths.min()) :]
-        ]
-        n = flat[1].shape[-1]
-        if not predicted:
-            return self._shape_prediction(self.y.new_empty(len(self.y), 0, self.y.shape[-1]), None)
-        first = int(self.lengths.min())
-        m = torch.stack([mean for mean, _ in predicted], 1)
-        P = torch.stack([covariance for _, covariance in predicted], 1)
-        m = m.gather(1, (after - first)[..., None].expand(-1, -1, n))
-        P = P.gather(1, (after - first)[..., None, None].expand(-1, -1, n, n))
-        B, R = (_time_series.gather_times(X, after) for X in (flat[2], flat[4]))
-        mean = multiply(B, m[..., None])[..., 0] + self._get_observation_offset(run, after)
-        covariance = multiply(B, P, B.mT) + (R if noise else 0.0)
-        return self._shape_prediction(mean, covariance)
+        with use_later_inputs(f"{type(self).__name__}.forecast", self.component, X, self.y.shape[1], steps):
+            mean, covariance = self._forecast(steps, noise)
+        later = _reading.continue_labels(self.labels, steps, self.gaps)
+        found = self._shape_prediction(mean, covariance)
+        return Prediction(*(_inputs.write_array(part, self.origin, _as_index(later)) for part in found))
 
-    def _get_observation_offset(self, run: _diffuse.FilterRun, after: Tensor) -> Tensor | float:
-        offset = self.matrices(len(run.steps)).block.observation_offset
+    def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]:
+        run, flat = self._run_filter(steps)
+        mean, covariance = _inference.forecast_observations(run, flat, self.lengths, steps, noise=noise)
+        return mean + self._get_later_offset(len(run.steps), steps), covariance
+
+    def _get_later_offset(self, times: int, steps: int) -> Tensor | float:
+        offset = self.matrices(times).block.observation_offset
         if offset is None:
             return 0.0
         flat = offset.expand(len(self.y), *offset.shape[-2:]) if offset.dim() == 2 else offset
-        return _time_series.gather_times(flat, after)
+        return _time_series.gather_times(flat, _time_series.list_later_times(self.lengths, steps))
 
-    def _shape_prediction(self, mean: Tensor, covariance: Tensor | None) -> Prediction:
+    def _shape_values(self, values: Tensor) -> Tensor:
+        """Return values (N, T, p) in the shape of the data."""
+        values = values[..., 0] if self.vector else values
+        return values[0] if self.single else values
+
+    def _shape_prediction(self, mean: Tensor, covariance: Tensor) -> Prediction:
         """Return a prediction in the shapes of the data."""
-        if covariance is None:
-            covariance = mean.new_empty(*mean.shape, mean.shape[-1])
         if self.vector:
             mean, covariance = mean[..., 0], covariance[..., 0, 0]
         return Prediction(mean[0], covariance[0]) if self.single else Prediction(mean, covariance)
 
+    def _write(self, values: Tensor) -> Any:
+        """Return values in the shape of the data as an object of the kind of the data."""
+        return _inputs.write_array(values, self.origin)
+
     @torch.no_grad()
-    def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Tensor:
+    def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Any:
         """Return draws of the next observations, given the data: each is one path, with its own states.
 
         Args:
@@ -414,40 +424,11 @@ class LinearGaussianSSM(Model):
         who = f"{type(self).__name__}.sample"
         steps = _check_steps(who, steps)
         source = _checks.make_generator(who, generator, self.y.device)
-        run, (flat, _) = self._run_filter(steps)
-        _, A, B, Q, R, _, _, c = flat
-        after = _time_series.list_later_times(self.lengths, steps)
-        N, p = len(self.y), self.y.shape[-1]
-        drawn = self.y.new_empty(N, count, steps, p)
-        offset = self._get_observation_offset(run, after)
-
-        def draw(mean: Tensor, covariance: Tensor) -> Tensor:
-            """Return draws (N, count, k) for means (N, count, k) and covariances (N, k, k)."""
-            noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
-            return mean + multiply(noise, _sampling.compute_root(covariance).mT)
-
-        if steps:
-            states = [
-                _diffuse.integrate_out_diffuse(
-                    run.steps[int(length)].mean[i],
-                    run.steps[int(length)].covariance[i],
-                    run.information[i],
-                )
-                for i, length in enumerate(self.lengths)
-            ]
-            h = draw(
-                torch.stack([mean for mean, _ in states])[:, None].expand(N, count, -1),
-                torch.stack([covariance for _, covariance in states]),
-            )
-        for k in range(steps):
-            A_k, B_k, Q_k, R_k, c_k = (
-                _time_series.gather_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
-            )
-            drawn[:, :, k] = draw(multiply(h, B_k.mT), R_k)
-            h = draw(multiply(h, A_k.mT) + c_k[:, None], Q_k)
-        drawn = drawn + (offset if isinstance(offset, float) else offset[:, None])
-        drawn = drawn[..., 0] if self.vector else drawn
-        return drawn[0] if self.single else drawn
+        run, flat = self._run_filter(steps)
+        drawn = _inference.draw_observations(run, flat, self.lengths, steps, count, source)
+        offset = self._get_later_offset(len(run.steps), steps)
+        drawn = self._shape_values(drawn + (offset if isinstance(offset, float) else offset[:, None]))
+        return drawn if self.origin.kind == "tensor" else drawn.cpu().numpy()
 
     @torch.no_grad()
     def decompose(self) -> list[Prediction]:
@@ -464,52 +445,19 @@ class LinearGaussianSSM(Model):
             own = slice(before, before + part.states)
             B = block.B[..., own]
             value = multiply(B, mean[..., own, None])[..., 0]
-            answers.append(self._shape_prediction(value, multiply(B, covariance[..., own, own], B.mT)))
+            shaped = self._shape_prediction(value, multiply(B, covariance[..., own, own], B.mT))
+            answers.append(Prediction(*map(self._write, shaped)))
             before += part.states
         return answers
 
-    def plot(self, steps: int = 0, *, series: int = 0, times: Any = None, axes: Any = None) -> Any:
-        """Plot the data of one series, the smoothed signal and a forecast, with 95% bands (needs matplotlib).
+    def summary(self) -> SeriesSummary:
+        """Return estimates with standard errors, information criteria and tests of the residuals.
 
-        Args:
-            steps: Steps of the forecast.
-            series: Which series.
-            times: (T + steps,), coordinates of the time axis; None: 0, 1, 2, ...
-            axes: Axes of matplotlib to draw into; None: new ones.
-
-        Returns:
-            The axes.
+        Standard errors are those of the exact Hessian of the likelihood at the present parameters. A variance
+        that is
+        nearly zero lies at the bound of its range, and has none.
         """
-        if self.y.shape[-1] > 1:
-            raise _errors.ShapeError(f"{type(self).__name__}.plot: only series of one value at each time.")
-        axes = _plots.get_axes(axes)
-        length = int(self.lengths[series])
-        x = torch.arange(length + steps) if times is None else torch.as_tensor(times)
-        found, matrices = self.smooth(), self.matrices()
-        mean, covariance = (v[None] if self.single else v for v in (found.mean, found.covariance))
-        B = matrices.block.B.detach()
-        signal = multiply(B, mean[..., None])[..., 0][series, :length, 0]
-        offset = matrices.block.observation_offset
-        if offset is not None:
-            signal = signal + offset.detach().expand(len(self.y), self.y.shape[1], 1)[series, :length, 0]
-        variance = multiply(B, covariance, B.mT)[series, :length, 0, 0]
-        _plots.plot_points(axes, x[:length], self.y[series, :length, 0])
-        _plots.plot_band(axes, x[:length], signal, variance, label="smoothed")
-        if steps:
-            ahead, spread = self.forecast(steps)
-            if not self.single:
-                ahead, spread = ahead[series], spread[series]
-            ahead, spread = (ahead, spread) if self.vector else (ahead[..., 0], spread[..., 0, 0])
-            _plots.plot_band(
-                axes,
-                x[length : length + steps],
-                ahead,
-                spread,
-                label="forecast",
-                colour=_plots.FORECAST_COLOUR,
-            )
-        axes.legend(frameon=False)
-        return _plots.style_axes(axes)
+        return self.summarise(self.compute_residuals(), len(self._diffuse.positions) * len(self.y))
 
     def config(self) -> dict[str, Any]:
         """Return the description for files."""
@@ -520,6 +468,7 @@ class LinearGaussianSSM(Model):
             "diffuse_variance": self.diffuse_variance,
             "single": self.single,
             "vector": self.vector,
+            **_reading.describe_labels(self.origin, self.labels),
         }
 
     @classmethod
@@ -533,13 +482,17 @@ class LinearGaussianSSM(Model):
         y = tensors["y"]
         series = [one[: int(length)] for one, length in zip(y, tensors["lengths"], strict=True)]
         values = [one[:, 0] for one in series] if config["vector"] else series
-        return cls(
+        gaps = tensors.get("gaps")
+        model = cls(
             values[0] if config["single"] else values,
             make_component(config["component"], own, modules),
             noise_var=0.0 if config["without_noise"] else None,
             noise=config["noise"],
             diffuse_variance=config["diffuse_variance"],
+            times=None if gaps is None else torch.cat((gaps.new_zeros(1), gaps[:-1].cumsum(0))).cpu().numpy(),
         )
+        model.origin, model.labels = _reading.restore_labels(config, model.origin, model.labels)
+        return model
 
 
 def _check_steps(who: str, steps: int) -> int:
@@ -548,17 +501,5 @@ def _check_steps(who: str, steps: int) -> int:
     return steps
 
 
-def _compute_log_likelihoods(flat: tuple[Tensor, ...], mean: Tensor, covariance: Tensor) -> Tensor:
-    """Return log p(y[t] | y[0], ..., y[t-1]), (N, T), from predicted moments of the states."""
-    y, _, B, _, R = flat[:5]
-    there = ~y.isnan()
-    seen = there.to(y.dtype)
-    B = seen[..., None] * B
-    S = multiply(B, covariance, B.mT) + seen[..., None] * seen[..., None, :] * R + torch.diag_embed(1 - seen)
-    v = torch.where(there, y, 0.0) - multiply(B, mean[..., None])[..., 0]
-    known = ~mean.isnan().any(-1)
-    S = torch.where(known[..., None, None], S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
-    L = potrf(S)
-    z = trsm(L, v[..., None])[..., 0]
-    value = -0.5 * (z.square().sum(-1) + seen.sum(-1) * math.log(2 * math.pi)) - sumlogdiag(L)
-    return torch.where(known, value, torch.nan)
+def _as_index(labels: Any) -> Any:
+    return labels if hasattr(labels, "to_numpy") else None

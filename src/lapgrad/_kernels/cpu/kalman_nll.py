@@ -26,7 +26,12 @@ def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tens
     gs, *dense = (operand.contiguous() for operand in (gs, *operands))
     written = [None if result is None else _zero_results(result) for result in results]
     core.kalman_nll_vjp(
-        gs.element_size(), _get_addresses(dense), gs.data_ptr(), 0, _get_addresses(written), *_get_sizes(dense)
+        gs.element_size(),
+        _get_addresses(dense),
+        gs.data_ptr(),
+        0,
+        _get_addresses(written),
+        *_get_sizes(dense),
     )
     for result, found in zip(results, written, strict=True):
         if result is not None and found is not None and found is not result:
@@ -36,7 +41,7 @@ def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tens
 def kalman_nll_and_vjp(
     s: Tensor, gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor
 ) -> Callable[[], tuple[int, int, int] | None]:
-    """A function that sets s to the value of each series and results to the gradients: one walk less than two calls make.
+    """A function that sets s to the values and results to the gradients, in one walk less than two calls.
 
     It reads and writes the memory of these tensors, all dense, in each call.
     """

@@ -1,7 +1,7 @@
 """kalman_nll: the Kalman filter as a log likelihood, and its adjoint, on CUDA.
 
-Models with more than 32 states or 16 observations, those without states, observations or steps, and those with
-a prior that is flat in some directions run in plain PyTorch.
+Models with more than 32 states or 16 observations, those without states, observations or steps, and those
+with a prior that is flat in some directions run in plain PyTorch.
 """
 
 from __future__ import annotations

@@ -42,6 +42,19 @@ class Covariance(ParametrisedModule):
             rows, columns = torch.tril_indices(L.shape[0], L.shape[1], -1)
             self.below = L[rows, columns]
 
+    def set_matrix(self, value: Tensor) -> None:
+        """Set the covariance to a positive definite matrix (n, n)."""
+        n = len(self.deviations)
+        if value.shape != (n, n):
+            raise _errors.ShapeError(
+                f"Covariance: a value of shape ({n}, {n}) is wanted, got {tuple(value.shape)}."
+            )
+        L = potrf(value.detach().double())
+        self.deviations = L.diagonal()
+        if not self.diagonal:
+            rows, columns = torch.tril_indices(n, n, -1)
+            self.below = L[rows, columns]
+
     def factor(self) -> Tensor:
         """Return L, (n, n)."""
         L = torch.diag_embed(self.deviations)
@@ -54,3 +67,25 @@ class Covariance(ParametrisedModule):
         if self.diagonal or len(self.deviations) < 2:
             return torch.diag_embed(self.deviations.square())
         return syrk(self.factor())
+
+
+def make_noise(who: str, value: Value | None, variances: Tensor, form: str) -> Covariance | None:
+    """Return the covariance of the noise of p values at each time; None: there is no noise.
+
+    Args:
+        who: Name of the model, for messages.
+        value: A number, (p,) or (p, p); 0: no noise; None: ``variances`` (p,).
+        variances: What it is if it was not given.
+        form: "full" or "diagonal".
+    """
+    p = len(variances)
+    if value is None:
+        return Covariance(variances, diagonal=form == "diagonal")
+    given = torch.as_tensor(value, dtype=torch.float64)
+    if not bool(given.any()):
+        return None
+    if given.shape not in ((), (p,), (p, p)):
+        raise _errors.ShapeError(
+            f"{who}: noise_var must be a number, ({p},) or ({p}, {p}), got shape {tuple(given.shape)}."
+        )
+    return Covariance(given.expand(p) if given.dim() == 0 else given, diagonal=form == "diagonal")

@@ -11,8 +11,10 @@ about δ in a matrix G (de Jong):
 The value is that of Durbin and Koopman: the limit of the likelihood under N(0, κ) on δ, as κ grows, times
 κ^(d/2).
 
-A proper prior on top of a flat one changes nothing. So the diffuse states also get a variance of the order of the
-data: no innovation is then without variance, whatever the noise, and nothing large cancels in g - g_δᵀ G_δδ⁻¹ g_δ.
+A proper prior on top of a flat one changes nothing. So the diffuse states also get a variance of the order of
+the
+data: no innovation is then without variance, whatever the noise, and nothing large cancels in g - g_δᵀ G_δδ⁻¹
+g_δ.
 """
 
 from __future__ import annotations
@@ -118,9 +120,7 @@ class FilterRun(NamedTuple):
         return self.steps[-1].information
 
 
-def run_filter(
-    who: str, batch: torch.Size, model: Operands, diffuse: DiffuseStates, steps: int
-) -> FilterRun:
+def run_filter(who: str, batch: torch.Size, model: Operands, diffuse: DiffuseStates, steps: int) -> FilterRun:
     """Run the filter over the first ``steps`` times, with one column for each diffuse state."""
     y, A, _, Q, _, m, P, c = model
     N = y.shape[0]

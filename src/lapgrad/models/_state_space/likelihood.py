@@ -96,7 +96,13 @@ class SeriesEvaluation:
         """Return the operands of the registered operator."""
         matrices = self._make_matrices()
         block = matrices.block
-        is_plain = (block.A.dim(), block.B.dim(), block.Q.dim(), matrices.R.dim(), block.m.dim()) == (3, 3, 3, 3, 1)
+        is_plain = (block.A.dim(), block.B.dim(), block.Q.dim(), matrices.R.dim(), block.m.dim()) == (
+            3,
+            3,
+            3,
+            3,
+            1,
+        )
         if is_plain and block.state_offset is None and block.observation_offset is None and self._is_checked:
             # The shapes have been checked once, and checks would take longer than short series.
             m = block.m[None]
@@ -107,19 +113,20 @@ class SeriesEvaluation:
             else:
                 P = block.P
             return (
-                self._y, block.A[None], block.B[None], block.Q[None], matrices.R[None], m, P[None], self._offset,
+                self._y, block.A[None], block.B[None], block.Q[None], matrices.R[None], m, P[None],
+                self._offset,
             )  # fmt: skip
         operands = matrices.list_operands(self._y)
-        directions = None
+        flat_directions: Tensor | None = None
         if self._diffuse.positions:
             operands["m"], operands["P"] = self._diffuse.make_prior(operands["m"], operands["P"])
-            directions = self._diffuse.make_directions(operands["m"])
+            flat_directions = self._diffuse.make_directions(operands["m"])
         self._is_checked = True
-        return _series.prepare_operands("LinearGaussianSSM", **operands, diffuse=directions).flat
+        return _series.prepare_operands("LinearGaussianSSM", **operands, diffuse=flat_directions).flat
 
     @functools.cached_property
     def _prior(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Directions (n, d), where the covariance of the component counts (n, n), and variances (n, n) besides."""
+        """Directions (n, d), where P of the component counts (n, n), and variances besides it (n, n)."""
         n = self._offset.shape[-1]
         ones = self._y.new_ones(n)
         _, kept = self._diffuse.make_prior(ones, self._y.new_ones(n, n))
@@ -134,7 +141,7 @@ class SeriesEvaluation:
 
 
 class VarianceEvaluation(SeriesEvaluation):
-    """The same for a model whose Q, R and P are linear in exp(k raw) of its learned parameters, all others fixed.
+    """The same for a model whose Q, R and P are linear in exp(k raw) of its learned parameters.
 
     An evaluation then needs no autograd, which would take most of the time of short series: with the weights
     w = exp(k raw),
@@ -148,10 +155,12 @@ class VarianceEvaluation(SeriesEvaluation):
         self, general: SeriesEvaluation, flat: Sequence[Tensor], powers: Tensor, base: Tensor, E: Tensor
     ) -> None:
         super().__init__(general._make_matrices, general._y, general._diffuse, general._parameters)
-        # The filter reads its operands from one vector, and writes its gradients into another. NumPy needs less time for
+        # The filter reads its operands from one vector, and writes its gradients into another. NumPy needs
+        # less time for
         # a few numbers than torch.
         numbers, gradient = torch.empty_like(base), torch.empty_like(base)
-        operands, results = [operand.detach() for operand in flat], [None] * len(flat)
+        operands = [operand.detach() for operand in flat]
+        results: list[Tensor | None] = [None] * len(flat)
         for i, part in zip(_VARIANCES, _split_like(numbers, flat), strict=True):
             operands[i] = part
         for i, part in zip(_VARIANCES, _split_like(gradient, flat), strict=True):
@@ -226,7 +235,8 @@ def _linearise(
 ) -> VarianceEvaluation | None:
     """Return an evaluation by the linear map from variances to matrices; None: it is not linear.
 
-    The map is read off at raw = 0 for all, and at raw = log 2 / k for one at a time, which doubles its weight. It must
+    The map is read off at raw = 0 for all, and at raw = log 2 / k for one at a time, which doubles its
+    weight. It must
     give the matrices at the present parameters.
     """
     parameters = general._parameters

@@ -30,5 +30,7 @@ class Matrices(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Matrices:
         """Return the matrices in another dtype."""
-        block = Block(*(X if X is None else X.to(dtype) for X in self.block))
+        block = self.block._replace(
+            **{name: X.to(dtype) for name, X in self.block._asdict().items() if X is not None}
+        )
         return Matrices(block, self.R.to(dtype))

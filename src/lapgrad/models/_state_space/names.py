@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lapgrad.models._parameters import Hyperparameter
 from lapgrad.models._state_space.covariance import Covariance
+from lapgrad.models.components.base import Sum
 
 
 def iterate_descriptors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
@@ -22,7 +23,7 @@ def iterate_descriptors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Hype
 
 
 def list_descriptors(model: nn.Module) -> list[tuple[Tensor, Hyperparameter, bool]]:
-    """Return the raw tensor and descriptor of all hyper-parameters, and whether each is a standard deviation."""
+    """Return raw tensors and descriptors of all hyper-parameters, and whether each is a deviation."""
     return [
         (
             module.get_parameter(descriptor.raw_name),
@@ -31,3 +32,26 @@ def list_descriptors(model: nn.Module) -> list[tuple[Tensor, Hyperparameter, boo
         )
         for _, module, descriptor in iterate_descriptors(model)
     ]
+
+
+def name_hyperparameters(model: nn.Module) -> dict[str, list[tuple[nn.Module, Hyperparameter]]]:
+    """Return the hyper-parameters of a state space model by the names that its documentation uses.
+
+    ``noise_var`` stands for all numbers of the covariance of the noise. Those of components have the label of
+    their
+    component in front, such as ``trend.slope_variance``: the second of a kind has a number,
+    ``seasonal_2.variance``.
+    """
+    component = model.get_submodule("component")
+    labels = component.labels if isinstance(component, Sum) else None
+    named: dict[str, list[tuple[nn.Module, Hyperparameter]]] = {}
+    for path, module, descriptor in iterate_descriptors(model):
+        steps = path.split(".")
+        if steps[0] == "noise":
+            name = "noise_var"
+        elif labels is not None:
+            name = ".".join((labels[int(steps[2])], *steps[3:]))
+        else:
+            name = ".".join((getattr(component, "label", "component"), *steps[1:]))
+        named.setdefault(name, []).append((module, descriptor))
+    return dict(sorted(named.items(), key=lambda entry: entry[0] == "noise_var"))

@@ -1,9 +1,17 @@
 """Fits of state space models with few hyper-parameters: BFGS, and other starts before a fit is done.
 
-An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be short: it works on
+BFGS begins with the Hessian at the start, by differences of gradients, and ends when the Hessian at the end
+says that
+nothing is to be gained: the parameters of one model differ in their effect by orders of magnitude, and a
+variance on its way
+to zero looks like a minimum to a method that does not know the curvature.
+
+An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be
+short: it works on
 NumPy vectors, which for a few numbers are faster than tensors.
 
-J. Nocedal, S. Wright: Numerical Optimization, algorithm 6.1 (BFGS). A. Lewis, M. Overton (2013), Nonsmooth optimization via
+J. Nocedal, S. Wright: Numerical Optimization, algorithm 6.1 (BFGS). A. Lewis, M. Overton (2013), Nonsmooth
+optimization via
 quasi-Newton methods: the line search, by bisection.
 """
 
@@ -31,15 +39,23 @@ _LONGEST_STEP = 4.0
 """A trial changes no parameter, a logarithm or a logit, by more than this."""
 
 _LARGEST_MAGNITUDE = 100.0
-"""The tolerance is relative to the magnitude of the loss up to this one: a loss is a sum over all observations."""
+"""The tolerance is relative to the loss up to this magnitude: losses are sums over all observations."""
 
 _RESTARTS = 3
 """Other starts are tried as long as one has gained something, at most so many."""
 
-_HOPE = 0.1
-"""A search from another start is given up when a move gains less than this part of what it lacks to be the best."""
+_DIFFERENCE = 1e-4
+"""By how much a parameter changes for a column of the Hessian."""
 
-#: Returns a point to begin from, or None, given a minimum, its value and a function that evaluates the loss.
+_MOST_COLUMNS = 12
+"""With more parameters than this the Hessian takes too long."""
+
+_HOPE = 0.1
+"""A search from another start ends when a move gains less than this part of what it lacks."""
+
+#: Returns one of the points that it has evaluated, to begin from, or None, given a minimum, its value and a
+#: function that
+#: evaluates the loss.
 Propose = Callable[[Array, float, Callable[[Array], float]], Array | None]
 
 
@@ -90,7 +106,8 @@ def fit_series(
         propose: Other starts.
         limits: When to stop.
         progress: Show a progress bar.
-        callback: Called with the number of evaluations and the loss after each improvement; True stops the fit.
+        callback: Called with the number of evaluations and the loss after each improvement; True stops the
+            fit.
 
     Raises:
         FitError: The loss cannot be evaluated, or is not finite, at the start.
@@ -149,8 +166,14 @@ class _Search:
         reason = self.descend(start)
         for _ in range(_RESTARTS):
             before = self.best.value
-            other = propose(self.best.x, before, lambda x: self.evaluate(x).value)
-            point = None if other is None else self.evaluate(other)
+            tried: list[_Point] = []
+
+            def evaluate(x: Array, tried: list[_Point] = tried) -> float:
+                tried.append(self.evaluate(x))
+                return tried[-1].value
+
+            other = propose(self.best.x, before, evaluate)
+            point = next((point for point in tried if point.x is other), None)
             if point is None or not math.isfinite(point.value):
                 break
             reason = self.descend(point, to_beat=before) or reason
@@ -160,36 +183,63 @@ class _Search:
 
     def descend(self, point: _Point, to_beat: float = math.inf) -> str:
         """Run BFGS from a point. A search that lacks too much to end below ``to_beat`` is given up."""
-        inverse: Array | None = None
         if point.value < to_beat < math.inf:
             self.accept(point)
+        inverse = self.compute_inverse(point)
+        is_fresh = True
         while True:
-            direction = -point.gradient if inverse is None else -(inverse @ point.gradient)
+            direction = -(inverse @ point.gradient)
             slope = float(direction @ point.gradient)
-            largest = float(np.abs(direction).max())
-            if not slope < 0.0:
-                if inverse is None:
-                    return "no further improvement can be found"
-                inverse = None
-                continue
-            longest = self.limits.first_step if inverse is None else _LONGEST_STEP
-            found = self.search_line(point, direction, slope, min(1.0, longest / largest))
+            found = None
+            if slope < 0.0:
+                longest = min(1.0, _LONGEST_STEP / float(np.abs(direction).max()))
+                found = self.search_line(point, direction, slope, longest)
             if found is None:
-                if inverse is None:
+                if is_fresh:
                     return "no further improvement can be found"
-                inverse = None
+                inverse, is_fresh = self.compute_inverse(point), True
                 continue
             inverse = _update_inverse(inverse, found.x - point.x, found.gradient - point.gradient)
-            change, point = point.value - found.value, found
-            # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the loss.
-            promise = 0.0 if inverse is None else 0.5 * float(point.gradient @ inverse @ point.gradient)
+            change, point, is_fresh = point.value - found.value, found, False
+            # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the
+            # loss.
+            promise = 0.5 * float(point.gradient @ inverse @ point.gradient)
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:
                 self.accept(point)
             elif max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value):
                 return ""
             if change < threshold and promise < threshold:
-                return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
+                inverse, is_fresh = self.compute_inverse(point), True
+                if 0.5 * float(point.gradient @ inverse @ point.gradient) < threshold:
+                    return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
+
+    def compute_inverse(self, point: _Point) -> Array:
+        """Return the inverse Hessian at a point, by differences of gradients, with positive eigenvalues.
+
+        Where the curvature is negative, as that of a variance which is nearly zero, its magnitude says how
+        far to go.
+        """
+        k = len(point.x)
+        if k > _MOST_COLUMNS:
+            size = float(np.abs(point.gradient).max())
+            return np.eye(k) * (self.limits.first_step / size if size > 0.0 else 1.0)
+        hessian = np.empty((k, k))
+        for i in range(k):
+            moved = point.x.copy()
+            moved[i] += _DIFFERENCE
+            there = self.evaluate(moved)
+            if not math.isfinite(there.value):
+                return np.eye(k) / max(1.0, float(np.abs(point.gradient).max()))
+            hessian[i] = (there.gradient - point.gradient) / _DIFFERENCE
+        values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
+        # A step along an eigenvector is not longer than ``_LONGEST_STEP``.
+        along = np.abs(vectors.T @ point.gradient)
+        values = np.maximum(
+            np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
+        )
+        inverse: Array = (vectors / values) @ vectors.T
+        return inverse
 
     def search_line(self, start: _Point, direction: Array, slope: float, step: float) -> _Point | None:
         """Return a point that meets the weak conditions of Wolfe, else a better one, else None."""
@@ -236,14 +286,12 @@ class _Search:
             raise _SearchEnd("the callback asked to stop")
 
 
-def _update_inverse(inverse: Array | None, s: Array, y: Array) -> Array | None:
-    """Return H⁻¹ = (I - ρ s yᵀ) H⁻¹ (I - ρ y sᵀ) + ρ s sᵀ, ρ = 1 / yᵀ s, from differences of points and gradients."""
+def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
+    """Return (I - ρ s yᵀ) H⁻¹ (I - ρ y sᵀ) + ρ s sᵀ, ρ = 1 / yᵀ s; s, y: changes of point and gradient."""
     curvature = float(s @ y)
-    if not curvature > 1e-12 * float(y @ y):
-        return inverse
-    if inverse is None:
-        inverse = curvature / float(y @ y) * np.eye(len(s))
     Hy = inverse @ y
-    scale = (1.0 + float(y @ Hy) / curvature) / curvature
+    size = float(y @ Hy)
+    if not curvature > 1e-12 * size:
+        return inverse
     cross = np.outer(s, Hy)
-    return inverse + scale * np.outer(s, s) - (cross + cross.T) / curvature
+    return inverse + (1.0 + size / curvature) / curvature * np.outer(s, s) - (cross + cross.T) / curvature

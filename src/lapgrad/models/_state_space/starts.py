@@ -1,4 +1,4 @@
-"""Where fits of state space models begin: scales of the data, and other starts to try before a fit is done."""
+"""Where fits of state space models begin: scales of the data, and other starts to try at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 _RAISED = (0.3, 0.03, 0.003)
 """Parts of the largest variance that one which is nearly zero is set to."""
 
-_NEGLIGIBLE = 1e-3
+_NEGLIGIBLE = 1e-2
 """A variance below this part of the largest one counts as nearly zero."""
 
 _LOWERED, _SHIFTED = 6.0, 1.0
@@ -32,7 +32,8 @@ class SeriesFacts(NamedTuple):
     Attributes:
         values: (N, T, p), the series; NaN: missing.
         variance: Mean variance of the data.
-        step_variance: Variance of what is new in an observation: of changes from step to step, and from season to
+        step_variance: Variance of what is new in an observation: of changes from step to step, and from
+            season to
             season, per observation that they are made of.
     """
 
@@ -86,7 +87,8 @@ def describe_numbers(
     """Return what each number of the learned parameters is; None: some are not hyper-parameters.
 
     Args:
-        found: Raw tensors of all hyper-parameters, with their descriptors, and whether they are standard deviations.
+        found: Raw tensors of all hyper-parameters, with their descriptors, and whether they are standard
+            deviations.
         parameters: The learned tensors.
     """
     known = {id(raw): (descriptor, is_deviation) for raw, descriptor, is_deviation in found}
@@ -107,8 +109,10 @@ def propose_start(
 ) -> Array | None:
     """Return the best of several points around a minimum that a descent from it would not have reached.
 
-    The logarithm of a variance that has become nearly zero has no gradient left, and a fit would stay there for ever:
-    such a variance is raised. Others are lowered, until they are nearly zero, and parameters in an interval are
+    The logarithm of a variance that has become nearly zero has no gradient left, and a fit would stay there
+    for ever:
+    such a variance is raised. Others are lowered, until they are nearly zero, and parameters in an interval
+    are
     shifted. The point with the lowest loss is returned, also if it is above that of the minimum.
 
     Args:

@@ -49,7 +49,8 @@ class Component(ParametrisedModule, abc.ABC):
         states: How many states it has.
         observations: How many values it explains at each time.
         diffuse: For each state, whether its prior is flat: nothing is known before the first observation.
-        label: What the component is called in the names of its hyper-parameters, such as ``seasonal.variance``.
+        label: What the component is called in the names of its hyper-parameters, such as
+            ``seasonal.variance``.
         config_entries: The entries of ``config``, which ``from_config`` checks.
     """
 
@@ -88,7 +89,7 @@ class Component(ParametrisedModule, abc.ABC):
             OptionError: The component is defined for times at regular steps only.
         """
         raise _errors.OptionError(
-            f"{type(self).__name__}: this component needs times at regular steps, and those of the data are not."
+            f"{type(self).__name__}: this component needs times at regular steps, which the data do not have."
         )
 
     @abc.abstractmethod
@@ -107,12 +108,29 @@ class Component(ParametrisedModule, abc.ABC):
         """Choose the hyper-parameters that the constructor got as None, for data of this variance."""
 
     def start_from(self, data: SeriesFacts) -> None:
-        """Choose the hyper-parameters that the constructor got as None; unless overridden, by ``prepare``."""
+        """Choose the hyper-parameters that the constructor got as None; by default with ``prepare``."""
         self.prepare(data.variance)
 
     def list_periods(self) -> list[float]:
         """Return the periods of seasons, in steps."""
         return []
+
+    def __repr__(self) -> str:
+        """The class and the values of the hyper-parameters."""
+        shown = {**self.config(), **self._list_values()}
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+    def _list_values(self) -> dict[str, str]:
+        values = self.hyperparameters()
+        return {
+            name: f"{value.item():.4g}" if value.numel() == 1 else f"{tuple(value.shape)}"
+            for name, value in values.items()
+            if value.numel() and (value.numel() == 1 or value.dim() != 1 or len(value) > 8)
+        } | {
+            name: "[" + ", ".join(f"{number:.4g}" for number in value.tolist()) + "]"
+            for name, value in values.items()
+            if value.dim() == 1 and 1 < len(value) <= 8
+        }
 
     def __add__(self, other: Component) -> Sum:
         return Sum(self, other)
@@ -165,6 +183,10 @@ class Sum(Component):
     def components(self) -> list[Component]:
         """The components that are added up."""
         return [part for part in self.parts if isinstance(part, Component)]
+
+    def __repr__(self) -> str:
+        """The components with a plus between them."""
+        return " + ".join(map(repr, self.components))
 
     @property
     def labels(self) -> list[str]:

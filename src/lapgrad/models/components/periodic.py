@@ -20,8 +20,10 @@ from lapgrad.models.components.base import Block, Component
 class HarmonicSeasonal(Component):
     """A season of any period, also one that is no integer: a sum of waves whose amplitudes wander.
 
-    Wave j has the frequency 2π j / period. It has two states, which turn by that angle in a step and get noise
-    N(0, variance) each; the first one is seen. A wave of half the period 2 has one state, of alternating sign.
+    Wave j has the frequency 2π j / period. It has two states, which turn by that angle in a step and get
+    noise
+    N(0, variance) each; the first one is seen. A wave of half the period 2 has one state, of alternating
+    sign.
 
     Args:
         period: Steps of a season, more than 2; such as 365.25 / 7 for years of weeks.
@@ -33,9 +35,7 @@ class HarmonicSeasonal(Component):
     label = "seasonal"
     variance = make_variance()
 
-    def __init__(
-        self, period: float, harmonics: int | None = None, variance: Value | None = None
-    ) -> None:
+    def __init__(self, period: float, harmonics: int | None = None, variance: Value | None = None) -> None:
         super().__init__()
         if not (math.isfinite(period) and period > 2):
             raise _errors.OptionError(f"HarmonicSeasonal: period must be more than 2, got {period}.")
@@ -43,7 +43,7 @@ class HarmonicSeasonal(Component):
         harmonics = min(most, 6) if harmonics is None else harmonics
         if not 1 <= harmonics <= most:
             raise _errors.OptionError(
-                f"HarmonicSeasonal: harmonics must be between 1 and period / 2 = {period / 2:g}, got {harmonics}."
+                f"HarmonicSeasonal: harmonics must be at least 1 and at most period / 2, got {harmonics}."
             )
         self.period, self.harmonics = float(period), harmonics
         # The second state of a wave of period 2 would never be seen.
@@ -85,7 +85,9 @@ class _Frequency(Hyperparameter):
     """A descriptor of a number between the two ``frequency_bounds`` of its module, stored as a logit."""
 
     def __init__(self) -> None:
-        super().__init__(torch.sigmoid, torch.logit, lambda value: (value > 0) & (value < 1), "between its bounds")
+        super().__init__(
+            torch.sigmoid, torch.logit, lambda value: (value > 0) & (value < 1), "between its bounds"
+        )
 
     @overload
     def __get__(self, module: None, owner: type) -> Hyperparameter: ...
@@ -96,27 +98,28 @@ class _Frequency(Hyperparameter):
     def __get__(self, module: nn.Module | None, owner: type) -> Hyperparameter | Tensor:
         if module is None:
             return self
-        low, high = module.frequency_bounds
+        low, high = _get_frequency_bounds(module)
         return low + (high - low) * self.from_raw(getattr(module, self.raw_name))
 
     def __set__(self, module: nn.Module, value: Value) -> None:
-        low, high = module.frequency_bounds
+        low, high = _get_frequency_bounds(module)
         number = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(value).double()
         if not bool(((number > low) & (number < high)).all()):
             raise _errors.OptionError(
-                f"{self._describe(module)} must be between {low:.4g} and {high:.4g}, that is the period between "
+                f"{self._describe(module)} must be between {low:.4g} and {high:.4g}, the period between "
                 f"{2 * math.pi / high:.4g} and {2 * math.pi / low:.4g}; got {value!r}."
             )
         super().__set__(module, (number - low) / (high - low))
 
 
 class Cycle(Component):
-    """A stochastic cycle whose period is learned: a wave of two states that turns, fades and gets noise N(0, variance).
+    """A cycle whose period is learned: a wave of two states that turns, fades and gets noise N(0, variance).
 
     Args:
         period: Steps of a cycle to begin with; None: that of the strongest wave in the data.
         variance: Variance of the noise of a state; None: chosen by the data; 0: the cycle is a fixed wave.
-        damped: Learn the damping, between 0 and 1, by which the wave fades in a step: the cycle is then stationary. Else
+        damped: Learn the damping, between 0 and 1, by which the wave fades in a step: the cycle is then
+            stationary. Else
             it is 1, and nothing is known of the first state.
         period_bounds: The period stays between these two.
 
@@ -145,6 +148,7 @@ class Cycle(Component):
             raise _errors.OptionError(
                 f"Cycle: period_bounds must be two increasing numbers, from 2 on, got {tuple(period_bounds)}."
             )
+        self.period_bounds = (float(low), float(high))
         self.frequency_bounds = (2.0 * math.pi / high, 2.0 * math.pi / low)
         self.damped, self.diffuse = damped, (not damped, not damped)
         self._needs_period = period is None
@@ -163,7 +167,7 @@ class Cycle(Component):
         self.frequency = 2.0 * math.pi / torch.as_tensor(value, dtype=torch.float64)
 
     def block(self, times: int) -> Block:
-        """Return the matrices: damping times a rotation; the prior is the stationary distribution, if there is one."""
+        """Return the matrices: damping times a rotation; the prior is stationary, if it can be."""
         return self._make_block(self.variance.new_ones(1))
 
     def block_between(self, gaps: Tensor) -> Block:
@@ -195,8 +199,12 @@ class Cycle(Component):
 
     def config(self) -> dict[str, Any]:
         """Whether it is damped, and the bounds of the period."""
-        low, high = self.frequency_bounds
-        return {"damped": self.damped, "period_bounds": [2.0 * math.pi / high, 2.0 * math.pi / low]}
+        return {"damped": self.damped, "period_bounds": list(self.period_bounds)}
+
+
+def _get_frequency_bounds(module: nn.Module) -> tuple[float, float]:
+    bounds: tuple[float, float] = module.__dict__["frequency_bounds"]
+    return bounds
 
 
 def _rotate(angles: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch import lu as _torch_lu
-from lapgrad.models import _checks
+from lapgrad.models import _checks, _inputs
 from lapgrad.models._parameters import Value, bounded
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
-from lapgrad.models.components.base import Block, Component
+from lapgrad.models.components.base import Block, Component, Sum
 
 
 class LocalLevel(Component):
@@ -54,9 +55,11 @@ class LocalLinearTrend(Component):
     """A level with a slope: level += slope + noise, slope = damping · slope + noise.
 
     Args:
-        level_variance: Variance of the noise of the level; None: chosen by the data; 0: the level has no noise of its
+        level_variance: Variance of the noise of the level; None: chosen by the data; 0: the level has no
+            noise of its
             own (a smooth trend).
-        slope_variance: Variance of the noise of the slope; None: chosen by the data; 0: the slope is constant.
+        slope_variance: Variance of the noise of the slope; None: chosen by the data; 0: the slope is
+            constant.
         damped: Learn the damping, between 0 and 1, so that distant forecasts become flat; else it is 1.
     """
 
@@ -102,7 +105,8 @@ class LocalLinearTrend(Component):
     def block_between(self, gaps: Tensor) -> Block:
         """Return the matrices of the process in continuous time: the slope adds up while it wanders.
 
-        In a step of length g: A = [[1, g], [0, 1]] and Q = [[level g + slope g³/3, slope g²/2], [slope g²/2, slope g]].
+        In a step of length g: A = [[1, g], [0, 1]] and Q = [[level g + slope g³/3, slope g²/2], [slope g²/2,
+        slope g]].
         """
         if self.damped:
             return super().block_between(gaps)
@@ -139,7 +143,8 @@ class Seasonal(Component):
         super().__init__()
         if isinstance(period, bool) or not isinstance(period, int) or period < 2:
             raise _errors.OptionError(
-                f"Seasonal: period must be an integer of at least 2, got {period!r}; HarmonicSeasonal takes others."
+                f"Seasonal: period must be an integer of at least 2, got {period!r}. "
+                f"HarmonicSeasonal takes others."
             )
         self.period, self.states, self.diffuse = period, period - 1, (True,) * (period - 1)
         self._set_or_defer({"variance": variance})
@@ -214,7 +219,7 @@ class AR(Component):
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
 
     def block_between(self, gaps: Tensor) -> Block:
-        """Return the matrices of an autoregression of order 1 in continuous time, which decays by coefficient^gap."""
+        """Return the matrices in continuous time, of order 1: it decays by coefficient^gap."""
         if self.order > 1:
             return super().block_between(gaps)
         coefficient, variance = self.coefficients.clamp_min(1e-6), self.variance
@@ -236,22 +241,33 @@ class Regression(Component):
     """A linear function of known inputs, X[t] · h, with coefficients h that are constant or random walks.
 
     Args:
-        X: (rows, k), one row per time. Forecasts use the rows after the end of the series.
-        variance: Variance of a step of each coefficient; None: they are constant.
+        X: (rows, k), one row per time: a tensor, an array, or a DataFrame. Forecasts use the rows after the
+            end of the
+            series, or those that they are passed.
+        variance: Variance of a step of each coefficient; None or 0: they are constant.
     """
 
     X: Tensor
     label = "regression"
     variance = make_variance()
 
-    def __init__(self, X: Tensor, variance: Value | None = None) -> None:
+    def __init__(self, X: Any, variance: Value | None = None) -> None:
         super().__init__()
-        self.register_buffer("X", _checks.check_inputs("Regression", X).detach().clone())
+        rows, _ = _inputs.read_array("Regression", X, "X")
+        self.register_buffer("X", _checks.check_inputs("Regression", rows).detach().clone())
         self.states = self.X.shape[1]
         self.diffuse = (True,) * self.states
-        self.wandering = variance is not None
-        if variance is not None:
+        self.wandering = variance is not None and bool(torch.as_tensor(variance).any())
+        if variance is not None and self.wandering:
             self.variance = variance
+
+    def append_rows(self, who: str, X: Any, times: int, steps: int) -> None:
+        """Set the rows after the first ``times`` to ``steps`` rows X (steps, k)."""
+        rows, _ = _inputs.read_array(who, X, "X")
+        rows = _checks.check_inputs(who, rows.to(self.X), columns=self.states, empty=True)
+        if len(rows) != steps:
+            raise _errors.ShapeError(f"{who}: X must have {steps} rows, one for each step, got {len(rows)}.")
+        self.X = torch.cat((self.X[:times], rows))
 
     def block(self, times: int) -> Block:
         """Return the matrices: X[t] maps the coefficients to the observation at time t."""
@@ -286,3 +302,37 @@ class Regression(Component):
         """Return a component with the inputs of the file."""
         check_entries(config, {"wandering": FLAG}, f"the component {cls.__name__}")
         return cls(tensors["X"], 1.0 if config["wandering"] else None)
+
+
+@contextlib.contextmanager
+def use_later_inputs(who: str, component: Component, X: Any, times: int, steps: int) -> Iterator[None]:
+    """Give the regressions of a model rows for the times after the data, as long as the context lasts.
+
+    Args:
+        who: Name of the method, for messages.
+        component: The component of the model.
+        X: (steps, k), the rows of the only regression; a dictionary of them by label; or None: nothing is
+            changed.
+        times: Steps of the data.
+        steps: Steps after them.
+    """
+    if X is None:
+        yield
+        return
+    parts = component.components if isinstance(component, Sum) else [component]
+    labels = component.labels if isinstance(component, Sum) else [component.label]
+    found = {name: part for name, part in zip(labels, parts, strict=True) if isinstance(part, Regression)}
+    if not found or (not isinstance(X, Mapping) and len(found) > 1):
+        hint = f": pass a dictionary with the names {', '.join(found)}." if found else "."
+        raise _errors.OptionError(f"{who}: X is for one Regression, and the model has {len(found)}{hint}")
+    given = X if isinstance(X, Mapping) else {next(iter(found)): X}
+    before = {name: part.X for name, part in found.items()}
+    try:
+        for name, rows in given.items():
+            if name not in found:
+                raise _errors.unknown_option(who, "X", name, list(found))
+            found[name].append_rows(who, rows, times, steps)
+        yield
+    finally:
+        for name, part in found.items():
+            part.X = before[name]

@@ -1,0 +1,216 @@
+"""Series as users have them: tensors, arrays, objects of pandas; at regular steps or at any times."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models import _inputs
+from lapgrad.models._inputs import Origin
+from lapgrad.models._state_space.time_series import Series, pad_series
+
+_MOST_FILLED = 10
+"""Series become at most so many times longer by missing steps; else their times are irregular."""
+
+_FREQUENCIES = tuple(
+    "YS YE QS QE MS ME W-SUN W-MON W-TUE W-WED W-THU W-FRI W-SAT B D h 30min 15min 10min 5min min s".split()
+)
+"""Frequencies of dates with gaps, from the longest step on."""
+
+
+class SeriesInput(NamedTuple):
+    """Series, and when they were observed.
+
+    Attributes:
+        series: The values as one tensor.
+        origin: What they were read from; its index has the steps that were filled in.
+        labels: Coordinates of the steps of a single series, (T,): an index of pandas or an array; None: 0, 1,
+            2, ...
+        gaps: (T,), the time from each step to the next, float64; the last one is the usual gap. None: steps
+            are regular.
+    """
+
+    series: Series
+    origin: Origin
+    labels: Any
+    gaps: Tensor | None
+
+
+def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
+    """Return series as tensors. Where steps of a regular grid are left out they are filled with NaN.
+
+    Args:
+        who: Name of the model, for messages.
+        y: One series, an array of several, or a list of series.
+        times: (T,), when a single series was observed: numbers or dates; None: the index of an object of
+            pandas, else
+            regular steps.
+
+    Raises:
+        ShapeError: times has another length.
+        OptionError: times do not increase, or there are several series.
+    """
+    if not _inputs.is_arraylike(y) and isinstance(y, list | tuple) and not (y and np.isscalar(y[0])):
+        if times is not None:
+            raise _errors.OptionError(f"{who}: times are for a single series.")
+        parts = [_inputs.read_array(who, part, f"y[{i}]") for i, part in enumerate(y)]
+        kinds = {origin.kind for _, origin in parts}
+        origin = Origin("tensor" if kinds <= {"tensor"} else "array")
+        return SeriesInput(pad_series(who, [tensor for tensor, _ in parts]), origin, None, None)
+    values, origin = _inputs.read_array(who, y, "y")
+    labels = origin.index if times is None else times
+    if labels is None or values.dim() > 2:
+        if times is not None:
+            raise _errors.OptionError(f"{who}: times are for a single series.")
+        return SeriesInput(pad_series(who, values), origin, None, None)
+    if len(labels) != len(values):
+        raise _errors.ShapeError(
+            f"{who}: times must have one entry for each of {len(values)} steps, got {len(labels)}."
+        )
+    values, labels, gaps = _find_steps(who, values, labels)
+    kept = labels if hasattr(labels, "to_numpy") else None
+    return SeriesInput(pad_series(who, values), origin._replace(index=kept), labels, gaps)
+
+
+def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
+    """Return the labels of the ``steps`` steps after the end; None if there are none."""
+    if labels is None:
+        return None
+    if hasattr(labels, "to_numpy"):
+        found = _inputs.extend_index(labels, steps)
+        if found is not None:
+            return found
+        if getattr(labels.dtype, "kind", "") not in "iufM":
+            return None
+    array = _inputs.get_coordinates(labels)
+    if array is None or len(array) == 0:
+        return None
+    usual = np.median(np.diff(array)) if len(array) > 1 else np.asarray(1)
+    later = array[-1] + np.arange(1, steps + 1) * usual.astype(
+        array.dtype if array.dtype.kind == "f" else usual.dtype
+    )
+    return type(labels)(later) if hasattr(labels, "to_numpy") and steps else later
+
+
+def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Tensor | None]:
+    """Return values and labels on a regular grid, or the gaps between irregular times."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(labels, pandas.PeriodIndex):
+        grid = pandas.period_range(labels[0], labels[-1], freq=labels.freq)
+        return (*_fill(values, labels, grid), None)
+    if pandas is not None and isinstance(labels, pandas.DatetimeIndex):
+        _check_order(who, np.diff(labels.asi8))
+        if len(labels) < 3 or _inputs.find_frequency(labels) is not None:
+            return values, labels, None
+        for frequency in _FREQUENCIES:
+            grid = pandas.date_range(labels[0], labels[-1], freq=frequency)
+            if len(labels) <= len(grid) <= _MOST_FILLED * len(labels) and labels.isin(grid).all():
+                return (*_fill(values, labels, grid), None)
+        return values, labels, _scale_gaps(np.diff(labels.asi8).astype(np.float64))
+    array = labels.to_numpy() if hasattr(labels, "to_numpy") else np.asarray(labels)
+    if array.dtype.kind == "M":
+        # Months and years are steps of different length in days, but regular ones if these are all there is.
+        for unit in ("datetime64[Y]", "datetime64[M]"):
+            if (array.astype(unit) == array).all():
+                array = array.astype(unit)
+                labels = labels if hasattr(labels, "to_numpy") else array
+                break
+        numbers = array.astype(np.int64).astype(np.float64)
+    elif array.dtype.kind in "iuf":
+        numbers = array.astype(np.float64)
+    elif hasattr(labels, "to_numpy"):
+        return values, labels, None  # names of rows, which say nothing about time
+    else:
+        raise _errors.OptionError(f"{who}: times must be numbers or dates, got {array.dtype}.")
+    steps = np.diff(numbers)
+    _check_order(who, steps)
+    if len(steps) == 0 or np.allclose(steps, steps[0], rtol=1e-9):
+        return values, labels, None
+    counts = steps / steps.min()
+    if np.allclose(counts, np.round(counts), rtol=1e-6, atol=1e-6) and counts.sum() < _MOST_FILLED * len(
+        array
+    ):
+        places = np.concatenate(([0], np.round(counts).astype(np.int64).cumsum()))
+        step = array[1:][steps.argmin()] - array[:-1][steps.argmin()]
+        grid = array[0] + np.arange(places[-1] + 1) * step
+        kept = type(labels)(grid) if hasattr(labels, "to_numpy") else grid
+        return _spread(values, places, len(grid)), kept, None
+    usual = float(np.median(steps)) if array.dtype.kind == "M" else 1.0
+    return values, labels, _scale_gaps(steps, usual)
+
+
+def _scale_gaps(steps: Any, unit: float | None = None) -> Tensor:
+    """Return the gaps in a unit (None: their median), and the usual gap after the last time."""
+    unit = float(np.median(steps)) if unit is None else unit
+    return torch.from_numpy(np.concatenate((steps, [np.median(steps)])) / unit)
+
+
+def _fill(values: Tensor, labels: Any, grid: Any) -> tuple[Tensor, Any]:
+    if len(labels) == len(grid):
+        return values, grid if (grid == labels).all() else labels
+    return _spread(values, np.asarray(grid.get_indexer(labels)), len(grid)), grid
+
+
+def _spread(values: Tensor, places: Any, length: int) -> Tensor:
+    filled = values.new_full((length, *values.shape[1:]), torch.nan)
+    filled[torch.from_numpy(np.ascontiguousarray(places)).to(values.device)] = values
+    return filled
+
+
+def _check_order(who: str, steps: Any) -> None:
+    if len(steps) and not (steps > 0).all():
+        at = int((~(steps > 0)).argmax()) + 1
+        raise _errors.OptionError(f"{who}: times must increase; the one at step {at} does not.")
+
+
+def get_plot_coordinates(labels: Any, length: int, steps: int, gaps: Tensor | None) -> Any:
+    """Return coordinates (length + steps,) of a time axis: labels as they continue, else 0, 1, 2, ..."""
+    known = _inputs.get_coordinates(labels)
+    later = _inputs.get_coordinates(continue_labels(labels, steps, gaps)) if steps else None
+    if known is None or len(known) < length or (steps and later is None):
+        return np.arange(length + steps)
+    return known[:length] if later is None else np.concatenate((known[:length], later))
+
+
+def describe_labels(origin: Origin, labels: Any) -> dict[str, Any]:
+    """Return what a file says about the labels of a series, in types that JSON knows."""
+    found: dict[str, Any] = {"origin": origin.kind}
+    if origin.columns is not None and all(isinstance(name, str) for name in origin.columns):
+        found["columns"] = list(origin.columns)
+    array = _inputs.get_coordinates(labels)
+    if array is None:
+        return found
+    if array.dtype.kind == "M":
+        found["dates"] = [str(date) for date in array.astype("datetime64[ns]")]
+        found["frequency"] = getattr(labels, "freqstr", None)
+        found["periods"] = hasattr(labels, "to_timestamp")
+    else:
+        found["labels"] = array.tolist()
+    return found
+
+
+def restore_labels(config: dict[str, Any], origin: Origin, labels: Any) -> tuple[Origin, Any]:
+    """Return origin and labels as described by ``describe_labels``; arrays, if pandas is not installed."""
+    kind, columns = config.get("origin", "tensor"), config.get("columns")
+    dates, numbers = config.get("dates"), config.get("labels")
+    if dates is None and numbers is None:
+        return Origin("array" if kind == "frame" else kind, None, columns), labels
+    array = np.array(dates, dtype="datetime64[ns]") if dates is not None else np.array(numbers)
+    if kind != "frame":
+        return Origin(kind, None, columns), array
+    try:
+        pandas: Any = importlib.import_module("pandas")
+    except ImportError:
+        return Origin("array", None, columns), array
+    index = pandas.Index(array) if dates is None else pandas.DatetimeIndex(array)
+    if dates is not None and config.get("periods"):
+        index = index.to_period(config.get("frequency"))
+    elif dates is not None and config.get("frequency"):
+        index = pandas.DatetimeIndex(array, freq=config["frequency"])
+    return Origin(kind, index, columns), index
