@@ -122,6 +122,28 @@ def test_singular_triangle(left: bool) -> None:
         assert_close(of_lapgrad[0], of_torch[0])
 
 
+@pytest.mark.parametrize("shape", [(40, 40), (1, 40, 40), (3, 40, 40)])
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("left", [True, False])
+def test_few_right_hand_sides(shape: tuple[int, ...], upper: bool, left: bool) -> None:
+    """Above order 32 torch solves these, and lapgrad has the gradient: also the second one."""
+    L = torch.linalg.cholesky(positive_definite(*shape[:-1]), upper=upper).requires_grad_()
+    B = torch.randn(2, dtype=torch.float64)[:, None].expand(*shape[:-2], 2, 40)
+    B = (B.mT if left else B).clone().requires_grad_()
+    results = []
+    for accelerated in (False, True):
+        with everything() if accelerated else lapgrad.accelerate.off():
+            X = torch.linalg.solve_triangular(L, B, upper=upper, left=left)
+            first = torch.autograd.grad(X.square().sum(), (L, B), create_graph=True)
+            second = torch.autograd.grad(sum(g.square().sum() for g in first), (L, B))
+        results.append(([X], first, second, X.stride()))
+    assert results[0][3] == results[1][3]
+    for part in range(3):
+        assert_all_close(
+            [x.detach() for x in results[1][part]], [x.detach() for x in results[0][part]], HIGHER_ORDER
+        )
+
+
 @pytest.mark.parametrize("decomposition", ["eigh", "svd"])
 def test_equal_eigenvalues_have_finite_gradients_without_a_warning(decomposition: str) -> None:
     A = torch.eye(6, dtype=torch.float64).expand(2, 6, 6).clone().requires_grad_()
