@@ -202,7 +202,7 @@ def test_peak_is_what_the_docstring_says(name: str, phase: str) -> None:
 
 
 def check_measure() -> None:
-    """What runs in a process of its own: peaks that are known, in pages of 4 KiB around each buffer."""
+    """Check measured peaks of functions with known peaks; runs in a process of its own."""
     megabyte = 2**20
     assert measure_mapped_bytes(lambda: None) == 0
     for size in (64, 8, 1):  # An earlier, larger peak hides nothing.

@@ -114,7 +114,7 @@ class Formulas:
     def pull_back(
         self, needs: tuple[bool, ...], ctx: Any, cotangents: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
-        """The vjp at what ``ctx`` has saved; nothing to do when no result has a cotangent."""
+        """Return the vjp at the tensors saved in ``ctx``; Nones if no result has a cotangent."""
         if cotangents[0] is None and all(cotangent is None for cotangent in cotangents):
             return (None,) * len(needs)
         return self.vjp(needs, ctx.saved_tensors, ctx.flags, *cotangents)

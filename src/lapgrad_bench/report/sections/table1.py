@@ -44,7 +44,7 @@ def _collect_settings(group: Group) -> dict[Setting, list[FoldResult]]:
 
 
 def identify_row(row: FoldResult) -> Hashable:
-    """Return what is equal in two rows that measure the same thing."""
+    """Return the key of a row: two rows with equal keys measure the same thing."""
     return _get_setting(row), row.fold, row.seed
 
 
