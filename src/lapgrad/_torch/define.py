@@ -146,7 +146,7 @@ def define(
     vmap: VmapRule = apply_to_batch,
     overwriting: Overwriting | None = None,
 ) -> Operator:
-    """Register an operator with explicit derivatives and return its doors.
+    """Register an operator with explicit derivatives and return the functions to call it by.
 
     Args:
         name: The name under ``torch.ops.lapgrad``.
@@ -201,7 +201,7 @@ def define_fused(
     composite: Callable[..., Any],
     vmap: VmapRule = apply_to_batch,
 ) -> Operator:
-    """Register an operator whose derivatives are those of a composite formula, and return its doors.
+    """Register an operator with the derivatives of a composite formula; return the functions to call it by.
 
     Args:
         name: The name under ``torch.ops.lapgrad``.
