@@ -345,4 +345,4 @@ def test_figures_of_the_paper() -> None:
         few, many = TABLE1["MXNet", 50][name], TABLE1["MXNet", 3200][name]
         assert many.rmse.mean < few.rmse.mean
         assert many.tll.mean > few.tll.mean
-        assert few.rmse.reached(TABLE1["GPy", 50][name].rmse.mean)
+        assert few.rmse.is_reached_by(TABLE1["GPy", 50][name].rmse.mean)

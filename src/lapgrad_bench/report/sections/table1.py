@@ -76,7 +76,7 @@ def _judge(setting: Setting, folds: Sequence[FoldResult]) -> list[tuple[str, str
         ours, wanted = Mean.from_values([getattr(fold, field) for fold in folds]), getattr(theirs, field)
         if ours is not None:
             verdict = "equal" if abs(ours.mean - wanted.mean) <= wanted.deviation else "better"
-            verdict = verdict if wanted.reached(ours.mean) else "worse"
+            verdict = verdict if wanted.is_reached_by(ours.mean) else "worse"
             judged.append((verdict, f"{setting}, {name}: {ours}; the paper's {_format_figure(wanted)}"))
     return judged
 
