@@ -92,7 +92,7 @@ ON_CUDA: dict[str, tuple[str, dict[str, float]]] = {
 def read_documented_memory(name: str) -> dict[str, tuple[float, bool]]:
     """The Memory line of a docstring: "forward 1 (0 with overwrite), backward 1".
 
-    Buffers are counted in units of what is returned, or in matrices: "forward 1 n^2 (0 with overwrite)". The
+    Buffers are count_call in units of what is returned, or in matrices: "forward 1 n^2 (0 with overwrite)". The
     second entry says which.
     """
     text = inspect.getdoc(OPERATORS[name].fn) or ""
@@ -157,7 +157,7 @@ def _measure_peak(function: Any, cotangent: Tensor | None = None) -> tuple[float
     shared = set() if cotangent is None else {cotangent.data_ptr()}
     returned = 0
 
-    def counted() -> Any:
+    def count_call() -> Any:
         nonlocal returned
         result = function()
         returned = sum(
@@ -165,7 +165,7 @@ def _measure_peak(function: Any, cotangent: Tensor | None = None) -> tuple[float
         )
         return result
 
-    return peak_bytes(counted) / MATRIX_BYTES, returned / MATRIX_BYTES
+    return peak_bytes(count_call) / MATRIX_BYTES, returned / MATRIX_BYTES
 
 
 def _list_tensors(result: Any) -> list[Tensor]:
