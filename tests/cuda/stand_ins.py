@@ -101,7 +101,7 @@ def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) 
 
 
 def launch_kernel(function: int, *rest: int) -> int:
-    """``function`` is the number that ``queue`` gave to a kernel."""
+    """Run a kernel emulated; ``function`` is the number that ``make_device`` gave to it."""
     *geometry, shared, _, parameters, _ = rest
     size, place = divmod(function, 100)
     name = emulated.name_instance(_device._KERNELS[place], _DTYPES[size])

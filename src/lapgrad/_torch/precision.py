@@ -47,7 +47,7 @@ class _SharedSetting:
 
     @contextlib.contextmanager
     def switch_off(self) -> Iterator[None]:
-        """Products inside are those of float32."""
+        """While active, torch does not round products of float32 on this kind of device."""
         with self._lock:
             if not self._users:
                 self._before = self._setting.fp32_precision
