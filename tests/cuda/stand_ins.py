@@ -108,7 +108,7 @@ def launch_kernel(function: int, *rest: int) -> int:
     fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
-    print(f"{name}: {fault}")  # the compiled core would lose an exception: it is kept
+    print(f"{name}: {fault}")  # the compiled core would lose an exception
     return _FAILURE
 
 
