@@ -177,7 +177,7 @@ def assert_close(actual: Tensor, expected: Tensor, units: float = DEFAULT) -> No
 
 
 def assert_all_close(actual: object, expected: object, units: float = DEFAULT) -> None:
-    """The same for nested tuples and lists of tensors."""
+    """``assert_close`` for nested tuples and lists of tensors."""
     if isinstance(expected, Tensor):
         assert isinstance(actual, Tensor), f"{type(actual).__name__}, expected a tensor"
         assert_close(actual, expected, units)

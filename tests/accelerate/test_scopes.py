@@ -134,7 +134,7 @@ def test_a_scope_can_be_entered_again() -> None:
 def test_function() -> None:
     @lapgrad.accelerate(always=True)
     def inside(depth: int) -> bool:
-        """What it does."""
+        """Return whether lapgrad takes calls at every level of the recursion."""
         return takes() and (depth == 0 or inside(depth - 1))
 
     assert not takes()

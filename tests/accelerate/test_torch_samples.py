@@ -40,7 +40,7 @@ WITH_GRADIENT = [name for name in OPERATORS if name not in WITHOUT_GRADIENT]
 
 @pytest.fixture(autouse=True)
 def overrides_removed() -> Iterator[None]:
-    """Every test begins with torch as it is, and leaves it so."""
+    """Every test begins and ends without overrides."""
     lapgrad.accelerate.stats(reset=True)
     yield
     lapgrad.accelerate.off()

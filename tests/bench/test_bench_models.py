@@ -221,9 +221,12 @@ def test_a_worker_evaluates_models(tmp_path: Path) -> None:
         device = "cpu"
 
         def __init__(self) -> None:
-            self.models = {"sum": lambda X, scale, name: lambda: (scale * X.sum(), X), "broken": self.broken}
+            self.models = {
+                "sum": lambda X, scale, name: lambda: (scale * X.sum(), X),
+                "broken": self.fail_to_measure,
+            }
 
-        def broken(self, **arguments: Any) -> Any:
+        def fail_to_measure(self, **arguments: Any) -> Any:
             raise RuntimeError("no memory\nat all")
 
         def wait(self, results: Any) -> None:

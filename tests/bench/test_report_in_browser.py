@@ -36,7 +36,7 @@ WIDTHS = (*PHONES, DESKTOP)
 
 @dataclass
 class OpenPage:
-    """A page in a window of one width, with what it complained of and asked for."""
+    """A page in a window of one width, with its console messages and network requests."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)

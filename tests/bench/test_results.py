@@ -54,11 +54,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_an_interruption_just_after_the_write_is_no_other_error(tmp_path, monkeypatch):
     path, replace = tmp_path / "results.json", os.replace
 
-    def interrupted(source, target):
+    def interrupt_after_rename(source, target):
         replace(source, target)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", interrupted)
+    monkeypatch.setattr(os, "replace", interrupt_after_rename)
     with pytest.raises(KeyboardInterrupt):
         Results("ops", rows=[{"a": 1}]).write(path)
     assert Results.load(path).rows == [{"a": 1}]

@@ -101,14 +101,14 @@ def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) 
 
 
 def launch_kernel(function: int, *rest: int) -> int:
-    """``function`` is the number that ``queue`` gave to a kernel."""
+    """Run a kernel emulated; ``function`` is the number that ``make_device`` gave to it."""
     *geometry, shared, _, parameters, _ = rest
     size, place = divmod(function, 100)
     name = emulated.name_instance(_device._KERNELS[place], _DTYPES[size])
     fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
-    print(f"{name}: {fault}")  # the compiled core would lose an exception: it is kept
+    print(f"{name}: {fault}")  # the compiled core would lose an exception
     return _FAILURE
 
 

@@ -38,11 +38,11 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         number = len(made)
         made.append(0)
 
-        def counted() -> None:
+        def replay_and_count() -> None:
             made[number] += 1
             replay()
 
-        return counted
+        return replay_and_count
 
     monkeypatch.setattr(_cuda_graph.CudaRecorder, "record", counting)
     return made
@@ -104,13 +104,13 @@ def test_graphs_make_the_same_regression(replays: list[int]) -> None:
 def test_replays_do_not_wait(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     moved = _minibatches.TrainingRun.take_step
 
-    def watched(self: _minibatches.TrainingRun) -> None:
+    def take_step_without_waiting(self: _minibatches.TrainingRun) -> None:
         if len(replays) < 2:  # recording a graph waits for the device
             return moved(self)
         with waits.forbid_waits():
             return moved(self)
 
-    monkeypatch.setattr(_minibatches.TrainingRun, "take_step", watched)
+    monkeypatch.setattr(_minibatches.TrainingRun, "take_step", take_step_without_waiting)
     fit_model()
     assert sum(replays) == 34
 

@@ -203,6 +203,6 @@ def test_every_launch_compiles(stem: str) -> None:
 @pytest.mark.parametrize("architecture", [OLDEST, NEWEST])
 @pytest.mark.parametrize("stem", STEMS)
 def test_devices_are_served(stem: str, architecture: str) -> None:
-    """With the optimiser, as a launch compiles it."""
+    """Kernels compile with optimisation for each architecture, as a launch compiles them."""
     code, symbol = _compile.compile_source(stem, collect_expressions()[stem][0], architecture)
     assert symbol.encode() in code

@@ -29,11 +29,13 @@ def test_same_fit(optimizer: str, inducing: int, monkeypatch: pytest.MonkeyPatch
     recorded = []
     record = _cuda_graph.CudaRecorder.record
 
-    def counted(self: _cuda_graph.CudaRecorder, function: _cuda_graph.Function) -> _cuda_graph.Function:
+    def record_and_count(
+        self: _cuda_graph.CudaRecorder, function: _cuda_graph.Function
+    ) -> _cuda_graph.Function:
         recorded.append(True)
         return record(self, function)
 
-    monkeypatch.setattr(_cuda_graph.CudaRecorder, "record", counted)
+    monkeypatch.setattr(_cuda_graph.CudaRecorder, "record", record_and_count)
     found = model(inducing).fit(optimizer, steps=20)
     assert recorded == [True]
     monkeypatch.setattr(SparseGPRegression, "replayable", False)

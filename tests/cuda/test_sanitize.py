@@ -66,7 +66,7 @@ def test_races() -> None:
 
 
 def write_fake_sanitizer(folder: Path, log: str, status: int, says: str = "launched 3 kernels") -> str:
-    """A program that takes compute-sanitizer's options, and writes what is given."""
+    """Write a program that takes compute-sanitizer's options and writes the given log; return its path."""
     written = folder / "what to write"
     written.write_text(log)
     program = folder / "compute-sanitizer"

@@ -54,7 +54,7 @@ def contents(path: Path) -> dict[str, Any]:
     return found
 
 
-def learned(
+def learn_one_fold(
     how: LearningOptions, checkpoints: Path, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
     data = datasets.load(FOLD.dataset)
@@ -80,14 +80,14 @@ def test_a_fold_that_is_left_ends_at_the_same_figures(
     optimizer: str, stops: tuple[int, ...], tmp_path: Path
 ) -> None:
     how = LearningOptions(optimizer, steps=17)
-    straight = learned(how, tmp_path / "straight")
+    straight = learn_one_fold(how, tmp_path / "straight")
     for count in stops:
         with pytest.raises(folds.Interrupted):
-            learned(how, tmp_path / "left", after(count))
-    resumed = learned(how, tmp_path / "left")
+            learn_one_fold(how, tmp_path / "left", after(count))
+    resumed = learn_one_fold(how, tmp_path / "left")
     assert figures([resumed]) == figures([straight])
     assert straight["steps_made"] <= 17
-    assert straight["loss"] < learned(LearningOptions(optimizer, steps=1), tmp_path / "short")["loss"]
+    assert straight["loss"] < learn_one_fold(LearningOptions(optimizer, steps=1), tmp_path / "short")["loss"]
     assert not list((tmp_path / "left").iterdir())
 
 
@@ -106,8 +106,10 @@ def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = LearningOptions(steps=12, lr_end=1e-3)
-    straight = learned(how, tmp_path / "straight")
-    assert straight["loss"] != learned(LearningOptions(steps=12), tmp_path / "with the same rate")["loss"]
+    straight = learn_one_fold(how, tmp_path / "straight")
+    assert (
+        straight["loss"] != learn_one_fold(LearningOptions(steps=12), tmp_path / "with the same rate")["loss"]
+    )
     evaluations = 0
 
     def loss(model: SparseGPRegression) -> torch.Tensor:
@@ -120,56 +122,56 @@ def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
     of_the_model = SparseGPRegression.loss
     monkeypatch.setattr(SparseGPRegression, "loss", loss)
     with pytest.raises(MemoryError):
-        learned(how, tmp_path / "killed")
-    assert figures([learned(how, tmp_path / "killed")]) == figures([straight])
+        learn_one_fold(how, tmp_path / "killed")
+    assert figures([learn_one_fold(how, tmp_path / "killed")]) == figures([straight])
     assert evaluations == 9 + 7 + 1  # from step 5 to 12, and the last value
 
 
 def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
-        learned(LearningOptions(steps=12), tmp_path, after(3))
+        learn_one_fold(LearningOptions(steps=12), tmp_path, after(3))
     with pytest.raises(FileFormatError, match=r"other options: steps 12\. Use"):
-        learned(LearningOptions(steps=13), tmp_path)
+        learn_one_fold(LearningOptions(steps=13), tmp_path)
     with pytest.raises(FileFormatError, match=r"other options: lr_end None\. Use"):
-        learned(LearningOptions(steps=12, lr_end=1e-3), tmp_path)
+        learn_one_fold(LearningOptions(steps=12, lr_end=1e-3), tmp_path)
     (tmp_path / FOLD.file).write_text("no checkpoint")
     with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
-        learned(LearningOptions(steps=12), tmp_path)
+        learn_one_fold(LearningOptions(steps=12), tmp_path)
 
 
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
-        learned(LearningOptions(steps=12), tmp_path, after(3))
+        learn_one_fold(LearningOptions(steps=12), tmp_path, after(3))
     checkpoint = tmp_path / FOLD.file
     whole = checkpoint.read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:999] + b"?" + whole[1000:], b""):
         checkpoint.write_bytes(damaged)
         with pytest.raises(FileFormatError, match=r"(is damaged|is empty).*Remove it to start anew"):
-            learned(LearningOptions(steps=12), tmp_path)
+            learn_one_fold(LearningOptions(steps=12), tmp_path)
     content = torch.load(io.BytesIO(whole), weights_only=True)
     for name in content:
         write_archive(checkpoint, {key: value for key, value in content.items() if key != name})
         with pytest.raises(FileFormatError, match=f"missing entry '{name}'.*Remove it"):
-            learned(LearningOptions(steps=12), tmp_path)
+            learn_one_fold(LearningOptions(steps=12), tmp_path)
     changed = {"training": {**content["training"], "optimizer": {}}}
     changed |= {name: ["something else"] for name in ("of", "parameters", "best", "done")}
     for name, value in changed.items():
         write_archive(checkpoint, {**content, name: value})
         with pytest.raises(FileFormatError, match=r"is not a checkpoint of this experiment.*Remove it"):
-            learned(LearningOptions(steps=12), tmp_path)
+            learn_one_fold(LearningOptions(steps=12), tmp_path)
     renamed = {f"{name}_": value for name, value in content["parameters"].items()}
     write_archive(checkpoint, {**content, "parameters": renamed})
     with pytest.raises(FileFormatError, match="parameters are not those of the model"):
-        learned(LearningOptions(steps=12), tmp_path)
+        learn_one_fold(LearningOptions(steps=12), tmp_path)
     # What earlier versions wrote, without a checksum, is still taken up.
     torch.save(content, checkpoint)
     with pytest.raises(folds.Interrupted):
-        learned(LearningOptions(steps=12), tmp_path, after(1))
+        learn_one_fold(LearningOptions(steps=12), tmp_path, after(1))
 
 
 def test_jitter_is_that_of_the_data(tmp_path: Path) -> None:
-    assert learned(LearningOptions(steps=1), tmp_path)["jitter"] == 1e-8
-    assert learned(LearningOptions(steps=1, jitter=1e-5), tmp_path)["jitter"] == 1e-5
+    assert learn_one_fold(LearningOptions(steps=1), tmp_path)["jitter"] == 1e-8
+    assert learn_one_fold(LearningOptions(steps=1, jitter=1e-5), tmp_path)["jitter"] == 1e-5
     assert LearningOptions().for_task("power").jitter == 1e-6
 
 
@@ -345,4 +347,4 @@ def test_figures_of_the_paper() -> None:
         few, many = TABLE1["MXNet", 50][name], TABLE1["MXNet", 3200][name]
         assert many.rmse.mean < few.rmse.mean
         assert many.tll.mean > few.tll.mean
-        assert few.rmse.reached(TABLE1["GPy", 50][name].rmse.mean)
+        assert few.rmse.is_reached_by(TABLE1["GPy", 50][name].rmse.mean)

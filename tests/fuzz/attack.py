@@ -114,7 +114,7 @@ class Attack:
             self.expected.gradients = [self.expected.gradients[i] for i in self.needs]
 
     def _scale(self, reference: Reference, rng: random.Random) -> None:
-        """Multiply the blocks by powers of two, and what is expected accordingly."""
+        """Multiply the blocks by powers of two, and scale the expected results accordingly."""
         values, places = self.arrangement.values(), self.arrangement.places
         blocks = sorted({place.block for place in places})
         groups = [[i for i, place in enumerate(places) if place.block == block] for block in blocks]
@@ -251,7 +251,7 @@ class Attack:
         return values, gradients
 
     def _is_in_range(self) -> bool:
-        """Whether the dtype represents what is expected; else the operator may refuse the operands."""
+        """Return whether the dtype can represent the expected results; else the operator may raise."""
         largest = torch.finfo(self.dtype).max
         values = [part.value for part in self.expected.results if part.value.is_floating_point()]
         return all(bool((value.abs() <= largest).all()) for value in values)
@@ -323,7 +323,7 @@ class Attack:
             report.failures.append("overwrite=True has written outside of the operand")
 
     def _compare(self, report: Report, part: Part, actual: Tensor) -> None:
-        """Report a part that is not what is expected."""
+        """Report a result or gradient that differs from the expected one."""
         expected = part.value
         if actual.shape != expected.shape:
             report.failures.append(f"{part.name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}")

@@ -211,7 +211,7 @@ def _find_degree(value: Tensor, at_16: Tensor) -> float | None:
 
 
 def scale(expected: Expected, degrees: list[list[float]], exponents: list[int]) -> Expected:
-    """What is expected at operands times 2^exponents, one exponent per group."""
+    """Return the expected results for operands times 2^exponents, one exponent per group."""
 
     def scaled() -> Iterator[Part]:
         for part, row in zip(expected.parts(), degrees, strict=True):

@@ -18,7 +18,7 @@ _MAY_BE_GRADED = ("spd", "triangular", "general")
 def draw_values(
     case: OperatorCase, recipe: Recipe, rng: random.Random, dtype: torch.dtype, may_grade: bool
 ) -> tuple[list[Tensor], str]:
-    """Operands in float64 that ``dtype`` represents exactly, and what is special about them."""
+    """Return operands in float64 that ``dtype`` represents exactly, and a word for how they were drawn."""
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     kinds = case.kinds
     values = [operand(kind, shape, generator).cpu() for kind, shape in zip(kinds, recipe.shapes, strict=True)]

@@ -59,7 +59,7 @@ class JointGaussian:
 
     def log_likelihood(self, until: int | None = None) -> Tensor:
         """Return the log density of the observations before ``until`` that are not missing."""
-        seen = self._seen(self.times if until is None else until)
+        seen = self._select_observed(self.times if until is None else until)
         if not len(seen):
             return torch.zeros((), dtype=torch.float64, device=DEVICE)
         covariance = self.covariance[seen][:, seen]
@@ -67,12 +67,12 @@ class JointGaussian:
 
     def condition(self) -> float:
         """Return the condition number of the covariance of the observed values; 1 if there are none."""
-        seen = self._seen(self.times)
+        seen = self._select_observed(self.times)
         return float(torch.linalg.cond(self.covariance.detach()[seen][:, seen])) if len(seen) else 1.0
 
     def states(self, until: int) -> tuple[Tensor, Tensor]:
         """Return mean (T, n) and covariance (T n, T n) of all states given observations before ``until``."""
-        seen = self._seen(until)
+        seen = self._select_observed(until)
         mean, covariance = self.state_mean, self.state_covariance
         if len(seen):
             cross = (self.H @ self.state_covariance)[seen]
@@ -86,7 +86,7 @@ class JointGaussian:
         s = t if s is None else s
         return covariance[t * self.n : (t + 1) * self.n, s * self.n : (s + 1) * self.n]
 
-    def _seen(self, until: int) -> Tensor:
+    def _select_observed(self, until: int) -> Tensor:
         seen = ~self.y.isnan()
         seen[until * self.p :] = False
         return seen.nonzero()[:, 0]

@@ -198,18 +198,18 @@ def test_gradients_are_on_in_a_fit() -> None:
 def test_autocast_rounds_the_weights_of_each_step() -> None:
     """Autocast caches rounded weights while it is on; each step must round the present ones."""
 
-    def rounded(keep: bool) -> Fit:
+    def fit_rounded(keep: bool) -> Fit:
         model = DeepGP(Y.float(), [1, 2], inducing=5, hidden=[4], generator=0)
         with torch.autocast("cpu", cache_enabled=keep):
             return model, model.fit(Y.float(), steps=24, lr=0.05, **OPTIONS).history
 
-    assert_same_fit(rounded(True), rounded(False), 0)
+    assert_same_fit(fit_rounded(True), fit_rounded(False), 0)
 
 
 def test_recordings_do_not_outlive_what_they_were_made_of(taped: Callable[..., TapeRecorder]) -> None:
     """If parameters get new memory, steps move those, and not the old ones."""
 
-    def spoiled(model: DeepGP) -> Callable[[int, float], None]:
+    def make_spoiling_callback(model: DeepGP) -> Callable[[int, float], None]:
         def move(step: int, loss: float) -> None:
             if step == 12:
                 for value in model.parameters():
@@ -219,9 +219,9 @@ def test_recordings_do_not_outlive_what_they_were_made_of(taped: Callable[..., T
 
     one, other = make_unsupervised(), make_unsupervised()
     taped(AsItIs)
-    _, losses = fit_model(one, callback=spoiled(one))
+    _, losses = fit_model(one, callback=make_spoiling_callback(one))
     recorder = taped()
-    _, found = fit_model(other, callback=spoiled(other))
+    _, found = fit_model(other, callback=make_spoiling_callback(other))
     assert recorder.closed == 2
     assert recorder.recordings > 2
     assert_same_fit((other, found), (one, losses))

@@ -216,7 +216,7 @@ def test_damaged_descriptions_are_refused(name: str, saved: dict[str, bytes], pa
             refused(path, {**content, "config": json.dumps(changed)})
 
 
-def damaged(tensors: Mapping[str, Tensor], key: str) -> list[dict[Any, Any]]:
+def list_damaged_tensors(tensors: Mapping[str, Tensor], key: str) -> list[dict[Any, Any]]:
     """Tensors of a file with one of them removed, renamed, or of another kind."""
     value = tensors[key]
     lacking = {other: tensor for other, tensor in tensors.items() if other != key}
@@ -238,7 +238,7 @@ def damaged(tensors: Mapping[str, Tensor], key: str) -> list[dict[Any, Any]]:
 def test_damaged_tensors_are_refused(name: str, saved: dict[str, bytes], path: Path) -> None:
     content = content_of(saved, name)
     for number, key in enumerate(content["tensors"]):
-        wrong = damaged(content["tensors"], key)
+        wrong = list_damaged_tensors(content["tensors"], key)
         if key.endswith("num_batches_tracked"):
             del wrong[0]  # torch fills it in
         if key.endswith(("raw_lengthscale", "raw_period")):

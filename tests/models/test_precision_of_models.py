@@ -79,7 +79,7 @@ def filtered(form: str) -> Evaluated:
     return with_derivatives((found.mean, found.covariance, found.log_likelihood), model[1:])
 
 
-def smoothed(method: str) -> Evaluated:
+def run_smoother(method: str) -> Evaluated:
     model = state_space()
     found = kalman_smoother(*model, method=method)
     return with_derivatives((found.mean, found.covariance, found.cross_covariance), model[1:])
@@ -146,8 +146,8 @@ CASES: dict[str, Callable[[], Evaluated]] = {
     "Polynomial": lambda: of_kernel(Polynomial(2, 0.5, 0.1)),
     "filter": lambda: filtered("covariance"),
     "square root filter": lambda: filtered("square_root"),
-    "smoother": lambda: smoothed("rts"),
-    "Bryson and Frazier": lambda: smoothed("bryson_frazier"),
+    "smoother": lambda: run_smoother("rts"),
+    "Bryson and Frazier": lambda: run_smoother("bryson_frazier"),
     "structural": structural,
     "GPRegression": gp_regression,
     "BayesianLinearRegression": blr,

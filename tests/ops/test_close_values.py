@@ -127,14 +127,14 @@ def test_single_vectors_keep_their_gradient(gap: float, way: str) -> None:
     A = torch.stack([make_symmetric(n, group, gap, torch.float64, seed=i) for i in range(4)])
     leaf = A.clone().requires_grad_()
 
-    def mixed(policy: str) -> Tensor:
+    def compute_mixed_gradient(policy: str) -> Tensor:
         U, _ = lapgrad.syevd(leaf, degeneracy=policy)
         even = loss_of_space(U[::2, :group], W)
         (gradient,) = grad(even + (U[1::2, 0] * W[0]).sum(), leaf)
         return gradient
 
     with force_path(way):
-        kept, bare = mixed("mask"), mixed("nan")
+        kept, bare = compute_mixed_gradient("mask"), compute_mixed_gradient("nan")
     assert_close(kept[1::2], bare[1::2])
     assert (kept[1::2].abs().amax((-2, -1)) > 0.01 / gap).all()
     assert_close(kept[::2], compute_gradient_of_space(A[::2], group, W), OF_A_GROUP * of_order(n))

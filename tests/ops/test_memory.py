@@ -157,7 +157,7 @@ def _measure_peak(function: Any, cotangent: Tensor | None = None) -> tuple[float
     shared = set() if cotangent is None else {cotangent.data_ptr()}
     returned = 0
 
-    def counted() -> Any:
+    def count_call() -> Any:
         nonlocal returned
         result = function()
         returned = sum(
@@ -165,7 +165,7 @@ def _measure_peak(function: Any, cotangent: Tensor | None = None) -> tuple[float
         )
         return result
 
-    return peak_bytes(counted) / MATRIX_BYTES, returned / MATRIX_BYTES
+    return peak_bytes(count_call) / MATRIX_BYTES, returned / MATRIX_BYTES
 
 
 def _list_tensors(result: Any) -> list[Tensor]:
@@ -202,7 +202,7 @@ def test_peak_is_what_the_docstring_says(name: str, phase: str) -> None:
 
 
 def check_measure() -> None:
-    """What runs in a process of its own: peaks that are known, in pages of 4 KiB around each buffer."""
+    """Check measured peaks of functions with known peaks; runs in a process of its own."""
     megabyte = 2**20
     assert measure_mapped_bytes(lambda: None) == 0
     for size in (64, 8, 1):  # An earlier, larger peak hides nothing.

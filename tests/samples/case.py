@@ -121,7 +121,7 @@ class OperatorCase:
     def small(
         self, dtype: torch.dtype = torch.float64, device: torch.device = DEVICE, requires_grad: bool = False
     ) -> Sample:
-        """One typical sample without a batch, for what is slow to test."""
+        """Return one typical sample without a batch, for slow tests."""
         return self._make(self.recipes[0], dtype, device, requires_grad)
 
     def batched(

@@ -27,7 +27,7 @@ def switched_off() -> bool:
 
 
 def _start() -> str | None:
-    """Makes the core ready; else says why it is not."""
+    """Bind BLAS to the core; return None, or why the core cannot be used."""
     if switched_off():
         return "LAPGRAD_CORE switches it off"
     if core is None:
@@ -63,7 +63,7 @@ def make_call_gate(options: dict[str, Any]) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """What is in use: for ``lapgrad info``."""
+    """Return whether the core is used, its instruction set and its thresholds, for ``lapgrad info``."""
     if not available():
         return {"core": False, "isa": None, "isa_supported": [], "plan": {}}
     return {

@@ -114,7 +114,7 @@ class Formulas:
     def pull_back(
         self, needs: tuple[bool, ...], ctx: Any, cotangents: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
-        """The vjp at what ``ctx`` has saved; nothing to do when no result has a cotangent."""
+        """Return the vjp at the tensors saved in ``ctx``; Nones if no result has a cotangent."""
         if cotangents[0] is None and all(cotangent is None for cotangent in cotangents):
             return (None,) * len(needs)
         return self.vjp(needs, ctx.saved_tensors, ctx.flags, *cotangents)
@@ -146,7 +146,7 @@ def define(
     vmap: VmapRule = apply_to_batch,
     overwriting: Overwriting | None = None,
 ) -> Operator:
-    """Register an operator with explicit derivatives and return its doors.
+    """Register an operator with explicit derivatives and return the functions to call it by.
 
     Args:
         name: The name under ``torch.ops.lapgrad``.
@@ -201,7 +201,7 @@ def define_fused(
     composite: Callable[..., Any],
     vmap: VmapRule = apply_to_batch,
 ) -> Operator:
-    """Register an operator whose derivatives are those of a composite formula, and return its doors.
+    """Register an operator with the derivatives of a composite formula; return the functions to call it by.
 
     Args:
         name: The name under ``torch.ops.lapgrad``.

@@ -47,7 +47,7 @@ class _SharedSetting:
 
     @contextlib.contextmanager
     def switch_off(self) -> Iterator[None]:
-        """Products inside are those of float32."""
+        """While active, torch does not round products of float32 on this kind of device."""
         with self._lock:
             if not self._users:
                 self._before = self._setting.fp32_precision
@@ -70,7 +70,7 @@ def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Param
     """Decorates a kernel: its products have the precision of the dtype of its first argument, a tensor."""
 
     @functools.wraps(kernel)
-    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    def run_in_full_precision(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         output = args[0]
         assert isinstance(output, Tensor)
         device = "cpu" if output.is_cpu else "cuda" if output.is_cuda else output.device.type
@@ -79,7 +79,7 @@ def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Param
         with full_precision(output):
             return kernel(*args, **kwargs)
 
-    return wrapped
+    return run_in_full_precision
 
 
 @contextlib.contextmanager

@@ -42,19 +42,19 @@ class ProcessChoice:
         self.current = NOTHING
 
     def make(self, choice: Choice) -> None:
-        """From now on ``choice`` holds."""
+        """Make ``choice`` the one of the process."""
         with self._lock:
             self._made.append(choice)
             self.current = choice
 
     def forget_all(self) -> None:
-        """Nothing that was made before holds."""
+        """Remove all choices."""
         with self._lock:
             self._made.clear()
             self.current = NOTHING
 
     def withdraw(self, choice: Choice) -> None:
-        """As if ``choice`` had never been made; others, made meanwhile by whatever thread, stay."""
+        """Remove ``choice``, and keep all others, also those that other threads have made since."""
         with self._lock:
             self._made = [other for other in self._made if other is not choice]
             self.current = self._made[-1] if self._made else NOTHING

@@ -70,7 +70,7 @@ def _extend(row: list[int]) -> Row:
 
 
 def describe() -> dict[str, str]:
-    """For ``lapgrad info``: per device, operator and dtype what is taken."""
+    """Return in words, per device, operator and dtype, which calls lapgrad takes; for ``lapgrad info``."""
     table = load_table()
     return {
         f"{device} {operator} {dtype}": "; ".join(f"{kind} {describe_row(kinds[kind])}" for kind in kinds)

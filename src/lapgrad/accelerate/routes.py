@@ -12,7 +12,7 @@ from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
 from lapgrad._translation import cholesky, cholesky_solve, eigh, lu, qr, solve_triangular, svd
 
 #: f(*arguments, **options of the operator): whether lapgrad can compute it, or must.
-Question = Callable[..., bool]
+Predicate = Callable[..., bool]
 
 
 def _is_square(A: Tensor, *_: Any, **__: Any) -> bool:
@@ -100,9 +100,9 @@ class Route:
     matrix: int = 0
     right_side: int | None = None
     tensors: int = 1
-    serves: Question = _is_square
-    records: Question = _accepts_all
-    must: Question | None = None
+    serves: Predicate = _is_square
+    records: Predicate = _accepts_all
+    must: Predicate | None = None
     safe_order: int | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
 

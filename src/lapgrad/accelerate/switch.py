@@ -82,10 +82,11 @@ class Scope:
 
 
 class OffScope(Scope):
-    """What ``accelerate.off()`` returns.
+    """The result of ``accelerate.off()``, which is used as a statement or as a block (``with``).
 
-    Nobody can tell a statement from the beginning of a block. The overrides are removed when this object is
-    dropped without having become one: dispatch tables are changed as rarely as possible.
+    When it is made, it does not know which of the two it is. If it is dropped without having been entered, it
+    was a statement, and the overrides are removed. A block leaves them installed, because changing the
+    dispatcher's tables is slow.
     """
 
     def __init__(self, choice: Choice, overrides: Overrides) -> None:

@@ -16,8 +16,8 @@ from lapgrad._translation._operands import is_served, is_square, records_gradien
 from lapgrad._translation._results import fits_target, write_target
 
 
-def deliver(values: Any, out: Any) -> bool:
-    """Whether ``values`` could be written to ``out``, as torch writes there: then they have been."""
+def write_to_out(values: Any, out: Any) -> bool:
+    """Write ``values`` to ``out`` as torch does; return False, with nothing written, if they do not fit."""
     targets, results = (x if isinstance(x, tuple | list) else (x,) for x in (out, values))
     if len(targets) != len(results) or not all(map(fits_target, targets, results)):
         return False
@@ -28,8 +28,8 @@ def deliver(values: Any, out: Any) -> bool:
     return True
 
 
-def named(function: str, values: Any, out: Any) -> Any:
-    """``values``, or ``out`` where it is given, as the named tuple of ``torch.linalg.<function>``."""
+def make_named_tuple(function: str, values: Any, out: Any) -> Any:
+    """Return ``values``, or ``out`` if given, as the named tuple of ``torch.linalg.<function>``."""
     if out is None:
         return getattr(torch.return_types, f"linalg_{function}")(tuple(values))
     return getattr(torch.return_types, f"linalg_{function}_out")(tuple(out))
@@ -70,7 +70,7 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
     _torch_private.check_status(info, "linalg.cholesky", A.dim() == 2)
     if out is None:
         return L
-    return out if deliver(L, out) else torch.linalg.cholesky(A, upper=upper, out=out)
+    return out if write_to_out(L, out) else torch.linalg.cholesky(A, upper=upper, out=out)
 
 
 def cholesky_ex(
@@ -107,8 +107,8 @@ def cholesky_ex(
     """
     if is_served(A) and is_square(A) and not (out is not None and records_gradient(A)):
         values = _cholesky.record_cholesky_ex(A, upper=upper, check_errors=check_errors)
-        if out is None or deliver(values, out):
-            return named("cholesky_ex", values, out)
+        if out is None or write_to_out(values, out):
+            return make_named_tuple("cholesky_ex", values, out)
     return torch.linalg.cholesky_ex(A, upper=upper, check_errors=check_errors, out=out)
 
 
@@ -149,8 +149,8 @@ def eigh(A: Tensor, UPLO: str = "L", *, out: tuple[Tensor, Tensor] | None = None
         and not (out is not None and records_gradient(A))
     ):
         values = _eigh.record_eigh(A, UPLO)
-        if out is None or deliver(values, out):
-            return named("eigh", values, out)
+        if out is None or write_to_out(values, out):
+            return make_named_tuple("eigh", values, out)
     return torch.linalg.eigh(A, UPLO, out=out)
 
 
@@ -189,7 +189,7 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, out: Tensor | None = None) -> Tensor
                 return _eigh.record_eigh(A, UPLO)[0]
         else:
             values = _eigh.compute_eigh(A, UPLO, False)[0]
-            if out is None or deliver(values, out):
+            if out is None or write_to_out(values, out):
                 return values if out is None else out
     return torch.linalg.eigvalsh(A, UPLO, out=out)
 
@@ -237,8 +237,8 @@ def svd(
         and not (out is not None and records_gradient(A))
     ):
         values = _svd.record_svd(A, full_matrices)
-        if out is None or deliver(values, out):
-            return named("svd", values, out)
+        if out is None or write_to_out(values, out):
+            return make_named_tuple("svd", values, out)
     return torch.linalg.svd(A, full_matrices, driver=driver, out=out)
 
 
@@ -276,7 +276,7 @@ def svdvals(A: Tensor, *, driver: str | None = None, out: Tensor | None = None) 
                 return _svd.record_svd(A)[1]
         else:
             values = _svd.compute_svd(A, full_matrices=False, compute_uv=False)[1]
-            if out is None or deliver(values, out):
+            if out is None or write_to_out(values, out):
                 return values if out is None else out
     return torch.linalg.svdvals(A, driver=driver, out=out)
 
@@ -315,6 +315,6 @@ def qr(A: Tensor, mode: str = "reduced", *, out: tuple[Tensor, Tensor] | None = 
     plain = is_served(A) and _torch_private.skips_dispatcher((A,)) and not records_gradient(A)
     if is_served(A) and _qr.serves_qr(A, mode) and (plain or (mode != "r" and out is None)):
         values = _qr.compute_qr(A, mode) if plain else _qr.record_qr(A, mode)
-        if out is None or deliver(values, out):
-            return named("qr", values, out)
+        if out is None or write_to_out(values, out):
+            return make_named_tuple("qr", values, out)
     return torch.linalg.qr(A, mode, out=out)

@@ -14,7 +14,7 @@ from lapgrad._torch import private as _torch_private
 from lapgrad._translation import lu as _lu
 from lapgrad._translation import solve_triangular as _solve_triangular
 from lapgrad._translation._operands import is_served, is_square, records_gradient
-from lapgrad.linalg._torch_factorisations import deliver, named
+from lapgrad.linalg._torch_factorisations import make_named_tuple, write_to_out
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.ops import det as _det
 from lapgrad.ops import gesv as _gesv
@@ -73,7 +73,7 @@ def solve_triangular(
         and not (out is not None and records_gradient(A, B))
     ):
         X = _solve_triangular.record_solve_triangular(A, B, upper=upper, left=left)
-        if out is None or deliver(X, out):
+        if out is None or write_to_out(X, out):
             return X if out is None else out
     return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular, out=out)
 
@@ -119,7 +119,7 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Tensor | N
             X = cho_solve(L, B, lower=not upper)
         except (_errors.SingularMatrixError, _errors.ShapeError):
             return torch.cholesky_solve(B, L, upper, out=out)
-        if out is None or deliver(X, out):
+        if out is None or write_to_out(X, out):
             return X if out is None else out
     return torch.cholesky_solve(B, L, upper, out=out)
 
@@ -158,7 +158,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False, *, out: Tensor | None = Non
             B = _potri.potri(L, lower=not upper)
         except _errors.SingularMatrixError:
             return torch.cholesky_inverse(L, upper, out=out)
-        if out is None or deliver(B, out):
+        if out is None or write_to_out(B, out):
             return B if out is None else out
     return torch.cholesky_inverse(L, upper, out=out)
 
@@ -200,7 +200,7 @@ def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
         B = _torch_lu.inv(A)
     if out is None:
         return B
-    return out if deliver(B, out) else _run_with_out("inv", out, A)
+    return out if write_to_out(B, out) else _run_with_out("inv", out, A)
 
 
 def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None) -> Tensor:
@@ -283,7 +283,7 @@ def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
         d = _torch_lu.det(A)
     if out is None:
         return d
-    return out if deliver(d, out) else _run_with_out("det", out, A)
+    return out if write_to_out(d, out) else _run_with_out("det", out, A)
 
 
 def slogdet(A: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Any:
@@ -316,14 +316,14 @@ def slogdet(A: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Any:
     if not is_served(A) or not is_square(A) or (out is not None and records_gradient(A)):
         if out is not None:
             return _run_with_out("slogdet", out, A)
-        return named("slogdet", _torch_lu.slogdet(A), None)
+        return make_named_tuple("slogdet", _torch_lu.slogdet(A), None)
     values: tuple[Tensor, ...]
     try:
         values = tuple(_slogdet.slogdet(A))
     except _errors.NonFiniteError:
         values = tuple(_torch_lu.slogdet(A))
-    if out is None or deliver(values, out):
-        return named("slogdet", values, out)
+    if out is None or write_to_out(values, out):
+        return make_named_tuple("slogdet", values, out)
     return _run_with_out("slogdet", out, A)
 
 
@@ -375,6 +375,6 @@ def _run_with_out(name: str, out: Any, *operands: Tensor, **options: Any) -> Any
     if isinstance(operands[0], Tensor) and _lu.is_unsafe(operands[0]) and not records_gradient(*operands):
         functions: dict[str, Any] = {"inv": inv, "solve": solve, "det": det, "slogdet": slogdet}
         values = functions[name](*operands, **options)
-        if deliver(values, out):
+        if write_to_out(values, out):
             return out
     return _by_torch(name)(*operands, **options, out=out)

@@ -46,7 +46,7 @@ def check_tolerance(operator: str, tol: float | None) -> None:
 
 
 def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> None:
-    """Warn (with the policy "raise": raise) if the loss depends on vectors that the matrix does not determine.
+    """Warn, or with "raise" raise, if the loss depends on vectors that the matrix does not determine.
 
     Args:
         operator: Its name.

@@ -354,7 +354,7 @@ def _compare(
     kind: str,
     longer: float = 1.0,
 ) -> dict[str, Any]:
-    """Times in a process with and without acceleration; ``excess_us`` is what is slower than allowed."""
+    """Time calls with and without acceleration; ``excess_us`` says by how much one is slower than allowed."""
     device = torch.device(arguments.device)
     thunk = _thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
     sample = make_sampler(thunk, device)

@@ -38,7 +38,7 @@ _DATASETS = ("kin8nm", "power")
 _MODELS = ("sparse", "deep")
 
 #: Called with the step and the loss; True stops the training.
-_Told = Callable[[int, float], bool]
+Report = Callable[[int, float], bool]
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ def _run(arguments: argparse.Namespace) -> int:
         for case in wanted:
             if case in present or request:
                 continue
-            told = _make_callback(
+            report = _make_callback(
                 case, settings, _estimate_share(present, wanted), len(wanted), show, lambda: bool(request)
             )
             try:
-                row = learn_case(case, settings, data[case.dataset], arguments.device, told)
+                row = learn_case(case, settings, data[case.dataset], arguments.device, report)
             except _Interrupted:
                 break
             present.add(case)
@@ -170,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def learn_case(
-    case: Case, settings: Settings, data: tuple[Tensor, Tensor], device: str, told: _Told
+    case: Case, settings: Settings, data: tuple[Tensor, Tensor], device: str, report: Report
 ) -> dict[str, Any]:
     """Learn one model on one split and test it; return the row of the results.
 
@@ -179,7 +179,7 @@ def learn_case(
         settings: How to learn.
         data: All inputs (n, d) and targets (n,).
         device: Where to compute.
-        told: Called every few steps with the step and the loss; True stops the training.
+        report: Called every few steps with the step and the loss; True stops the training.
     """
     X, y = (values.to(device, folds.DTYPES[settings.dtype]) for values in data)
     train, test = (rows.to(device) for rows in folds.split_rows(len(X), case.fold, settings.seed))
@@ -188,7 +188,7 @@ def learn_case(
 
     def callback(step: int, loss: float) -> bool:
         nonlocal stopped
-        stopped = told(step, loss)
+        stopped = report(step, loss)
         return stopped
 
     began = time.perf_counter()
@@ -300,15 +300,15 @@ def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _make_callback(
     case: Case, settings: Settings, done: float, count: int, show: ShowProgress, stop: Callable[[], bool]
-) -> _Told:
+) -> Report:
     """Return a callback that shows the progress of a model and returns whether to stop."""
     steps = settings.steps if case.model == "deep" else settings.evaluations
 
-    def told(step: int, loss: float) -> bool:
+    def report(step: int, loss: float) -> bool:
         show(done + _LEARNING * min(1.0, step / steps) / count, f"{case}: step {step}, loss {loss:.6g}")
         return stop()
 
-    return told
+    return report
 
 
 def _estimate_share(present: set[Case], wanted: Sequence[Case]) -> float:

@@ -153,22 +153,22 @@ class Run:
         """The file with the state of an unfinished run."""
         return self.output / f"{self.name}.checkpoint.pt"
 
-    def learn(self, told: Callable[[Row], bool], kept: Callable[[], None]) -> bool:
+    def learn(self, report: Callable[[Row], bool], handle_checkpoint: Callable[[], None]) -> bool:
         """Learn up to the limits.
 
         Args:
-            told: Called with the newest row; True stops.
-            kept: Called when a checkpoint has been written.
+            report: Called with the newest row; True stops.
+            handle_checkpoint: Called when a checkpoint has been written.
 
         Returns:
             Whether the limits were reached.
         """
         stopped = False
 
-        def look(step: int, loss: float) -> bool:
+        def handle_check(step: int, loss: float) -> bool:
             nonlocal stopped
             self.state = self.model.training_state()
-            row = self._row(elbo=-loss + self.scaling.nats)
+            row = self._make_row(elbo=-loss + self.scaling.nats)
             if step > self.settings.annealing:  # Before the end of the annealing it is no bound.
                 self.rows.append(row)
             now = time.monotonic()
@@ -179,8 +179,8 @@ class Run:
                 self.tested = time.monotonic()
             if now > self.kept + KEEP_EVERY:
                 self.write_checkpoint()
-                kept()
-            stopped = told(row)
+                handle_checkpoint()
+            stopped = report(row)
             return stopped
 
         limits = self.limits
@@ -195,17 +195,17 @@ class Run:
             every=LOOK_EVERY,
             generator=self.settings.seed,
             resume=self.state,
-            callback=look,
+            callback=handle_check,
         )
         self.state = self.model.training_state()
         self.write_checkpoint()
         return not stopped
 
-    def finish(self, told: Callable[[float], bool]) -> Row | None:
+    def finish(self, report: Callable[[float], bool]) -> Row | None:
         """Test with all samples, write the model and the picture; return the row.
 
         Args:
-            told: Called with the part of the test that is done, 0 to 1; True stops the test.
+            report: Called with the part of the test that is done, 0 to 1; True stops the test.
 
         Returns:
             The row of the test; None if it was stopped. It is then repeated after ``resume``.
@@ -213,11 +213,11 @@ class Run:
         # A step of refinement costs about as much as a sample: an evaluation of the layers, and its gradient.
         plain, refined = self.limits.samples, self.limits.samples + 3 * self.limits.refine
         share = plain / (plain + refined) if self.limits.refine else 1.0
-        row = self._run_test(self.test, self.limits.samples, told=lambda done: told(share * done))
+        row = self._run_test(self.test, self.limits.samples, report=lambda done: report(share * done))
         if row is not None and self.limits.refine:
             unrefined, refine = row, self.limits.refine
-            rest = lambda done: told(share + (1.0 - share) * done)  # noqa: E731
-            row = self._run_test(self.test, self.limits.samples, refine, told=rest)
+            rest = lambda done: report(share + (1.0 - share) * done)  # noqa: E731
+            row = self._run_test(self.test, self.limits.samples, refine, report=rest)
             if row is not None:
                 self.rows.append(unrefined)
         if row is None:
@@ -262,7 +262,7 @@ class Run:
             raise _errors.FileFormatError(f"{self.checkpoint} is not {_CHECKPOINT}: {error}") from error
         self.state = content["training"]
 
-    def _row(self, **figures: Any) -> Row:
+    def _make_row(self, **figures: Any) -> Row:
         step = self.state["step"] if self.state else 0
         known = {name: value for name, value in dataclasses.asdict(self.settings).items() if name != "arch"}
         return {
@@ -276,20 +276,20 @@ class Run:
         }
 
     def _run_test(
-        self, test: Tensor, samples: int, refine: int = 0, told: Callable[[float], bool] | None = None
+        self, test: Tensor, samples: int, refine: int = 0, report: Callable[[float], bool] | None = None
     ) -> Row | None:
-        """Return the row of a test, which is made in parts; None if ``told`` has stopped it."""
+        """Return the row of a test, which is made in parts; None if ``report`` has stopped it."""
         generator = torch.Generator(self.device).manual_seed(self.settings.seed + 2)
         parts = []
         for begin in range(0, len(test), TEST_PART):
-            if told is not None and told(begin / len(test)):
+            if report is not None and report(begin / len(test)):
                 return None
             images = test[begin : begin + TEST_PART]
             parts.append(
                 self.model.log_likelihood(images, samples=samples, refine=refine, generator=generator)
             )
         found = join_tests(parts)
-        return self._row(
+        return self._make_row(
             test_ll=found.mean + self.scaling.nats,
             test_ll_standard_error=found.standard_error,
             test_ll_sampling_error=found.sampling_error,

@@ -25,7 +25,7 @@ class Figure:
         """The limit for "reached": one standard deviation worse than the paper's mean."""
         return self.mean + self.deviation if self.sense == "≤" else self.mean - self.deviation
 
-    def reached(self, figure: float) -> bool:
+    def is_reached_by(self, figure: float) -> bool:
         """Return whether a figure is at least as good as the worst one that counts."""
         return figure <= self.worst if self.sense == "≤" else figure >= self.worst
 

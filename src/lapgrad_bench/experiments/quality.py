@@ -84,7 +84,7 @@ def make_table(rows: Sequence[Row]) -> Table:
                     _format_spread(mxnet.mean, mxnet.deviation) if mxnet else "-",
                     _format_spread(gpy.mean, gpy.deviation) if gpy else "-",
                     f"{mxnet.sense} {mxnet.worst:.4g}" if mxnet else "-",
-                    ("pass" if mxnet.reached(spread.mean) else "MISS") if mxnet else "",
+                    ("pass" if mxnet.is_reached_by(spread.mean) else "MISS") if mxnet else "",
                     f"{1e3 * case.seconds_per_step:.3g}" if first else "",
                 ]
             )
@@ -105,7 +105,7 @@ def list_bars(rows: Sequence[Row]) -> list[dict[str, Any]]:
                         "sense": figure.sense,
                         "figure": spread.mean,
                         "unit": "",
-                        "passed": figure.reached(spread.mean),
+                        "passed": figure.is_reached_by(spread.mean),
                     }
                 )
     return found

@@ -154,7 +154,7 @@ class _Run:
         """Learn the folds that have no results yet."""
         self.parts = {fold: 1.0 for fold in self.costs if fold in present}
         self.results.complete = False
-        with show_progress(self._done()) as show:
+        with show_progress(self._compute_done()) as show:
 
             def handle(event: Event) -> None:
                 line = False
@@ -176,11 +176,11 @@ class _Run:
                 else:
                     self.parts[event.fold], line = 1.0, True
                     text = f"{event.fold} FAILED: {event.message}"
-                show(self._done(), text, line=line)
+                show(self._compute_done(), text, line=line)
 
             workers.run_folds(work, count, handle, lambda: bool(request))
 
-    def _done(self) -> float:
+    def _compute_done(self) -> float:
         total = sum(self.costs.values())
         return sum(self.costs[fold] * part for fold, part in self.parts.items()) / total
 

@@ -196,7 +196,7 @@ def _learn_architecture(
         results.bars = list_bars(results.rows)
         results.write(file)
 
-    def told(row: Row) -> bool:
+    def report_row(row: Row) -> bool:
         done = max(
             row["step"] / limits.steps if limits.steps else 0.0,
             row["seconds"] / limits.seconds if limits.seconds else 0.0,
@@ -206,17 +206,17 @@ def _learn_architecture(
         show((place[0] + _LEARNING * min(1.0, done)) / place[1], text)
         return bool(request)
 
-    if one.learn(told, merge):
+    if one.learn(report_row, merge):
         began = time.monotonic()
 
-        def tell_test(done: float) -> bool:
+        def report_test(done: float) -> bool:
             text = f"{arch}: testing, {100.0 * done:.0f} % of the images"
             if done > 0.0:
                 text += f", {describe_time_left(0.0, done, time.monotonic() - began)}"
             show((place[0] + _LEARNING + (1.0 - _LEARNING) * done) / place[1], text)
             return bool(request)
 
-        row = one.finish(tell_test)
+        row = one.finish(report_test)
         if row is not None:
             figure = f"{row['test_ll']:.2f} ± {_format_error(row)} nats"
             text = f"{arch}: test {figure}, {format_duration(row['seconds'])} of learning"

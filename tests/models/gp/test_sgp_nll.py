@@ -265,12 +265,12 @@ def test_memory_does_not_grow_with_the_data() -> None:
     n, U, chunk, largest = 2000, 20, 100, 0
     Z, X, Y, noise_var, *parameters = make_problem(n, U)
 
-    def watched(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
+    def watch_sizes(A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
         nonlocal largest
         largest = max(largest, len(A) * len(B))
         return rbf(A, B, *parameters)
 
-    kernel = KernelFunction(watched, rbf_diagonal, tuple(parameters))
+    kernel = KernelFunction(watch_sizes, rbf_diagonal, tuple(parameters))
     lapgrad.fused.sgp_nll(kernel, Z, X.detach(), Y.detach(), noise_var, chunk=chunk).backward()
     assert largest == U * chunk
 
@@ -369,7 +369,7 @@ def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> 
     tensors = tuple(value.to(DOUBLE).requires_grad_() for value in values)
     Z, X, Y, noise_var, *parameters = tensors
 
-    def streamed(chunk: int | None = None) -> Tensors:
+    def evaluate_streamed(chunk: int | None = None) -> Tensors:
         kernel = KernelFunction(rbf, rbf_diagonal, tuple(parameters))
         s = lapgrad.fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=1e-8, chunk=chunk)
         return torch.autograd.grad(s, tensors)
@@ -380,10 +380,10 @@ def test_gradient_with_little_noise(k: int, monkeypatch: pytest.MonkeyPatch) -> 
     )
     wanted = torch.autograd.grad(of_matrices, tensors)
     for chunk in (None, 40):
-        assert_all_close(streamed(chunk), wanted, LITTLE_NOISE)
+        assert_all_close(evaluate_streamed(chunk), wanted, LITTLE_NOISE)
     monkeypatch.setattr(_evaluation, "IMPRECISE", math.inf)
     with pytest.raises(AssertionError):
-        assert_all_close(streamed(), wanted, LITTLE_NOISE)
+        assert_all_close(evaluate_streamed(), wanted, LITTLE_NOISE)
 
 
 def test_the_criterion_of_models_is_the_fused_one() -> None:

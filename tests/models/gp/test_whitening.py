@@ -49,25 +49,25 @@ def test_criterion_and_gradient(inducing: int, monkeypatch: pytest.MonkeyPatch) 
     X = torch.rand(400, 4, dtype=DOUBLE, generator=source)
     Y = torch.sin(6.0 * X.sum(1, keepdim=True)) + 0.1 * torch.randn(400, 1, dtype=DOUBLE, generator=source)
 
-    def evaluated() -> list[Tensor]:
+    def evaluate_all() -> list[Tensor]:
         kernel = RBF(torch.full((4,), 0.2, dtype=DOUBLE), torch.tensor(1.0, dtype=DOUBLE))
         Z = X[:inducing].clone().requires_grad_()
         v = torch.tensor(0.01, dtype=DOUBLE, requires_grad=True)
         value = lapgrad.fused.sgp_nll(kernel, Z, X, Y, v, chunk=130)
         return [value.detach(), *torch.autograd.grad(value, [Z, v, *kernel.parameters()])]
 
-    expected = evaluated()
+    expected = evaluate_all()
     used: list[Any] = []
     whitened = _whitening.invert_factor
 
-    def counted(Lu: Tensor) -> _whitening.Inverse:
+    def count_inversion(Lu: Tensor) -> _whitening.Inverse:
         used.append(len(Lu))
         return whitened(Lu)
 
-    monkeypatch.setattr(_statistics, "invert_factor", counted)
+    monkeypatch.setattr(_statistics, "invert_factor", count_inversion)
     monkeypatch.setattr(_statistics, "_ON_CPU", _statistics._ON_CPU._replace(inverse=128))
     with mock.patch.object(_gradient, "_defers_checks", return_value=True):
-        found = evaluated()
+        found = evaluate_all()
     assert used == ([inducing] if inducing >= 128 else [])
     tolerances.assert_all_close(found, expected, tolerances.INDUCING)
 

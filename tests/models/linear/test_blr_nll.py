@@ -32,7 +32,7 @@ def sample(n: int, d: int, *batch: int, dtype: torch.dtype = torch.float64) -> t
 
 
 def density(X: Tensor, y: Tensor, noise_var: Tensor, prior_var: Tensor) -> Tensor:
-    """The definition, with the covariance of the targets."""
+    """Return the criterion by its definition, from the covariance of the targets."""
     covariance = X * prior_var @ X.mT + noise_var * torch.eye(len(y), dtype=X.dtype, device=DEVICE)
     return -torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
 
@@ -166,7 +166,7 @@ def polynomial(shift: float) -> tuple[Tensor, Tensor]:
 def errors(
     X: Tensor, y: Tensor, noise_var: float, method: str, expected: tuple[float, float]
 ) -> tuple[float, float]:
-    """Relative errors of value and slope; infinite where there is no Cholesky factor left to be found."""
+    """Return relative errors of value and slope; infinite where the Cholesky factorisation fails."""
     value, slope = expected
     noise = torch.tensor(noise_var, dtype=torch.float64, requires_grad=True, device=DEVICE)
     try:

@@ -214,7 +214,7 @@ def evaluate(
 
 
 def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tensor, Gradients]:
-    """Evaluates with deferred checks on a GPU, and once more if what was assumed turns out wrong."""
+    """Evaluate with deferred checks on a GPU, and once more if an assumption turns out to be wrong."""
     operator, kernel, leaves, inputs, needs, jitter, width = problem
     X, Z = inputs.X.detach(), leaves.tensors[0]
     prepared, assumption = _kernel_function.prepare_points(kernel, Z, X)

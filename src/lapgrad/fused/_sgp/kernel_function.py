@@ -145,7 +145,7 @@ class _ModuleMatrix:
     def call_with_parameters(
         self, parameters: Sequence[Tensor], like: Tensor, body: Callable[[], _Result]
     ) -> _Result:
-        """``body()``, with these parameters in the module: calls with them need not put them in again."""
+        """Return ``body()``, with the parameters put into the module once for all calls inside of it."""
         held = tuple(parameters)
 
         def run(_: Any) -> _Result:

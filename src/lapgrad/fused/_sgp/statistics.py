@@ -46,7 +46,8 @@ _ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
 #: A launch on a GPU takes the time of 10^8 flops, so a few large products (64 MB of K_c) are best. An odd
 #: number of columns makes them slower by a fifth.
 _ON_GPU = _Sizes(chunk=1 << 23, columns=64, inverse=1024)
-#: Columns of a chunk per inducing input, at least: each chunk reads a U x U matrix, which has to pay.
+#: A chunk has at least this many columns per inducing input. Each chunk reads a U x U matrix, and with fewer
+#: columns that would take longer than the products.
 _LEAST_COLUMNS = 1 / 3
 #: Rows of data of which the kernel's diagonal is computed at a time.
 VARIANCE_ROWS = 1 << 16

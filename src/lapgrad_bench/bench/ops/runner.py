@@ -87,13 +87,13 @@ class Measurement:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per library, as results files store them, with times in seconds."""
-        return [self._row(name, timing) for name, timing in self._timings().items()]
+        return [self._make_row(name, timing) for name, timing in self._list_timings().items()]
 
-    def _timings(self) -> dict[str, Timing]:
+    def _list_timings(self) -> dict[str, Timing]:
         torch = {} if self.peer is None else {"torch": self.peer}
         return {"lapgrad": self.ours, **torch, **self.others}
 
-    def _row(self, library: str, timing: Timing) -> dict[str, Any]:
+    def _make_row(self, library: str, timing: Timing) -> dict[str, Any]:
         work = self.case.work(self.phase)
         flops = work if self.case.operator.unit == "flop" else None
         fraction = None if flops is None or not self.gemm_rate else flops / timing.median / self.gemm_rate
@@ -176,7 +176,7 @@ class _Pair:
             case, ["lapgrad", "torch"] if with_torch else ["lapgrad"], self.begin
         )
         self.ours = self.sides["lapgrad"]
-        values = [self._values(library) for library in self.sides]
+        values = [self._collect_values(library) for library in self.sides]
         self.begin("", "comparison of results")
         compare(case, values[0], values[-1])
 
@@ -187,12 +187,12 @@ class _Pair:
     def invite(self, phases: Sequence[Phase], peers: Peers, threads: int) -> list[peer_cases.PeerCase]:
         """Return the peers that have the case and agree with torch (with lapgrad if torch is left out)."""
         *_, library = self.sides
-        reference = self._values(library).on_cpu()
+        reference = self._collect_values(library).on_cpu()
         self.activity.begin_unlimited("preparation of peers")
         inputs = self.ours.plain
         return peer_cases.prepare(self.case, phases, peers, threads, inputs, self.weights, reference, library)
 
-    def _values(self, library: str) -> Values:
+    def _collect_values(self, library: str) -> Values:
         self.begin(library, "its first gradient")
         return self.sides[library].values()
 
@@ -210,7 +210,7 @@ class _Pair:
         thunks = {library: side.thunk(phase) for library, side in self.sides.items()}
         warm = bool(guests)
         samplers: dict[str, Sampler] = {
-            name: self._watched(name, phase, make_sampler(thunk, case.device, warm=warm))
+            name: self._watch_sampler(name, phase, make_sampler(thunk, case.device, warm=warm))
             for name, thunk in thunks.items()
         }
         for guest in guests:
@@ -220,14 +220,14 @@ class _Pair:
         rare = 0
         if against_gemm:
             product = make_sampler(gemm.make_product(case.dtype, case.device, threads), case.device)
-            samplers["gemm"] = self._watched("torch.mm", "beside the case", product)
+            samplers["gemm"] = self._watch_sampler("torch.mm", "beside the case", product)
             rare = 1
         timings = dict(
             zip(samplers, take_turns(list(samplers.values()), budget, least_rounds=3, rare=rare), strict=True)
         )
         yardstick = timings.pop("gemm", None)
         extra: dict[str, int | None] = {}
-        if memory and self._operand_bytes() >= _LEAST_BYTES_OF_OPERANDS:
+        if memory and self._count_operand_bytes() >= _LEAST_BYTES_OF_OPERANDS:
             if can_measure_memory(case.device):
                 for name, thunk in thunks.items():
                     self.begin(name, f"{phase}, for its memory")
@@ -247,20 +247,20 @@ class _Pair:
             timings.pop("torch", None),
             timings,
             gemm.count_flops(case.device, threads) / yardstick.median if yardstick else None,
-            self._moved_bytes(phase),
+            self._count_moved_bytes(phase),
             extra,
             device,
         )
 
-    def _watched(self, library: str, what: str, sample: Sampler) -> Sampler:
+    def _watch_sampler(self, library: str, what: str, sample: Sampler) -> Sampler:
         return self.activity.watch(sample, library, what, self.extra_seconds)
 
-    def _operand_bytes(self) -> int:
+    def _count_operand_bytes(self) -> int:
         return sum(x.nbytes for x in self.ours.plain)
 
-    def _moved_bytes(self, phase: Phase) -> float:
+    def _count_moved_bytes(self, phase: Phase) -> float:
         """Return the bytes that a phase reads or writes: backward reads inputs, results and cotangents."""
-        once = float(self._operand_bytes() + sum(result.nbytes for result in self.ours.results))
+        once = float(self._count_operand_bytes() + sum(result.nbytes for result in self.ours.results))
         return once * {"forward": 1.0, "backward": 2.0, "step": 3.0}[phase]
 
 

@@ -63,7 +63,7 @@ def _make_bar(entry: dict[str, Any], file: str) -> Bar:
     sense = str(entry.get("sense") or "")
     return Bar(
         what=str(entry.get("what") or "?"),
-        # Some writers have the sense and the unit in the text of what is wanted.
+        # In some files the text in "wanted" already has the sense (such as "<=") and the unit.
         wanted=text if not sense or text.startswith(sense) else f"{sense} {text}",
         figure=figure,
         unit=unit,

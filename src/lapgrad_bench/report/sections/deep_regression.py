@@ -20,7 +20,7 @@ _FIGURES = (("rmse", "RMSE", 1), ("tll", "log likelihood", -1))
 
 
 def identify_row(row: FoldResult) -> Hashable:
-    """Return what is equal in two rows that measure the same thing."""
+    """Return the key of a row: two rows with equal keys measure the same thing."""
     return row.dataset, row.fold, row.seed, row.model, row.device
 
 

@@ -44,7 +44,7 @@ def _collect_settings(group: Group) -> dict[Setting, list[FoldResult]]:
 
 
 def identify_row(row: FoldResult) -> Hashable:
-    """Return what is equal in two rows that measure the same thing."""
+    """Return the key of a row: two rows with equal keys measure the same thing."""
     return _get_setting(row), row.fold, row.seed
 
 
@@ -76,7 +76,7 @@ def _judge(setting: Setting, folds: Sequence[FoldResult]) -> list[tuple[str, str
         ours, wanted = Mean.from_values([getattr(fold, field) for fold in folds]), getattr(theirs, field)
         if ours is not None:
             verdict = "equal" if abs(ours.mean - wanted.mean) <= wanted.deviation else "better"
-            verdict = verdict if wanted.reached(ours.mean) else "worse"
+            verdict = verdict if wanted.is_reached_by(ours.mean) else "worse"
             judged.append((verdict, f"{setting}, {name}: {ours}; the paper's {_format_figure(wanted)}"))
     return judged
 

@@ -47,7 +47,7 @@ def compile_source(stem: str, expression: str, architecture: str) -> tuple[bytes
 def compile_together(
     stem: str, expressions: tuple[str, ...], architecture: str
 ) -> tuple[bytes, dict[str, str]]:
-    """The same for several kernels of a file: the machine code of all, and the symbol of each."""
+    """Compile several kernels of a file; return their machine code, and the symbol of each."""
     from cuda.core import Program, ProgramOptions
 
     source = SOURCES / f"{stem}.cu"
@@ -79,7 +79,7 @@ def _compute_digest(stem: str, expression: str, architecture: str) -> str:
 
 
 def _read_kept(file: Path) -> tuple[bytes, str] | None:
-    """Machine code and symbol from disk; None when there is none, or it is not what was written."""
+    """Return machine code and symbol from disk; None if there are none, or the file is damaged."""
     try:
         code = file.read_bytes()
         note = json.loads(file.with_suffix(".json").read_text())
@@ -90,7 +90,7 @@ def _read_kept(file: Path) -> tuple[bytes, str] | None:
 
 
 def _keep(file: Path, code: bytes, symbol: str) -> None:
-    """A cache that cannot be written (a full disk, a read-only home) costs time, nothing else."""
+    """Write machine code to the cache; ignore errors, because a missing cache only costs time."""
     note = {"symbol": symbol, "digest": hashlib.sha256(code).hexdigest()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,8 @@ def launch(
 ) -> None:
     """Launches ``name`` of ``kernels/<stem>.cu``.
 
-    ``{T}`` in the name stands for the element type of ``like``, whose device, the current
-    one, and stream are taken. ``shared`` is in bytes. A grid without a block is nothing to do.
+    ``{T}`` in the name stands for the element type of ``like``. The kernel runs on the current device, which
+    must be that of ``like``, and on its current stream. ``shared`` is in bytes. Empty grids are not launched.
     """
     if 0 in grid:
         return

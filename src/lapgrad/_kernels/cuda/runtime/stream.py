@@ -46,7 +46,7 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
     """
 
     @functools.wraps(kernel)
-    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    def run_on_device(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         first = args[0]
         assert isinstance(first, Tensor)
         device = first.get_device()
@@ -57,7 +57,7 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         with torch.cuda.device(device), full_products("cuda") if rounds else contextlib.nullcontext():
             return kernel(*args, **kwargs)
 
-    return wrapped
+    return run_on_device
 
 
 def bind_context(device: int) -> None:

@@ -37,7 +37,7 @@ _THREADS = 256
 
 
 def serves(A: Tensor) -> bool:
-    """Whether this takes a batch of this shape and type; its strides do not matter."""
+    """Return whether ``gesvd`` below takes a batch of this shape and type; strides do not matter."""
     k, needed = min(A.shape[-2:]), 0
     if (
         A.shape[:-2].numel() < _thresholds.GESVD_MEDIUM_FEWEST
@@ -123,7 +123,7 @@ def _plan_rotations(
     cell: Tensor | None,
     tall: bool,
 ) -> Launch:
-    """The launch that decomposes what is factored."""
+    """Return the launch that decomposes L by rotations, after the factorisation A = L Q."""
     items, k, _ = L.shape
     vectors = short is not None
     wanted = "true" if vectors else "false"

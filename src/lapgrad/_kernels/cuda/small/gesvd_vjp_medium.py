@@ -20,7 +20,7 @@ _THREADS = 256
 
 
 def serves(U: Tensor, V: Tensor) -> bool:
-    """Whether this takes these; their strides do not matter."""
+    """Return whether ``gesvd_vjp`` below takes factors of this shape and type; strides do not matter."""
     return U.numel() > 0 < V.numel() and U.dim() > 2 and U.shape[-2] <= _thresholds.GESVD_VJP_MEDIUM
 
 

@@ -96,7 +96,7 @@ def plan_filter(s: Tensor, model: Sequence[Tensor], cell: Tensor | None) -> Laun
 def plan_vjp(
     gradients: Results, gs: Tensor, model: Sequence[Tensor], moments: Tensor, segment: int
 ) -> Launch:
-    """The launch that computes gradients, those of each series in a place of its own."""
+    """Return the launch that computes gradients; each series writes to separate memory."""
     n, p = _get_sizes(model)
     shared = _count_bytes(n, p, gs, adjoint=True)
     name, threads = _name_kernel("pull_back", n, p)
@@ -175,7 +175,7 @@ def _pack_model(model: Sequence[Tensor]) -> Iterator[int]:
 
 
 def _pack_operand(operand: Tensor | None, has_times: bool, always_varies: bool) -> list[int]:
-    """Address, stride between series and, if it has times, between times: 0 where there is one for all."""
+    """Return address, stride between series and, if it has times, between times; 0 for shared operands."""
     if operand is None:
         return [0] * (3 if has_times else 2)
     strides = [0 if operand.shape[0] == 1 else operand.stride(0)]

@@ -68,7 +68,7 @@ def plan_decomposition(
 
 
 def serves_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Whether the kernel takes these: cotangents of all rows, not of the last k."""
+    """Return whether the kernel computes this gradient: small matrices, cotangents of all n eigenvectors."""
     n = U.shape[-1]
     whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
     return whole and serves(U)

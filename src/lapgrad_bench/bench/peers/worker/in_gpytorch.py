@@ -24,7 +24,7 @@ class Library:
         self.models = {"sparse_gp": self.sparse_gp, "exact_gp": self.exact_gp}
 
     def start(self) -> None:
-        """In a process of its own."""
+        """Set the number of torch's threads; called once in the process of the peer."""
         self.torch.set_num_threads(self.threads)
 
     def sparse_gp(
