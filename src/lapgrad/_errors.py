@@ -206,6 +206,10 @@ class JitterWarning(RuntimeWarning):
     """
 
 
+class FitWarning(RuntimeWarning):
+    """A fit has ended at parameters that are hardly what the user wants."""
+
+
 class DegenerateSpectrumWarning(RuntimeWarning):
     """A gradient does not exist, because the loss tells equal eigen- or singular values apart.
 

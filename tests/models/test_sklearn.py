@@ -73,7 +73,7 @@ def test_units_do_not_matter(name):
 def test_without_normalisation_it_is_the_model():
     X, y = curve(30)
     estimator = GPRegressor(RBF(lengthscale=2.0), normalise=False, steps=10).fit(X, y)
-    model = models.GPRegression(torch.tensor(X), torch.tensor(y), RBF(lengthscale=2.0))
+    model = models.GPRegression(torch.tensor(X), torch.tensor(y), RBF(lengthscale=2.0), normalise=False)
     model.fit(steps=10)
     mean, variance = model.predict(torch.tensor(X), noise=True)
     found, deviation = estimator.predict(X, return_std=True)

@@ -204,8 +204,11 @@ class Model(ResumableModel, StoredModel):
             FitError: The loss cannot be evaluated, or is not finite, at the start or (Adam) on the way; the
                 parameters are then those of the last step that was good.
             OptionError: An argument is not one of those above, or there is nothing to learn.
+
+        Warns:
+            FitWarning: A Gaussian process explains nothing: noise alone would be as likely.
         """
-        return _fitting.fit(
+        result = _fitting.fit(
             self,
             self.loss,
             optimizer,
@@ -217,3 +220,8 @@ class Model(ResumableModel, StoredModel):
             resume=resume,
             who=type(self).__name__,
         )
+        self.check_fit(result)
+        return result
+
+    def check_fit(self, result: FitResult) -> None:
+        """Warn if a fit has ended where it should not. Default: all is well."""

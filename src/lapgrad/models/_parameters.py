@@ -30,8 +30,8 @@ class Hyperparameter:
     """A descriptor of one hyper-parameter of a module.
 
     Use: ``lengthscale = positive()`` in the body of the class, ``self.lengthscale = 0.3`` in ``__init__``.
-        The
-    first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
+    The first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``. None
+    stands for the default, if there is one: the value then counts as not given, until one is assigned.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Hyperparameter:
         inside: Callable[[Tensor], Tensor],
         wanted: str,
         floor: str | None = None,
+        default: float | None = None,
     ) -> None:
         self.from_raw, self.to_raw, self.inside, self.wanted = from_raw, to_raw, inside, wanted
-        self.floor = floor
+        self.floor, self.default = floor, default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.raw_name = name, f"raw_{name}"
@@ -60,7 +61,14 @@ class Hyperparameter:
         value = self.from_raw(getattr(module, self.raw_name))
         return value if self.floor is None else value + getattr(module, self.floor)
 
-    def __set__(self, module: nn.Module, value: Value) -> None:
+    def __set__(self, module: nn.Module, value: Value | None) -> None:
+        not_given = get_names_not_given(module)
+        not_given.discard(self.name)
+        if value is None:
+            if self.default is None:
+                raise _errors.OptionError(f"{self._describe(module)} must be {self.wanted}, got None.")
+            value = self.default
+            not_given.add(self.name)
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
         # In double precision, whatever the dtype of the module, because a logarithm loses digits.
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
@@ -86,8 +94,14 @@ class Hyperparameter:
         return f"{type(module).__name__}: {self.name}"
 
 
-def positive() -> Any:
-    """A hyper-parameter greater than 0, stored as its logarithm.
+def get_names_not_given(module: nn.Module) -> set[str]:
+    """Return the set of hyper-parameters of a module that have no value from the user, nor from data."""
+    names: set[str] = module.__dict__.setdefault("_not_given", set())
+    return names
+
+
+def positive(default: float | None = None) -> Any:
+    """A hyper-parameter greater than 0, stored as its logarithm; assigning None sets it to ``default``.
 
     Example:
         >>> class Noise(ParametrisedModule):
@@ -97,7 +111,9 @@ def positive() -> Any:
         >>> noise.raw_variance.exp().item()
         0.25
     """
-    return Hyperparameter(torch.exp, torch.log, lambda value: value > 0, "positive and finite")
+    return Hyperparameter(
+        torch.exp, torch.log, lambda value: value > 0, "positive and finite", default=default
+    )
 
 
 def above(floor: str) -> Any:
@@ -176,16 +192,32 @@ class ParametrisedModule(nn.Module):
         self._set_learned(names, True)
 
     def _set_learned(self, names: Sequence[str], learned: bool) -> None:
-        found = {path: (module, descriptor) for path, module, descriptor in self._iterate_hyperparameters()}
-        for name in names or found:
-            if name not in found:
-                raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
-            module, descriptor = found[name]
+        for name in names or self.hyperparameters():
+            module, descriptor = self._find_hyperparameter(name)
             module.get_parameter(descriptor.raw_name).requires_grad_(learned)
 
+    def _find_hyperparameter(self, name: str) -> tuple[nn.Module, Hyperparameter]:
+        """Return the module that has a hyper-parameter, and its descriptor."""
+        found = {path: (module, descriptor) for path, module, descriptor in self._iterate_hyperparameters()}
+        if name not in found:
+            raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
+        return found[name]
+
     def _iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
-        for path, module in self.named_modules():
+        for place, module in self.named_modules():
+            path = _use_names_of_parts(self, place)
             for name in dir(type(module)):
                 descriptor = getattr(type(module), name, None)
                 if isinstance(descriptor, Hyperparameter) and hasattr(module, descriptor.raw_name):
                     yield f"{path}.{name}" if path else name, module, descriptor
+
+
+def _use_names_of_parts(module: nn.Module, path: str) -> str:
+    """Return a path with the names of parts of kernels: ``kernel.trend`` for ``kernel.parts.0``."""
+    shown: list[str] = []
+    for step in path.split(".") if path else []:
+        child = getattr(module, step)
+        name = getattr(child, "part_name", None) if isinstance(module, nn.ModuleList) else None
+        shown[-1 if name else len(shown) :] = [name or step]
+        module = child
+    return ".".join(shown)

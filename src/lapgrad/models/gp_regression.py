@@ -21,6 +21,7 @@ from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _sampling, _scaling
 from lapgrad.models._cached_value import CachedValue
+from lapgrad.models._gp import explanation as _explanation
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
@@ -28,6 +29,7 @@ from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._products import multiply
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
+from lapgrad.models._training.fitting import FitResult
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
@@ -64,8 +66,8 @@ class GPRegression(StandardisedRegression, Model):
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs: independent, with the same kernel and noise.
-        kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
-            model (not a copy), and follows it to its dtype and device.
+        kernel: Covariance of f; None: ``RBF(ard=True)``. It becomes part of the model (not a copy), and
+            follows it to its dtype and device. Hyper-parameters that were not given start from the data.
         noise_var: Variance of the noise; None: a tenth of the variance of y.
         noise_floor: Lower limit of the variance of the noise while it is learned, so that the matrix can be
             factorised if the data have no noise; None: the root of the machine epsilon of the variance
@@ -73,6 +75,7 @@ class GPRegression(StandardisedRegression, Model):
         mean: "constant": one learned constant per output, or "zero".
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters are
             then in these units; predictions and the loss are in those of y. All outputs share one scale.
+            False: hyper-parameters (such as a period that you know) are in the units of the data.
 
     Attributes:
         noise_var: Variance of the noise; learned.
@@ -106,7 +109,7 @@ class GPRegression(StandardisedRegression, Model):
         noise_var: Value | None = None,
         noise_floor: float | None = None,
         mean: str = "constant",
-        normalise: bool = False,
+        normalise: bool = True,
     ) -> None:
         super().__init__()
         who = type(self).__name__
@@ -124,8 +127,7 @@ class GPRegression(StandardisedRegression, Model):
         _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
         inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
         variance = _scaling.compute_spread(outputs).square().mean()
-        spread = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
-        self.kernel = RBF(spread, variance) if kernel is None else kernel
+        self.kernel = RBF(ard=True) if kernel is None else kernel
         noise = torch.as_tensor(0.1 * variance if noise_var is None else noise_var, dtype=torch.float64)
         floor = torch.minimum(math.sqrt(torch.finfo(X.dtype).eps) * variance, 0.01 * noise.abs().to(variance))
         self.register_buffer("noise_floor", floor if noise_floor is None else torch.tensor(noise_floor))
@@ -134,6 +136,8 @@ class GPRegression(StandardisedRegression, Model):
             raise _errors.ShapeError(f"{who}: noise_var must be a scalar.")
         if mean == "constant":
             self.constant = outputs.mean(0)
+        self.to(dtype=X.dtype, device=X.device)
+        self.kernel.start_from_data(inputs, self._compute_residuals().detach())
         self.to(dtype=X.dtype, device=X.device)
         self._posterior: CachedValue[_Posterior] = CachedValue()
 
@@ -156,6 +160,13 @@ class GPRegression(StandardisedRegression, Model):
 
         value, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, evaluate)
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
+
+    def check_fit(self, result: FitResult) -> None:
+        """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""
+        if not result.converged:
+            return
+        centred = self.y - self.y.mean(0) if self.mean == "constant" else self.y
+        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred, result.loss)
 
     def predict(
         self, X_new: Tensor, *, noise: bool = False, full_cov: bool = False, chunk: int | None = None

@@ -16,6 +16,7 @@ from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.sgp_nll import evaluate_criterion
 from lapgrad.models import _checks, _plots, _sampling, _scaling
 from lapgrad.models._cached_value import CachedValue
+from lapgrad.models._gp import explanation as _explanation
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import sparse_posterior as _sparse_posterior
@@ -25,6 +26,7 @@ from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
+from lapgrad.models._training.fitting import FitResult
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 
@@ -54,8 +56,8 @@ class SparseGPRegression(StandardisedRegression, Model):
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs: independent, with the same kernel, noise and inducing inputs.
-        kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
-            model (not a copy), and follows it to its dtype and device.
+        kernel: Covariance of f; None: ``RBF(ard=True)``. It becomes part of the model (not a copy), and
+            follows it to its dtype and device. Hyper-parameters that were not given start from the data.
         inducing: How many inducing inputs, chosen from the rows of X (no row twice, so there may be fewer);
             or where they are, (U, d) or (U,).
         init: How inducing inputs are chosen: "greedy" (each at the largest variance of f given f at those
@@ -110,7 +112,7 @@ class SparseGPRegression(StandardisedRegression, Model):
         noise_var: Value | None = None,
         noise_floor: float | None = None,
         mean: str = "constant",
-        normalise: bool = False,
+        normalise: bool = True,
         jitter: float = 1e-6,
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
@@ -142,8 +144,7 @@ class SparseGPRegression(StandardisedRegression, Model):
         """Set kernel, noise and mean; those that are not given are chosen by the spread of the data."""
         inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
         variance = _scaling.compute_spread(outputs).square().mean()
-        lengthscale = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
-        self.kernel = RBF(lengthscale, variance) if kernel is None else kernel
+        self.kernel = RBF(ard=True) if kernel is None else kernel
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
@@ -154,8 +155,17 @@ class SparseGPRegression(StandardisedRegression, Model):
         self.noise_var = noise
         if self.mean == "constant":
             self.constant = outputs.mean(0)
+        self.to(dtype=self.y.dtype, device=self.y.device)
+        self.kernel.start_from_data(inputs, self._compute_residuals().detach())
 
     # Learning.
+
+    def check_fit(self, result: FitResult) -> None:
+        """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""
+        if not result.converged:
+            return
+        centred = self.y - self.y.mean(0) if self.mean == "constant" else self.y
+        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred, result.loss)
 
     @property
     def replayable(self) -> bool:

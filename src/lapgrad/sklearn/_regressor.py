@@ -73,6 +73,9 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     ) -> Floats | tuple[Floats, Floats]:
         """Return the mean at new inputs.
 
+        Deviations and covariances are those of observations, as scikit-learn's are where the noise is learned
+        (``BayesianRidge``, or a ``WhiteKernel``). ``model_.predict`` describes the function without noise.
+
         Args:
             X: (m, d).
             return_std: Also return the standard deviation (m,) of observations there, noise included.
@@ -96,7 +99,10 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         return located, variance if return_cov else np.sqrt(variance)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Floats:
-        """Return draws of the function at new inputs, without noise.
+        """Return draws of observations at new inputs, from the distribution that ``predict`` describes.
+
+        Each draw is one function, plus independent noise. (scikit-learn does the same if the noise is
+        learned, as a ``WhiteKernel``.) ``model_.sample`` draws functions without noise.
 
         Args:
             X: (m, d).
@@ -109,7 +115,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         inputs = self._check_new_inputs(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with torch.no_grad():
-            draws = self.model_.sample(inputs, n_samples, generator=seed)
+            draws = self.model_.sample(inputs, n_samples, noise=True, generator=seed)
         located = _to_array(draws) * self._target_scale + self._target_shift
         return np.moveaxis(located, 0, -1)
 

@@ -13,8 +13,8 @@ class GPRegressor(ModelRegressor):
     """Exact Gaussian process regression; all hyper-parameters are learned by the marginal likelihood.
 
     Args:
-        kernel: A kernel of ``lapgrad.models.kernels``; None: ``RBF`` with a lengthscale per input. The
-            estimator learns a copy.
+        kernel: A kernel of ``lapgrad.models.kernels``; None: ``RBF(ard=True)``. The estimator learns
+            a copy, and hyper-parameters that were not given start from the data.
         mean: "constant" or "zero".
         normalise: Shift and scale inputs and targets to mean 0 and variance 1 first. Hyper-parameters of the
             kernel are in these units.
@@ -54,4 +54,4 @@ class GPRegressor(ModelRegressor):
         self.device = device
 
     def _make_model(self, X: Tensor, y: Tensor, seed: int) -> GPRegression:
-        return GPRegression(X, y, copy_part(self.kernel), mean=self.mean)
+        return GPRegression(X, y, copy_part(self.kernel), mean=self.mean, normalise=False)
