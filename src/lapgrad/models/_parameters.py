@@ -46,6 +46,11 @@ class Hyperparameter:
         self.from_raw, self.to_raw, self.inside, self.wanted = from_raw, to_raw, inside, wanted
         self.floor, self.default = floor, default
 
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether the value is stored as a logarithm, so that steps are relative changes."""
+        return self.from_raw is torch.exp
+
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.raw_name = name, f"raw_{name}"
 
@@ -173,7 +178,7 @@ class ParametrisedModule(nn.Module):
         """Return all hyper-parameters in their own units, by path (``kernel.lengthscale``), detached."""
         return {
             path: getattr(module, descriptor.name).detach()
-            for path, module, descriptor in self._iterate_hyperparameters()
+            for path, module, descriptor in self.iterate_hyperparameters()
         }
 
     def fix(self, *names: str) -> None:
@@ -198,12 +203,13 @@ class ParametrisedModule(nn.Module):
 
     def _find_hyperparameter(self, name: str) -> tuple[nn.Module, Hyperparameter]:
         """Return the module that has a hyper-parameter, and its descriptor."""
-        found = {path: (module, descriptor) for path, module, descriptor in self._iterate_hyperparameters()}
+        found = {path: (module, descriptor) for path, module, descriptor in self.iterate_hyperparameters()}
         if name not in found:
             raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
         return found[name]
 
-    def _iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+    def iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+        """Yield path, module and descriptor of all hyper-parameters."""
         for place, module in self.named_modules():
             path = _use_names_of_parts(self, place)
             for name in dir(type(module)):

@@ -23,6 +23,7 @@ from lapgrad.models import _checks, _sampling, _scaling
 from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._gp import explanation as _explanation
 from lapgrad.models._gp import jitter as _jitter
+from lapgrad.models._gp import starts as _starts
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
@@ -153,13 +154,58 @@ class GPRegression(StandardisedRegression, Model):
             JitterWarning: Jitter had to be added to the diagonal (see the attribute ``jitter``).
         """
         self._posterior.clear()  # it takes n² of memory, and a fit changes the parameters in each step
-        inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
+        value, self.jitter = _jitter.retry_with_jitter(
+            type(self).__name__, self.X.dtype, lambda jitter: self.compute_losses(torch.Size(), jitter)
+        )
+        return value
 
-        def evaluate(jitter: float) -> Tensor:
-            return mvn_nll(self._compute_covariance(inputs, jitter), residuals, overwrite=True)
+    def compute_losses(self, batch: torch.Size, jitter: float = 0.0) -> Tensor:
+        """Return the losses (*batch) of hyper-parameters with these leading dimensions, at once.
 
-        value, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, evaluate)
+        Args:
+            batch: Leading dimensions of all learned hyper-parameters: those of the kernel are (*batch, 1, 1)
+                or (*batch, 1, d), the noise is (*batch, 1), the mean (*batch, 1, k).
+            jitter: Added to the diagonal of the covariance, relative to its mean.
+        """
+        inputs = self._scale_inputs(self.X)
+        inputs = inputs.expand(*batch, *inputs.shape)
+        value = mvn_nll(self._compute_covariance(inputs, jitter), self._compute_residuals(), overwrite=True)
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
+
+    def fit(
+        self,
+        optimizer: str = "lbfgs",
+        *,
+        starts: int | None = None,
+        generator: torch.Generator | int | None = 0,
+        **options: Any,
+    ) -> FitResult:
+        """Learn the parameters: minimise ``loss()`` over those that require gradients.
+
+        Args:
+            optimizer: "lbfgs", or "adam" (for networks).
+            starts: From how many hyper-parameters to start: those of the model, and others drawn around
+                them. They are learned together, as one batch, and those that fall behind are given up; the
+                best one is learned to the end. 1: those of the model only. None: those of the model, and
+                (unless ``steps``, ``callback`` or networks are given) a second start, found on some of the
+                rows.
+            generator: Source of random numbers for the starts, or a seed; None: torch's own.
+            **options: See ``Model.fit``, also for the result and for errors.
+
+        Warns:
+            FitWarning: The fit explains nothing: noise alone would be as likely.
+        """
+        return _starts.fit_from_several(self, super().fit, optimizer, starts, generator, options)
+
+    def get_scales_of_parameters(self) -> dict[str, float]:
+        """Return the size of a typical change of the mean: the deviation of y."""
+        with torch.no_grad():
+            deviation = _scaling.compute_spread(self._scale_targets(self.y)).square().mean().sqrt()
+        return {"raw_constant": float(deviation)}
+
+    def clear_cache(self) -> None:
+        """Free what predictions keep of the data: n² of memory."""
+        self._posterior.clear()
 
     def check_fit(self, result: FitResult) -> None:
         """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""

@@ -160,6 +160,12 @@ class SparseGPRegression(StandardisedRegression, Model):
 
     # Learning.
 
+    def get_scales_of_parameters(self) -> dict[str, float]:
+        """Return the size of a typical change of the mean: the deviation of y."""
+        with torch.no_grad():
+            deviation = _scaling.compute_spread(self._scale_targets(self.y)).square().mean().sqrt()
+        return {"raw_constant": float(deviation)}
+
     def check_fit(self, result: FitResult) -> None:
         """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""
         if not result.converged:

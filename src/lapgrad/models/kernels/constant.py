@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad.models._parameters import Value, positive
-from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._blocks import Tree, expand_scalar
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -52,8 +52,7 @@ class Constant(Kernel):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
-        variance: Tensor = scalars
-        return variance.expand(F.shape[:-1])
+        return expand_scalar(scalars, F)
 
 
 class White(Kernel):
@@ -104,5 +103,4 @@ class White(Kernel):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
-        variance: Tensor = scalars
-        return variance.expand(F.shape[:-1])
+        return expand_scalar(scalars, F)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models._products import multiply
-from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._blocks import Tree, expand_scalar
 from lapgrad.models.kernels._start import divide, expand_to_dimensions
 from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
@@ -67,7 +67,7 @@ class Linear(Kernel):
     def embed(self, X: Tensor) -> Tensor:
         """x_i √variance_i."""
         variance = self.variance
-        if variance.dim() and variance.shape[0] != X.shape[-1]:
+        if variance.dim() == 1 and variance.shape[0] != X.shape[-1]:
             raise _errors.ShapeError(
                 f"Linear: {variance.shape[0]} variances for points of {X.shape[-1]} dimensions."
             )
@@ -144,7 +144,7 @@ class Polynomial(Kernel):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """variance · (|f|² + offset)^degree."""
-        variance, offset = scalars
+        variance, offset = (expand_scalar(scalar, F) for scalar in scalars)
         result: Tensor = variance * (F.square().sum(-1) + offset) ** self.degree
         return result
 

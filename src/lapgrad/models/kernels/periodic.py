@@ -67,7 +67,7 @@ class Periodic(RBF):
         Whole periods are subtracted first, because sines of large angles lose digits.
         """
         period = self.period
-        if period.dim() and period.shape[0] != X.shape[-1]:
+        if period.dim() == 1 and period.shape[0] != X.shape[-1]:
             raise _errors.ShapeError(
                 f"Periodic: {period.shape[0]} periods for points of {X.shape[-1]} dimensions."
             )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
-from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._blocks import Tree, expand_scalar
 from lapgrad.models.kernels._distances import compute_squared_distances, take_root
 from lapgrad.models.kernels._profiles import apply_scaled_profile
 from lapgrad.models.kernels._start import compute_lengthscale, expand_to_dimensions
@@ -72,7 +72,7 @@ class Stationary(Kernel, abc.ABC):
     def embed(self, X: Tensor) -> Tensor:
         """The points in units of the lengthscales."""
         lengthscale = self.lengthscale
-        if lengthscale.dim() and lengthscale.shape[0] != X.shape[-1]:
+        if lengthscale.dim() == 1 and lengthscale.shape[0] != X.shape[-1]:
             raise _errors.ShapeError(
                 f"{type(self).__name__}: {lengthscale.shape[0]} lengthscales for points of {X.shape[-1]} "
                 f"dimensions."
@@ -95,8 +95,7 @@ class Stationary(Kernel, abc.ABC):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
-        variance: Tensor = scalars[0]
-        return variance.expand(F.shape[:-1])
+        return expand_scalar(scalars[0], F)
 
     @abc.abstractmethod
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
