@@ -31,6 +31,8 @@ ESTIMATORS = {
 CLASSIFIER = GPClassifier(inducing=20, steps=10, random_state=0)
 
 
+# The checks also fit estimators to noise, which explains nothing.
+@pytest.mark.filterwarnings("ignore::lapgrad.FitWarning")
 @parametrize_with_checks([*(ESTIMATORS[name] for name in ("linear", "gp", "sparse gp")), CLASSIFIER])
 def test_conventions_of_scikit_learn(estimator, check):
     check(estimator)

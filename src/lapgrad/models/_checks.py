@@ -60,6 +60,18 @@ def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: i
     return y
 
 
+def check_noise(who: str, noise: Tensor, count: int, name: str = "noise_var") -> Tensor:
+    """Return variances (count,); raise if they are not positive, finite, and as many."""
+    if noise.shape != (count,):
+        raise _errors.ShapeError(
+            f"{who}: {name} must be a scalar, or have one entry for each of the {count} observations, got "
+            f"shape {tuple(noise.shape)}."
+        )
+    if not bool((noise.isfinite() & (noise > 0)).all()):
+        raise _errors.OptionError(f"{who}: {name} must be positive and finite.")
+    return noise
+
+
 def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
     """Return ``value``; raise if it is not a tensor of float32 or float64."""
     if not isinstance(value, Tensor) or value.dtype not in _FLOATS:

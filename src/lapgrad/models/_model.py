@@ -17,6 +17,7 @@ from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.resuming import ResumableModel
+from lapgrad.models._training.summary import Summary, summarise
 
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
@@ -61,7 +62,8 @@ class StoredModel(ParametrisedModule, abc.ABC):
         if fault is not None:
             raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write_model(path, _saving.SavedModel(type(self).__name__, self.config(), tensors, fixed))
+        config = {**self.config(), **_saving.describe_constraints(self)}
+        _saving.write_model(path, _saving.SavedModel(type(self).__name__, config, tensors, fixed))
 
     @classmethod
     def load(
@@ -110,6 +112,7 @@ class StoredModel(ParametrisedModule, abc.ABC):
 def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[str, nn.Module]) -> AnyModel:
     """Return the model of class ``kind`` in a file; raises whatever is wrong with it."""
     model = kind.from_config(saved.config, saved.tensors, modules)
+    _saving.apply_constraints(model, saved.config)
     _saving.check_fit(model, saved)
     # Checked before the weights of the caller's networks are overwritten.
     fault = _saving.find_fault(model, saved.tensors)
@@ -184,6 +187,8 @@ class Model(ResumableModel, StoredModel):
     ) -> FitResult:
         """Learn the parameters: minimise ``loss()`` over those that require gradients.
 
+        With priors on hyper-parameters (``set_prior``), minus the log densities of the priors is added.
+
         Args:
             optimizer: "lbfgs", or "adam" (for losses with random numbers in them, and for networks).
             steps: Evaluations of the loss, at most, those of the fit that is resumed included; None: 200 of
@@ -211,7 +216,7 @@ class Model(ResumableModel, StoredModel):
         """
         result = _fitting.fit(
             self,
-            self.loss,
+            self.compute_objective,
             optimizer,
             steps=steps,
             lr=lr,
@@ -223,6 +228,23 @@ class Model(ResumableModel, StoredModel):
         )
         self.check_fit(result)
         return result
+
+    def summary(self) -> Summary:
+        """Return the model as text: size of the data, log likelihood, and all hyper-parameters in a table."""
+        with torch.no_grad():
+            likelihood = -self.loss().item()
+        facts = {"data": self.describe_data(), "log likelihood": f"{likelihood:.6g}"}
+        if self.has_priors():
+            facts["log prior"] = f"{self.log_prior().item():.6g}"
+        return summarise(self, type(self).__name__, facts)
+
+    def describe_data(self) -> str:
+        """Return the size of the data in words, for ``summary``."""
+        return self.extra_repr()
+
+    def compute_objective(self) -> Tensor:
+        """Return what a fit minimises: ``loss()``, minus the log densities of priors."""
+        return self.loss() - self.log_prior() if self.has_priors() else self.loss()
 
     def check_fit(self, result: FitResult) -> None:
         """Warn if a fit has ended where it should not. Default: all is well."""

@@ -24,8 +24,8 @@ from lapgrad.models.kernels.base import Kernel
 class BatchableModel(Protocol):
     """A model whose loss can be computed for a batch of hyper-parameters."""
 
-    def compute_losses(self, batch: torch.Size) -> Tensor:
-        """Return the losses (*batch) if hyper-parameters have these leading dimensions."""
+    def compute_objectives(self, batch: torch.Size) -> Tensor:
+        """Return what a fit minimises, (*batch), if hyper-parameters have these leading dimensions."""
 
 
 class _Slot(NamedTuple):
@@ -82,7 +82,7 @@ class BatchedLoss:
             leaves.append(nn.Parameter(values.detach().clone()))
             slot.module._parameters[slot.name] = leaves[-1]
         with torch.enable_grad():
-            losses = self._model.compute_losses(torch.Size([len(points)]))
+            losses = self._model.compute_objectives(torch.Size([len(points)]))
         found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         flat = [
             (torch.zeros_like(leaf) if gradient is None else gradient).reshape(len(points), -1).to(points)

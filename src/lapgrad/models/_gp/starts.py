@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from lapgrad import _errors
 from lapgrad.models import _checks
 from lapgrad.models._gp.batched_loss import BatchedLoss, is_batchable
-from lapgrad.models._parameters import Hyperparameter
+from lapgrad.models._parameters import Hyperparameter, get_all_bounds, get_priors
+from lapgrad.models._storage.distributions import move_distribution
 from lapgrad.models._training.fitting import FitResult, get_scales
 from lapgrad.models._training.lockstep import Stage, race_searches
 
@@ -101,12 +104,12 @@ def draw_starts(model: Any, count: int, generator: torch.Generator | None) -> Te
     Hyper-parameters with logarithms are drawn around those of the model, the noise between a little and that
     of the model, those with a prior from the prior, and others stay.
     """
-    descriptors = {
-        id(module.get_parameter(descriptor.raw_name)): descriptor
+    places = {
+        id(module.get_parameter(descriptor.raw_name)): (module, descriptor)
         for _, module, descriptor in model.iterate_hyperparameters()
     }
     parts = [
-        _draw_part(parameter.detach().double().cpu(), descriptors[id(parameter)], count, generator)
+        _draw_part(parameter.detach().double().cpu(), *places[id(parameter)], count, generator)
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
@@ -140,13 +143,30 @@ def set_parameters(model: Any, point: Tensor) -> None:
 
 
 def _draw_part(
-    raw: Tensor, descriptor: Hyperparameter, count: int, generator: torch.Generator | None
+    raw: Tensor, module: nn.Module, descriptor: Hyperparameter, count: int, generator: torch.Generator | None
 ) -> Tensor:
+    """Return (count, m) raw values of a hyper-parameter of m numbers; the first row is ``raw``."""
     drawn = raw.flatten().repeat(count, 1)
-    shape = drawn[1:].shape
-    if descriptor.name == "noise_var":
-        lowest = torch.tensor(_LEAST_NOISE, dtype=raw.dtype).log()
-        drawn[1:] += lowest * torch.rand(shape, dtype=raw.dtype, generator=generator)
+    shape, prior = drawn[1:].shape, get_priors(module).get(descriptor.name)
+    if prior is not None:
+        values = _draw_from_prior(prior, raw.shape, count - 1, generator)
+        bounds = get_all_bounds(module).get(descriptor.name)
+        values = values if bounds is None else bounds.move_inside(values)
+        encoded = descriptor.encode(module, values).flatten(1)
+        drawn[1:] = torch.where(encoded.isfinite(), encoded, drawn[1:])
+    elif descriptor.name == "noise_var":
+        drawn[1:] += math.log(_LEAST_NOISE) * torch.rand(shape, dtype=raw.dtype, generator=generator)
     elif descriptor.is_logarithmic:
         drawn[1:] += _SPREAD * torch.randn(shape, dtype=raw.dtype, generator=generator)
     return drawn
+
+
+def _draw_from_prior(
+    prior: Distribution, shape: torch.Size, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """Return draws (count, *shape) in float64. The state of torch's own generator is kept."""
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        drawn = move_distribution(prior, torch.zeros((), dtype=torch.float64)).expand(shape).sample((count,))
+    return drawn.double().cpu()

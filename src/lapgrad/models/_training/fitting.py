@@ -71,6 +71,14 @@ class FitResult:
     reason: str
     seconds: float
 
+    def __repr__(self) -> str:
+        """One line: loss, whether it has converged, steps, time and reason."""
+        outcome = "converged" if self.converged else "not converged"
+        return (
+            f"FitResult(loss {self.loss:.6g}, {outcome} after {self.steps} steps in {self.seconds:.2g} s: "
+            f"{self.reason})"
+        )
+
     def plot(self, axes: Any = None) -> Any:
         """Plot the learning curve with matplotlib.
 
@@ -103,7 +111,7 @@ class ReplayableModule(Protocol):
 class ScaledModule(Protocol):
     """A module with parameters that are no logarithms, and depend on the units of the data."""
 
-    def get_scales_of_parameters(self) -> dict[str, float]:
+    def get_scales_of_parameters(self) -> dict[str, Tensor]:
         """Return the size of a typical change of parameters, by name."""
 
 
@@ -217,9 +225,10 @@ def get_scales(module: nn.Module, parameters: Sequence[Tensor]) -> Tensor:
     """
     known = module.get_scales_of_parameters() if isinstance(module, ScaledModule) else {}
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    one = torch.ones((), device=parameters[0].device)
     return _flatten(
         [
-            torch.ones_like(parameter.detach()) * known.get(names.get(id(parameter), ""), 1.0)
+            torch.ones_like(parameter.detach()) * known.get(names.get(id(parameter), ""), one)
             for parameter in parameters
         ]
     )

@@ -226,6 +226,19 @@ class Power(Kernel):
         return ", ".join(filter(None, [f"exponent={self.exponent:g}", super().extra_repr()]))
 
 
+def find_term(who: str, kernel: Kernel, name: str) -> Kernel:
+    """Return the term of this name of a sum of kernels.
+
+    Raises:
+        OptionError: The kernel is no sum, or has no term of this name.
+    """
+    terms = kernel.kernels() if isinstance(kernel, Sum) and kernel.active_dims is None else [kernel]
+    named = {term.part_name: term for term in terms if term.part_name is not None}
+    if name not in named:
+        raise _errors.unknown_option(who, "part", name, list(named))
+    return named[name]
+
+
 def has_open_variance(kernel: Kernel) -> bool:
     """Return whether the user has given no variance of a kernel, of its factors, or of its terms."""
     parts = [part for part in kernel.modules() if isinstance(part, Kernel) and hasattr(part, "raw_variance")]
