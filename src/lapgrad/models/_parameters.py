@@ -278,8 +278,8 @@ class _SealedType(abc.ABCMeta):
 class ParametrisedModule(nn.Module, metaclass=_SealedType):
     """A module with hyper-parameters of its own or in its parts.
 
-    After the constructor, setting an attribute that does not exist is an error, because it is likely misspelt.
-    Names that begin with an underscore are free.
+    After the constructor, setting an attribute that does not exist is an error, because it is likely
+    misspelt. Names that begin with an underscore are free.
 
     Attributes:
         may_have_nan: Names of buffers that may hold NaN, such as series with gaps. No other tensor in a file

@@ -139,7 +139,7 @@ def test_any_module_is_a_mean(kind: Any, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     again = Model.load(tmp_path / "model", modules={"mean": Slope()})
     assert_close(again.predict(X).mean, model.predict(X).mean)
-    with pytest.raises(lapgrad.OptionError, match="modules={'mean'"):
+    with pytest.raises(lapgrad.OptionError, match=r"modules=\{'mean'"):
         Model.load(tmp_path / "model")
     with pytest.raises(lapgrad.ShapeError, match="the mean must map inputs"):
         kind(X, y, mean=nn.Linear(2, 3, dtype=F64), **extra(kind))
@@ -279,7 +279,7 @@ def test_algebra_with_numbers() -> None:
     assert_close((one**3)(x), one(x) ** 3)
     assert_close((one**0.5).diag(x), one.diag(x).sqrt())
     assert_close(sum([one, Linear(1.0)])(x), one(x) + Linear(1.0)(x))
-    for wrong in (lambda: one + "a", lambda: one * None, lambda: one ** "2", lambda: [] + one):
+    for wrong in (lambda: one + "a", lambda: one * None, lambda: one ** "2", lambda: None + one):
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(lapgrad.OptionError, match="positive"):

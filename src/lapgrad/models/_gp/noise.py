@@ -27,7 +27,7 @@ class WithNoise(ParametrisedModule):
     y_scale: Tensor
 
     def set_noise(self, noise_var: Value | None, noise_floor: float | None, variance: Tensor) -> None:
-        """Set the noise: learned, or known for each observation. The scaled targets have this ``variance``."""
+        """Set the noise: learned, or known for each observation; ``variance`` is that of scaled targets."""
         who = type(self).__name__
         noise = torch.as_tensor(
             0.1 * variance if noise_var is None else noise_var, dtype=torch.float64
