@@ -277,6 +277,18 @@ def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
     return DTypeError(f"{operator}: {argument} has dtype {value.dtype}; supported are float32 and float64.")
 
 
+def sparse_tensor(operator: str, layout: torch.layout, argument: str = "the operand") -> DTypeError:
+    """The error for a tensor that is not dense."""
+    return DTypeError(
+        f"{operator}: {argument} has the layout {layout}; dense tensors are supported: x.to_dense()."
+    )
+
+
+def meta_tensor(operator: str, argument: str) -> DeviceError:
+    """The error for a tensor without values where values are needed."""
+    return DeviceError(f"{operator}: {argument} is on the device meta, and has no values.")
+
+
 def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeError:
     """The error for arguments of different dtypes."""
     seen = _listing({name: value.dtype for name, value in arguments.items()})

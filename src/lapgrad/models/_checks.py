@@ -74,9 +74,18 @@ def check_noise(who: str, noise: Tensor, count: int, name: str = "noise_var") ->
 
 def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
     """Return ``value``; raise if it is not a tensor of float32 or float64."""
-    if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
+    check_dense_tensor(who, value, name)
+    if value.dtype not in _FLOATS:
         raise _errors.wrong_dtype(who, name, value)
     return value
+
+
+def check_dense_tensor(who: str, value: object, name: str) -> None:
+    """Raise if ``value`` is not a tensor, or a sparse one."""
+    if not isinstance(value, Tensor):
+        raise _errors.wrong_dtype(who, name, value)
+    if value.layout is not torch.strided:
+        raise _errors.sparse_tensor(who, value.layout, name)
 
 
 def check_same_kind(who: str, **tensors: Tensor) -> None:
@@ -89,6 +98,8 @@ def check_same_kind(who: str, **tensors: Tensor) -> None:
 
 def check_finite_rows(who: str, values: Tensor, name: str) -> None:
     """Raise if there is a NaN or an infinity; the error names the rows (of the first dimension)."""
+    if values.is_meta:
+        raise _errors.meta_tensor(who, name)
     good = values.isfinite()
     if bool(good.all()):
         return
