@@ -7,10 +7,12 @@ functions, for models of your own.
 
 from lapgrad.models import components, kernels, likelihoods
 from lapgrad.models._deep.importance import LogLikelihood
+from lapgrad.models._gp.leave_one_out import LeaveOneOut
 from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._training.fitting import FitResult
+from lapgrad.models.batch_gp_regression import BatchGPRegression
 from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import (
     Filtered,
@@ -33,6 +35,7 @@ from lapgrad.models.variational.gp_classification import ClassPrediction, GPClas
 from lapgrad.models.variational.variational_gp import VariationalGP
 
 __all__ = [
+    "BatchGPRegression",
     "BayesianLinearRegression",
     "ClassPrediction",
     "DeepGP",
@@ -42,6 +45,7 @@ __all__ = [
     "FitResult",
     "GPClassification",
     "GPRegression",
+    "LeaveOneOut",
     "LinearGaussianSSM",
     "LogLikelihood",
     "Model",

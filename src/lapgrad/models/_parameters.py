@@ -112,7 +112,7 @@ class Hyperparameter:
     def get_lowest(self, module: nn.Module) -> float:
         """Return what values have to be greater than."""
         if self.floor is not None:
-            return float(getattr(module, self.floor))
+            return float(getattr(module, self.floor).max())
         return 0.0 if self.is_logarithmic else -math.inf
 
     @property

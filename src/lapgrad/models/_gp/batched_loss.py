@@ -42,24 +42,38 @@ class BatchedLoss:
 
     Args:
         model: Is copied.
+        is_batch: The model is a batch of processes, whose parameters have a leading dimension already.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = copy.deepcopy(model)
-        self._slots = _find_slots(self._model)
-        self._scales = get_scales(model, [p for p in model.parameters() if p.requires_grad])
+    def __init__(self, model: Any, *, is_batch: bool = False) -> None:
+        self._model, self._is_batch = copy.deepcopy(model), is_batch
+        self._slots = _find_slots(self._model, is_batch)
+        self._fixed = [
+            (module, name, value)
+            for module in self._model.modules()
+            for name, value in module.named_parameters(recurse=False)
+            if is_batch and not value.requires_grad
+        ]
+        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._scales = torch.ones(()) if is_batch else get_scales(model, learned)
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Return losses (s,) and gradients (s, p) at points (s, p), infinity where a loss is not defined.
 
         Points are in units of the scales of the parameters (``fitting.get_scales``).
         """
+        return self.evaluate_items(list(range(len(points))), points)
+
+    def evaluate_items(self, items: list[int], points: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same for some of the processes of a batch, each at its point."""
         values = points.new_full((len(points),), math.inf)
         gradients = torch.zeros_like(points)
         rows = list(range(len(points)))
         while rows:
             try:
-                values[rows], found = self._evaluate(points[rows] * self._scales)
+                values[rows], found = self._evaluate(
+                    [items[row] for row in rows], points[rows] * self._scales
+                )
                 gradients[rows] = found * self._scales
             except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
                 item = error.item
@@ -71,8 +85,23 @@ class BatchedLoss:
         values[~(values.isfinite() & gradients.isfinite().all(1))] = math.inf
         return values, gradients
 
-    def _evaluate(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def get_points(self) -> Tensor:
+        """Return the present parameters of a batch of processes as points (b, p), in float64 on the CPU."""
+        parts = [slot.module.get_parameter(slot.name).detach().flatten(1) for slot in self._slots]
+        return torch.cat(parts, 1).to("cpu", torch.float64)
+
+    def set_points(self, model: ParametrisedModule, points: Tensor) -> None:
+        """Set the parameters of a batch of processes to points (b, p)."""
+        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parts = points.split([slot.count for slot in self._slots], 1)
+        with torch.no_grad():
+            for parameter, part in zip(learned, parts, strict=True):
+                parameter.copy_(part.reshape(parameter.shape))
+
+    def _evaluate(self, items: list[int], points: Tensor) -> tuple[Tensor, Tensor]:
         leaves = []
+        for module, name, fixed in self._fixed:
+            module._parameters[name] = nn.Parameter(fixed[items], requires_grad=False)
         for slot, part in zip(
             self._slots, points.split([slot.count for slot in self._slots], 1), strict=True
         ):
@@ -82,7 +111,10 @@ class BatchedLoss:
             leaves.append(nn.Parameter(values.detach().clone()))
             slot.module._parameters[slot.name] = leaves[-1]
         with torch.enable_grad():
-            losses = self._model.compute_objectives(torch.Size([len(points)]))
+            if self._is_batch:
+                losses = self._model.compute_losses(items)
+            else:
+                losses = self._model.compute_objectives(torch.Size([len(points)]))
         found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         flat = [
             (torch.zeros_like(leaf) if gradient is None else gradient).reshape(len(points), -1).to(points)
@@ -106,7 +138,7 @@ def is_batchable(model: ParametrisedModule) -> bool:
     )
 
 
-def _find_slots(model: ParametrisedModule) -> list[_Slot]:
+def _find_slots(model: ParametrisedModule, is_batch: bool) -> list[_Slot]:
     """Return the learned parameters in the order of ``model.parameters()``."""
     places = {
         id(value): (module, name)
@@ -117,7 +149,8 @@ def _find_slots(model: ParametrisedModule) -> list[_Slot]:
     for parameter in model.parameters():
         if parameter.requires_grad:
             module, name = places[id(parameter)]
-            slots.append(_Slot(module, name, parameter.numel(), _get_batched_shape(module, parameter.shape)))
+            shape = tuple(parameter.shape[1:]) if is_batch else _get_batched_shape(module, parameter.shape)
+            slots.append(_Slot(module, name, math.prod(shape), shape))
     return slots
 
 

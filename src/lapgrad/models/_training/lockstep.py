@@ -20,6 +20,10 @@ from lapgrad.models._training.lbfgs import Point
 EvaluateTogether = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
+_QUIET_MOVES = 2
+"""A search has converged after so many moves in a row that gain less than the threshold."""
+
+
 class Stage(NamedTuple):
     """A stage of the race.
 
@@ -32,12 +36,29 @@ class Stage(NamedTuple):
     kept: int
 
 
+class Minima(NamedTuple):
+    """Where searches have ended.
+
+    Attributes:
+        points: The best point of each search, in the order of the starts.
+        history: The sum of the best values after each round.
+        rounds: Evaluations of each search.
+        converged: Whether all searches have converged.
+    """
+
+    points: list[Point]
+    history: list[float]
+    rounds: int
+    converged: bool
+
+
 class _Runner:
     """A search, the best point it has found, and the point it asks for next (None: it has ended)."""
 
-    def __init__(self, start: Point, rounding: float) -> None:
-        self.best = start
+    def __init__(self, start: Point, rounding: float, threshold: float = 0.0) -> None:
+        self.best = self._last = start
         self._search = _lbfgs.search_minimum(start, rounding=rounding)
+        self._threshold, self._quiet = threshold, 0
         self.asked: Tensor | None = None
         self._note(next(self._search, None))
 
@@ -49,7 +70,9 @@ class _Runner:
 
     def _note(self, asked: Tensor | Point | None) -> None:
         while isinstance(asked, Point):
-            asked = _lbfgs.advance(self._search, None)
+            is_quiet = self._last.value - asked.value < self._threshold
+            self._last, self._quiet = asked, self._quiet + 1 if is_quiet else 0
+            asked = None if self._quiet >= _QUIET_MOVES else _lbfgs.advance(self._search, None)
         self.asked = asked
 
 
@@ -85,3 +108,41 @@ def _evaluate_points(
         Point(x, value, gradient) for x, value, gradient in zip(xs, values.tolist(), gradients, strict=True)
     ]
     return [point for point in points if keep_undefined or math.isfinite(point.value)]
+
+
+def minimise_together(
+    evaluate: Callable[[list[int], Tensor], tuple[Tensor, Tensor]],
+    starts: Tensor,
+    rounds: int,
+    threshold: float,
+    rounding: float = 1e-15,
+) -> Minima:
+    """Minimise one function for each row of ``starts`` (b, p), all in step; no points if one is not defined
+    there.
+
+    Args:
+        evaluate: Returns values (s,) and gradients (s, p) of some of the functions, at points (s, p).
+        starts: Where the searches begin.
+        rounds: Evaluations of each function, at most.
+        threshold: A search has converged after two moves in a row that gain less.
+        rounding: See ``lbfgs.iterate_lbfgs``.
+    """
+    everything = list(range(len(starts)))
+    first = _evaluate_points(lambda xs: evaluate(everything, xs), list(starts), keep_undefined=True)
+    if not all(math.isfinite(point.value) for point in first):
+        return Minima([], [], 1, False)
+    runners = [_Runner(point, rounding, threshold) for point in first]
+    history = [sum(point.value for point in first)]
+    while len(history) < rounds:
+        active = [(index, runner.asked) for index, runner in enumerate(runners) if runner.asked is not None]
+        if not active:
+            break
+        indices = [index for index, _ in active]
+        answers = _evaluate_points(
+            lambda xs, indices=indices: evaluate(indices, xs), [x for _, x in active], keep_undefined=True
+        )
+        for index, point in zip(indices, answers, strict=True):
+            runners[index].answer(point)
+        history.append(sum(runner.best.value for runner in runners))
+    converged = all(runner.asked is None for runner in runners)
+    return Minima([runner.best for runner in runners], history, len(history), converged)
