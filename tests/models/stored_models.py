@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad.models import (
+    BatchGPRegression,
     BayesianLinearRegression,
     DeepGP,
     DeepGPRegression,
     GPClassification,
     GPRegression,
     LinearGaussianSSM,
+    MultiOutputGPRegression,
     MultiTaskBLR,
     PolynomialFeatures,
     RandomFourierFeatures,
@@ -37,7 +39,7 @@ from lapgrad.models.components import (
     Regression,
     Seasonal,
 )
-from lapgrad.models.kernels import RBF, Deep, Periodic, Polynomial
+from lapgrad.models.kernels import RBF, Deep, Linear, Matern52, Periodic, Polynomial
 
 Content = dict[str, Any]
 DTYPE = torch.float64
@@ -90,6 +92,11 @@ MODELS: Mapping[str, Callable[[], StoredModel]] = {
         normalise=False,
     ),
     "gp_deep": lambda: GPRegression(X, Y_ONE, Deep(RBF(), network()), normalise=False),
+    "gp_linear": lambda: GPRegression(
+        X, Y_ONE, 2.0 * RBF(name="smooth") + Linear() ** 2, noise_var=0.1 + Y_ONE.abs(), mean="linear"
+    ),
+    "gp_batch": lambda: BatchGPRegression(X, Y_TWO.mT, Matern52(ard=True)),
+    "gp_outputs": lambda: MultiOutputGPRegression(X, Y_TWO, rank=2),
     "sparse_gp": lambda: SparseGPRegression(X, Y_ONE, inducing=3, normalise=True, generator=0),
     "deep_gp_regression": lambda: DeepGPRegression(X, Y_ONE, widths=[2], inducing=3, generator=0),
     "variational_gp": lambda: VariationalGP(X, Y_ONE, likelihoods.StudentT(), inducing=3, generator=0),

@@ -29,6 +29,7 @@ from lapgrad.models.deep_gp_regression import DeepGPRegression
 from lapgrad.models.features import Features, PolynomialFeatures, RandomFourierFeatures
 from lapgrad.models.gp_regression import GPRegression
 from lapgrad.models.linear_gaussian_ssm import LinearGaussianSSM
+from lapgrad.models.multi_output_gp_regression import MultiOutputGPRegression
 from lapgrad.models.multi_task_blr import MultiTaskBLR
 from lapgrad.models.sparse_gp_regression import SparseGPRegression
 from lapgrad.models.variational.gp_classification import ClassPrediction, GPClassification
@@ -49,6 +50,7 @@ __all__ = [
     "LinearGaussianSSM",
     "LogLikelihood",
     "Model",
+    "MultiOutputGPRegression",
     "MultiTaskBLR",
     "PolynomialFeatures",
     "Prediction",
