@@ -207,7 +207,11 @@ class JitterWarning(RuntimeWarning):
 
 
 class FitWarning(RuntimeWarning):
-    """A fit has ended at parameters that are hardly what the user wants."""
+    """A fit has ended at parameters that are hardly wanted.
+
+    A Gaussian process explains nothing: noise around the mean would be as likely. Start from other
+    hyper-parameters (those that are not given start from the data), or choose another kernel.
+    """
 
 
 class DegenerateSpectrumWarning(RuntimeWarning):

@@ -14,7 +14,6 @@ for a lengthscale of 0.01 as for one of 100.
 from __future__ import annotations
 
 import abc
-import copy
 import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from lapgrad import _errors
-from lapgrad.models._storage.distributions import move_distribution
+from lapgrad.models._storage.distributions import copy_distribution, move_distribution
 
 #: The types that a hyper-parameter can be set to.
 Value = float | Sequence[float] | Tensor
@@ -336,8 +335,7 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
                 f"{type(self).__name__}: a prior must be a distribution, got {type(prior).__name__}."
             )
         value = getattr(module, descriptor.name).detach()
-        prior = copy.deepcopy(prior)
-        prior._validate_args = False  # outside of its support the density is 0, and a fit steps back
+        prior = copy_distribution(prior)
         try:
             density = move_distribution(prior, value).log_prob(value)
         except (ValueError, RuntimeError, NotImplementedError):

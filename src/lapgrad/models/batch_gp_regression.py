@@ -43,8 +43,7 @@ class _Posterior(NamedTuple):
 
 
 class BatchGPRegression(Model):
-    """b independent exact Gaussian process regressions with n observations each, and hyper-parameters of
-    their own.
+    """b independent exact Gaussian process regressions of n observations each, learned together.
 
     The same as b times ``GPRegression``, but each step of a fit is one call for all of them: for many small
     data sets, such as one per customer or per sensor.

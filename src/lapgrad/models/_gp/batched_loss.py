@@ -33,7 +33,7 @@ class _Slot(NamedTuple):
 
     module: nn.Module
     name: str
-    count: int
+    size: int
     shape: tuple[int, ...]
 
 
@@ -93,7 +93,7 @@ class BatchedLoss:
     def set_points(self, model: ParametrisedModule, points: Tensor) -> None:
         """Set the parameters of a batch of processes to points (b, p)."""
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        parts = points.split([slot.count for slot in self._slots], 1)
+        parts = points.split([slot.size for slot in self._slots], 1)
         with torch.no_grad():
             for parameter, part in zip(learned, parts, strict=True):
                 parameter.copy_(part.reshape(parameter.shape))
@@ -101,15 +101,11 @@ class BatchedLoss:
     def _evaluate(self, items: list[int], points: Tensor) -> tuple[Tensor, Tensor]:
         leaves = []
         for module, name, fixed in self._fixed:
-            module._parameters[name] = nn.Parameter(fixed[items], requires_grad=False)
-        for slot, part in zip(
-            self._slots, points.split([slot.count for slot in self._slots], 1), strict=True
-        ):
-            old = slot.module._parameters[slot.name]
-            assert old is not None
-            values = part.reshape(len(points), *slot.shape).to(old)
+            module.register_parameter(name, nn.Parameter(fixed[items], requires_grad=False))
+        for slot, part in zip(self._slots, points.split([slot.size for slot in self._slots], 1), strict=True):
+            values = part.reshape(len(points), *slot.shape).to(slot.module.get_parameter(slot.name))
             leaves.append(nn.Parameter(values.detach().clone()))
-            slot.module._parameters[slot.name] = leaves[-1]
+            slot.module.register_parameter(slot.name, leaves[-1])
         with torch.enable_grad():
             if self._is_batch:
                 losses = self._model.compute_losses(items)

@@ -6,6 +6,7 @@ The searches that are behind after some rounds are given up, so that many starts
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -128,7 +129,7 @@ def minimise_together(
         rounding: See ``lbfgs.iterate_lbfgs``.
     """
     everything = list(range(len(starts)))
-    first = _evaluate_points(lambda xs: evaluate(everything, xs), list(starts), keep_undefined=True)
+    first = _evaluate_points(functools.partial(evaluate, everything), list(starts), keep_undefined=True)
     if not all(math.isfinite(point.value) for point in first):
         return Minima([], [], 1, False)
     runners = [_Runner(point, rounding, threshold) for point in first]
@@ -138,9 +139,8 @@ def minimise_together(
         if not active:
             break
         indices = [index for index, _ in active]
-        answers = _evaluate_points(
-            lambda xs, indices=indices: evaluate(indices, xs), [x for _, x in active], keep_undefined=True
-        )
+        here = functools.partial(evaluate, indices)
+        answers = _evaluate_points(here, [x for _, x in active], keep_undefined=True)
         for index, point in zip(indices, answers, strict=True):
             runners[index].answer(point)
         history.append(sum(runner.best.value for runner in runners))

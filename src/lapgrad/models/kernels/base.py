@@ -265,7 +265,7 @@ class Kernel(ParametrisedModule, abc.ABC):
     def __pow__(self, exponent: float) -> Kernel:
         if isinstance(exponent, bool) or not isinstance(exponent, int | float):
             return NotImplemented
-        return _KINDS["Power"](self, exponent)  # type: ignore[call-arg]
+        return _make_kernel("Power", self, exponent)
 
     def extra_repr(self) -> str:
         """The hyper-parameters of this kernel (not of its parts), in their own units."""
@@ -290,13 +290,20 @@ def _convert_to_kernel(value: object) -> Kernel | None:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return _KINDS["Constant"](value)  # type: ignore[call-arg]  # looked up, because its file imports this one
+    return _make_kernel("Constant", value)
 
 
 def _combine_kernels(kind: str, one: object, other: object) -> Kernel:
     """Return the sum or product of two kernels or numbers; NotImplemented if one is neither."""
     parts = [_convert_to_kernel(part) for part in (one, other)]
-    return NotImplemented if None in parts else _KINDS[kind](*parts)  # type: ignore[arg-type]
+    return NotImplemented if None in parts else _make_kernel(kind, *parts)
+
+
+def _make_kernel(kind: str, *arguments: object) -> Kernel:
+    """Return a kernel of a class that is looked up by name, because its file imports this one."""
+    make: Any = _KINDS[kind]
+    made: Kernel = make(*arguments)
+    return made
 
 
 def _is_zero(value: object) -> bool:

@@ -202,11 +202,11 @@ class Power(Kernel):
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """The matrix of ``base``, to the power."""
-        return cast(Tensor, self.base.matrix(scalars, F, G) ** self.exponent)
+        return self.base.matrix(scalars, F, G) ** self.exponent
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The diagonal of ``base``, to the power."""
-        return cast(Tensor, self.base.diagonal(scalars, F) ** self.exponent)
+        return self.base.diagonal(scalars, F) ** self.exponent
 
     def config(self) -> dict[str, Any]:
         """Return options, the exponent and the description of ``base``."""
