@@ -197,7 +197,7 @@ class Model(ResumableModel, StoredModel):
                 number from 0 on; the length of the first step of L-BFGS (None: 1).
             tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in 50
                 steps of Adam; in two moves of L-BFGS in a row, and again after a restart, there relative to a
-                magnitude of 100 at most (1e-4 by default). 0: never.
+                magnitude of 10 at most (1e-5 by default). 0: never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
             resume: The result of ``training_state`` after (or in a callback of) a fit by Adam: that fit is

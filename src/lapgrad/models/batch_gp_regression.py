@@ -164,7 +164,7 @@ class BatchGPRegression(Model):
         return values + self.y.shape[1] * self.y_scale[items].flatten().log()
 
     def fit(  # type: ignore[override]  # one optimiser, which moves all processes in step
-        self, *, steps: int = 200, tolerance: float = 1e-4
+        self, *, steps: int = 200, tolerance: float = 1e-5
     ) -> FitResult:
         """Learn the hyper-parameters of all processes by L-BFGS, each to its own end.
 

@@ -34,12 +34,13 @@ def make_distribution(config: object) -> Distribution:
     """Return the distribution that ``describe_distribution`` has described, in float64."""
     check_entries(config, {"kind": TEXT, "arguments": PART}, "a prior")
     assert isinstance(config, dict)
-    kind: Any = getattr(torch.distributions, config["kind"], None)
-    if not (isinstance(kind, type) and issubclass(kind, Distribution)):
+    known = getattr(torch.distributions, config["kind"], None)
+    if not (isinstance(known, type) and issubclass(known, Distribution)):
         raise _errors.FileFormatError(f"load: torch.distributions has no {config['kind']}.")
     arguments = {
         name: torch.tensor(value, dtype=torch.float64) for name, value in config["arguments"].items()
     }
+    kind: Any = known
     made: Distribution = kind(**arguments, validate_args=False)
     return made
 

@@ -43,7 +43,7 @@ _STATE = {
 
 _QUIET_MOVES = 2
 """L-BFGS has converged after so many moves in a row that gain less than the tolerance."""
-_LARGEST_MAGNITUDE = 100.0
+_LARGEST_MAGNITUDE = 10.0
 """Losses are sums over the data: relative to all of a large one, a tolerance would end a fit too early."""
 
 #: Called after each step with its number and the loss; True stops the fit.
@@ -146,7 +146,7 @@ def fit(
             number from 0 on; the length of the first step of L-BFGS (None: 1).
         tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in 50
             steps of Adam; in two moves of L-BFGS in a row, and again after a restart, there relative to a
-            magnitude of 100 at most (1e-4 by default). 0: never.
+            magnitude of 10 at most (1e-5 by default). 0: never.
         progress: Show a progress bar with the loss (needs rich).
         callback: Called after each step with its number and the loss; True stops the fit.
         resume: The ``training_state`` of an earlier fit by Adam, which is continued; None: start.
