@@ -137,6 +137,7 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         self.inducing = _inducing_inputs.resolve_inducing_inputs(
             who, inducing, self.X, init, source, self.kernel, self._scale_inputs
         )
+        self.to(dtype=X.dtype, device=X.device)
         self._posterior: CachedValue[SparsePosterior] = CachedValue()
         #: State that one evaluation of the loss passes to the next.
         self.evaluation = Evaluation()

@@ -99,7 +99,10 @@ class _Frequency(Hyperparameter):
         low, high = module.frequency_bounds
         return low + (high - low) * self.from_raw(getattr(module, self.raw_name))
 
-    def __set__(self, module: nn.Module, value: Value) -> None:
+    def __set__(self, module: nn.Module, value: Value | None) -> None:
+        if value is None:
+            super().__set__(module, None)
+            return
         low, high = module.frequency_bounds
         number = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(value).double()
         if not bool(((number > low) & (number < high)).all()):
