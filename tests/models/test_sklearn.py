@@ -104,6 +104,20 @@ def test_arguments_stay_as_they_are():
     assert torch.equal(network[0].weight, before)
 
 
+def test_restarts_are_starts_of_the_model():
+    X, y = curve(30)
+    found = GPRegressor(n_restarts_optimizer=3).fit(X, y)
+    assert found.fit_result_.loss <= GPRegressor(n_restarts_optimizer=0).fit(X, y).fit_result_.loss + 1e-3
+
+
+def test_draws_are_those_of_the_prediction():
+    X, y = curve(30)
+    estimator = GPRegressor(steps=10).fit(X, y)
+    _, deviation = estimator.predict(X[:2], return_std=True)
+    drawn = estimator.sample_y(X[:2], 5000)
+    np.testing.assert_allclose(drawn.std(1), deviation, rtol=0.06)
+
+
 def test_in_a_pipeline_and_a_search():
     X, y = curve()
     pipeline = make_pipeline(StandardScaler(), BayesianLinearRegressor("polynomial", steps=20))

@@ -44,6 +44,10 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     def _make_model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
         """Return a new model of these data. It must not change arguments of the constructor."""
 
+    def _get_fit_options(self) -> dict[str, Any]:
+        """Return further arguments of ``fit`` of the model. Default: none."""
+        return {}
+
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn the hyper-parameters by the marginal likelihood.
 
@@ -64,7 +68,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         targets = self._make_tensor((y - self._target_shift) / self._target_scale)
         self.model_ = self._make_model(self._scale_inputs(X), targets, seed)
-        self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps)
+        self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps, **self._get_fit_options())
         self.log_marginal_likelihood_ = -self.fit_result_.loss - y.size * float(np.log(self._target_scale))
         return self
 
