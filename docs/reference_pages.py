@@ -27,7 +27,21 @@ SECTIONS = (
 )
 
 #: Methods of models that users look for. Those that all models have are listed below the table.
-METHODS = ("fit", "predict", "sample", "log_prob", "plot", "save", "load", "hyperparameters", "fix", "free")
+METHODS = (
+    "fit",
+    "predict",
+    "sample",
+    "log_prob",
+    "plot",
+    "summary",
+    "save",
+    "load",
+    "hyperparameters",
+    "fix",
+    "free",
+    "set_prior",
+    "set_bounds",
+)
 
 
 def write_pages(folder: Path) -> None:

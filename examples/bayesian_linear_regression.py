@@ -38,7 +38,9 @@ truth = lambda x: 0.8 * torch.sin(4 * x) + 0.5 * x**2
 y = truth(x) + 0.1 * torch.randn(len(x), dtype=torch.float64, generator=generator)
 
 degrees = [1, 3, 5, 9] if options.quick else list(range(1, 13))
-models = {degree: BayesianLinearRegression(x, y, PolynomialFeatures(degree)) for degree in degrees}
+models = {
+    degree: BayesianLinearRegression(x, y, PolynomialFeatures(degree), normalise=False) for degree in degrees
+}
 evidence = {degree: -model.fit().loss for degree, model in models.items()}
 best = max(evidence, key=lambda degree: evidence[degree])
 print(f"degree {best} has the largest marginal likelihood: log p(y) = {evidence[best]:.1f}")
@@ -51,7 +53,9 @@ print(f"noise: {models[best].noise_var.sqrt().item():.3f} learned, 0.1 in truth"
 # with the rest. A draw from the posterior of the weights is a whole function.
 
 # %%
-fourier = BayesianLinearRegression(x, y, RandomFourierFeatures(1, 50, lengthscale=0.4, generator=0))
+fourier = BayesianLinearRegression(
+    x, y, RandomFourierFeatures(1, 50, lengthscale=0.4, generator=0), normalise=False
+)
 result = fourier.fit()
 print(
     f"random Fourier features: log p(y) = {-result.loss:.1f}, "

@@ -52,9 +52,9 @@ x = torch.rand(60, generator=source, dtype=torch.float64) * 2 - 1
 truth = lambda x: torch.where(x < 0, 0.0, 1.0).double() + 0.2 * torch.sin(3 * x)
 y = truth(x) + 0.03 * torch.randn(60, generator=source, dtype=torch.float64)
 
-plain = GPRegression(x, y, RBF(lengthscale=0.3), noise_var=0.01)
+plain = GPRegression(x, y, RBF(lengthscale=0.3), noise_var=0.01, normalise=False)
 plain_result = plain.fit()
-deep = GPRegression(x, y, Deep(RBF(), network(1, 50, 50, 1, seed=0)), noise_var=0.01)
+deep = GPRegression(x, y, Deep(RBF(), network(1, 50, 50, 1, seed=0)), noise_var=0.01, normalise=False)
 deep_result = deep.fit("adam", steps=60 if options.quick else 600, lr=0.01)
 x_new = torch.linspace(-1, 1, 400, dtype=torch.float64)
 for name, model, result in (("RBF", plain, plain_result), ("deep RBF", deep, deep_result)):

@@ -51,7 +51,7 @@ print(f"{int(train.sum())} months to learn from, {int(test.sum())} to forecast")
 trend = RBF(lengthscale=50.0, variance=2000.0)
 season = Periodic(period=1.0, lengthscale=1.0, variance=10.0) * RBF(lengthscale=60.0)
 weather = RationalQuadratic(lengthscale=1.0, variance=1.0)
-model = GPRegression(years[train], ppm[train], trend + season + weather, noise_var=0.1)
+model = GPRegression(years[train], ppm[train], trend + season + weather, noise_var=0.1, normalise=False)
 print(f"hyper-parameters: {', '.join(model.hyperparameters())}")
 model.fix("kernel.parts.1.parts.0.period", "kernel.parts.1.parts.1.variance")
 

@@ -37,10 +37,12 @@ options.output.mkdir(parents=True, exist_ok=True)
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(200 if options.quick else 500, dtype=torch.float64, generator=generator) * 6
 y = torch.sin(3.0 * x) + 0.5 * x + 0.2 * torch.randn(len(x), dtype=torch.float64, generator=generator)
-model = SparseGPRegression(x, y, RBF(1.0), inducing=12, init="random", generator=0)
+model = SparseGPRegression(x, y, RBF(1.0), inducing=12, init="random", generator=0, normalise=False)
 first = model.loss().item()
 result = model.fit(steps=40 if options.quick else 300)
-exact = GPRegression(x, y, RBF(model.kernel.lengthscale, model.kernel.variance), noise_var=model.noise_var)
+exact = GPRegression(
+    x, y, RBF(model.kernel.lengthscale, model.kernel.variance), noise_var=model.noise_var, normalise=False
+)
 print(f"bound of -log p(y): {first:.1f} at the start, {result.loss:.1f} after {result.steps} evaluations")
 print(f"-log p(y) of the exact process with these parameters: {exact.loss().item():.1f}")
 

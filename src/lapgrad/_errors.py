@@ -206,6 +206,14 @@ class JitterWarning(RuntimeWarning):
     """
 
 
+class FitWarning(RuntimeWarning):
+    """A fit has ended at parameters that are hardly wanted.
+
+    A Gaussian process explains nothing: noise around the mean would be as likely. Start from other
+    hyper-parameters (those that are not given start from the data), or choose another kernel.
+    """
+
+
 class DegenerateSpectrumWarning(RuntimeWarning):
     """A gradient does not exist, because the loss tells equal eigen- or singular values apart.
 
@@ -271,6 +279,18 @@ def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
     if not isinstance(value, torch.Tensor):
         return DTypeError(f"{operator}: {argument} must be a torch.Tensor, got {type(value).__name__}.")
     return DTypeError(f"{operator}: {argument} has dtype {value.dtype}; supported are float32 and float64.")
+
+
+def sparse_tensor(operator: str, layout: torch.layout, argument: str = "the operand") -> DTypeError:
+    """The error for a tensor that is not dense."""
+    return DTypeError(
+        f"{operator}: {argument} has the layout {layout}; dense tensors are supported: x.to_dense()."
+    )
+
+
+def meta_tensor(operator: str, argument: str) -> DeviceError:
+    """The error for a tensor without values where values are needed."""
+    return DeviceError(f"{operator}: {argument} is on the device meta, and has no values.")
 
 
 def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeError:

@@ -19,7 +19,13 @@ def model(inducing: int = 100, noise: float = 0.1, jitter: float = 1e-6) -> Spar
     X = torch.rand(3000, 3, dtype=torch.float64, generator=source)
     y = torch.sin(5.0 * X[:, 0]) * X[:, 1] + 0.1 * torch.randn(3000, dtype=torch.float64, generator=source)
     return SparseGPRegression(
-        X.cuda(), y.cuda(), inducing=inducing, noise_var=noise, jitter=jitter, generator=0
+        X.cuda(),
+        y.cuda(),
+        inducing=inducing,
+        noise_var=noise,
+        jitter=jitter,
+        generator=0,
+        normalise=False,
     )
 
 

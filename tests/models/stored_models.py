@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad.models import (
+    BatchGPRegression,
     BayesianLinearRegression,
     DeepGP,
     DeepGPRegression,
     GPClassification,
     GPRegression,
     LinearGaussianSSM,
+    MultiOutputGPRegression,
     MultiTaskBLR,
     PolynomialFeatures,
     RandomFourierFeatures,
@@ -37,7 +39,7 @@ from lapgrad.models.components import (
     Regression,
     Seasonal,
 )
-from lapgrad.models.kernels import RBF, Deep, Periodic, Polynomial
+from lapgrad.models.kernels import RBF, Deep, Linear, Matern52, Periodic, Polynomial
 
 Content = dict[str, Any]
 DTYPE = torch.float64
@@ -76,14 +78,25 @@ X, Y_ONE, Y_TWO = normal(6, 2), normal(6, seed=1), normal(6, 2, seed=2)
 #: Of every class, and of every kind of part that a description can have.
 MODELS: Mapping[str, Callable[[], StoredModel]] = {
     "blr": lambda: BayesianLinearRegression(X, Y_TWO, PolynomialFeatures(2), ard=True, normalise=True),
-    "blr_fourier": lambda: BayesianLinearRegression(X, Y_ONE, RandomFourierFeatures(2, 3, generator=0)),
-    "blr_network": lambda: BayesianLinearRegression(X, Y_ONE, network()),
+    "blr_fourier": lambda: BayesianLinearRegression(
+        X, Y_ONE, RandomFourierFeatures(2, 3, generator=0), normalise=False
+    ),
+    "blr_network": lambda: BayesianLinearRegression(X, Y_ONE, network(), normalise=False),
     "multi_task": lambda: MultiTaskBLR([(X[:4], Y_ONE[:4]), (X[4:], Y_ONE[4:])]),
     "gp": lambda: GPRegression(X, Y_ONE, normalise=True),
     "gp_parts": lambda: GPRegression(
-        X, Y_TWO, RBF([0.8, 1.2]) * Periodic(2.0) + Polynomial(3, active_dims=[1]), mean="zero"
+        X,
+        Y_TWO,
+        RBF([0.8, 1.2]) * Periodic(2.0) + Polynomial(3, active_dims=[1]),
+        mean="zero",
+        normalise=False,
     ),
-    "gp_deep": lambda: GPRegression(X, Y_ONE, Deep(RBF(), network())),
+    "gp_deep": lambda: GPRegression(X, Y_ONE, Deep(RBF(), network()), normalise=False),
+    "gp_linear": lambda: GPRegression(
+        X, Y_ONE, 2.0 * RBF(name="smooth") + Linear() ** 2, noise_var=0.1 + Y_ONE.abs(), mean="linear"
+    ),
+    "gp_batch": lambda: BatchGPRegression(X, Y_TWO.mT, Matern52(ard=True)),
+    "gp_outputs": lambda: MultiOutputGPRegression(X, Y_TWO, rank=2),
     "sparse_gp": lambda: SparseGPRegression(X, Y_ONE, inducing=3, normalise=True, generator=0),
     "deep_gp_regression": lambda: DeepGPRegression(X, Y_ONE, widths=[2], inducing=3, generator=0),
     "variational_gp": lambda: VariationalGP(X, Y_ONE, likelihoods.StudentT(), inducing=3, generator=0),

@@ -116,12 +116,19 @@ def test_kalman_filter() -> None:
 def models() -> dict[str, Callable[[], Model]]:
     X, y = drawn(8, 2), drawn(8)
     return {
-        "GPRegression": lambda: GPRegression(X, y, RBF([0.7, 1.2])),
-        "SparseGPRegression": lambda: SparseGPRegression(X, y, RBF(0.7), inducing=3, generator=0),
-        "BayesianLinearRegression": lambda: BayesianLinearRegression(X, y),
-        "BayesianLinearRegression, cholesky": lambda: BayesianLinearRegression(X, y, method="cholesky"),
+        "GPRegression": lambda: GPRegression(X, y, RBF([0.7, 1.2]), normalise=False),
+        "SparseGPRegression": lambda: SparseGPRegression(
+            X, y, RBF(0.7), inducing=3, generator=0, normalise=False
+        ),
+        "BayesianLinearRegression": lambda: BayesianLinearRegression(X, y, normalise=False),
+        "BayesianLinearRegression, cholesky": lambda: BayesianLinearRegression(
+            X, y, method="cholesky", normalise=False
+        ),
         "BayesianLinearRegression, learned": lambda: BayesianLinearRegression(
-            X, y, RandomFourierFeatures(2, 3, generator=0)
+            X,
+            y,
+            RandomFourierFeatures(2, 3, generator=0),
+            normalise=False,
         ),
         "LinearGaussianSSM": lambda: LinearGaussianSSM(y, LocalLevel(0.1)),
     }

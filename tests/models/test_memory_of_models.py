@@ -57,7 +57,7 @@ def _peaks(kernel: Kernel, X: torch.Tensor, y: torch.Tensor) -> dict[str, float]
     forward = measure_mapped_bytes(lambda: kernel(X))
     backward = _peak_backward(kernel(X), parameters)
     diagonal = measure_mapped_bytes(lambda: kernel.diag(X))
-    model = GPRegression(X, y, kernel)
+    model = GPRegression(X, y, kernel, normalise=False)
 
     def criterion() -> Any:
         return torch.autograd.grad(model.loss(), list(model.parameters()))

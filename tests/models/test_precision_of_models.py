@@ -100,7 +100,7 @@ def structural() -> Evaluated:
 
 def gp_regression() -> Evaluated:
     X = drawn(30, 2)
-    model = GPRegression(X, X[:, 0].sin(), RBF(1.0) + Linear(), noise_var=0.1)
+    model = GPRegression(X, X[:, 0].sin(), RBF(1.0) + Linear(), noise_var=0.1, normalise=False)
     new = drawn(5, 2, seed=1)
     found = model.predict(new)
     return [found.mean, found.variance, model.sample(new, 2, generator=0)]
@@ -109,7 +109,7 @@ def gp_regression() -> Evaluated:
 def blr() -> Evaluated:
     X = drawn(30, 2)
     features = RandomFourierFeatures(2, 8, generator=0)
-    model = BayesianLinearRegression(X, X[:, 0].sin(), features, noise_var=0.1)
+    model = BayesianLinearRegression(X, X[:, 0].sin(), features, noise_var=0.1, normalise=False)
     new = drawn(5, 2, seed=1)
     found = model.predict(new)
     draws = model.sample(new, 2, generator=0)

@@ -31,6 +31,8 @@ ESTIMATORS = {
 CLASSIFIER = GPClassifier(inducing=20, steps=10, random_state=0)
 
 
+# The checks also fit estimators to noise, which explains nothing.
+@pytest.mark.filterwarnings("ignore::lapgrad.FitWarning")
 @parametrize_with_checks([*(ESTIMATORS[name] for name in ("linear", "gp", "sparse gp")), CLASSIFIER])
 def test_conventions_of_scikit_learn(estimator, check):
     check(estimator)
@@ -73,7 +75,7 @@ def test_units_do_not_matter(name):
 def test_without_normalisation_it_is_the_model():
     X, y = curve(30)
     estimator = GPRegressor(RBF(lengthscale=2.0), normalise=False, steps=10).fit(X, y)
-    model = models.GPRegression(torch.tensor(X), torch.tensor(y), RBF(lengthscale=2.0))
+    model = models.GPRegression(torch.tensor(X), torch.tensor(y), RBF(lengthscale=2.0), normalise=False)
     model.fit(steps=10)
     mean, variance = model.predict(torch.tensor(X), noise=True)
     found, deviation = estimator.predict(X, return_std=True)
@@ -100,6 +102,20 @@ def test_arguments_stay_as_they_are():
     BayesianLinearRegressor(network, steps=10).fit(X, y)
     assert kernel.lengthscale.item() == pytest.approx(2.0)
     assert torch.equal(network[0].weight, before)
+
+
+def test_restarts_are_starts_of_the_model():
+    X, y = curve(30)
+    found = GPRegressor(n_restarts_optimizer=3).fit(X, y)
+    assert found.fit_result_.loss <= GPRegressor(n_restarts_optimizer=0).fit(X, y).fit_result_.loss + 1e-3
+
+
+def test_draws_are_those_of_the_prediction():
+    X, y = curve(30)
+    estimator = GPRegressor(steps=10).fit(X, y)
+    _, deviation = estimator.predict(X[:2], return_std=True)
+    drawn = estimator.sample_y(X[:2], 5000)
+    np.testing.assert_allclose(drawn.std(1), deviation, rtol=0.06)
 
 
 def test_in_a_pipeline_and_a_search():

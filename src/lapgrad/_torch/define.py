@@ -444,9 +444,21 @@ def _register(
     without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
+    for key in ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"):
+        _LIBRARY.impl(name, _make_refusal_of_sparse(name), key)
     torch.library.register_fake(f"lapgrad::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
     return dispatched
+
+
+def _make_refusal_of_sparse(name: str) -> Callable[..., Any]:
+    """The kernel for sparse tensors, an error. Only the dispatcher calls it: dense tensors do not pay."""
+
+    def refuse(*arguments: Any) -> Any:
+        layouts = [argument.layout for argument in arguments if isinstance(argument, Tensor)]
+        raise _errors.sparse_tensor(name, next(layout for layout in layouts if layout is not torch.strided))
+
+    return refuse
 
 
 def _make_copying_overwrite(

@@ -67,6 +67,7 @@ def make_model(train: Series, dtype: torch.dtype = torch.float64) -> GPRegressio
         trend + season + weather,
         noise_var=1e-3 * variance,
         noise_floor=_NOISE_FLOOR[dtype] * variance,
+        normalise=False,
     )
     # The period of a year is known, and the product of two kernels needs one variance only.
     model.fix("kernel.parts.1.parts.0.period", "kernel.parts.1.parts.1.variance", "constant")

@@ -36,7 +36,8 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
 
     Args:
         A: (*batch, n, n), symmetric positive definite. Only the named triangle is read.
-        Y: (*batch, n, k). A single vector y is ``y[:, None]``: the last dimension always counts draws.
+        Y: (*batch, n, k), or a vector (n). Of a batch of vectors, (*batch, n), make ``y[..., None]``: the
+            last of several dimensions always counts draws.
         lower: Read the lower triangle of A, else the upper one.
         overwrite: Leave the Cholesky factor (see ``potrf``) in the memory of ``A``.
 
@@ -67,9 +68,11 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
     Example:
         >>> import torch, lapgrad
         >>> A, y = torch.eye(2), torch.tensor([3.0, 4.0])
-        >>> lapgrad.fused.mvn_nll(A, y[:, None])
+        >>> lapgrad.fused.mvn_nll(A, y)
         tensor(14.3379)
     """
+    if isinstance(Y, Tensor) and Y.dim() == 1:
+        Y = _columns.make_column("fused.mvn_nll", "A", A, "Y", Y)
     A, Y, batch = _columns.check_operands("fused.mvn_nll", "A", A, "Y", Y)
     if A.shape[:-2] != batch:
         return _evaluate_shared(A, Y, lower, overwrite)

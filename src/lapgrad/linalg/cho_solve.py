@@ -24,11 +24,11 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
 
     Args:
         L: (*batch, n, n), triangular: what ``potrf`` returns. Only the named triangle is read.
-        B: (*batch, n, m).
+        B: (*batch, n, m), or a vector (n).
         lower: L is a lower factor, else an upper one.
 
     Returns:
-        X, of the shape of B (with the leading dimensions broadcast).
+        X, of the shape of B (with the leading dimensions broadcast); (*batch, n) for a vector.
 
     Raises:
         SingularMatrixError: Names the first item with an exact zero on the diagonal of L.
@@ -55,6 +55,8 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
+    if isinstance(B, Tensor) and B.dim() == 1:
+        return cho_solve(L, _columns.make_column("linalg.cho_solve", "L", L, "B", B), lower=lower).squeeze(-1)
     L, B, batch = _columns.check_operands("linalg.cho_solve", "L", L, "B", B)
     if L.dim() == B.dim() == 2:
         return operator.call(L, B, lower)

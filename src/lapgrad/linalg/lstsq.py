@@ -29,13 +29,13 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
 
     Args:
         A: (*batch, m, n), of rank min(m, n).
-        B: (*batch, m, k).
+        B: (*batch, m, k), or a vector (m).
         rcond: A counts as without full rank when a diagonal entry of L is at most rcond times the largest
             one. None: when what is left of a row of L on its diagonal is rounding, |l_ii| <= max(m, n) eps
             max_j |l_ij|.
 
     Returns:
-        X, (*batch, n, k) (with the leading dimensions broadcast).
+        X, (*batch, n, k) (with the leading dimensions broadcast); (*batch, n) for a vector.
 
     Raises:
         RankDeficientError: Names the first item of A without full rank, and its first dependent row (of a
@@ -64,6 +64,8 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
         tensor([[2.],
                 [2.]])
     """
+    if isinstance(B, Tensor) and B.dim() == 1:
+        return lstsq(A, _columns.make_column("linalg.lstsq", "A", A, "B", B), rcond=rcond).squeeze(-1)
     A, B = _layout.check_matrix("linalg.lstsq", "A", A), _layout.check_matrix("linalg.lstsq", "B", B)
     if A.dtype is not B.dtype or A.device != B.device:
         _layout.check_same_kind("linalg.lstsq", A=A, B=B)

@@ -26,11 +26,11 @@ def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
 
     Args:
         A: (*batch, n, n), symmetric positive definite. Only the named triangle is read.
-        B: (*batch, n, m).
+        B: (*batch, n, m), or a vector (n).
         lower: Read the lower triangle of A, else the upper one.
 
     Returns:
-        X, of the shape of B (with the leading dimensions broadcast).
+        X, of the shape of B (with the leading dimensions broadcast); (*batch, n) for a vector.
 
     Raises:
         NotPositiveDefiniteError: Names the first item of A that is not positive definite, and its leading
@@ -58,6 +58,8 @@ def solve_psd(A: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
+    if isinstance(B, Tensor) and B.dim() == 1:
+        return solve_psd(A, _columns.make_column("linalg.solve_psd", "A", A, "B", B), lower=lower).squeeze(-1)
     A, B, batch = _columns.check_operands("linalg.solve_psd", "A", A, "B", B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, lower)[0], A, B, batch)
 

@@ -7,10 +7,12 @@ functions, for models of your own.
 
 from lapgrad.models import components, kernels, likelihoods
 from lapgrad.models._deep.importance import LogLikelihood
+from lapgrad.models._gp.leave_one_out import LeaveOneOut
 from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._training.fitting import FitResult
+from lapgrad.models.batch_gp_regression import BatchGPRegression
 from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import (
     Filtered,
@@ -27,12 +29,14 @@ from lapgrad.models.deep_gp_regression import DeepGPRegression
 from lapgrad.models.features import Features, PolynomialFeatures, RandomFourierFeatures
 from lapgrad.models.gp_regression import GPRegression
 from lapgrad.models.linear_gaussian_ssm import LinearGaussianSSM
+from lapgrad.models.multi_output_gp_regression import MultiOutputGPRegression
 from lapgrad.models.multi_task_blr import MultiTaskBLR
 from lapgrad.models.sparse_gp_regression import SparseGPRegression
 from lapgrad.models.variational.gp_classification import ClassPrediction, GPClassification
 from lapgrad.models.variational.variational_gp import VariationalGP
 
 __all__ = [
+    "BatchGPRegression",
     "BayesianLinearRegression",
     "ClassPrediction",
     "DeepGP",
@@ -42,9 +46,11 @@ __all__ = [
     "FitResult",
     "GPClassification",
     "GPRegression",
+    "LeaveOneOut",
     "LinearGaussianSSM",
     "LogLikelihood",
     "Model",
+    "MultiOutputGPRegression",
     "MultiTaskBLR",
     "PolynomialFeatures",
     "Prediction",

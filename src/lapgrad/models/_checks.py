@@ -60,11 +60,32 @@ def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: i
     return y
 
 
+def check_noise(who: str, noise: Tensor, count: int, name: str = "noise_var") -> Tensor:
+    """Return variances (count,); raise if they are not positive, finite, and as many."""
+    if noise.shape != (count,):
+        raise _errors.ShapeError(
+            f"{who}: {name} must be a scalar, or have one entry for each of the {count} observations, got "
+            f"shape {tuple(noise.shape)}."
+        )
+    if not bool((noise.isfinite() & (noise > 0)).all()):
+        raise _errors.OptionError(f"{who}: {name} must be positive and finite.")
+    return noise
+
+
 def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
     """Return ``value``; raise if it is not a tensor of float32 or float64."""
-    if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
+    check_dense_tensor(who, value, name)
+    if value.dtype not in _FLOATS:
         raise _errors.wrong_dtype(who, name, value)
     return value
+
+
+def check_dense_tensor(who: str, value: object, name: str) -> None:
+    """Raise if ``value`` is not a tensor, or a sparse one."""
+    if not isinstance(value, Tensor):
+        raise _errors.wrong_dtype(who, name, value)
+    if value.layout is not torch.strided:
+        raise _errors.sparse_tensor(who, value.layout, name)
 
 
 def check_same_kind(who: str, **tensors: Tensor) -> None:
@@ -77,6 +98,8 @@ def check_same_kind(who: str, **tensors: Tensor) -> None:
 
 def check_finite_rows(who: str, values: Tensor, name: str) -> None:
     """Raise if there is a NaN or an infinity; the error names the rows (of the first dimension)."""
+    if values.is_meta:
+        raise _errors.meta_tensor(who, name)
     good = values.isfinite()
     if bool(good.all()):
         return

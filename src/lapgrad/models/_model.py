@@ -17,6 +17,7 @@ from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.resuming import ResumableModel
+from lapgrad.models._training.summary import Summary, summarise
 
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
@@ -61,7 +62,8 @@ class StoredModel(ParametrisedModule, abc.ABC):
         if fault is not None:
             raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        _saving.write_model(path, _saving.SavedModel(type(self).__name__, self.config(), tensors, fixed))
+        config = {**self.config(), **_saving.describe_constraints(self)}
+        _saving.write_model(path, _saving.SavedModel(type(self).__name__, config, tensors, fixed))
 
     @classmethod
     def load(
@@ -110,6 +112,7 @@ class StoredModel(ParametrisedModule, abc.ABC):
 def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[str, nn.Module]) -> AnyModel:
     """Return the model of class ``kind`` in a file; raises whatever is wrong with it."""
     model = kind.from_config(saved.config, saved.tensors, modules)
+    _saving.apply_constraints(model, saved.config)
     _saving.check_fit(model, saved)
     # Checked before the weights of the caller's networks are overwritten.
     fault = _saving.find_fault(model, saved.tensors)
@@ -184,14 +187,17 @@ class Model(ResumableModel, StoredModel):
     ) -> FitResult:
         """Learn the parameters: minimise ``loss()`` over those that require gradients.
 
+        With priors on hyper-parameters (``set_prior``), minus the log densities of the priors is added.
+
         Args:
             optimizer: "lbfgs", or "adam" (for losses with random numbers in them, and for networks).
             steps: Evaluations of the loss, at most, those of the fit that is resumed included; None: 200 of
                 L-BFGS, 1000 of Adam.
             lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
                 number from 0 on; the length of the first step of L-BFGS (None: 1).
-            tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in one
-                move of L-BFGS, in 50 steps of Adam. 0: never.
+            tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in 50
+                steps of Adam; in two moves of L-BFGS in a row, and again after a restart, there relative to a
+                magnitude of 10 at most (1e-5 by default). 0: never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
             resume: The result of ``training_state`` after (or in a callback of) a fit by Adam: that fit is
@@ -204,10 +210,13 @@ class Model(ResumableModel, StoredModel):
             FitError: The loss cannot be evaluated, or is not finite, at the start or (Adam) on the way; the
                 parameters are then those of the last step that was good.
             OptionError: An argument is not one of those above, or there is nothing to learn.
+
+        Warns:
+            FitWarning: A Gaussian process explains nothing: noise alone would be as likely.
         """
-        return _fitting.fit(
+        result = _fitting.fit(
             self,
-            self.loss,
+            self.compute_objective,
             optimizer,
             steps=steps,
             lr=lr,
@@ -217,3 +226,25 @@ class Model(ResumableModel, StoredModel):
             resume=resume,
             who=type(self).__name__,
         )
+        self.check_fit(result)
+        return result
+
+    def summary(self) -> Summary:
+        """Return the model as text: size of the data, log likelihood, and all hyper-parameters in a table."""
+        with torch.no_grad():
+            likelihood = -self.loss().item()
+        facts = {"data": self.describe_data(), "log likelihood": f"{likelihood:.6g}"}
+        if self.has_priors():
+            facts["log prior"] = f"{self.log_prior().item():.6g}"
+        return summarise(self, type(self).__name__, facts)
+
+    def describe_data(self) -> str:
+        """Return the size of the data in words, for ``summary``."""
+        return self.extra_repr()
+
+    def compute_objective(self) -> Tensor:
+        """Return what a fit minimises: ``loss()``, minus the log densities of priors."""
+        return self.loss() - self.log_prior() if self.has_priors() else self.loss()
+
+    def check_fit(self, result: FitResult) -> None:
+        """Warn if a fit has ended where it should not. Default: all is well."""

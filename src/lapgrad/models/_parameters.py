@@ -13,25 +13,87 @@ for a lengthscale of 0.01 as for one of 100.
 
 from __future__ import annotations
 
+import abc
+import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from lapgrad import _errors
+from lapgrad.models._storage.distributions import copy_distribution, move_distribution
 
 #: The types that a hyper-parameter can be set to.
 Value = float | Sequence[float] | Tensor
+
+
+class Bounds(NamedTuple):
+    """An open interval of values, and how they are stored as any number.
+
+    Attributes:
+        low: May be minus infinity.
+        high: May be infinity.
+        is_logarithmic: Whether steps between two positive bounds are relative changes.
+    """
+
+    low: float
+    high: float
+    is_logarithmic: bool
+
+    def decode(self, raw: Tensor) -> Tensor:
+        """Return the value that is stored as ``raw``."""
+        if math.isinf(self.high):
+            return self.low + torch.exp(raw)
+        if math.isinf(self.low):
+            return self.high - torch.exp(raw)
+        if self.is_logarithmic and self.low > 0:
+            low, high = math.log(self.low), math.log(self.high)
+            value = torch.exp(low + (high - low) * torch.sigmoid(raw))
+        else:
+            value = self.low + (self.high - self.low) * torch.sigmoid(raw)
+        return value.clamp(self.low, self.high)  # outside by rounding alone
+
+    def encode(self, value: Tensor) -> Tensor:
+        """Return what is stored for a value inside."""
+        if math.isinf(self.high):
+            return torch.log(value - self.low)
+        if math.isinf(self.low):
+            return torch.log(self.high - value)
+        if self.is_logarithmic and self.low > 0:
+            low, high = math.log(self.low), math.log(self.high)
+            return torch.logit((value.log() - low) / (high - low))
+        return torch.logit((value - self.low) / (self.high - self.low))
+
+    def contains(self, value: Tensor) -> Tensor:
+        """Return whether each number lies inside."""
+        return (value > self.low) & (value < self.high)
+
+    def move_inside(self, value: Tensor) -> Tensor:
+        """Return the nearest value that is a little inside, so that gradients do not vanish there."""
+        if math.isinf(self.high) or math.isinf(self.low):
+            end = self.low if math.isinf(self.high) else self.high
+            margin = _MARGIN * max(1.0, abs(end))
+            return value.clamp_min(end + margin) if math.isinf(self.high) else value.clamp_max(end - margin)
+        ends = [self.decode(torch.tensor(end, dtype=value.dtype).logit()) for end in (_MARGIN, 1.0 - _MARGIN)]
+        return value.clamp(float(ends[0]), float(ends[1]))
+
+    def describe(self) -> str:
+        """Return the interval in words."""
+        return f"between {self.low:g} and {self.high:g}"
+
+
+_MARGIN = 0.01
 
 
 class Hyperparameter:
     """A descriptor of one hyper-parameter of a module.
 
     Use: ``lengthscale = positive()`` in the body of the class, ``self.lengthscale = 0.3`` in ``__init__``.
-        The
-    first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``.
+    The first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``. None
+    stands for the default, if there is one: the value then counts as not given, until one is assigned.
     """
 
     def __init__(
@@ -41,9 +103,21 @@ class Hyperparameter:
         inside: Callable[[Tensor], Tensor],
         wanted: str,
         floor: str | None = None,
+        default: float | None = None,
     ) -> None:
         self.from_raw, self.to_raw, self.inside, self.wanted = from_raw, to_raw, inside, wanted
-        self.floor = floor
+        self.floor, self.default = floor, default
+
+    def get_lowest(self, module: nn.Module) -> float:
+        """Return what values have to be greater than."""
+        if self.floor is not None:
+            return float(getattr(module, self.floor).max())
+        return 0.0 if self.is_logarithmic else -math.inf
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether the value is stored as a logarithm, so that steps are relative changes."""
+        return self.from_raw is torch.exp
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.raw_name = name, f"raw_{name}"
@@ -57,19 +131,47 @@ class Hyperparameter:
     def __get__(self, module: nn.Module | None, owner: type) -> Hyperparameter | Tensor:
         if module is None:
             return self
-        value = self.from_raw(getattr(module, self.raw_name))
+        return self.decode(module, getattr(module, self.raw_name))
+
+    def decode(self, module: nn.Module, raw: Tensor) -> Tensor:
+        """Return the value that a module stores as ``raw``."""
+        bounds = get_all_bounds(module).get(self.name)
+        if bounds is not None:
+            return bounds.decode(raw)
+        value = self.from_raw(raw)
         return value if self.floor is None else value + getattr(module, self.floor)
 
-    def __set__(self, module: nn.Module, value: Value) -> None:
+    def encode(self, module: nn.Module, value: Tensor) -> Tensor:
+        """Return what a module stores for a value that is allowed, in float64."""
+        bounds = get_all_bounds(module).get(self.name)
+        if bounds is not None:
+            return bounds.encode(value)
+        return self.to_raw(value if self.floor is None else value - getattr(module, self.floor).to(value))
+
+    def is_allowed(self, module: nn.Module, value: Tensor) -> bool:
+        """Return whether all numbers of a value are finite, and where they may be."""
+        above = value if self.floor is None else value - getattr(module, self.floor).to(value)
+        inside = value.isfinite() & self.inside(above)
+        bounds = get_all_bounds(module).get(self.name)
+        return bool((inside if bounds is None else inside & bounds.contains(value)).all())
+
+    def __set__(self, module: nn.Module, value: Value | None) -> None:
+        not_given = get_names_not_given(module)
+        not_given.discard(self.name)
+        if value is None:
+            if self.default is None:
+                raise _errors.OptionError(f"{self._describe(module)} must be {self.wanted}, got None.")
+            value = self.default
+            not_given.add(self.name)
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
         # In double precision, whatever the dtype of the module, because a logarithm loses digits.
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
         tensor = tensor.to(torch.float64)
-        if self.floor is not None:
-            tensor = tensor - getattr(module, self.floor).to(tensor)
-        if not bool((tensor.isfinite() & self.inside(tensor)).all()):
-            raise _errors.OptionError(f"{self._describe(module)} must be {self.wanted}, got {value!r}.")
-        raw = self.to_raw(tensor)
+        if not self.is_allowed(module, tensor):
+            bounds = get_all_bounds(module).get(self.name)
+            wanted = self.wanted if bounds is None else f"{self.wanted}, and {bounds.describe()}"
+            raise _errors.OptionError(f"{self._describe(module)} must be {wanted}, got {value!r}.")
+        raw = self.encode(module, tensor)
         if known is None:
             module.register_parameter(self.raw_name, nn.Parameter(raw.clone()))
             return
@@ -86,8 +188,26 @@ class Hyperparameter:
         return f"{type(module).__name__}: {self.name}"
 
 
-def positive() -> Any:
-    """A hyper-parameter greater than 0, stored as its logarithm.
+def get_names_not_given(module: nn.Module) -> set[str]:
+    """Return the set of hyper-parameters of a module that have no value from the user, nor from data."""
+    names: set[str] = module.__dict__.setdefault("_not_given", set())
+    return names
+
+
+def get_priors(module: nn.Module) -> dict[str, Distribution]:
+    """Return the priors of a module (not of its parts) by name, to be read and changed."""
+    priors: dict[str, Distribution] = module.__dict__.setdefault("_priors", {})
+    return priors
+
+
+def get_all_bounds(module: nn.Module) -> dict[str, Bounds]:
+    """Return the bounds of a module (not of its parts) by name, to be read and changed."""
+    bounds: dict[str, Bounds] = module.__dict__.setdefault("_bounds", {})
+    return bounds
+
+
+def positive(default: float | None = None) -> Any:
+    """A hyper-parameter greater than 0, stored as its logarithm; assigning None sets it to ``default``.
 
     Example:
         >>> class Noise(ParametrisedModule):
@@ -97,7 +217,9 @@ def positive() -> Any:
         >>> noise.raw_variance.exp().item()
         0.25
     """
-    return Hyperparameter(torch.exp, torch.log, lambda value: value > 0, "positive and finite")
+    return Hyperparameter(
+        torch.exp, torch.log, lambda value: value > 0, "positive and finite", default=default
+    )
 
 
 def above(floor: str) -> Any:
@@ -143,8 +265,20 @@ def unbounded() -> Any:
     return Hyperparameter(lambda raw: raw, lambda value: value, torch.isfinite, "finite")
 
 
-class ParametrisedModule(nn.Module):
+class _SealedType(abc.ABCMeta):
+    """The type of classes whose instances get no new attributes once their constructor has ended."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        made = super().__call__(*arguments, **options)
+        made.__dict__["_is_sealed"] = True
+        return made
+
+
+class ParametrisedModule(nn.Module, metaclass=_SealedType):
     """A module with hyper-parameters of its own or in its parts.
+
+    After the constructor, setting an attribute that does not exist is an error, because it is likely
+    misspelt. Names that begin with an underscore are free.
 
     Attributes:
         may_have_nan: Names of buffers that may hold NaN, such as series with gaps. No other tensor in a file
@@ -153,12 +287,124 @@ class ParametrisedModule(nn.Module):
 
     may_have_nan: ClassVar[frozenset[str]] = frozenset()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        descriptor = getattr(type(self), name, None)
+        if isinstance(descriptor, Hyperparameter):
+            # torch would take the value of another module's hyper-parameter for a new parameter.
+            descriptor.__set__(self, value)
+            return
+        if self.__dict__.get("_is_sealed") and not name.startswith("_") and not hasattr(self, name):
+            raise AttributeError(_describe_unknown_attribute(self, name))
+        super().__setattr__(name, value)
+
     def hyperparameters(self) -> dict[str, Tensor]:
         """Return all hyper-parameters in their own units, by path (``kernel.lengthscale``), detached."""
         return {
             path: getattr(module, descriptor.name).detach()
-            for path, module, descriptor in self._iterate_hyperparameters()
+            for path, module, descriptor in self.iterate_hyperparameters()
         }
+
+    def set_prior(self, name: str, prior: Distribution | None) -> None:
+        """Give a hyper-parameter a prior: a fit then finds the maximum of likelihood times prior.
+
+        The density is that of the hyper-parameter in its own units. Several starts are drawn from the prior.
+
+        Args:
+            name: Path as in ``hyperparameters``.
+            prior: A distribution of ``torch.distributions`` over numbers, with one set of arguments or one
+                for each number of the hyper-parameter; None: none.
+
+        Raises:
+            OptionError: There is no hyper-parameter of that name, or no density at its value.
+
+        Example:
+            >>> from torch.distributions import LogNormal
+            >>> from lapgrad.models.kernels import RBF
+            >>> kernel = RBF(lengthscale=1.0)
+            >>> kernel.set_prior("lengthscale", LogNormal(0.0, 1.0))
+            >>> kernel.log_prior().item()
+            -0.9189...
+        """
+        module, descriptor = self._find_hyperparameter(name)
+        priors = get_priors(module)
+        if prior is None:
+            priors.pop(descriptor.name, None)
+            return
+        if not isinstance(prior, Distribution):
+            raise _errors.OptionError(
+                f"{type(self).__name__}: a prior must be a distribution, got {type(prior).__name__}."
+            )
+        value = getattr(module, descriptor.name).detach()
+        prior = copy_distribution(prior)
+        try:
+            density = move_distribution(prior, value).log_prob(value)
+        except (ValueError, RuntimeError, NotImplementedError):
+            density = None
+        if density is None or density.shape != value.shape or not bool(density.isfinite().all()):
+            raise _errors.OptionError(
+                f"{type(self).__name__}: the prior of {name} has no density at its value, "
+                f"{value.tolist()}: {prior}."
+            )
+        priors[descriptor.name] = prior
+
+    def set_bounds(self, name: str, low: float | None = None, high: float | None = None) -> None:
+        """Keep a hyper-parameter between two values; if it is outside, it moves to the nearest value inside.
+
+        Args:
+            name: Path as in ``hyperparameters``.
+            low: It stays above this; None: as far as its kind allows.
+            high: It stays below this; None: no limit. With neither, bounds set before are removed.
+
+        Raises:
+            OptionError: There is no hyper-parameter of that name, or nothing between the bounds.
+
+        Example:
+            >>> from lapgrad.models.kernels import RBF
+            >>> kernel = RBF(lengthscale=5.0)
+            >>> kernel.set_bounds("lengthscale", 0.1, 2.0)
+            >>> kernel.lengthscale.item() < 2.0
+            True
+        """
+        module, descriptor = self._find_hyperparameter(name)
+        with torch.no_grad():
+            value = getattr(module, descriptor.name).double()
+        all_bounds = get_all_bounds(module)
+        was_given = descriptor.name not in get_names_not_given(module)
+        all_bounds.pop(descriptor.name, None)
+        if low is not None or high is not None:
+            lowest = descriptor.get_lowest(module)
+            bounds = Bounds(
+                lowest if low is None else max(lowest, float(low)),
+                math.inf if high is None else float(high),
+                descriptor.is_logarithmic,
+            )
+            if not bounds.low < bounds.high:
+                raise _errors.OptionError(f"{type(self).__name__}: {name} cannot be {bounds.describe()}.")
+            value = bounds.move_inside(value)
+            all_bounds[descriptor.name] = bounds
+        setattr(module, descriptor.name, value)
+        if not was_given:
+            get_names_not_given(module).add(descriptor.name)
+
+    def log_prior(self, batch: int = 0) -> Tensor:
+        """Return the sum of the log densities of all hyper-parameters that have a prior: a scalar.
+
+        Args:
+            batch: How many leading dimensions of all hyper-parameters are those of a batch of models.
+        """
+        total = torch.zeros(())
+        for _, module, descriptor in self.iterate_hyperparameters():
+            prior = get_priors(module).get(descriptor.name)
+            if prior is not None:
+                value = getattr(module, descriptor.name)
+                total = total.to(value) + move_distribution(prior, value).log_prob(value).flatten(batch).sum(
+                    -1
+                )
+        return total
+
+    def has_priors(self) -> bool:
+        """Return whether a hyper-parameter has a prior."""
+        return any(get_priors(module) for module in self.modules())
 
     def fix(self, *names: str) -> None:
         """Exclude hyper-parameters from learning: they keep their values.
@@ -176,16 +422,40 @@ class ParametrisedModule(nn.Module):
         self._set_learned(names, True)
 
     def _set_learned(self, names: Sequence[str], learned: bool) -> None:
-        found = {path: (module, descriptor) for path, module, descriptor in self._iterate_hyperparameters()}
-        for name in names or found:
-            if name not in found:
-                raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
-            module, descriptor = found[name]
+        for name in names or self.hyperparameters():
+            module, descriptor = self._find_hyperparameter(name)
             module.get_parameter(descriptor.raw_name).requires_grad_(learned)
 
-    def _iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
-        for path, module in self.named_modules():
+    def _find_hyperparameter(self, name: str) -> tuple[nn.Module, Hyperparameter]:
+        """Return the module that has a hyper-parameter, and its descriptor."""
+        found = {path: (module, descriptor) for path, module, descriptor in self.iterate_hyperparameters()}
+        if name not in found:
+            raise _errors.unknown_option(type(self).__name__, "name", name, list(found))
+        return found[name]
+
+    def iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+        """Yield path, module and descriptor of all hyper-parameters."""
+        for place, module in self.named_modules():
+            path = _use_names_of_parts(self, place)
             for name in dir(type(module)):
                 descriptor = getattr(type(module), name, None)
                 if isinstance(descriptor, Hyperparameter) and hasattr(module, descriptor.raw_name):
                     yield f"{path}.{name}" if path else name, module, descriptor
+
+
+def _describe_unknown_attribute(module: nn.Module, name: str) -> str:
+    known = [known for known in dir(module) if not known.startswith("_")]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{type(module).__name__} has no attribute {name!r} that could be set.{hint}"
+
+
+def _use_names_of_parts(module: nn.Module, path: str) -> str:
+    """Return a path with the names of parts of kernels: ``kernel.trend`` for ``kernel.parts.0``."""
+    shown: list[str] = []
+    for step in path.split(".") if path else []:
+        child = getattr(module, step)
+        name = getattr(child, "part_name", None) if isinstance(module, nn.ModuleList) else None
+        shown[-1 if name else len(shown) :] = [name or step]
+        module = child
+    return ".".join(shown)

@@ -92,6 +92,13 @@ def compute_shift_and_scale(X: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     return X.mean(0), compute_spread(X)
 
 
+def compute_scales_of_mean(inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+    """Return the size of typical changes of the constant and slopes of a mean function, for its optimiser."""
+    with torch.no_grad():
+        deviation = compute_spread(outputs).square().mean().sqrt()
+        return {"raw_constant": deviation, "raw_slope": (deviation / compute_spread(inputs))[:, None]}
+
+
 def compute_spread(X: Tensor) -> Tensor:
     """Return the standard deviation of each column of X (n, d), and 1 where it is 0 up to rounding."""
     deviation = X.std(0, correction=0)

@@ -109,7 +109,7 @@ class BayesianLinearRegression(Model):
         prior_var: Value | None = None,
         ard: bool = False,
         noise_floor: float | None = None,
-        normalise: bool = False,
+        normalise: bool = True,
         method: Method = "lq",
     ) -> None:
         super().__init__()

@@ -16,19 +16,21 @@ from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.sgp_nll import evaluate_criterion
 from lapgrad.models import _checks, _plots, _sampling, _scaling
 from lapgrad.models._cached_value import CachedValue
+from lapgrad.models._gp import explanation as _explanation
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import sparse_posterior as _sparse_posterior
+from lapgrad.models._gp.mean_functions import WithMeanFunction, find_mean
 from lapgrad.models._gp.sparse_posterior import SparsePosterior
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
+from lapgrad.models._training.fitting import FitResult
+from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
-
-_MEANS = ("constant", "zero")
 
 #: The entries of the description in a file.
 _ENTRIES = {
@@ -41,7 +43,7 @@ _ENTRIES = {
 }
 
 
-class SparseGPRegression(StandardisedRegression, Model):
+class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
     """y = f(x) + noise with f a Gaussian process, approximated by its values at U inducing inputs.
 
     Learns kernel, noise, mean and inducing inputs together by the collapsed variational bound of Titsias
@@ -54,8 +56,8 @@ class SparseGPRegression(StandardisedRegression, Model):
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
         y: (n,), or (n, k) for k outputs: independent, with the same kernel, noise and inducing inputs.
-        kernel: Covariance of f; None: ``RBF`` with one lengthscale per dimension. It becomes part of the
-            model (not a copy), and follows it to its dtype and device.
+        kernel: Covariance of f; None: ``RBF(ard=True)``. It becomes part of the model (not a copy), and
+            follows it to its dtype and device. Hyper-parameters that were not given start from the data.
         inducing: How many inducing inputs, chosen from the rows of X (no row twice, so there may be fewer);
             or where they are, (U, d) or (U,).
         init: How inducing inputs are chosen: "greedy" (each at the largest variance of f given f at those
@@ -64,7 +66,8 @@ class SparseGPRegression(StandardisedRegression, Model):
         noise_var: Variance of the noise; None: a tenth of the variance of y.
         noise_floor: Lower limit of the variance of the noise while it is learned; None: 1.5e-8 of the
             variance of y, or a hundredth of ``noise_var`` if that is less.
-        mean: "constant": one learned constant per output, or "zero".
+        mean: "constant" or "linear" (learned, one per output), "zero", or a module that maps inputs (n, d) to
+            (n,) or (n, k), which is learned together with everything else.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters, and
             the attribute ``inducing``, are then in these units; predictions and the loss are in those of y.
         jitter: Added to the diagonal of the kernel matrix of the inducing inputs, in units of its mean.
@@ -74,7 +77,8 @@ class SparseGPRegression(StandardisedRegression, Model):
     Attributes:
         noise_var: Variance of the noise; learned.
         inducing: (U, d), the inducing inputs; learned, unless ``model.fix("inducing")`` keeps them.
-        constant: (k,), the mean; learned (only with ``mean="constant"``).
+        constant: (k,), the mean; learned (with ``mean="constant"`` and ``"linear"``).
+        slope: (d, k), its slopes; learned (with ``mean="linear"``).
         kernel: The kernel; its hyper-parameters are learned.
         jitter: What had to be added in addition to the option ``jitter``, with a ``JitterWarning``; usually
             0.
@@ -97,7 +101,6 @@ class SparseGPRegression(StandardisedRegression, Model):
     noise_floor: Tensor
     noise_var = above("noise_floor")
     inducing = unbounded()
-    constant = unbounded()
 
     def __init__(
         self,
@@ -109,42 +112,44 @@ class SparseGPRegression(StandardisedRegression, Model):
         init: str = "greedy",
         noise_var: Value | None = None,
         noise_floor: float | None = None,
-        mean: str = "constant",
-        normalise: bool = False,
+        mean: str | nn.Module = "constant",
+        normalise: bool = True,
         jitter: float = 1e-6,
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        _check_options(who, kernel, init, mean, jitter, chunk)
+        _check_options(who, kernel, init, jitter, chunk)
         self.vector = isinstance(y, Tensor) and y.dim() == 1
         X = _checks.check_inputs(who, X)
         y = _checks.check_targets(who, y, X)
-        self.mean, self.normalise, self.inducing_jitter, self.chunk = mean, normalise, float(jitter), chunk
+        self.normalise, self.inducing_jitter, self.chunk = normalise, float(jitter), chunk
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
         _scaling.register_scaling(self, "x", self.X, normalise)
         _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
         source = _checks.make_generator(who, generator, X.device)
-        self._initialise(kernel, noise_var, noise_floor)
+        self._initialise(kernel, noise_var, noise_floor, mean)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():  # raises here, not in the first step, if the kernel does not fit the data
             self.kernel.diag(self._scale_inputs(self.X[:1]))
         self.inducing = _inducing_inputs.resolve_inducing_inputs(
             who, inducing, self.X, init, source, self.kernel, self._scale_inputs
         )
-        self.to(dtype=X.dtype)  # a hyper-parameter is registered in float64
+        # A hyper-parameter is registered in float64, on the CPU.
+        self.to(dtype=X.dtype, device=X.device)
         self._posterior: CachedValue[SparsePosterior] = CachedValue()
         #: State that one evaluation of the loss passes to the next.
         self.evaluation = Evaluation()
 
-    def _initialise(self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None) -> None:
+    def _initialise(
+        self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None, mean: str | nn.Module
+    ) -> None:
         """Set kernel, noise and mean; those that are not given are chosen by the spread of the data."""
         inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
         variance = _scaling.compute_spread(outputs).square().mean()
-        lengthscale = _scaling.compute_spread(inputs) * math.sqrt(max(1, inputs.shape[1]))
-        self.kernel = RBF(lengthscale, variance) if kernel is None else kernel
+        self.kernel = RBF(ard=True) if kernel is None else kernel
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
@@ -153,10 +158,22 @@ class SparseGPRegression(StandardisedRegression, Model):
         floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
         self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))
         self.noise_var = noise
-        if self.mean == "constant":
-            self.constant = outputs.mean(0)
+        self.set_mean_function(mean, inputs, outputs)
+        self.to(dtype=self.y.dtype, device=self.y.device)
+        self.kernel.start_from_data(inputs, self._compute_residuals().detach())
 
     # Learning.
+
+    def get_scales_of_parameters(self) -> dict[str, Tensor]:
+        """Return the size of a typical change of the mean: the deviation of y, and over that of inputs."""
+        return _scaling.compute_scales_of_mean(self._scale_inputs(self.X), self._scale_targets(self.y))
+
+    def check_fit(self, result: FitResult) -> None:
+        """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""
+        if not result.converged or self.has_priors() or self.mean_module is not None:
+            return
+        centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
+        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred, result.loss)
 
     @property
     def replayable(self) -> bool:
@@ -316,7 +333,7 @@ class SparseGPRegression(StandardisedRegression, Model):
             tensors["y"][:, 0] if config["vector"] else tensors["y"],
             kernel,
             inducing=tensors["raw_inducing"],
-            mean=config["mean"],
+            mean=find_mean(config, modules),
             normalise=config["normalise"],
             jitter=config["jitter"],
             chunk=config["chunk"],
@@ -330,7 +347,7 @@ class SparseGPRegression(StandardisedRegression, Model):
 
     def _compute_residuals(self) -> Tensor:
         y = self._scale_targets(self.y)
-        return y - self.constant if self.mean == "constant" else y
+        return y - self.compute_mean(self._scale_inputs(self.X), y.shape[1])
 
     @torch.no_grad()
     def _get_posterior(self) -> SparsePosterior:
@@ -366,8 +383,9 @@ class SparseGPRegression(StandardisedRegression, Model):
         ]
         mean = torch.cat([part for part, _ in parts])
         spread = parts[0][1] if full_cov else torch.cat([part for _, part in parts])
-        if self.mean == "constant":
-            mean = mean + self.constant.detach().to(mean)
+        recording = torch.is_grad_enabled() and inputs.requires_grad
+        with fix_parameters(self) if recording else torch.no_grad():
+            mean = mean + self.compute_mean(inputs, self.y.shape[1]).to(mean)
         if noise:
             added = self.noise_var.detach().to(spread)
             spread = spread + (torch.diag_embed(added.expand(len(inputs))) if full_cov else added)
@@ -375,15 +393,11 @@ class SparseGPRegression(StandardisedRegression, Model):
         return mean * scale + shift, spread * scale.square()
 
 
-def _check_options(
-    who: str, kernel: Kernel | None, init: str, mean: str, jitter: float, chunk: int | None
-) -> None:
+def _check_options(who: str, kernel: Kernel | None, init: str, jitter: float, chunk: int | None) -> None:
     if kernel is not None and not isinstance(kernel, Kernel):
         raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
     if init not in _inducing_inputs.INITIALISATIONS:
         raise _errors.unknown_option(who, "init", init, _inducing_inputs.INITIALISATIONS)
-    if mean not in _MEANS:
-        raise _errors.unknown_option(who, "mean", mean, _MEANS)
     if not 0 <= jitter < math.inf:
         raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
     if chunk is not None and chunk < 1:

@@ -31,6 +31,13 @@ def check_operands(
     return A, B, _layout.broadcast_batch(name, **{argument: A, other: B})
 
 
+def make_column(name: str, argument: str, A: Tensor, other: str, b: Tensor) -> Tensor:
+    """The vector b (n,) as a matrix (n, 1); raises if A has not as many rows."""
+    if isinstance(A, Tensor) and A.dim() >= 2 and b.shape[0] != A.shape[-2]:
+        raise _errors.vector_does_not_fit(name, other, b, argument, A.shape[-2])
+    return b[:, None]
+
+
 def solve_side_by_side(
     solve: Callable[[Tensor, Tensor], Tensor], A: Tensor, B: Tensor, batch: Sequence[int]
 ) -> Tensor:

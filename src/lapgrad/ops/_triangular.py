@@ -34,6 +34,8 @@ def apply(
 
     ``refuse`` raises on an L that the kernel would refuse; it is called before operands are overwritten.
     """
+    if isinstance(A, Tensor) and A.dim() == 1:
+        return _apply_to_vector(name, operator, L, A, lower, transpose, rightside, alpha, overwrite, refuse)
     L, A = _layout.check_square_matrix(name, "L", L), _layout.check_matrix(name, "A", A)
     if L.dtype is not A.dtype or L.device != A.device:
         _layout.check_same_kind(name, L=L, A=A)
@@ -68,6 +70,16 @@ def apply(
         own = error.item[len(batch) - (L.dim() - 2) :]
         item = tuple([0 if size == 1 else i for i, size in zip(own, L.shape[:-2], strict=True)])
         raise _errors.singular(name, item, error.index) from None
+
+
+def _apply_to_vector(name: str, operator: Operator, L: Tensor, A: Tensor, *options: Any) -> Tensor:
+    """``apply`` for a vector, which is a column, or with ``rightside`` a row."""
+    if isinstance(L, Tensor) and L.dim() >= 2 and A.shape[0] != L.shape[-2]:
+        raise _errors.vector_does_not_fit(name, "A", A, "L", L.shape[-2])
+    rightside, overwrite = options[2], options[4]
+    between = -2 if rightside else -1
+    X = apply(name, operator, L, A.unsqueeze(between), *options).squeeze(between)
+    return A if overwrite and skips_dispatcher((L, A)) and not X.requires_grad else X
 
 
 def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:

@@ -30,7 +30,7 @@ def trmm(
 
     Args:
         L: (*batch, n, n), triangular. Only the named triangle is read.
-        A: (*batch, n, m), or (*batch, m, n) with ``rightside=True``.
+        A: (*batch, n, m), or (*batch, m, n) with ``rightside=True``; or a vector (n).
         transpose: Multiply by L^T.
         rightside: L stands on the right.
         lower: L is lower triangular, else upper.

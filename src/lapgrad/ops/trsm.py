@@ -32,7 +32,7 @@ def trsm(
 
     Args:
         L: (*batch, n, n), triangular. Only the named triangle is read.
-        A: (*batch, n, m), or (*batch, m, n) with ``rightside=True``.
+        A: (*batch, n, m), or (*batch, m, n) with ``rightside=True``; or a vector (n).
         transpose: Solve with L^T.
         rightside: L stands on the right of the unknown.
         lower: L is lower triangular, else upper.
@@ -40,7 +40,7 @@ def trsm(
         overwrite: Leave the result in the memory of ``A`` and return ``A``.
 
     Returns:
-        X, of the shape of A (with the leading dimensions broadcast).
+        X, of the shape of A (with the leading dimensions broadcast); (*batch, n) for a vector.
 
     Raises:
         SingularMatrixError: Names the first item with an exact zero on the diagonal of L. ``A`` keeps its

@@ -44,6 +44,10 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
     def _make_model(self, X: Tensor, y: Tensor, seed: int) -> Regression:
         """Return a new model of these data. It must not change arguments of the constructor."""
 
+    def _get_fit_options(self) -> dict[str, Any]:
+        """Return further arguments of ``fit`` of the model. Default: none."""
+        return {}
+
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn the hyper-parameters by the marginal likelihood.
 
@@ -64,7 +68,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         targets = self._make_tensor((y - self._target_shift) / self._target_scale)
         self.model_ = self._make_model(self._scale_inputs(X), targets, seed)
-        self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps)
+        self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps, **self._get_fit_options())
         self.log_marginal_likelihood_ = -self.fit_result_.loss - y.size * float(np.log(self._target_scale))
         return self
 
@@ -72,6 +76,9 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         self, X: ArrayLike, return_std: bool = False, return_cov: bool = False
     ) -> Floats | tuple[Floats, Floats]:
         """Return the mean at new inputs.
+
+        Deviations and covariances are those of observations, as scikit-learn's are where the noise is learned
+        (``BayesianRidge``, or a ``WhiteKernel``). ``model_.predict`` describes the function without noise.
 
         Args:
             X: (m, d).
@@ -96,7 +103,10 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         return located, variance if return_cov else np.sqrt(variance)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Floats:
-        """Return draws of the function at new inputs, without noise.
+        """Return draws of observations at new inputs, from the distribution that ``predict`` describes.
+
+        Each draw is one function, plus independent noise. (scikit-learn does the same if the noise is
+        learned, as a ``WhiteKernel``.) ``model_.sample`` draws functions without noise.
 
         Args:
             X: (m, d).
@@ -109,7 +119,7 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         inputs = self._check_new_inputs(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with torch.no_grad():
-            draws = self.model_.sample(inputs, n_samples, generator=seed)
+            draws = self.model_.sample(inputs, n_samples, noise=True, generator=seed)
         located = _to_array(draws) * self._target_scale + self._target_shift
         return np.moveaxis(located, 0, -1)
 

@@ -72,7 +72,12 @@ class BayesianLinearRegressor(ModelRegressor):
 
     def _make_model(self, X: Tensor, y: Tensor, seed: int) -> BayesianLinearRegression:
         return BayesianLinearRegression(
-            X, y, self._copy_features(X.shape[1], seed), ard=self.ard, method=self.method
+            X,
+            y,
+            self._copy_features(X.shape[1], seed),
+            ard=self.ard,
+            normalise=False,  # done by the estimator
+            method=self.method,
         )
 
     def _copy_features(self, inputs: int, seed: int) -> nn.Module | None:

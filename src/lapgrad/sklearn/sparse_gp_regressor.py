@@ -15,8 +15,8 @@ class SparseGPRegressor(ModelRegressor):
     """Gaussian process regression with inducing inputs: for more data than ``GPRegressor`` can take.
 
     Args:
-        kernel: A kernel of ``lapgrad.models.kernels``; None: ``RBF`` with a lengthscale per input. The
-            estimator learns a copy.
+        kernel: A kernel of ``lapgrad.models.kernels``; None: ``RBF(ard=True)``. The estimator learns
+            a copy, and hyper-parameters that were not given start from the data.
         inducing: How many inducing inputs; there are never more than different rows of X.
         mean: "constant" or "zero".
         normalise: Shift and scale inputs and targets to mean 0 and variance 1 first. Hyper-parameters of the
@@ -63,5 +63,11 @@ class SparseGPRegressor(ModelRegressor):
 
     def _make_model(self, X: Tensor, y: Tensor, seed: int) -> SparseGPRegression:
         return SparseGPRegression(
-            X, y, copy_part(self.kernel), inducing=self.inducing, mean=self.mean, generator=seed
+            X,
+            y,
+            copy_part(self.kernel),
+            inducing=self.inducing,
+            mean=self.mean,
+            normalise=False,  # done by the estimator
+            generator=seed,
         )

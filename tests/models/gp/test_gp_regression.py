@@ -67,7 +67,7 @@ def written_out(model: GPRegression, X_new: Tensor) -> tuple[Tensor, Tensor, Ten
 def test_formulas(mean: str, k: int | None, dtype: torch.dtype) -> None:
     X, y = data(k=k, dtype=dtype)
     X_new = data(n=7, dtype=dtype)[0]
-    model = GPRegression(X, y, RBF([0.8, 1.2], 2.0), noise_var=0.3, mean=mean)
+    model = GPRegression(X, y, RBF([0.8, 1.2], 2.0), noise_var=0.3, mean=mean, normalise=False)
     loss, mean_new, covariance = written_out(model, X_new)
     shape = (7,) if k is None else (7, 3)
 
@@ -95,7 +95,7 @@ def test_formulas(mean: str, k: int | None, dtype: torch.dtype) -> None:
 )
 def test_gradient_of_the_loss(kernel: Callable[[], Kernel]) -> None:
     X, y = data(n=6, k=2)
-    model = GPRegression(X, y, kernel(), noise_var=0.3)
+    model = GPRegression(X, y, kernel(), noise_var=0.3, normalise=False)
     parameters = [parameter.requires_grad_() for parameter in model.parameters()]
 
     def loss(*parameters: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def test_gradient_of_the_loss(kernel: Callable[[], Kernel]) -> None:
 
 def test_chunks_give_the_same() -> None:
     X, y = data()
-    model, X_new = GPRegression(X, y), data(n=11)[0]
+    model, X_new = GPRegression(X, y, normalise=False), data(n=11)[0]
     whole = model.predict(X_new)
     for chunk in (1, 4, 100):
         for one, other in zip(model.predict(X_new, chunk=chunk), whole, strict=True):
@@ -116,7 +116,7 @@ def test_chunks_give_the_same() -> None:
 
 def test_gradient_of_predictions_with_respect_to_inputs() -> None:
     X, y = data(n=8)
-    model, X_new = GPRegression(X, y, Matern52() + Linear()), data(n=3)[0].requires_grad_()
+    model, X_new = GPRegression(X, y, Matern52() + Linear(), normalise=False), data(n=3)[0].requires_grad_()
     assert torch.autograd.gradcheck(lambda X_new: tuple(model.predict(X_new)), (X_new,))
     assert torch.autograd.gradcheck(lambda X_new: model.predict(X_new, full_cov=True).covariance, (X_new,))
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -124,7 +124,7 @@ def test_gradient_of_predictions_with_respect_to_inputs() -> None:
 
 def test_predictions_follow_the_parameters() -> None:
     X, y = data()
-    model, X_new = GPRegression(X, y, RBF()), data(n=4)[0]
+    model, X_new = GPRegression(X, y, RBF(), normalise=False), data(n=4)[0]
     before = model.predict(X_new)
     assert torch.equal(model.predict(X_new).mean, before.mean)
     model.kernel.lengthscale = 0.3
@@ -135,7 +135,7 @@ def test_predictions_follow_the_parameters() -> None:
 
 def test_samples_have_mean_and_covariance_of_the_prediction() -> None:
     X, y = data(k=2)
-    model, X_new = GPRegression(X, y, RBF(), noise_var=0.3), data(n=4)[0]
+    model, X_new = GPRegression(X, y, RBF(), noise_var=0.3, normalise=False), data(n=4)[0]
     mean, covariance = model.predict(X_new, noise=True, full_cov=True)
     drawn = model.sample(X_new, 20000, noise=True, generator=1)
     assert drawn.shape == (20000, 4, 2)
@@ -151,18 +151,18 @@ def test_samples_have_mean_and_covariance_of_the_prediction() -> None:
 def test_samples_at_many_close_points_need_no_jitter() -> None:
     """Their covariance is singular; a JitterWarning would fail this test."""
     X, y = data(n=10, d=1)
-    model = GPRegression(X, y, RBF(1.0), noise_var=0.1)
+    model = GPRegression(X, y, RBF(1.0), noise_var=0.1, normalise=False)
     drawn = model.sample(torch.linspace(0, 3, 200, dtype=F64, device=DEVICE), 2, generator=0)
     assert drawn.shape == (2, 200)
     assert bool(drawn.isfinite().all())
 
 
 SKLEARN_KERNELS: dict[str, tuple[Callable[[], Kernel], Callable[[Any], Any]]] = {
-    "RBF": (lambda: RBF([0.8, 1.2]), lambda k: k.RBF([0.8, 1.2])),
-    "Matern": (lambda: Matern32(0.7), lambda k: k.Matern(0.7, nu=1.5)),
+    "RBF": (lambda: RBF([0.8, 1.2], 1.0), lambda k: k.RBF([0.8, 1.2])),
+    "Matern": (lambda: Matern32(0.7, 1.0), lambda k: k.Matern(0.7, nu=1.5)),
     "rational": (lambda: RationalQuadratic(0.7, 1.0, 1.5), lambda k: k.RationalQuadratic(0.7, 1.5)),
     "composite": (
-        lambda: Constant(1.7) * Matern52(0.9) + Linear(1.0) + Constant(0.25),
+        lambda: Constant(1.7) * Matern52(0.9, 1.0) + Linear(1.0) + Constant(0.25),
         lambda k: k.ConstantKernel(1.7) * k.Matern(0.9, nu=2.5) + k.DotProduct(0.5),
     ),
 }
@@ -176,7 +176,7 @@ def test_scikit_learn_agrees(case: str) -> None:
     ours, theirs = SKLEARN_KERNELS[case]
     X, y = data()
     X_new, y = data(n=9)[0], y - y.mean()
-    model = GPRegression(X, y, ours(), noise_var=0.3, mean="zero")
+    model = GPRegression(X, y, ours(), noise_var=0.3, mean="zero", normalise=False)
     peer = gaussian_process.GaussianProcessRegressor(
         theirs(gaussian_process.kernels), alpha=0.3, optimizer=None
     ).fit(X.cpu().numpy(), y.cpu().numpy())
@@ -196,7 +196,7 @@ def test_fit_finds_what_scikit_learn_finds() -> None:
     kernels = gaussian_process.kernels
     X, y = data(n=60)
     y = y - y.mean()
-    model = GPRegression(X, y, RBF([1.0, 1.0]), noise_var=0.1, mean="zero")
+    model = GPRegression(X, y, RBF([1.0, 1.0]), noise_var=0.1, mean="zero", normalise=False)
     result = model.fit(tolerance=1e-10)
     kernel = kernels.ConstantKernel(1.0) * kernels.RBF([1.0, 1.0]) + kernels.WhiteKernel(0.1)
     peer = gaussian_process.GaussianProcessRegressor(kernel, alpha=0.0).fit(X.cpu().numpy(), y.cpu().numpy())
@@ -213,7 +213,11 @@ def test_normalised_data_give_predictions_and_loss_in_the_units_of_the_data() ->
     model = GPRegression(X, y, RBF(), noise_var=0.3, normalise=True)
     scale = y.var(0, correction=0).mean().sqrt()
     by_hand = GPRegression(
-        (X - X.mean(0)) / X.std(0, correction=0), (y - y.mean(0)) / scale, RBF(), noise_var=0.3
+        (X - X.mean(0)) / X.std(0, correction=0),
+        (y - y.mean(0)) / scale,
+        RBF(),
+        noise_var=0.3,
+        normalise=False,
     )
     assert_close(model.loss(), by_hand.loss() + y.numel() * scale.log(), HIGHER_ORDER)
     found = model.predict(X[:5] + 0.1, noise=True)
@@ -260,7 +264,7 @@ def test_files(options: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> N
 
 def test_files_run_no_code_and_are_checked(tmp_path: Path) -> None:
     X, y = data()
-    model = GPRegression(X, y, Deep(RBF(), network()))
+    model = GPRegression(X, y, Deep(RBF(), network()), normalise=False)
     path = tmp_path / "model.pt"
     model.save(path)
     assert set(torch.load(path, weights_only=True)) >= {"version", "kind", "config", "tensors"}
@@ -284,7 +288,7 @@ def test_files_run_no_code_and_are_checked(tmp_path: Path) -> None:
 def test_files_of_newer_formats_and_other_models_are_refused(tmp_path: Path) -> None:
     X, y = data()
     path = tmp_path / "model.pt"
-    GPRegression(X, y).save(path)
+    GPRegression(X, y, normalise=False).save(path)
 
     class Other(GPRegression):
         pass
@@ -304,7 +308,7 @@ def test_plots() -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("Agg")
     X, y = data(d=1)
-    model = GPRegression(X, y)
+    model = GPRegression(X, y, normalise=False)
     axes = model.fit(steps=5).plot()
     (curve,) = axes.lines
     assert list(curve.get_ydata()) == sorted(curve.get_ydata(), reverse=True)
@@ -317,4 +321,4 @@ def test_plots() -> None:
     assert axes.get_legend() is not None
     pyplot.close("all")
     with pytest.raises(lapgrad.ShapeError, match="one input can be drawn, the data have 2"):
-        GPRegression(*data()).plot()
+        GPRegression(*data(), normalise=False).plot()

@@ -42,6 +42,7 @@ def exact(model: SparseGPRegression, X: Tensor) -> tuple[Tensor, Tensor]:
 def at_data(**options: Any) -> SparseGPRegression:
     """All points are inducing, so that nothing is approximated but by the jitter."""
     X, y = data()
+    options = {"normalise": False, **options}
     return SparseGPRegression(X, y, RBF(0.7, 1.3), inducing=X, noise_var=0.05, jitter=1e-10, **options)
 
 
@@ -58,7 +59,9 @@ def test_exact_when_all_points_are_inducing() -> None:
 
 def test_loss_is_the_criterion_of_its_matrices() -> None:
     X, y = data(d=2)
-    model = SparseGPRegression(X, y, RBF(torch.tensor([0.7, 1.1], device=DEVICE)), inducing=5, generator=1)
+    model = SparseGPRegression(
+        X, y, RBF(torch.tensor([0.7, 1.1], device=DEVICE)), inducing=5, generator=1, normalise=False
+    )
     Z = model.inducing
     Kuu = model.kernel(Z)
     Kuu = Kuu + 1e-6 * Kuu.diagonal().mean() * torch.eye(5, dtype=DOUBLE, device=DEVICE)
@@ -90,7 +93,7 @@ def test_any_kernel(name: str, dtype: torch.dtype) -> None:
     X, y = data(d=2, dtype=dtype)
     torch.manual_seed(0)
     options: dict[str, Any] = {"jitter": 1e-3, "chunk": 9, "init": "kmeans++", "generator": 1}
-    model = SparseGPRegression(X, y, KERNELS[name](), inducing=5, **options)
+    model = SparseGPRegression(X, y, KERNELS[name](), inducing=5, normalise=False, **options)
     found = torch.autograd.grad(model.loss(), list(model.parameters()))
     value = model.loss().detach()
     model.double()  # in place: the criterion of the matrices has no precision but that of its arguments
@@ -110,7 +113,7 @@ def test_any_kernel(name: str, dtype: torch.dtype) -> None:
 def test_prediction_is_consistent() -> None:
     """Variances are the diagonal of the covariance, in chunks or not, and noise is added to them."""
     X, y = data()
-    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
+    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0, normalise=False)
     new = torch.linspace(0, 5, 23, dtype=DOUBLE, device=DEVICE)
     mean, covariance = model.predict(new, full_cov=True)
     for chunk in (None, 5, 100):
@@ -125,7 +128,7 @@ def test_prediction_is_consistent() -> None:
 
 def test_gradient_of_a_prediction_is_that_of_the_inputs() -> None:
     X, y = data(d=2)
-    model = SparseGPRegression(X, y, inducing=6, generator=0)
+    model = SparseGPRegression(X, y, inducing=6, generator=0, normalise=False)
     new = X[:3].clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda new: tuple(model.predict(new)), (new,))
     assert not any(part.requires_grad for part in model.predict(X[:3]))
@@ -133,7 +136,7 @@ def test_gradient_of_a_prediction_is_that_of_the_inputs() -> None:
 
 def test_log_prob() -> None:
     X, y = data()
-    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
+    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0, normalise=False)
     new, y_new = data(11)
     mean, covariance = model.predict(new, noise=True, full_cov=True)
     together = torch.distributions.MultivariateNormal(mean, covariance).log_prob(y_new)
@@ -144,7 +147,7 @@ def test_log_prob() -> None:
 
 def test_several_outputs_are_one_model_each() -> None:
     X, Y = data(k=3)
-    options: dict[str, Any] = {"inducing": X[::8], "noise_var": 0.05}
+    options: dict[str, Any] = {"inducing": X[::8], "noise_var": 0.05, "normalise": False}
     kernel = RBF(0.8)
     together = SparseGPRegression(X, Y, kernel, **options)
     apart = [SparseGPRegression(X, Y[:, j], kernel, **options) for j in range(3)]
@@ -162,7 +165,7 @@ def test_several_outputs_are_one_model_each() -> None:
 
 def test_samples_have_the_moments_of_the_prediction() -> None:
     X, y = data()
-    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0)
+    model = SparseGPRegression(X, y, inducing=6, noise_var=0.02, generator=0, normalise=False)
     new = torch.tensor([0.5, 0.6, 4.8], dtype=DOUBLE, device=DEVICE)
     mean, covariance = model.predict(new, noise=True, full_cov=True)
     draws = model.sample(new, 20_000, noise=True, generator=3)
@@ -175,7 +178,7 @@ def test_samples_have_the_moments_of_the_prediction() -> None:
 
 def test_fit_learns_everything() -> None:
     X, y = data(200)
-    model = SparseGPRegression(X, y, inducing=7, init="random", generator=5)
+    model = SparseGPRegression(X, y, inducing=7, init="random", generator=5, normalise=False)
     before, Z = model.loss().item(), model.inducing.detach().clone()
     result = model.fit(steps=60)
     assert result.loss < before - 20
@@ -192,8 +195,10 @@ def test_fit_learns_everything() -> None:
 def test_float32_is_float64_rounded() -> None:
     """As many inducing inputs as a float32 Cholesky factorisation of their matrix does not survive."""
     X, y = data(300, dtype=torch.float32)
-    single = SparseGPRegression(X, y, RBF(1.0), inducing=X, noise_var=0.1)
-    double = SparseGPRegression(X.double(), y.double(), RBF(1.0), inducing=X.double(), noise_var=0.1)
+    single = SparseGPRegression(X, y, RBF(1.0), inducing=X, noise_var=0.1, normalise=False)
+    double = SparseGPRegression(
+        X.double(), y.double(), RBF(1.0), inducing=X.double(), noise_var=0.1, normalise=False
+    )
     with pytest.raises(lapgrad.NotPositiveDefiniteError):
         lapgrad.potrf(single.kernel(X) + 1e-6 * torch.eye(300, device=DEVICE))
     with torch.no_grad():  # the parameters of both are the same to the last bit of float32
@@ -213,20 +218,22 @@ def test_float32_is_float64_rounded() -> None:
 @pytest.mark.parametrize("init", ["greedy", "kmeans++", "random"])
 def test_inducing_inputs_are_rows(init: str) -> None:
     X, y = data(50, 3)
-    model = SparseGPRegression(X, y, inducing=20, init=init, generator=7)
-    again = SparseGPRegression(X, y, inducing=20, init=init, generator=torch.Generator(DEVICE).manual_seed(7))
+    model = SparseGPRegression(X, y, inducing=20, init=init, generator=7, normalise=False)
+    again = SparseGPRegression(
+        X, y, inducing=20, init=init, generator=torch.Generator(DEVICE).manual_seed(7), normalise=False
+    )
     assert torch.equal(model.inducing, again.inducing)
     found = (model.inducing[:, None] == X).all(-1)
     assert found.any(1).all()
     assert found.sum() == 20
-    assert len(SparseGPRegression(X, y, inducing=70, init=init).inducing) == 50
+    assert len(SparseGPRegression(X, y, inducing=70, init=init, normalise=False).inducing) == 50
 
 
 def test_kmeans_plus_plus_spreads() -> None:
     """Of a crowd and two points far from it all three places are met, and no row twice."""
     X = torch.zeros(1000, 2, dtype=DOUBLE, device=DEVICE)
     X[3], X[700] = torch.tensor([100.0, 0.0], device=DEVICE), torch.tensor([0.0, 1e-3], device=DEVICE)
-    model = SparseGPRegression(X, X[:, 0], inducing=10, generator=0)
+    model = SparseGPRegression(X, X[:, 0], inducing=10, generator=0, normalise=False)
     assert len(model.inducing) == 3
     assert len(model.inducing.detach().unique(dim=0)) == 3
 
@@ -234,11 +241,13 @@ def test_kmeans_plus_plus_spreads() -> None:
 def test_odd_data() -> None:
     """One row, targets and columns that do not vary, rows that are there twice."""
     one = SparseGPRegression(
-        torch.ones(1, 2, dtype=DOUBLE, device=DEVICE), torch.ones(1, dtype=DOUBLE, device=DEVICE)
+        torch.ones(1, 2, dtype=DOUBLE, device=DEVICE),
+        torch.ones(1, dtype=DOUBLE, device=DEVICE),
+        normalise=False,
     )
     assert one.predict(torch.ones(1, 2, dtype=DOUBLE, device=DEVICE)).mean.item() == pytest.approx(1.0)
     X = torch.stack([torch.arange(6.0, device=DEVICE), torch.ones(6, device=DEVICE)], 1).repeat(2, 1).double()
-    twice = SparseGPRegression(X, torch.ones(12, dtype=DOUBLE, device=DEVICE), inducing=X)
+    twice = SparseGPRegression(X, torch.ones(12, dtype=DOUBLE, device=DEVICE), inducing=X, normalise=False)
     assert twice.loss().isfinite()
     assert twice.jitter == 0.0
     assert_close(twice.predict(X).mean, torch.ones(12, dtype=DOUBLE, device=DEVICE))
@@ -246,7 +255,7 @@ def test_odd_data() -> None:
 
 def test_more_jitter_is_reported() -> None:
     X, y = data(60)
-    model = SparseGPRegression(X, y, RBF(3.0), inducing=X, jitter=0.0)
+    model = SparseGPRegression(X, y, RBF(3.0), inducing=X, jitter=0.0, normalise=False)
     with pytest.warns(lapgrad.JitterWarning, match="SparseGPRegression"):
         model.loss()
     assert 0.0 < model.jitter < 1e-6
@@ -258,7 +267,9 @@ def test_normalise_changes_units_alone() -> None:
     X, Y = X * torch.tensor([100.0, 1e-3], device=DEVICE) + 7.0, 30.0 * Y - 4.0
     shift, scale = Y.mean(0), Y.var(0, correction=0).mean().sqrt()
     scaled = (X - X.mean(0)) / X.std(0, correction=0)
-    plain = SparseGPRegression(scaled, (Y - shift) / scale, RBF(0.8), inducing=scaled[:5], noise_var=0.1)
+    plain = SparseGPRegression(
+        scaled, (Y - shift) / scale, RBF(0.8), inducing=scaled[:5], noise_var=0.1, normalise=False
+    )
     model = SparseGPRegression(X, Y, RBF(0.8), inducing=X[:5], noise_var=0.1, normalise=True)
     assert_close(model.loss(), plain.loss() + Y.numel() * scale.log())
     mean, variance = plain.predict(scaled[:7], noise=True)
@@ -271,13 +282,13 @@ def test_normalise_changes_units_alone() -> None:
 def test_prediction_follows_the_parameters() -> None:
     """What predictions keep is given up when a parameter changes."""
     X, y = data()
-    model = SparseGPRegression(X, y, RBF(0.7), inducing=6, generator=0)
+    model = SparseGPRegression(X, y, RBF(0.7), inducing=6, generator=0, normalise=False)
     first = model.predict(X[:3]).mean
     assert torch.equal(model.predict(X[:3]).mean, first)
     model.kernel.lengthscale = 0.3
     changed = model.predict(X[:3]).mean
     assert not torch.allclose(changed, first)
-    again = SparseGPRegression(X, y, RBF(0.3), inducing=model.inducing)
+    again = SparseGPRegression(X, y, RBF(0.3), inducing=model.inducing, normalise=False)
     assert_close(again.predict(X[:3]).mean, changed)
 
 
@@ -300,11 +311,11 @@ def test_plot() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     X, y = data()
-    axes = SparseGPRegression(X, y, inducing=5).plot()
+    axes = SparseGPRegression(X, y, inducing=5, normalise=False).plot()
     assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"mean", "data", "inducing inputs"}
     matplotlib.pyplot.close("all")
     with pytest.raises(lapgrad.ShapeError, match="one input"):
-        SparseGPRegression(*data(d=2), inducing=5).plot()
+        SparseGPRegression(*data(d=2), inducing=5, normalise=False).plot()
 
 
 def test_errors() -> None:
@@ -331,8 +342,10 @@ def test_errors() -> None:
         with pytest.raises(error, match=message):
             SparseGPRegression(X, y, **options)
     with pytest.raises(lapgrad.NonFiniteError, match="row 2"):
-        SparseGPRegression(X, torch.where(torch.arange(40, device=DEVICE) == 2, torch.nan, y))
-    model = SparseGPRegression(X, y)
+        SparseGPRegression(
+            X, torch.where(torch.arange(40, device=DEVICE) == 2, torch.nan, y), normalise=False
+        )
+    model = SparseGPRegression(X, y, normalise=False)
     with pytest.raises(lapgrad.ShapeError, match=r"SparseGPRegression.predict: X_new"):
         model.predict(torch.zeros(3, 2, dtype=DOUBLE, device=DEVICE))
     with pytest.raises(lapgrad.OptionError, match=r"SparseGPRegression.predict: chunk"):

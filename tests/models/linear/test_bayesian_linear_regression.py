@@ -40,6 +40,7 @@ def model_of(
 ) -> BayesianLinearRegression:
     X = normal(n, 2)
     y = normal(n, seed=1) if targets is None else normal(n, targets, seed=1)
+    options = {"normalise": False, **options}
     return BayesianLinearRegression(X, y, FEATURES[features](), noise_var=0.3, **options)
 
 
@@ -141,7 +142,12 @@ def test_samples_have_the_moments_of_the_prediction():
 def test_several_targets_share_variances_and_have_their_own_weights():
     model = model_of(targets=2)
     single = BayesianLinearRegression(
-        model.X, model.Y[:, 1], PolynomialFeatures(2), noise_var=0.3, prior_var=model.prior_var
+        model.X,
+        model.Y[:, 1],
+        PolynomialFeatures(2),
+        noise_var=0.3,
+        prior_var=model.prior_var,
+        normalise=False,
     )
     single.bias_var = model.bias_var
     X_new = normal(4, 2, seed=2)
@@ -156,7 +162,12 @@ def test_several_targets_share_variances_and_have_their_own_weights():
 def test_observing_data_is_as_good_as_having_it():
     whole = model_of()
     part = BayesianLinearRegression(
-        whole.X[:5], whole.Y[:5, 0], PolynomialFeatures(2), noise_var=0.3, prior_var=whole.prior_var
+        whole.X[:5],
+        whole.Y[:5, 0],
+        PolynomialFeatures(2),
+        noise_var=0.3,
+        prior_var=whole.prior_var,
+        normalise=False,
     )
     part.bias_var = whole.bias_var
     before = part.log_prob(whole.X[5:], whole.Y[5:, 0], joint=True) - part.loss()
@@ -171,7 +182,12 @@ def test_learns_noise_and_a_polynomial(method):
     x = torch.linspace(-1.0, 1.0, 200, dtype=torch.float64, device=DEVICE)
     truth = 1.0 - 2.0 * x + 3.0 * x**3
     model = BayesianLinearRegression(
-        x, truth + 0.1 * normal(200), PolynomialFeatures(9), ard=True, method=method
+        x,
+        truth + 0.1 * normal(200),
+        PolynomialFeatures(9),
+        ard=True,
+        method=method,
+        normalise=False,
     )
     before = model.loss().item()
     result = model.fit()
@@ -189,7 +205,7 @@ def test_learns_features():
     """A network and a lengthscale are learned along with the variances."""
     x = torch.linspace(0.0, 1.0, 60, dtype=torch.float64, device=DEVICE)
     y = torch.sin(12.0 * x) + 0.05 * normal(60)
-    fourier = BayesianLinearRegression(x, y, RandomFourierFeatures(1, 40, 0.5, generator=0))
+    fourier = BayesianLinearRegression(x, y, RandomFourierFeatures(1, 40, 0.5, generator=0), normalise=False)
     fourier.fit(steps=60)
     assert 0.1 < fourier.features.lengthscale < 0.3
     assert fourier.noise_var.sqrt() < 0.1
@@ -197,7 +213,7 @@ def test_learns_features():
     torch.manual_seed(0)
     for part in (net[0], net[2]):
         part.reset_parameters()
-    hybrid = BayesianLinearRegression(x, y, net)
+    hybrid = BayesianLinearRegression(x, y, net, normalise=False)
     hybrid.fit("adam", steps=300, lr=0.03)
     assert hybrid.noise_var.sqrt() < 0.15
 
@@ -251,7 +267,7 @@ def test_normalised_data_are_those_in_other_units():
 
 def test_data_without_noise_stay_above_the_floor():
     x = torch.linspace(-1.0, 1.0, 30, dtype=torch.float64, device=DEVICE)
-    model = BayesianLinearRegression(x, 1.0 + x**2, PolynomialFeatures(4))
+    model = BayesianLinearRegression(x, 1.0 + x**2, PolynomialFeatures(4), normalise=False)
     model.fit("adam", steps=300, lr=0.3, tolerance=0.0)
     assert model.noise_floor < model.noise_var < 1e3 * model.noise_floor
 
@@ -282,12 +298,18 @@ def test_a_network_is_asked_for_when_its_file_is_read(tmp_path):
 def test_degenerate_data(method):
     """One row, equal rows, a constant column, constant targets."""
     one = BayesianLinearRegression(
-        torch.ones(1, 1, device=DEVICE).double(), torch.ones(1, device=DEVICE).double(), method=method
+        torch.ones(1, 1, device=DEVICE).double(),
+        torch.ones(1, device=DEVICE).double(),
+        method=method,
+        normalise=False,
     )
     assert one.loss().isfinite()
     X = torch.cat([normal(6, 1), torch.ones(6, 1, device=DEVICE)], 1).repeat(2, 1)
     model = BayesianLinearRegression(
-        X, torch.full((12,), 3.0, dtype=torch.float64, device=DEVICE), method=method
+        X,
+        torch.full((12,), 3.0, dtype=torch.float64, device=DEVICE),
+        method=method,
+        normalise=False,
     )
     result = model.fit(steps=30)
     assert math.isfinite(result.loss)
@@ -299,7 +321,7 @@ def test_degenerate_data(method):
 
 def test_float32_stays_float32():
     X, y = normal(20, 2, dtype=torch.float32), normal(20, seed=1, dtype=torch.float32)
-    model = BayesianLinearRegression(X, y, RandomFourierFeatures(2, 10, generator=0))
+    model = BayesianLinearRegression(X, y, RandomFourierFeatures(2, 10, generator=0), normalise=False)
     model.fit(steps=5)
     found = (*model.predict(X), model.sample(X), model.log_prob(X, y), model.log_prob(X, y, joint=True))
     assert {value.dtype for value in (*model.state_dict().values(), *found)} == {torch.float32}
@@ -315,7 +337,7 @@ def test_float32_learns_as_float64_does(method):
     losses = []
     for dtype in (torch.float32, torch.float64):
         features = RandomFourierFeatures(1, 50, 1.0, generator=0)
-        model = BayesianLinearRegression(x.to(dtype), y.to(dtype), features, method=method)
+        model = BayesianLinearRegression(x.to(dtype), y.to(dtype), features, method=method, normalise=False)
         losses.append(model.fit(steps=25).loss)
     assert abs(losses[0] - losses[1]) < 0.01 * abs(losses[1])
 
@@ -323,7 +345,7 @@ def test_float32_learns_as_float64_does(method):
 def test_plot():
     mpl.use("Agg")
     x = torch.linspace(-1.0, 1.0, 10, dtype=torch.float64, device=DEVICE)
-    axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2)).plot()
+    axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2), normalise=False).plot()
     assert axes.lines
     with pytest.raises(OptionError, match="one input and one target can be drawn, there are 2 and 1"):
         model_of().plot()

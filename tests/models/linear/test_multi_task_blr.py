@@ -36,7 +36,9 @@ def bottleneck() -> nn.Module:
 
 def single(model: MultiTaskBLR, task: int) -> BayesianLinearRegression:
     """The regression of one task, with its variances."""
-    alone = BayesianLinearRegression(*model.data(task), model.features, bias=model.bias, method=model.method)
+    alone = BayesianLinearRegression(
+        *model.data(task), model.features, bias=model.bias, method=model.method, normalise=False
+    )
     for name in ("noise_var", "prior_var", *(["bias_var"] if model.bias else [])):
         setattr(alone, name, getattr(model, name)[task])
     return alone

@@ -24,7 +24,7 @@ class Variance(Hyperparameter):
             "non-negative and finite",
         )
 
-    def __set__(self, module: nn.Module, value: Value) -> None:
+    def __set__(self, module: nn.Module, value: Value | None) -> None:
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
         was_zero = known is not None and _is_raw_zero(known)
         super().__set__(module, value)

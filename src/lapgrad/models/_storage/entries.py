@@ -79,3 +79,7 @@ PARTS = _make_list(PART, "a list of JSON objects")
 OPTIONAL_INTEGER = _make_optional(INTEGER)
 OPTIONAL_NUMBER = _make_optional(NUMBER)
 OPTIONAL_INTEGERS = _make_optional(INTEGERS)
+BOUNDS = Entry(
+    "two numbers or null, and true or false",
+    lambda value: isinstance(value, list) and len(value) == 3 and all(map(OPTIONAL_NUMBER.fits, value[:2])),
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -19,11 +20,16 @@ from torch.nn.parameter import is_lazy
 
 import lapgrad
 from lapgrad import _errors
-from lapgrad.models._parameters import ParametrisedModule
+from lapgrad.models._parameters import Bounds, Hyperparameter, ParametrisedModule, get_all_bounds, get_priors
 from lapgrad.models._storage import archive as _archive
+from lapgrad.models._storage.distributions import describe_distribution, make_distribution
+from lapgrad.models._storage.entries import BOUNDS, PART, check_entries
 
-#: Format 1 had no checksum; files of both are read.
-FORMAT = 2
+#: Format 1 had no checksum. Format 3 has priors and bounds of hyper-parameters, which earlier versions would
+#: misread; models without them are written in format 2. All are read.
+FORMAT = 3
+_FORMAT_WITHOUT_CONSTRAINTS = 2
+_CONSTRAINTS = "constraints"
 _MAGIC = "lapgrad model"
 _WHAT = "a file of a lapgrad model"
 #: The entries of a file besides "what" and "format".
@@ -53,7 +59,7 @@ def write_model(path: str | PathLike[str], saved: SavedModel) -> None:
     """Write a model to a file. An existing file is replaced when the new one is complete."""
     content = {
         "what": _MAGIC,
-        "format": FORMAT,
+        "format": FORMAT if _CONSTRAINTS in saved.config else _FORMAT_WITHOUT_CONSTRAINTS,
         "version": lapgrad.__version__,
         "kind": saved.kind,
         "config": json.dumps(saved.config),
@@ -94,6 +100,48 @@ def read_model(path: str | PathLike[str], device: torch.device | str | None = No
     if not all(isinstance(name, str) for name in fixed):
         raise _errors.FileFormatError(f"{path} is damaged: the entry 'fixed' has to be a list of names.")
     return SavedModel(kind, _parse_config(path, config), tensors, tuple(fixed), version)
+
+
+def describe_constraints(model: nn.Module) -> dict[str, Any]:
+    """Return priors and bounds of all hyper-parameters as an entry of the description; nothing if there are
+    none.
+
+    Raises:
+        OptionError: A prior cannot be written.
+    """
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, prior in get_priors(module).items():
+            found.setdefault(f"{path}.{name}", {})["prior"] = describe_distribution(prior)
+        for name, bounds in get_all_bounds(module).items():
+            # JSON has no infinity.
+            ends = [None if math.isinf(end) else end for end in (bounds.low, bounds.high)]
+            found.setdefault(f"{path}.{name}", {})["bounds"] = [*ends, bounds.is_logarithmic]
+    return {_CONSTRAINTS: found} if found else {}
+
+
+def apply_constraints(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Set the priors and bounds of hyper-parameters that a file describes, without changing stored values.
+
+    Raises:
+        FileFormatError: The entry is not what ``describe_constraints`` has written.
+    """
+    constraints = config.get(_CONSTRAINTS, {})
+    check_entries({_CONSTRAINTS: constraints}, {_CONSTRAINTS: PART})
+    modules = dict(model.named_modules())
+    for place, entry in constraints.items():
+        path, _, name = place.rpartition(".")
+        if not isinstance(getattr(type(modules.get(path)), name, None), Hyperparameter):
+            raise _errors.FileFormatError(f"the description names {place!r}, which is no hyper-parameter.")
+        check_entries({place: entry}, {place: PART})
+        if "prior" in entry:
+            get_priors(modules[path])[name] = make_distribution(entry["prior"])
+        if "bounds" in entry:
+            check_entries(entry, {"bounds": BOUNDS}, place)
+            low, high, is_logarithmic = entry["bounds"]
+            get_all_bounds(modules[path])[name] = Bounds(
+                -math.inf if low is None else low, math.inf if high is None else high, bool(is_logarithmic)
+            )
 
 
 def check_fit(model: nn.Module, saved: SavedModel) -> None:

@@ -41,6 +41,11 @@ _STATE = {
     "since_least": int,
 }
 
+_QUIET_MOVES = 2
+"""L-BFGS has converged after so many moves in a row that gain less than the tolerance."""
+_LARGEST_MAGNITUDE = 10.0
+"""Losses are sums over the data: relative to all of a large one, a tolerance would end a fit too early."""
+
 #: Called after each step with its number and the loss; True stops the fit.
 Callback = Callable[[int, float], bool | None]
 
@@ -65,6 +70,14 @@ class FitResult:
     converged: bool
     reason: str
     seconds: float
+
+    def __repr__(self) -> str:
+        """One line: loss, whether it has converged, steps, time and reason."""
+        outcome = "converged" if self.converged else "not converged"
+        return (
+            f"FitResult(loss {self.loss:.6g}, {outcome} after {self.steps} steps in {self.seconds:.2g} s: "
+            f"{self.reason})"
+        )
 
     def plot(self, axes: Any = None) -> Any:
         """Plot the learning curve with matplotlib.
@@ -92,6 +105,14 @@ class ReplayableModule(Protocol):
     @property
     def replayable(self) -> bool:
         """Whether each evaluation makes the same operations on the same tensors."""
+
+
+@runtime_checkable
+class ScaledModule(Protocol):
+    """A module with parameters that are no logarithms, and depend on the units of the data."""
+
+    def get_scales_of_parameters(self) -> dict[str, Tensor]:
+        """Return the size of a typical change of parameters, by name."""
 
 
 class _FitEnd(Exception):  # noqa: N818  (not an error: it ends the loop of the optimiser)
@@ -123,8 +144,9 @@ def fit(
             L-BFGS, 1000 of Adam.
         lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
             number from 0 on; the length of the first step of L-BFGS (None: 1).
-        tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in one
-            move of L-BFGS, in 50 steps of Adam. 0: never.
+        tolerance: Stop when the loss changes by less than this, relative to its magnitude or to 1: in 50
+            steps of Adam; in two moves of L-BFGS in a row, and again after a restart, there relative to a
+            magnitude of 10 at most (1e-5 by default). 0: never.
         progress: Show a progress bar with the loss (needs rich).
         callback: Called after each step with its number and the loss; True stops the fit.
         resume: The ``training_state`` of an earlier fit by Adam, which is continued; None: start.
@@ -196,6 +218,22 @@ def _flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten().to("cpu", torch.float64) for tensor in tensors])
 
 
+def get_scales(module: nn.Module, parameters: Sequence[Tensor]) -> Tensor:
+    """Return the size of a typical change of each number in ``parameters``, (p,), in float64 on the CPU.
+
+    It is 1, as that of logarithms is, unless the module says something else by ``get_scales_of_parameters``.
+    """
+    known = module.get_scales_of_parameters() if isinstance(module, ScaledModule) else {}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    one = torch.ones((), device=parameters[0].device)
+    return _flatten(
+        [
+            torch.ones_like(parameter.detach()) * known.get(names.get(id(parameter), ""), one)
+            for parameter in parameters
+        ]
+    )
+
+
 class _FitRun:
     """One fit: counts evaluations, keeps the last good parameters, and decides when to stop."""
 
@@ -220,6 +258,7 @@ class _FitRun:
         self.gradients: Sequence[Tensor] = []
         #: The least loss of Adam that was an improvement by more than the tolerance, and the steps since.
         self.least, self.since_least = math.inf, 0
+        self.scales = get_scales(module, parameters)
 
     def restore(self) -> None:
         """Set parameters and jitter of the module to the last good ones."""
@@ -301,26 +340,51 @@ class _FitRun:
                 value, gradients = self.evaluate()
             except _errors.FitError:
                 value, gradients = math.inf, []
-            flat = _flatten(gradients) if gradients else torch.zeros_like(x)
+            flat = self.scales * _flatten(gradients) if gradients else torch.zeros_like(x)
             is_finite = math.isfinite(value) and bool(flat.isfinite().all())
             return _lbfgs.Point(x, value if is_finite else math.inf, flat, self.get_jitter())
 
         value, gradients = self.evaluate()
-        x, gradient = _flatten([parameter.detach() for parameter in self.parameters]), _flatten(gradients)
+        x = _flatten([parameter.detach() for parameter in self.parameters]) / self.scales
+        gradient = self.scales * _flatten(gradients)
         if not (math.isfinite(value) and bool(gradient.isfinite().all())):
             raise self.make_error(value)
         self.accept(value, self.get_jitter())
-        start = _lbfgs.Point(x, value, gradient)
+        point = _lbfgs.Point(x, value, gradient)
+        # A flat valley looks like convergence if the approximate Hessian misses a direction, so the search is
+        # started again, without what it has learned, until that gains nothing more.
+        has_restarted = False
+        while True:
+            before = point.value
+            point = self.search_with_lbfgs(evaluate, point, first_step)
+            threshold = self.compute_threshold(point.value)
+            if has_restarted and before - point.value <= _QUIET_MOVES * threshold:
+                reason = (
+                    f"{_QUIET_MOVES} moves, and as many of a new search, gained less than {threshold:.2g}"
+                )
+                raise _FitEnd(
+                    reason if self.tolerance else "no further improvement can be found", converged=True
+                )
+            has_restarted = True
+
+    def search_with_lbfgs(
+        self, evaluate: Callable[[Tensor], _lbfgs.Point], start: _lbfgs.Point, first_step: float
+    ) -> _lbfgs.Point:
+        """Move until some moves in a row gain nearly nothing, or none can be found; return the last point."""
         rounding = _ROUNDINGS * max(torch.finfo(parameter.dtype).eps for parameter in self.parameters)
+        last, quiet = start, 0
         for point in _lbfgs.iterate_lbfgs(evaluate, start, first_step, rounding=rounding):
-            before = self.history[-1]
             self.set_flat(point.x)
             self.accept(point.value, point.note)
-            if before - point.value < self.tolerance * max(1.0, abs(point.value)):
-                raise _FitEnd(
-                    f"the loss changed by less than {self.tolerance:g} of its magnitude", converged=True
-                )
-        raise _FitEnd("no further improvement can be found", converged=True)
+            is_quiet = last.value - point.value < self.compute_threshold(point.value)
+            last, quiet = point, quiet + 1 if is_quiet else 0
+            if quiet >= _QUIET_MOVES:
+                break
+        return last
+
+    def compute_threshold(self, value: float) -> float:
+        """Return what a move of L-BFGS has to gain, or it counts as quiet."""
+        return self.tolerance * min(max(1.0, abs(value)), _LARGEST_MAGNITUDE)
 
     def evaluate(self) -> tuple[float, Sequence[Tensor]]:
         """Return the loss and its gradients, zeros where it does not depend on a parameter.
@@ -360,8 +424,8 @@ class _FitRun:
             raise _FitEnd(f"{self.limit} steps were made")
 
     def set_flat(self, x: Tensor) -> None:
-        """Set all parameters from one vector."""
-        parts = x.split([parameter.numel() for parameter in self.parameters])
+        """Set all parameters from one vector, in units of their scales."""
+        parts = (x * self.scales).split([parameter.numel() for parameter in self.parameters])
         with torch.no_grad():
             for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 import torch
@@ -58,6 +58,33 @@ def iterate_lbfgs(
         memory: How many pairs of differences stand for the Hessian.
         rounding: Differences of values smaller than this fraction of their magnitude are rounding errors.
     """
+    search = search_minimum(start, first_step, memory, rounding)
+    asked = next(search, None)
+    while asked is not None:
+        if isinstance(asked, Point):
+            yield asked
+            asked = advance(search, None)
+        else:
+            asked = advance(search, evaluate(asked))
+
+
+#: A search: it yields points x to be evaluated, and is sent their ``Point``. When it moves to a point, it
+#: that ``Point``, and is sent None.
+Search = Generator[Tensor | Point, Point | None, None]
+
+
+def advance(search: Search, answer: Point | None) -> Tensor | Point | None:
+    """Send an answer to a search, and return what it yields next; None if it has ended."""
+    try:
+        return search.send(answer)
+    except StopIteration:
+        return None
+
+
+def search_minimum(
+    start: Point, first_step: float = 1.0, memory: int = 20, rounding: float = 1e-15
+) -> Search:
+    """Run L-BFGS as a coroutine, for several searches that are evaluated together. See ``iterate_lbfgs``."""
     pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
     point = start
     while True:
@@ -69,7 +96,7 @@ def iterate_lbfgs(
             pairs.clear()
             continue
         step = 1.0 if pairs else min(1.0, first_step / float(direction.abs().max()))
-        found = _search_line(evaluate, point, direction, slope, step, rounding)
+        found = yield from _search_line(point, direction, slope, step, rounding)
         if found is None:
             if not pairs:
                 return
@@ -99,17 +126,16 @@ def _apply_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, 
 
 
 def _search_line(
-    evaluate: Callable[[Tensor], Point],
     start: Point,
     direction: Tensor,
     slope: float,
     step: float,
     rounding: float,
-) -> Point | None:
+) -> Generator[Tensor | Point, Point | None, Point | None]:
     """Return a point of the line that meets the strong Wolfe conditions, else a better one, else None."""
 
-    def evaluate_step(step: float) -> _Trial:
-        point = evaluate(start.x.add(direction, alpha=step))
+    def make_trial(step: float, point: Point | None) -> _Trial:
+        assert point is not None, "the point that was asked for has to be sent"
         if not math.isfinite(point.value):
             return _Trial(step, math.nan, point)
         return _Trial(step, float(torch.dot(direction, point.gradient)), point)
@@ -121,7 +147,7 @@ def _search_line(
     origin = best = _Trial(0.0, slope, start)
     far: _Trial | None = None
     for _ in range(_TRIALS):
-        trial = evaluate_step(step)
+        trial = make_trial(step, (yield start.x.add(direction, alpha=step)))
         if is_too_high(trial, best):
             far = trial
         elif abs(trial.slope) <= -_CURVATURE * slope:

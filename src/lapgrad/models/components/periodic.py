@@ -101,7 +101,10 @@ class _Frequency(Hyperparameter):
         low, high = _get_frequency_bounds(module)
         return low + (high - low) * self.from_raw(getattr(module, self.raw_name))
 
-    def __set__(self, module: nn.Module, value: Value) -> None:
+    def __set__(self, module: nn.Module, value: Value | None) -> None:
+        if value is None:
+            super().__set__(module, None)
+            return
         low, high = _get_frequency_bounds(module)
         number = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(value).double()
         if not bool(((number > low) & (number < high)).all()):

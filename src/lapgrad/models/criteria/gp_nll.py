@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.fused.mvn_nll import mvn_nll
+from lapgrad.models import _checks
 from lapgrad.models._gp.diagonal import add_to_diagonal
 
 
@@ -32,6 +33,8 @@ def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
         >>> gp_nll(torch.zeros(2, 2), torch.tensor([3.0, 4.0]), 1.0)
         tensor(14.3379)
     """
+    for name, value in {"K": K, "y": y}.items():
+        _checks.check_dense_tensor("gp_nll", value, name)
     if K.dim() < 2 or K.shape[-1] != K.shape[-2]:
         raise _errors.not_square("gp_nll", "K", K.shape)
     n = K.shape[-1]

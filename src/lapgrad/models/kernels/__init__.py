@@ -12,8 +12,10 @@ Example:
     torch.Size([5, 5])
 """
 
-from lapgrad.models.kernels.base import Kernel, Product, Sum, covariance, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
+from lapgrad.models.kernels.combinations import Power, Product, Sum
 from lapgrad.models.kernels.constant import Constant, White
+from lapgrad.models.kernels.coregionalisation import Coregionalisation
 from lapgrad.models.kernels.deep import Deep
 from lapgrad.models.kernels.dot_product import Linear, Polynomial
 from lapgrad.models.kernels.periodic import Periodic
@@ -30,6 +32,7 @@ from lapgrad.models.kernels.stationary import (
 __all__ = [
     "RBF",
     "Constant",
+    "Coregionalisation",
     "Deep",
     "Kernel",
     "KernelFactor",
@@ -39,6 +42,7 @@ __all__ = [
     "Matern52",
     "Periodic",
     "Polynomial",
+    "Power",
     "Product",
     "RationalQuadratic",
     "Stationary",

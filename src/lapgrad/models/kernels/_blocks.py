@@ -44,6 +44,11 @@ def map_tree(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return function(tree) if isinstance(tree, Tensor) else tuple(map_tree(function, part) for part in tree)
 
 
+def expand_scalar(scalar: Tensor, F: Tensor) -> Tensor:
+    """Return a scalar, or scalars (*batch, 1, 1) of a batch of kernels, for all points of F: (*batch, n)."""
+    return (scalar.squeeze(-1) if scalar.dim() else scalar).expand(F.shape[:-1])
+
+
 def evaluate_in_blocks(
     matrix: Matrix,
     scalars: Tree,

@@ -53,7 +53,7 @@ def are_points_near(F: Tensor, G: Tensor, farthest: float = _FARTHEST / 2) -> Te
 
 
 def compute_gaussian(F: Tensor, G: Tensor, variance: Tensor) -> Tensor:
-    """Return K (*batch, n, m) of F (*batch, n, d), G (*batch, m, d) and a scalar variance."""
+    """Return K (*batch, n, m) of F (*batch, n, d), G (*batch, m, d) and a variance, () or (*batch, 1, 1)."""
     if torch.is_grad_enabled() and (F.requires_grad or G.requires_grad or variance.requires_grad):
         result: Tensor = _Gaussian.apply(F, G, variance)
         return result
@@ -97,7 +97,7 @@ class _Gaussian(torch.autograd.Function):
         gG = None
         if of_columns is not None:
             gG = (of_columns[..., :-1] - of_columns[..., -1:] * columns).sum_to_size(G.shape)
-        return gF, gG, of_rows[..., -1].sum() / variance if needs_variance else None
+        return gF, gG, of_rows[..., -1:].sum_to_size(variance.shape) / variance if needs_variance else None
 
 
 def _append_ones(F: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class Profile(Protocol):
 
 
 def apply_scaled_profile(of: Profile, variance: Tensor, S: Tensor) -> Tensor:
-    """Return variance · f(S), elementwise; variance is a scalar."""
+    """Return variance · f(S), elementwise; variance is a scalar, or (*batch, 1, 1)."""
     recorded = torch.is_grad_enabled() and (S.requires_grad or variance.requires_grad)
     if not recorded or not skips_dispatcher((S, variance)):
         return variance * of.profile(S)
@@ -51,4 +51,4 @@ class _ScaledProfile(torch.autograd.Function):
             gS = torch.autograd.grad(f, S, gK * variance, create_graph=True)[0] if needs_S else None
         else:
             gS = gK * slope if needs_S else None
-        return None, (gK * f).sum() if needs_variance else None, gS, None, None
+        return None, (gK * f).sum_to_size(variance.shape) if needs_variance else None, gS, None, None

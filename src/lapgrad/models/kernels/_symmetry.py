@@ -17,7 +17,8 @@ def mirror_lower_triangle(K: Tensor, diagonal: Tensor | None = None) -> Tensor:
 
     Args:
         K: Symmetric up to rounding.
-        diagonal: Exact values of the diagonal, which K has up to rounding; None: the diagonal stays.
+        diagonal: The exact value of all of the diagonal, a scalar or (*batch, 1, 1), which K has up to
+            rounding; None: the diagonal stays.
     """
     if not skips_dispatcher((K, diagonal)):
         return K.tril() + K.tril(-1).mT
@@ -41,5 +42,6 @@ def _mirror(K: Tensor, diagonal: Tensor | None) -> Tensor:
     S = K.tril(-1)
     S = S + S.mT
     kept = K.diagonal(dim1=-2, dim2=-1) if diagonal is None else diagonal
+    kept = kept.squeeze(-1) if diagonal is not None and diagonal.dim() else kept
     S.diagonal(dim1=-2, dim2=-1).copy_(kept)
     return S

@@ -1,11 +1,11 @@
-"""The base class of kernels, and sums and products of kernels."""
+"""The base class of kernels."""
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.models import _checks
 from lapgrad.models._gp.diagonal import add_to_diagonal
-from lapgrad.models._parameters import ParametrisedModule
-from lapgrad.models._storage.entries import OPTIONAL_INTEGERS, PARTS, TEXT, check_entries
+from lapgrad.models._parameters import ParametrisedModule, get_names_not_given
+from lapgrad.models._storage.entries import OPTIONAL_INTEGERS, TEXT, check_entries
 from lapgrad.models.kernels import _blocks
 from lapgrad.models.kernels._blocks import Tree
 
@@ -34,16 +34,29 @@ class Kernel(ParametrisedModule, abc.ABC):
     hyper-parameters), and ``matrix`` and ``diagonal`` as functions of both. If ``matrix`` uses no other
     tensors, set ``pure = True``: the kernel matrix then takes one buffer forward, and none backward.
 
+    A hyper-parameter that is not given starts from the data of the model that the kernel becomes part of.
+    Until then it has a neutral value, usually 1.
+
+    Numbers stand for ``Constant``: ``2.0 * RBF() + 1.0`` is ``Constant(2.0) * RBF() + Constant(1.0)``, and
+    ``RBF() ** 2`` is ``Power(RBF(), 2)``.
+
     Args:
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product: ``kernel["trend"]`` finds it, and its hyper-parameters
+            are listed as ``kernel.trend.lengthscale``.
     """
 
     #: Whether ``matrix`` and ``diagonal`` are functions of their arguments alone.
     pure: ClassVar[bool] = False
 
-    def __init__(self, *, active_dims: Sequence[int] | None = None) -> None:
+    def __init__(self, *, active_dims: Sequence[int] | None = None, name: str | None = None) -> None:
         super().__init__()
         self.active_dims = None if active_dims is None else tuple(int(dim) for dim in active_dims)
+        if name is not None and not (isinstance(name, str) and name.isidentifier() and name != "parts"):
+            raise _errors.OptionError(
+                f"{type(self).__name__}: name must be letters, digits and underscores, got {name!r}."
+            )
+        self.name = name
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -75,7 +88,8 @@ class Kernel(ParametrisedModule, abc.ABC):
 
     def config(self) -> dict[str, Any]:
         """Return the arguments of the constructor without hyper-parameters, in types that JSON knows."""
-        return {"kind": type(self).__name__, "active_dims": self.active_dims}
+        named = {} if self.name is None else {"name": self.name}
+        return {"kind": type(self).__name__, "active_dims": self.active_dims, **named}
 
     @classmethod
     def from_config(
@@ -90,7 +104,69 @@ class Kernel(ParametrisedModule, abc.ABC):
         """
         return cls(active_dims=config["active_dims"])
 
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Set the hyper-parameters of this kernel that were not given (``is_given``) to values that fit data.
+
+        Default: ``variance``, if there is one.
+
+        Args:
+            X: (n, d), the points, with the columns in ``active_dims`` only.
+            y: (n, k), what the functions look like there: their mean is about 0.
+            variance: What k(x, x) should be about, a scalar.
+        """
+        if not self.is_given("variance"):
+            self.variance = variance
+
     # For users of kernels.
+
+    def is_given(self, name: str) -> bool:
+        """Return whether a hyper-parameter of this kernel has a value from the user, or from data."""
+        return name not in get_names_not_given(self)
+
+    @torch.no_grad()
+    def start_from_data(self, X: Tensor, y: Tensor) -> None:
+        """Set all hyper-parameters that were not given to values that fit the data. Models call this.
+
+        Args:
+            X: (n, d) or (n,).
+            y: (n,) or (n, k), shifted to a mean of about 0.
+
+        Example:
+            >>> from lapgrad.models.kernels import RBF
+            >>> kernel, x = RBF(), 1000.0 * torch.arange(5.0)
+            >>> kernel.start_from_data(x, torch.sin(x))
+            >>> kernel.lengthscale.item()
+            1414.2...
+        """
+        X = self._check_points("X", X)
+        y = y[:, None] if y.dim() == 1 else y
+        square = y.square().mean()
+        self.start_part(X, y, square if bool(square > 0) else torch.ones_like(square))
+
+    def start_part(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Call ``start`` with the columns in ``active_dims``: for kernels that start their parts."""
+        self.start(self._select_columns(X), y, variance)
+        get_names_not_given(self).clear()
+
+    def __getitem__(self, name: str) -> Kernel:
+        """Return the part of this name.
+
+        Raises:
+            OptionError: There is no part of this name.
+        """
+        named = {
+            part.part_name: part
+            for part in self.modules()
+            if isinstance(part, Kernel) and part.part_name is not None
+        }
+        if name not in named:
+            raise _errors.unknown_option(type(self).__name__, "name of a part", name, list(named))
+        return named[name]
+
+    @property
+    def part_name(self) -> str | None:
+        """The name of this kernel as a part of another one."""
+        return self.name
 
     def forward(self, X: Tensor, Z: Tensor | None = None) -> Tensor:
         """Return the matrix of k(x_i, z_j).
@@ -174,11 +250,22 @@ class Kernel(ParametrisedModule, abc.ABC):
             )
         return X[..., list(self.active_dims)]
 
-    def __add__(self, other: Kernel) -> Sum:
-        return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+    def __add__(self, other: Kernel | float) -> Kernel:
+        return self if _is_zero(other) else _combine_kernels("Sum", self, other)
 
-    def __mul__(self, other: Kernel) -> Product:
-        return Product(self, other) if isinstance(other, Kernel) else NotImplemented
+    def __radd__(self, other: float) -> Kernel:
+        return self if _is_zero(other) else _combine_kernels("Sum", other, self)  # ``sum`` begins with 0
+
+    def __mul__(self, other: Kernel | float) -> Kernel:
+        return _combine_kernels("Product", self, other)
+
+    def __rmul__(self, other: float) -> Kernel:
+        return _combine_kernels("Product", other, self)
+
+    def __pow__(self, exponent: float) -> Kernel:
+        if isinstance(exponent, bool) or not isinstance(exponent, int | float):
+            return NotImplemented
+        return _make_kernel("Power", self, exponent)
 
     def extra_repr(self) -> str:
         """The hyper-parameters of this kernel (not of its parts), in their own units."""
@@ -186,6 +273,8 @@ class Kernel(ParametrisedModule, abc.ABC):
         shown = [f"{name}={_format_value(value)}" for name, value in own.items()]
         if self.active_dims is not None:
             shown.append(f"active_dims={self.active_dims}")
+        if self.part_name is not None:
+            shown.append(f"name={self.part_name!r}")
         return ", ".join(shown)
 
     def _check_points(self, name: str, X: Tensor) -> Tensor:
@@ -195,116 +284,30 @@ class Kernel(ParametrisedModule, abc.ABC):
         return X[:, None] if X.dim() == 1 else X
 
 
-class _Combination(Kernel):
-    """A kernel made of parts; its features and scalars are the tuples of those of the parts."""
-
-    def __init__(self, *parts: Kernel, active_dims: Sequence[int] | None = None) -> None:
-        super().__init__(active_dims=active_dims)
-        if not parts or not all(isinstance(part, Kernel) for part in parts):
-            raise _errors.OptionError(f"{type(self).__name__}: at least one kernel is wanted, got {parts!r}.")
-        flat: list[Kernel] = []
-        for part in parts:
-            if isinstance(part, _Combination) and type(part) is type(self) and part.active_dims is None:
-                flat.extend(part.kernels())
-            else:
-                flat.append(part)
-        self.parts = nn.ModuleList(flat)
-
-    def kernels(self) -> list[Kernel]:
-        """The parts."""
-        return [cast(Kernel, part) for part in self.parts]
-
-    @property
-    def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
-        """Whether all parts are pure."""
-        return all(part.pure for part in self.kernels())
-
-    def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
-        """Return whether points are near each other, for all parts that have a faster formula then."""
-        X, Z = self._select_columns(X), self._select_columns(Z)
-        return {
-            kernel: is_near
-            for part in self.kernels()
-            for kernel, is_near in part.compare_points(X, Z).items()
-        }
-
-    def embed(self, X: Tensor) -> Tree:
-        """The features of all parts."""
-        return tuple(part.features(X) for part in self.kernels())
-
-    def scalars(self) -> Tree:
-        """The scalars of all parts."""
-        return tuple(part.scalars() for part in self.kernels())
-
-    def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """The matrices of the parts, combined."""
-        return self._combine_matrices(scalars, F, G, _NONE)
-
-    def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
-        """Return ``matrix(scalars, F, G)``; the points of kernels in ``near`` are known to be close."""
-        if type(self).matrix is not _Combination.matrix:  # a subclass with a formula of its own
-            return self.matrix(scalars, F, G)
-        return self._combine_matrices(scalars, F, G, near)
-
-    def _combine_matrices(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
-        columns = [None] * len(self.parts) if G is None else G
-        return self._combine(
-            part.evaluate_matrix(scalar, f, g, near)
-            for part, scalar, f, g in zip(self.kernels(), scalars, F, columns, strict=True)
-        )
-
-    def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The diagonals of the parts, combined."""
-        return self._combine(
-            part.diagonal(scalar, f) for part, scalar, f in zip(self.kernels(), scalars, F, strict=True)
-        )
-
-    @abc.abstractmethod
-    def _combine(self, terms: Iterable[Tensor]) -> Tensor: ...
-
-    def config(self) -> dict[str, Any]:
-        """Return options and the descriptions of the parts."""
-        return {**super().config(), "parts": [part.config() for part in self.kernels()]}
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
-    ) -> Kernel:
-        """Return a kernel from the descriptions of its parts."""
-        check_entries(config, {"parts": PARTS}, f"the kernel {cls.__name__}")
-        parts = [
-            kernel_from_config(part, part_of_state(tensors, f"parts.{i}."), modules)
-            for i, part in enumerate(config["parts"])
-        ]
-        return cls(*parts, active_dims=config["active_dims"])
+def _convert_to_kernel(value: object) -> Kernel | None:
+    """Return a kernel, or the constant kernel of a number; None if it is neither."""
+    if isinstance(value, Kernel):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return _make_kernel("Constant", value)
 
 
-class Sum(_Combination):
-    """k(x, z) = k_1(x, z) + k_2(x, z) + ...: also written ``k1 + k2``.
-
-    Example:
-        >>> from lapgrad.models.kernels import RBF
-        >>> kernel = RBF(variance=2.0) + RBF(variance=3.0)
-        >>> kernel.diag(torch.zeros(2)).tolist()
-        [5.0, 5.0]
-    """
-
-    def _combine(self, terms: Iterable[Tensor]) -> Tensor:
-        return functools.reduce(torch.add, terms)
+def _combine_kernels(kind: str, one: object, other: object) -> Kernel:
+    """Return the sum or product of two kernels or numbers; NotImplemented if one is neither."""
+    parts = [_convert_to_kernel(part) for part in (one, other)]
+    return NotImplemented if None in parts else _make_kernel(kind, *parts)
 
 
-class Product(_Combination):
-    """k(x, z) = k_1(x, z) k_2(x, z) ...: also written ``k1 * k2``.
+def _make_kernel(kind: str, *arguments: object) -> Kernel:
+    """Return a kernel of a class that is looked up by name, because its file imports this one."""
+    make: Any = _KINDS[kind]
+    made: Kernel = make(*arguments)
+    return made
 
-    Example:
-        >>> from lapgrad.models.kernels import RBF
-        >>> kernel = RBF(variance=2.0) * RBF(variance=3.0)
-        >>> kernel.diag(torch.zeros(2)).tolist()
-        [6.0, 6.0]
-    """
 
-    def _combine(self, terms: Iterable[Tensor]) -> Tensor:
-        return functools.reduce(torch.mul, terms)
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value == 0
 
 
 def covariance(kernel: Kernel, X: Tensor, noise_var: Tensor, *, lower_only: bool = False) -> Tensor:
@@ -344,7 +347,14 @@ def kernel_from_config(
         raise _errors.FileFormatError(
             f"load: the kernel {config['kind']} is not known. Import the module that defines it first."
         )
-    return kind.from_config(config, tensors, modules)
+    kernel = kind.from_config(config, tensors, modules)
+    if "name" in config:
+        check_entries(config, {"name": TEXT}, f"the kernel {config['kind']}")
+        kernel.name = config["name"]
+    # The values are in the file, so nothing has to start from the data.
+    for part in kernel.modules():
+        get_names_not_given(part).clear()
+    return kernel
 
 
 def part_of_state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad.models._parameters import Value, positive
-from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._blocks import Tree, expand_scalar
 from lapgrad.models.kernels.base import Kernel
 
 
@@ -16,8 +16,9 @@ class Constant(Kernel):
     """k(x, z) = variance: constant functions. As a factor it scales another kernel.
 
     Args:
-        variance: Positive.
+        variance: Positive. None: from the data.
         active_dims: Has no effect here; all kernels have this argument.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Constant
@@ -26,10 +27,16 @@ class Constant(Kernel):
     """
 
     pure = True
-    variance = positive()
+    variance = positive(default=1.0)
 
-    def __init__(self, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None) -> None:
-        super().__init__(active_dims=active_dims)
+    def __init__(
+        self,
+        variance: Value | None = None,
+        *,
+        active_dims: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(active_dims=active_dims, name=name)
         self.variance = variance
 
     def scalars(self) -> Tree:
@@ -45,8 +52,7 @@ class Constant(Kernel):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
-        variance: Tensor = scalars
-        return variance.expand(F.shape[:-1])
+        return expand_scalar(scalars, F)
 
 
 class White(Kernel):
@@ -56,8 +62,9 @@ class White(Kernel):
     ``kernel(X)`` is a diagonal matrix.
 
     Args:
-        variance: Positive.
+        variance: Positive. None: from the data.
         active_dims: Has no effect here; all kernels have this argument.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import White
@@ -66,11 +73,21 @@ class White(Kernel):
     """
 
     pure = True
-    variance = positive()
+    variance = positive(default=1.0)
 
-    def __init__(self, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None) -> None:
-        super().__init__(active_dims=active_dims)
+    def __init__(
+        self,
+        variance: Value | None = None,
+        *,
+        active_dims: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(active_dims=active_dims, name=name)
         self.variance = variance
+
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Start at a tenth of the variance, as the noise of a model does."""
+        super().start(X, y, 0.1 * variance)
 
     def scalars(self) -> Tree:
         """The variance."""
@@ -86,5 +103,4 @@ class White(Kernel):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
-        variance: Tensor = scalars
-        return variance.expand(F.shape[:-1])
+        return expand_scalar(scalars, F)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.models._parameters import get_names_not_given
 from lapgrad.models._storage.entries import PART, TEXT, check_entries
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
@@ -38,13 +39,33 @@ class Deep(Kernel):
         name: str = "network",
         active_dims: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(active_dims=active_dims)
+        super().__init__(active_dims=active_dims, name=name)
         if not isinstance(base, Kernel) or not isinstance(network, nn.Module):
             raise _errors.OptionError(
                 f"Deep: base must be a Kernel and network an nn.Module, got {type(base).__name__} and "
                 f"{type(network).__name__}."
             )
-        self.base, self.network, self.name = base, network, name
+        self.base, self.network = base, network
+
+    @property
+    def part_name(self) -> str | None:
+        """None: the name is that of the network."""
+        return None
+
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Start ``base`` on the outputs of the network, which is evaluated as it is after learning."""
+        if all(not get_names_not_given(part) for part in self.base.modules()):
+            return
+        was_training = self.network.training
+        self.network.eval()
+        try:
+            transformed = self.network(X)
+        finally:
+            self.network.train(was_training)
+        if (
+            isinstance(transformed, Tensor) and transformed.shape[:-1] == X.shape[:-1]
+        ):  # else ``embed`` says it
+            self.base.start_part(transformed, y, variance)
 
     @property
     def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
@@ -76,7 +97,7 @@ class Deep(Kernel):
 
     def config(self) -> dict[str, Any]:
         """Return options, the description of ``base`` and the name of the network."""
-        return {**super().config(), "name": self.name, "base": self.base.config()}
+        return {**super().config(), "base": self.base.config()}
 
     @classmethod
     def from_config(

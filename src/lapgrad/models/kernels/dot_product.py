@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models._products import multiply
-from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._blocks import Tree, expand_scalar
+from lapgrad.models.kernels._start import divide, expand_to_dimensions
 from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
 
@@ -22,8 +23,11 @@ class Linear(Kernel):
     With ``Constant`` added: linear functions. The covariance of Bayesian linear regression.
 
     Args:
-        variance: Positive; a scalar, or one per dimension (d,): the prior variance of the slopes.
+        variance: Positive; a scalar, or one per dimension (d,): the prior variance of the slopes. None: from
+            the data.
+        ard: Learn one variance per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Linear
@@ -32,18 +36,38 @@ class Linear(Kernel):
     """
 
     pure = True
-    variance = positive()
+    variance = positive(default=1.0)
 
-    def __init__(self, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None) -> None:
-        super().__init__(active_dims=active_dims)
+    def __init__(
+        self,
+        variance: Value | None = None,
+        *,
+        ard: bool = False,
+        active_dims: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(active_dims=active_dims, name=name)
         self.variance = variance
+        self.ard = ard or self.get_parameter("raw_variance").dim() > 0
         if self.get_parameter("raw_variance").dim() > 1:
             raise _errors.ShapeError("Linear: variance must be a scalar or of shape (d,).")
+
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Start slopes so that k(x, x) has the variance on average."""
+        is_given = self.is_given("variance")
+        if self.ard:
+            expand_to_dimensions(self, "variance", X.shape[-1])
+        if not is_given:
+            squares = X.square().mean(0)
+            share = variance / squares.where(squares > 0, 1.0) / max(1, X.shape[-1])
+            self.variance = (
+                share if self.get_parameter("raw_variance").dim() else divide(variance, squares.sum())
+            )
 
     def embed(self, X: Tensor) -> Tensor:
         """x_i √variance_i."""
         variance = self.variance
-        if variance.dim() and variance.shape[0] != X.shape[-1]:
+        if variance.dim() == 1 and variance.shape[0] != X.shape[-1]:
             raise _errors.ShapeError(
                 f"Linear: {variance.shape[0]} variances for points of {X.shape[-1]} dimensions."
             )
@@ -71,9 +95,10 @@ class Polynomial(Kernel):
 
     Args:
         degree: 1, 2, ...
-        offset: Positive; the weight of terms of lower degree.
-        variance: Positive.
+        offset: Positive; the weight of terms of lower degree. None: from the data.
+        variance: Positive. None: from the data.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Polynomial
@@ -82,23 +107,31 @@ class Polynomial(Kernel):
     """
 
     pure = True
-    offset = positive()
-    variance = positive()
+    offset = positive(default=1.0)
+    variance = positive(default=1.0)
 
     def __init__(
         self,
         degree: int = 2,
-        offset: Value = 1.0,
-        variance: Value = 1.0,
+        offset: Value | None = None,
+        variance: Value | None = None,
         *,
         active_dims: Sequence[int] | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(active_dims=active_dims)
+        super().__init__(active_dims=active_dims, name=name)
         if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
             raise _errors.OptionError(f"Polynomial: degree must be a positive integer, got {degree!r}.")
         self.degree = degree
         self.offset = offset
         self.variance = variance
+
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Start the offset at the mean of |x|², and k(x, x) at the variance on average."""
+        squares = X.square().sum(-1)
+        if not self.is_given("offset"):
+            self.offset = divide(squares.mean(), torch.ones_like(squares.mean()))
+        super().start(X, y, divide(variance, ((squares + self.offset.to(squares)) ** self.degree).mean()))
 
     def scalars(self) -> Tree:
         """Variance and offset."""
@@ -111,7 +144,7 @@ class Polynomial(Kernel):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """variance · (|f|² + offset)^degree."""
-        variance, offset = scalars
+        variance, offset = (expand_scalar(scalar, F) for scalar in scalars)
         result: Tensor = variance * (F.square().sum(-1) + offset) ** self.degree
         return result
 

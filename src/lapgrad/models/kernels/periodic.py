@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
+from lapgrad.models.kernels._start import find_period
 from lapgrad.models.kernels.base import Kernel
 from lapgrad.models.kernels.stationary import RBF
 
@@ -22,10 +23,12 @@ class Periodic(RBF):
     Multiplied by an ``RBF`` it lets the shape of the period drift.
 
     Args:
-        period: Positive; a scalar, or one per dimension (d,).
-        lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period.
-        variance: Positive; k(x, x).
+        period: Positive; a scalar, or one per dimension (d,). None: the strongest one in the data.
+        lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period. None: √d.
+        variance: Positive; k(x, x). None: from the data.
+        ard: Learn one lengthscale per dimension; a model makes them. (One period per dimension: pass them.)
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Periodic
@@ -33,20 +36,30 @@ class Periodic(RBF):
         1.0
     """
 
-    period = positive()
+    period = positive(default=1.0)
 
     def __init__(
         self,
-        period: Value = 1.0,
-        lengthscale: Value = 1.0,
-        variance: Value = 1.0,
+        period: Value | None = None,
+        lengthscale: Value | None = None,
+        variance: Value | None = None,
         *,
+        ard: bool = False,
         active_dims: Sequence[int] | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(lengthscale, variance, active_dims=active_dims)
+        super().__init__(lengthscale, variance, ard=ard, active_dims=active_dims, name=name)
         self.period = period
         if self.get_parameter("raw_period").dim() > 1:
             raise _errors.ShapeError("Periodic: period must be a scalar or of shape (d,).")
+
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Start the period at the strongest one of the data, and lengthscales at √d."""
+        if not self.is_given("period"):
+            self.period = find_period(X, y)
+        if not self.is_given("lengthscale"):
+            self.lengthscale = math.sqrt(max(1, X.shape[-1]))
+        super().start(X, y, variance)
 
     def embed(self, X: Tensor) -> Tensor:
         """(cos, sin)(2π x / period) / lengthscale: 4 sin²(a) is the squared chord of the angle 2a.
@@ -54,7 +67,7 @@ class Periodic(RBF):
         Whole periods are subtracted first, because sines of large angles lose digits.
         """
         period = self.period
-        if period.dim() and period.shape[0] != X.shape[-1]:
+        if period.dim() == 1 and period.shape[0] != X.shape[-1]:
             raise _errors.ShapeError(
                 f"Periodic: {period.shape[0]} periods for points of {X.shape[-1]} dimensions."
             )

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
-from lapgrad.models.kernels._blocks import Tree
+from lapgrad.models.kernels._blocks import Tree, expand_scalar
 from lapgrad.models.kernels._distances import compute_squared_distances, take_root
 from lapgrad.models.kernels._profiles import apply_scaled_profile
+from lapgrad.models.kernels._start import compute_lengthscale, expand_to_dimensions
 from lapgrad.models.kernels._symmetry import mirror_lower_triangle
 from lapgrad.models.kernels.base import Kernel
 
@@ -28,21 +29,30 @@ class Stationary(Kernel, abc.ABC):
     """k(x, z) = variance · f(|(x - z) / lengthscale|²) with f(0) = 1.
 
     Args:
-        lengthscale: Positive; a scalar, or one per dimension (d,).
-        variance: Positive; k(x, x).
+        lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
+        variance: Positive; k(x, x). None: from the data.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
     """
 
     pure = True
-    lengthscale = positive()
-    variance = positive()
+    lengthscale = positive(default=1.0)
+    variance = positive(default=1.0)
 
     def __init__(
-        self, lengthscale: Value = 1.0, variance: Value = 1.0, *, active_dims: Sequence[int] | None = None
+        self,
+        lengthscale: Value | None = None,
+        variance: Value | None = None,
+        *,
+        ard: bool = False,
+        active_dims: Sequence[int] | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(active_dims=active_dims)
+        super().__init__(active_dims=active_dims, name=name)
         self.lengthscale = lengthscale
         self.variance = variance
+        self.ard = ard or self.get_parameter("raw_lengthscale").dim() > 0
         shapes = [tuple(self.get_parameter(f"raw_{name}").shape) for name in ("lengthscale", "variance")]
         if len(shapes[0]) > 1 or shapes[1]:
             raise _errors.ShapeError(
@@ -50,10 +60,19 @@ class Stationary(Kernel, abc.ABC):
                 f"got shapes {shapes[0]} and {shapes[1]}."
             )
 
+    def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
+        """Start lengthscales at the typical distance of two points, or of their coordinates times √d."""
+        super().start(X, y, variance)
+        is_given = self.is_given("lengthscale")
+        if self.ard:
+            expand_to_dimensions(self, "lengthscale", X.shape[-1])
+        if not is_given:
+            self.lengthscale = compute_lengthscale(X, self.get_parameter("raw_lengthscale").dim() > 0)
+
     def embed(self, X: Tensor) -> Tensor:
         """The points in units of the lengthscales."""
         lengthscale = self.lengthscale
-        if lengthscale.dim() and lengthscale.shape[0] != X.shape[-1]:
+        if lengthscale.dim() == 1 and lengthscale.shape[0] != X.shape[-1]:
             raise _errors.ShapeError(
                 f"{type(self).__name__}: {lengthscale.shape[0]} lengthscales for points of {X.shape[-1]} "
                 f"dimensions."
@@ -76,8 +95,7 @@ class Stationary(Kernel, abc.ABC):
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The variance, n times."""
-        variance: Tensor = scalars[0]
-        return variance.expand(F.shape[:-1])
+        return expand_scalar(scalars[0], F)
 
     @abc.abstractmethod
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
@@ -99,9 +117,11 @@ class RBF(Stationary):
     """The squared exponential: k(x, z) = variance · exp(-S / 2). Smooth functions.
 
     Args:
-        lengthscale: Positive; a scalar, or one per dimension (d,).
-        variance: Positive; k(x, x).
+        lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
+        variance: Positive; k(x, x). None: from the data.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import RBF
@@ -141,9 +161,11 @@ class Matern12(Stationary):
     """Exponential kernel, Matérn 1/2: k(x, z) = variance · exp(-r). Continuous, nowhere smooth functions.
 
     Args:
-        lengthscale: Positive; a scalar, or one per dimension (d,).
-        variance: Positive; k(x, x).
+        lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
+        variance: Positive; k(x, x). None: from the data.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Matern12
@@ -166,9 +188,11 @@ class Matern32(Stationary):
     """Matérn 3/2: k(x, z) = variance · (1 + √3 r) exp(-√3 r). Functions with one derivative.
 
     Args:
-        lengthscale: Positive; a scalar, or one per dimension (d,).
-        variance: Positive; k(x, x).
+        lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
+        variance: Positive; k(x, x). None: from the data.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Matern32
@@ -192,9 +216,11 @@ class Matern52(Stationary):
     """Matérn 5/2: k(x, z) = variance · (1 + √5 r + 5/3 S) exp(-√5 r). Functions with two derivatives.
 
     Args:
-        lengthscale: Positive; a scalar, or one per dimension (d,).
-        variance: Positive; k(x, x).
+        lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
+        variance: Positive; k(x, x). None: from the data.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import Matern52
@@ -220,10 +246,12 @@ class RationalQuadratic(Stationary):
     """k(x, z) = variance · (1 + S / (2 mixture))^-mixture: squared exponentials of many lengthscales.
 
     Args:
-        lengthscale: Positive; a scalar, or one per dimension (d,).
-        variance: Positive; k(x, x).
+        lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
+        variance: Positive; k(x, x). None: from the data.
         mixture: Positive; how narrow the distribution of the lengthscales is. Infinity would be ``RBF``.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); a model makes them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
+        name: A name of this part of a sum or product.
 
     Example:
         >>> from lapgrad.models.kernels import RationalQuadratic
@@ -231,17 +259,19 @@ class RationalQuadratic(Stationary):
         0.6666...
     """
 
-    mixture = positive()
+    mixture = positive(default=1.0)
 
     def __init__(
         self,
-        lengthscale: Value = 1.0,
-        variance: Value = 1.0,
-        mixture: Value = 1.0,
+        lengthscale: Value | None = None,
+        variance: Value | None = None,
+        mixture: Value | None = None,
         *,
+        ard: bool = False,
         active_dims: Sequence[int] | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(lengthscale, variance, active_dims=active_dims)
+        super().__init__(lengthscale, variance, ard=ard, active_dims=active_dims, name=name)
         self.mixture = mixture
 
     def shape_parameters(self) -> tuple[Tensor, ...]:

@@ -60,7 +60,7 @@ def make_lapgrad_evaluation(problem: Problem) -> Thunk:
     """Return a function that evaluates ``GPRegression.loss`` and its gradient."""
     kind = {"rbf": kernels.RBF, "matern52": kernels.Matern52}[problem.kernel]
     kernel = kind([_LENGTH] * problem.X.shape[1])
-    model = GPRegression(problem.X, problem.y, kernel, noise_var=_NOISE, mean="zero")
+    model = GPRegression(problem.X, problem.y, kernel, noise_var=_NOISE, mean="zero", normalise=False)
     return _make_evaluation(model.loss, tuple(model.parameters()))
 
 

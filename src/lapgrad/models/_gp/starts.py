@@ -1,0 +1,172 @@
+"""Where to start learning a Gaussian process: starts race each other, and the fit continues from the best."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from lapgrad import _errors
+from lapgrad.models import _checks
+from lapgrad.models._gp.batched_loss import BatchedLoss, is_batchable
+from lapgrad.models._parameters import Hyperparameter, get_all_bounds, get_priors
+from lapgrad.models._storage.distributions import move_distribution
+from lapgrad.models._training.fitting import FitResult, get_scales
+from lapgrad.models._training.lockstep import Stage, race_searches
+
+_SPREAD = 1.0
+"""Standard deviation of the logarithms of hyper-parameters around those of the model."""
+_LEAST_NOISE = 1e-4
+"""The least noise to start from, relative to the start of the model."""
+_FEW, _FEW_ROWS = 4, 300
+"""Starts, and rows of the data, if the user does not say how many: a small part of the cost of a fit."""
+_ROUNDING = 1e-15
+
+
+def fit_from_several(
+    model: Any,
+    fit: Callable[..., FitResult],
+    optimizer: str,
+    count: int | None,
+    generator: torch.Generator | int | None,
+    options: dict[str, Any],
+) -> FitResult:
+    """Fit a Gaussian process from several starts; for the arguments see ``GPRegression.fit``."""
+    who = f"{type(model).__name__}.fit"
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise _errors.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
+    source = _checks.make_generator(who, generator, torch.device("cpu"))
+    if count == 1 or optimizer != "lbfgs" or not is_batchable(model):
+        return fit(optimizer, **options)
+    if count is not None:
+        set_parameters(model, find_best_start(model, draw_starts(model, count, source)))
+        return fit(optimizer, **options)
+    if options.get("steps") is not None or options.get("callback") is not None:
+        return fit(optimizer, **options)
+    return _fit_twice(model, lambda: fit(optimizer, **options), source)
+
+
+def _fit_twice(model: Any, fit: Callable[[], FitResult], generator: torch.Generator | None) -> FitResult:
+    """Fit from where the model is, and from a second start; keep the better one.
+
+    The second start is the best of a few that have been learned on some of the rows, so that it is found, and
+    learned to the end, with few evaluations of all rows.
+    """
+    initial = draw_starts(model, _FEW + 1, generator)[1:]
+    with warnings.catch_warnings(record=True) as of_first:
+        warnings.simplefilter("always")
+        first = fit()
+    kept = [parameter.detach().clone() for parameter in model.parameters()], model.jitter
+    subject = model
+    if len(model.X) > _FEW_ROWS:
+        rows = torch.randperm(len(model.X), generator=generator)[:_FEW_ROWS].to(model.X.device)
+        subject = take_rows(model, rows)
+    with warnings.catch_warnings(record=True) as of_second:
+        warnings.simplefilter("always")
+        set_parameters(model, find_best_start(subject, initial))
+        try:
+            second = fit()
+        except _errors.FitError:
+            second = None
+    is_better = second is not None and second.loss < first.loss
+    if not is_better:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), kept[0], strict=True):
+                parameter.copy_(value)
+        model.jitter = kept[1]
+    for warning in of_second if is_better else of_first:
+        warnings.warn(warning.message, stacklevel=4)
+    if second is None:
+        return first
+    return dataclasses.replace(
+        second if is_better else first,
+        steps=first.steps + second.steps,
+        seconds=first.seconds + second.seconds,
+    )
+
+
+def choose_stages(count: int) -> list[Stage]:
+    """Return how many of so many searches go on after how many evaluations."""
+    return [Stage(10, max(2, count // 4)), Stage(15, 2), Stage(15, 1)]
+
+
+def draw_starts(model: Any, count: int, generator: torch.Generator | None) -> Tensor:
+    """Return points (count, p) of the learned parameters in float64 on the CPU; the first is where the model
+    is.
+
+    Hyper-parameters with logarithms are drawn around those of the model, the noise between a little and that
+    of the model, those with a prior from the prior, and others stay.
+    """
+    places = {
+        id(module.get_parameter(descriptor.raw_name)): (module, descriptor)
+        for _, module, descriptor in model.iterate_hyperparameters()
+    }
+    parts = [
+        _draw_part(parameter.detach().double().cpu(), *places[id(parameter)], count, generator)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    return torch.cat(parts, 1)
+
+
+def find_best_start(model: Any, starts: Tensor) -> Tensor:
+    """Return the parameters (p,) that the best of several searches has found, by a race on the model's data.
+
+    If no search can be evaluated, it is the first start.
+    """
+    scales = get_scales(model, [p for p in model.parameters() if p.requires_grad])
+    found = race_searches(BatchedLoss(model), starts / scales, choose_stages(len(starts)), _ROUNDING)
+    return found[0].x * scales if found else starts[0]
+
+
+def take_rows(model: Any, rows: Tensor) -> Any:
+    """Return a copy of a model with some of the rows of its data, and without cached results."""
+    model.clear_cache()
+    smaller = copy.deepcopy(model)
+    smaller.X, smaller.y = model.X[rows], model.y[rows]
+    return smaller
+
+
+def set_parameters(model: Any, point: Tensor) -> None:
+    """Set the learned parameters of a model to a point (p,)."""
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter, part in zip(learned, point.split([p.numel() for p in learned]), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+
+def _draw_part(
+    raw: Tensor, module: nn.Module, descriptor: Hyperparameter, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """Return (count, m) raw values of a hyper-parameter of m numbers; the first row is ``raw``."""
+    drawn = raw.flatten().repeat(count, 1)
+    shape, prior = drawn[1:].shape, get_priors(module).get(descriptor.name)
+    if prior is not None:
+        values = _draw_from_prior(prior, raw.shape, count - 1, generator)
+        bounds = get_all_bounds(module).get(descriptor.name)
+        values = values if bounds is None else bounds.move_inside(values)
+        encoded = descriptor.encode(module, values).flatten(1)
+        drawn[1:] = torch.where(encoded.isfinite(), encoded, drawn[1:])
+    elif descriptor.name == "noise_var":
+        drawn[1:] += math.log(_LEAST_NOISE) * torch.rand(shape, dtype=raw.dtype, generator=generator)
+    elif descriptor.is_logarithmic:
+        drawn[1:] += _SPREAD * torch.randn(shape, dtype=raw.dtype, generator=generator)
+    return drawn
+
+
+def _draw_from_prior(
+    prior: Distribution, shape: torch.Size, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """Return draws (count, *shape) in float64. The state of torch's own generator is kept."""
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        drawn = move_distribution(prior, torch.zeros((), dtype=torch.float64)).expand(shape).sample((count,))
+    return drawn.double().cpu()
