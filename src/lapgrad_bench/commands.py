@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapgrad_bench.bench import acceleration, models_command, ops_command
+from lapgrad_bench.bench import acceleration, models_command, ops_command, sweep_command
 from lapgrad_bench.experiments import command as reproduce
 from lapgrad_bench.report import command as report
 
@@ -18,6 +18,7 @@ def add_bench(commands: Subparsers) -> None:
     topics = parser.add_subparsers(title="topics", metavar="topic", required=True)
     for name, topic, help_text in (
         ("ops", ops_command, "forward and backward of every operator"),
+        ("sweep", sweep_command, "every operator at random sizes: where others are faster"),
         ("models", models_command, "criteria of models, against GPyTorch, GPy, GPflow and torch"),
         ("accelerate", acceleration, "torch's functions with and without acceleration"),
     ):

@@ -191,8 +191,27 @@ def deep_gp_regression() -> Results:
     return results
 
 
+def sweep() -> Results:
+    """Two operators at a few random sizes; gesvd is slower than torch at one of them."""
+    results = Results("sweep", command="lapgrad bench sweep --seed 1", complete=True, machine=machine())
+    cases = {
+        ("potrf", (7, 7)): 3.0,
+        ("potrf", (900, 12, 12)): 8.0,
+        ("gesvd", (30, 81, 40)): 1.5,
+        ("gesvd", (575, 12)): 0.7,
+    }
+    for number, ((operator, shape), faster) in enumerate(cases.items()):
+        case = {"operator": operator, "shape": list(shape), "dtype": "float64", "device": "cpu", "threads": 2}
+        for phase in ("forward", "backward"):
+            for library, seconds in (("lapgrad", 1e-3), ("torch", 1e-3 * faster)):
+                times = timing(seconds)
+                results.rows.append({**case, "phase": phase, "library": library, "number": number, **times})
+    return results
+
+
 MAKERS = {
     "ops": ops,
+    "sweep": sweep,
     "models": models,
     "table1": table1,
     "table2": table2,

@@ -227,6 +227,7 @@ def test_a_kind_alone(tmp_path: Path, kind: str) -> None:
     shown = page_of(tmp_path, sample_results.MAKERS[kind]())
     titles = {"ops": "Operators", "models": "Models", "table1": "Table 1", "table2": "Table 2"}
     titles["deep_gp_regression"] = "Deep Gaussian process regression"
+    titles["sweep"] = "Random sizes"
     for other, title in titles.items():
         assert any((a.get("id") == other) for a in shown.named("section")) == (other == kind)
         assert (title in shown.text) == (other == kind)

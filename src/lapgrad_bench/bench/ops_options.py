@@ -19,13 +19,13 @@ from lapgrad_bench.bench.watched.watchdog import PATIENCE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: what is measured, against which libraries, and where the results go."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--ops", type=_parse_names, help="operators, separated by commas [all]")
+    what.add_argument("--ops", type=parse_names, help="operators, separated by commas [all]")
     what.add_argument("--sizes", type=_parse_shapes, help=f"single matrices: 512 or 512x64 [{SIZES}]")
     what.add_argument("--batches", type=_parse_shapes, help=f"batches: 1000x8x8; none: '' [{BATCHES}]")
-    what.add_argument("--dtypes", type=_parse_dtypes, help="[float64,float32]")
+    what.add_argument("--dtypes", type=parse_dtypes, help="[float64,float32]")
     what.add_argument(
         "--phases",
-        type=_parse_phases,
+        type=parse_phases,
         help="forward (no gradient asked for), backward, step (both, with a new graph) [forward,backward]",
     )
     what.add_argument(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the figures the operators have to reach instead, and compare",
     )
     what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    what.add_argument("--seconds", type=_parse_positive, help=f"per case and phase [{SECONDS:g}]")
+    what.add_argument("--seconds", type=parse_positive, help=f"per case and phase [{SECONDS:g}]")
     what.add_argument(
         "--quick",
         action="store_true",
@@ -55,22 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start no case after this time; those that matter most come first "
         f"[with --quick {QUICK_BUDGET:g} for each library that lapgrad is compared with; else none]",
     )
-    whom = parser.add_argument_group("against whom (besides torch)")
-    whom.add_argument(
-        "--peer",
-        type=_parse_peer,
-        action="append",
-        default=[],
-        metavar="NAME[=PYTHON]",
-        help=f"{', '.join(LIBRARIES)}: with the Python that has it (jax=/path/to/python), or this one",
-    )
-    whom.add_argument(
-        "--peer-timeout",
-        type=_parse_positive,
-        default=TIMEOUT,
-        metavar="SECONDS",
-        help=f"after which a peer that does not answer is given up [{TIMEOUT:g}]",
-    )
+    whom = add_peers(parser)
     whom.add_argument(
         "--compare",
         type=Path,
@@ -90,6 +75,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
 
 
+def add_peers(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options --peer and --peer-timeout; return their group."""
+    whom = parser.add_argument_group("against whom (besides torch)")
+    whom.add_argument(
+        "--peer",
+        type=_parse_peer,
+        action="append",
+        default=[],
+        metavar="NAME[=PYTHON]",
+        help=f"{', '.join(LIBRARIES)}: with the Python that has it (jax=/path/to/python), or this one",
+    )
+    whom.add_argument(
+        "--peer-timeout",
+        type=parse_positive,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"after which a peer that does not answer is given up [{TIMEOUT:g}]",
+    )
+    return whom
+
+
 def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = "") -> None:
     """Add the option --give-up; `more` is added to its help text."""
     parser.add_argument_group("when a call hangs").add_argument(
@@ -106,15 +112,18 @@ def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = ""
 # Parsers of options. argparse turns an ArgumentTypeError into a usage message.
 
 
-def _parse_names(text: str) -> list[str]:
+def parse_names(text: str) -> list[str]:
+    """Return the operators of a list with commas."""
     return _check_known(text, OPERATORS)
 
 
-def _parse_phases(text: str) -> list[Phase]:
+def parse_phases(text: str) -> list[Phase]:
+    """Return the phases of a list with commas, in the order in which they are timed."""
     return [phase for phase in PHASES if phase in _check_known(text, PHASES)]
 
 
-def _parse_dtypes(text: str) -> list[torch.dtype]:
+def parse_dtypes(text: str) -> list[torch.dtype]:
+    """Return the dtypes of a list with commas."""
     return [DTYPES[name] for name in _check_known(text, map(name_dtype, DTYPES.values()))]
 
 
@@ -142,10 +151,11 @@ def _parse_peer(text: str) -> PeerSpec:
 
 
 def _parse_seconds(text: str) -> float:
-    return 0.0 if text in ("0", "0.0") else _parse_positive(text)
+    return 0.0 if text in ("0", "0.0") else parse_positive(text)
 
 
-def _parse_positive(text: str) -> float:
+def parse_positive(text: str) -> float:
+    """Return a positive number of seconds."""
     try:
         value = float(text)
     except ValueError:

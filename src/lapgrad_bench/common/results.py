@@ -21,9 +21,9 @@ from lapgrad_bench.common.machine import collect_metadata
 FORMAT = 1
 """Version of the format. It is stored under the key `_MARK`, which identifies results files."""
 
-Kind = Literal["ops", "models", "table1", "table2", "deep_gp_regression"]
-"""ops: times of operators. models: times of criteria of models. table1, table2: those of the paper.
-deep_gp_regression: deep and sparse processes on the same splits."""
+Kind = Literal["ops", "sweep", "models", "table1", "table2", "deep_gp_regression"]
+"""ops: times of operators. sweep: the same, at random sizes. models: times of criteria of models. table1,
+table2: those of the paper. deep_gp_regression: deep and sparse processes on the same splits."""
 
 Row = dict[str, Any]
 

@@ -20,6 +20,7 @@ from lapgrad_bench.report.sections import (
     models,
     notices,
     operators,
+    sweep,
     table1,
     table2,
 )
@@ -39,6 +40,7 @@ class _Section(Protocol):
 
 _SECTIONS: Mapping[str, _Section] = {
     "ops": operators,
+    "sweep": sweep,
     "models": models,
     "table1": table1,
     "table2": table2,

@@ -92,7 +92,7 @@ def format_shape(sizes: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time and memory of one library on one case (kinds ops and models).
+    """The time and memory of one library on one case (kinds ops, sweep and models).
 
     Attributes:
         timing: None where the library failed; `failure` says why.
@@ -175,7 +175,7 @@ def parse_rows(kind: str, rows: Sequence[Mapping[str, Any]], where: str) -> tupl
     """Return the records of one kind of results.
 
     Args:
-        kind: ops, models, table1, table2 or deep_gp_regression.
+        kind: ops, sweep, models, table1, table2 or deep_gp_regression.
         rows: as stored.
         where: the file, for messages.
 
@@ -356,6 +356,7 @@ def _make_record(fields: _Fields) -> TrainingRecord:
 
 _MAKERS: dict[str, Callable[[_Fields], Row]] = {
     "ops": _make_operator_row,
+    "sweep": _make_operator_row,
     "models": _make_model_row,
     "table1": _make_fold,
     "table2": _make_record,

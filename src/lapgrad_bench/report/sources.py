@@ -11,7 +11,7 @@ from lapgrad._errors import FileFormatError
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.report.rows import Measurement, Row, parse_rows
 
-KINDS = ("ops", "models", "table1", "table2", "deep_gp_regression")
+KINDS = ("ops", "sweep", "models", "table1", "table2", "deep_gp_regression")
 """In the order of the page."""
 
 _MARK = b'"lapgrad_results"'

@@ -67,7 +67,7 @@ class RequestHandler:
             item.threads,
             request["seconds"],
             peers=self._peers if request["with_peers"] else None,
-            against_gemm=True,
+            against_gemm=request.get("against_gemm", True),
             memory=request["memory"],
             with_torch="torch" not in request["without"],
             activity=self._activity,

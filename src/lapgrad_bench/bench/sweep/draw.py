@@ -1,0 +1,162 @@
+"""Draws the cases of a sweep: sizes at random on a logarithmic scale, within limits of memory and time.
+
+Case k of a seed is always the same, whatever was measured before it. So a run can be resumed, and a longer
+run with the same seed begins with the cases of the shorter one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from lapgrad_bench.bench.measure.timing import CPU
+from lapgrad_bench.bench.ops import inputs
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case, Operator
+from lapgrad_bench.bench.ops.inputs import Shape
+
+MOST_ORDER, MOST_ITEMS = 4096, 100_000
+"""The largest order and the largest batch that are drawn."""
+
+_SINGLE = 0.25
+"""The part of the cases that is one matrix, without a batch."""
+
+Form = Literal["square", "wide", "tall"]
+_FORMS: tuple[Form, ...] = ("square", "wide", "tall")
+
+_SQUARE_INPUTS = (
+    inputs.make_symmetric,
+    inputs.make_symmetric_and_column,
+    inputs.make_one_triangle,
+    inputs.make_one_regular,
+    inputs.make_one_square,
+    inputs.make_diagonal,
+    inputs.make_packed_triangle,
+    inputs.make_spaced_spectrum,
+    inputs.make_series,
+)
+"""Generators of inputs that have one size only; all others have n rows and m columns."""
+
+_OBSERVATIONS = (inputs.make_observations, inputs.make_observations_of_two)
+"""Generators of inputs that have at least 2 m + 8 rows."""
+
+_LEAST_SIDE = {"linalg.pca": 5, "linalg.lda": 4}
+"""The least n and m of operators for which smaller ones are not defined: components, classes."""
+
+_ITERATIVE = ("syevd", "gesvd", "linalg.eigh_fn", "linalg.pca", "linalg.cca")
+"""Operators whose vendor routines reach a quarter of the rate of the others."""
+
+_SECONDS_PER_STEP = {"fused.kalman_nll": 1e-3}
+"""Seconds that torch takes per unit of the order, where its users write a loop."""
+
+_SECONDS_PER_ITEM = 4e-6
+"""Seconds that a routine takes for an item of a batch besides its flops: torch calls LAPACK for each."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a case may cost.
+
+    Attributes:
+        operand_bytes: bytes of operands; results, gradients and workspace take several times as much.
+        call_seconds: estimated seconds of one forward and backward pass, for the slower library.
+        rate: flop/s that the estimate assumes.
+    """
+
+    operand_bytes: float
+    call_seconds: float
+    rate: float
+
+    @classmethod
+    def choose(cls, device: torch.device, threads: int, call_seconds: float) -> Limits:
+        """Return the limits for a device: on a GPU all of them are larger."""
+        if device.type == "cuda":
+            return cls(2.0**31, call_seconds, 2e12)
+        return cls(2.0**29, call_seconds, 2e10 * threads)
+
+
+def draw_cases(
+    seed: int,
+    limits: Limits,
+    *,
+    operators: Sequence[str] = tuple(OPERATORS),
+    dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
+    device: torch.device = CPU,
+) -> Iterator[Case]:
+    """Yield cases without end: each operator once per round, in a random order.
+
+    Args:
+        seed: determines all cases, together with the other arguments.
+        limits: cases that cost more are drawn again.
+        operators: names, as in `OPERATORS`.
+        dtypes: one of them is drawn for each case.
+        device: where the cases are computed.
+    """
+    number = 0
+    while True:
+        names = list(operators)
+        random.Random(f"{seed} round {number}").shuffle(names)
+        for name in names:
+            source = random.Random(f"{seed} round {number} {name}")
+            yield _draw_case(source, OPERATORS[name], limits, dtypes, device)
+        number += 1
+
+
+def _draw_case(
+    source: random.Random,
+    operator: Operator,
+    limits: Limits,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> Case:
+    dtype = source.choice(list(dtypes))
+    while True:
+        case = Case(operator, _draw_shape(source, operator), dtype, device)
+        if count_operand_bytes(case) <= limits.operand_bytes and (
+            estimate_seconds(case, limits) <= limits.call_seconds
+        ):
+            return case
+
+
+def _draw_shape(source: random.Random, operator: Operator) -> Shape:
+    least = _LEAST_SIDE.get(operator.name, 1)
+    n = m = _draw_logarithmic(source, least, MOST_ORDER)
+    form = source.choice(_FORMS)
+    if form != "square" and operator.inputs not in _SQUARE_INPUTS:
+        other = _draw_logarithmic(source, least, MOST_ORDER)
+        n, m = (min(n, other), max(n, other)) if form == "wide" else (max(n, other), min(n, other))
+    is_single = source.random() < _SINGLE
+    items = _draw_logarithmic(source, 1, MOST_ITEMS)
+    return Shape(n, m, () if is_single else (items,))
+
+
+def _draw_logarithmic(source: random.Random, least: int, most: int) -> int:
+    """Return a whole number from `least` to `most`; the logarithm of its upper end is uniform."""
+    return min(most, math.floor(math.exp(source.uniform(math.log(least), math.log(most + 1)))))
+
+
+def count_operand_bytes(case: Case) -> float:
+    """Return about how many bytes the operands of a case have.
+
+    Example:
+        >>> count_operand_bytes(Case(OPERATORS["potrf"], Shape(100, 100), torch.float64))
+        160000.0
+    """
+    n, m = case.shape.n, case.shape.m
+    if case.operator.inputs in _OBSERVATIONS:
+        n = max(n, 2 * m + 8)
+    elements = n * m + min(n, m) ** 2 if case.operator.name == "linalg.pca" else n * (n + m)
+    if case.operator.inputs is inputs.make_series:
+        elements = 2 * n
+    return float(case.shape.items * elements * case.dtype.itemsize)
+
+
+def estimate_seconds(case: Case, limits: Limits) -> float:
+    """Return about how long a forward and backward pass takes, for the slower library."""
+    rate = limits.rate * (0.25 if case.operator.name in _ITERATIVE else 1.0)
+    by_steps = case.shape.n * _SECONDS_PER_STEP.get(case.operator.name, 0.0)
+    return case.work("step") / rate + case.shape.items * _SECONDS_PER_ITEM + by_steps
