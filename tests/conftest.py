@@ -23,6 +23,8 @@ collect_ignore = ["bench/fake_peers", "bench/fake_processes", "sanitized_core.py
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # How busy this machine is must not decide how many threads a test has.
+    os.environ.setdefault("LAPGRAD_CONTENTION", "off")
     # Background jobs of a shell ignore SIGINT, and their children inherit that. Tests interrupt processes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,9 +19,13 @@ on_cuda = SimpleNamespace(**CUDA_KERNELS)
 
 
 def replace_by_torch(patch: pytest.MonkeyPatch, kernels: table.KernelTable, *routines: str) -> None:
-    """Replaces kernels of a device by those of plain PyTorch; removes optional ones, which that lacks."""
+    """Replaces kernels of a device by those of plain PyTorch; removes optional ones, which that lacks.
+
+    Shortcuts, which compute the same without a look at the table, are removed, too.
+    """
     kernels.fill()
     for routine in routines:
+        patch.delitem(kernels, f"{routine}_shortcut", raising=False)
         if routine in vars(in_torch):
             patch.setitem(kernels, routine, getattr(in_torch, routine))
         else:

@@ -50,22 +50,28 @@ inline blas_int narrow(index_t value) {
     return static_cast<blas_int>(value);
 }
 
-// While alive and `active`, BLAS calls of this thread run on one thread: to fork costs more than a small product.
-class OneThread {
+// While alive, BLAS calls of this thread run on at most `count` threads; 0: on as many as before.
+class ThreadLimit {
   public:
-    explicit OneThread(bool wanted) : active_(wanted) {
-        if (active_ && set_threads_local) previous_ = set_threads_local(1);
+    explicit ThreadLimit(int count) : active_(count > 0) {
+        if (active_ && set_threads_local) previous_ = set_threads_local(count);
     }
-    ~OneThread() {
+    ~ThreadLimit() {
         if (active_ && set_threads_local) set_threads_local(previous_);
     }
     bool is_active() const { return active_; }
-    OneThread(const OneThread&) = delete;
-    OneThread& operator=(const OneThread&) = delete;
+    ThreadLimit(const ThreadLimit&) = delete;
+    ThreadLimit& operator=(const ThreadLimit&) = delete;
 
   private:
     bool active_;
     int previous_ = 0;
+};
+
+// While alive and `wanted`, BLAS calls of this thread run on one thread: to fork costs more than a small product.
+class OneThread : public ThreadLimit {
+  public:
+    explicit OneThread(bool wanted) : ThreadLimit(wanted ? 1 : 0) {}
 };
 
 // C := alpha A B + beta C. Row-major C = A B is column-major C' = B' A': operands swap, flags say which stride is 1.

@@ -18,14 +18,18 @@ void for_items(index_t count, index_t order, index_t serial_order, F body) {
     const bool inside = order > serial_order;
     const bool in_parallel = count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region;
     if (in_parallel) {
-        parallel::for_each(count, [&](index_t b) {
+        const double work = double(order) * double(order) * double(order);
+        const bool is_worth_threads = double(count) * work >= 2.0 * plan::parallel_operations;
+        // Several ranges per thread balance items that take different times.
+        const index_t size = is_worth_threads ? std::max<index_t>(1, count / (8 * team)) : count;
+        parallel::for_each((count + size - 1) / size, [&](index_t r) {
             // Inside a team LAPACK would plan for threads that it does not get, and MKL's getrf would wait for them.
             const blas::OneThread alone(true);
-            body(b, false);
+            for (index_t b = r * size; b < std::min(count, (r + 1) * size); ++b) body(b, false);
         });
         return;
     }
-    const blas::OneThread serial(!inside || team == 1);
+    const blas::ThreadLimit limit(!inside ? 1 : team < parallel::pool_threads() ? team : 0);
     for (index_t b = 0; b < count; ++b) body(b, inside && team > 1);
 }
 

@@ -24,9 +24,11 @@ std::string bind_pool(const char* path) {
     return where.dli_fname ? where.dli_fname : path;
 }
 
-int threads() {
+int pool_threads() {
     if (!bound.run_team || bound.in_parallel()) return 1;
     return bound.max_threads();
 }
+
+int threads() { return contention::limit_threads(pool_threads()); }
 
 }  // namespace lapgrad::parallel

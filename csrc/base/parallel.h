@@ -7,7 +7,9 @@
 #include <atomic>
 #include <exception>
 #include <string>
+#include <thread>
 
+#include "base/contention.h"
 #include "base/view.h"
 
 namespace lapgrad::parallel {
@@ -23,7 +25,9 @@ struct Pool {
 std::string bind_pool(const char* path);
 const Pool& pool();
 
-// Returns the number of threads that a loop started now would get: 1 inside a parallel region.
+// Returns the number of threads of the pool that the calling thread may use: 1 inside a parallel region.
+int pool_threads();
+// Returns the number of threads that a loop started now gets: fewer than the pool has while other programs use the cores.
 int threads();
 
 namespace detail {
@@ -31,11 +35,22 @@ template <class F>
 struct Loop {
     F& body;
     index_t count;
+    const contention::nanoseconds begin = contention::read_clock();
+    std::thread::id caller = std::this_thread::get_id();
+    contention::nanoseconds work_ended = 0;  // of the calling thread
     std::atomic<index_t> next{0};
     std::atomic<bool> failed{false};
     std::exception_ptr error{};
 
-    static void enter(void* self) { static_cast<Loop*>(self)->work(); }
+    static void enter(void* self) {
+        Loop& loop = *static_cast<Loop*>(self);
+        loop.work();
+        if (std::this_thread::get_id() == loop.caller) loop.work_ended = contention::read_clock();
+    }
+    void report_join() const {
+        const contention::nanoseconds now = contention::read_clock();
+        contention::governor().report_join(now, work_ended - begin, now - work_ended);
+    }
     void work() {
         for (index_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
             try {
@@ -49,16 +64,19 @@ struct Loop {
 };
 }  // namespace detail
 
-// Calls body(i) for i in [0, count); threads take one index at a time. The team is always the whole pool: libgomp ends surplus
-// threads when a team shrinks, and would have to start them again for the next full team.
+// Calls body(i) for i in [0, count); threads take one index at a time. The team is the whole pool, whatever the count: libgomp ends
+// surplus threads when a team shrinks, and has to start them again for the next full team. Only while other programs use the cores
+// (contention.h) the team is smaller.
 template <class F>
 void for_each(index_t count, F body) {
-    if (count <= 1 || threads() <= 1) {
+    const int team = count > 1 ? threads() : 1;
+    if (team <= 1) {
         for (index_t i = 0; i < count; ++i) body(i);
         return;
     }
     detail::Loop<F> loop{body, count};
-    pool().run_team(&detail::Loop<F>::enter, &loop, 0, 0);
+    pool().run_team(&detail::Loop<F>::enter, &loop, team < pool_threads() ? unsigned(team) : 0, 0);
+    loop.report_join();
     if (loop.error) std::rethrow_exception(loop.error);
 }
 

@@ -68,6 +68,12 @@ constexpr index_t pivoted_parallel_elements = 1 << 19;
 // Columns of the pivoted Cholesky factor after which the rest of the matrix is updated. Up to a part n / few_columns_share of
 // them the matrix is not updated at all.
 constexpr index_t pivoted_block = 64, few_columns_share = 8;
+// Singular values on lanes: up to this side a group of lanes takes as long as one item on LAPACK, beyond as long as so many items.
+constexpr index_t small_svd_side = 8, svd_group_cost = 4;
+// Operations up to which a shortcut keeps the lock of the interpreter: to release it and to take it again takes longer.
+constexpr index_t locked_operations = 50000;
+// Multiplications up to which a shortcut computes a product by the core's own kernel, and up to which it computes a batch of them.
+constexpr index_t small_product = 8000;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
 // Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.
@@ -102,6 +108,9 @@ struct Plan {
     // The same for Cholesky factorisations on few and on many threads (on one thread: never).
     index_t vendor_potrf_few_f32 = 0, vendor_potrf_few_f64 = 0;
     index_t vendor_potrf_many_f32 = 0, vendor_potrf_many_f64 = 0;
+    // From this order on, solves with one or two columns are the BLAS library's, on a column-major copy, and from three and eight
+    // times this order on those with more; 0: never.
+    index_t narrow_solve = 64;
     // A solve by the BLAS library up to this order runs on one thread.
     index_t vendor_trsm_serial = 96;
     // Rows of gelqf that are reduced together when Q is not wanted. Between 64 and 192 little changes. The recursion takes
@@ -136,6 +145,7 @@ constexpr Entry entries[] = {
     {"slice_columns", &Plan::slice_columns},         {"smallest_tile", &Plan::smallest_tile},
     {"largest_tile", &Plan::largest_tile},           {"vendor_trsm_f32", &Plan::vendor_trsm_f32},
     {"vendor_trsm_f64", &Plan::vendor_trsm_f64},     {"vendor_trsm_serial", &Plan::vendor_trsm_serial},
+    {"narrow_solve", &Plan::narrow_solve},
     {"vendor_potrf_few_f32", &Plan::vendor_potrf_few_f32},
     {"vendor_potrf_few_f64", &Plan::vendor_potrf_few_f64},
     {"vendor_potrf_many_f32", &Plan::vendor_potrf_many_f32},
@@ -175,6 +185,17 @@ template <class T>
                               ? (sizeof(T) == 4 ? current.vendor_potrf_few_f32 : current.vendor_potrf_few_f64)
                               : (sizeof(T) == 4 ? current.vendor_potrf_many_f32 : current.vendor_potrf_many_f64);
     return least > 0 && n >= least;
+}
+
+// Whether a triangle of order n is solved with m columns by the BLAS library, on a copy of the columns that is column-major. The
+// core's own product computes whole vectors of columns; the library's routine walks down the columns. Time of the latter divided by
+// that of the recursion (AMD EPYC, 1 thread, float32 / float64): m = 1, n >= 100 0.5 to 0.7; m = 2 to 8, n = 300 0.3 to 0.7 / 0.4 to
+// 0.85, n = 1000 0.3 to 0.4 / 0.4 to 0.6; m = 16 and 32, n = 1000 1.5 / 0.6 and 0.7.
+template <class T>
+[[gnu::always_inline]] inline bool uses_narrow_trsm(index_t n, index_t m) {
+    const index_t least = current.narrow_solve;
+    if (least == 0 || n < least) return false;
+    return m <= 2 || (m <= 8 && n >= 3 * least) || (sizeof(T) == 8 && m <= 32 && n >= 8 * least);
 }
 
 // Side of the tiles of a triangular product: every thread gets some tiles, and each is large enough for a fast product.

@@ -82,6 +82,8 @@ NB_MODULE(_core, m) {
     binding::bind_device(m);
     binding::bind_kalman(m);
     binding::bind_gate(m);
+    binding::bind_contention(m);
+    binding::bind_shortcuts(m);
     m.def("bind_routine", &binding::bind_routine);
     m.def("bind_threads", &binding::bind_threads);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },
@@ -97,7 +99,7 @@ NB_MODULE(_core, m) {
         throw nb::key_error(name.c_str());
     });
     m.def("constants", &binding::list_constants);
-    m.def("threads", &parallel::threads);
+    m.def("threads", &parallel::pool_threads);
     m.def("select_isa", [](const std::string& name) { return isa::select(name.c_str()); });
     m.def("isa", [] { return std::string(isa::selected_name()); });
     m.def("isa_supported", [](const std::string& name) { return isa::is_supported(name.c_str()); });

@@ -38,5 +38,7 @@ void bind_gelqf(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_kalman(nb::module_& m);
 void bind_gate(nb::module_& m);
+void bind_contention(nb::module_& m);
+void bind_shortcuts(nb::module_& m);
 
 }  // namespace lapgrad::binding

@@ -36,10 +36,29 @@ void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View
     } while (p < A.cols);
 }
 
+// The product of a row and a column, in sums that do not wait for each other.
+template <class T>
+T multiply_row(View<const T> a, View<const T> b) {
+    constexpr index_t chains = 16;
+    T sums[chains] = {};
+    index_t p = 0;
+    if (a.col_stride == 1 && b.row_stride == 1)
+        for (; p + chains <= a.cols; p += chains)
+            for (index_t i = 0; i < chains; ++i) sums[i] += a.data[p + i] * b.data[p + i];
+    for (; p < a.cols; ++p) sums[0] += a(0, p) * b(p, 0);
+    T sum = 0;
+    for (const T part : sums) sum += part;
+    return sum;
+}
+
 // The lower triangle by recursion, on one thread.
 template <class T>
 void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
     const index_t n = C.rows, k = A.cols;
+    if (n == 1) {
+        C(0, 0) = alpha * multiply_row<T>(A, B) + (accumulate ? C(0, 0) : T(0));
+        return;
+    }
     if (n <= isa::product_limit) {
         gemmt_leaf<T>(alpha, A, B, accumulate, C);
         if (upper == Upper::mirror) mirror_lower<T>(C, false);
@@ -90,6 +109,8 @@ void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool s
         });
         return;
     }
+    if (C.count == 1 && std::max(n, k) <= isa::leaf)  // No BLAS is called: its threads need no limit.
+        return gemmt<T>(alpha, A[0], B[0], false, C[0], symmetric ? Upper::mirror : Upper::clear, false);
     for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
         gemmt<T>(alpha, A[b], B[b], false, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });

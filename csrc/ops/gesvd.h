@@ -131,8 +131,10 @@ void gesvd_batch(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int3
     const auto on_lapack = [&](index_t b, bool parallel) {
         status[b] = gesvd_item<T>(A[b], U[b], S[b].data, V[b], parallel);
     };
-    // If lanes are in use at all, Jacobi rotations on lanes are faster than LAPACK at every order that fits.
-    const index_t order = side <= isa::lane_limit && plan::lane_order<T>() > 0 ? 0 : side;
+    // If lanes are in use at all, Jacobi rotations on lanes are faster than LAPACK at every order that fits; a group of lanes takes as
+    // long as up to four items on LAPACK.
+    const bool has_group = side <= plan::small_svd_side || A.count >= plan::svd_group_cost;
+    const index_t order = side <= isa::lane_limit && has_group && plan::lane_order<T>() > 0 ? 0 : side;
     if (fits_lanes<T>(A.count, order, A)) {
         for_lane_ranges<T>(A.count, 60 * k * k * (side + 12), [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_gesvd(A, U, S, V, status, begin, end, thread_scratch());

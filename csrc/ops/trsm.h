@@ -6,6 +6,7 @@
 // Columns of X are independent: with several threads each takes a slice and runs the whole recursion on it.
 #pragma once
 
+#include "base/buffer.h"
 #include "base/items.h"
 #include "base/triangle.h"
 #include "ops/gemm.h"
@@ -64,9 +65,23 @@ void for_column_slices(View<T> X, bool parallel, F body) {
     });
 }
 
+// X := L^-1 X by the BLAS library for an X of few columns, which are copied next to each other.
+template <class T>
+void solve_narrow(View<const T> L, bool lower, View<T> X, bool unit) {
+    if (X.cols == 1 || !X.row_major()) return blas::trsm<T>(L, lower, X, unit);
+    const Buffer<T> columns = allocate<T>(X.rows * X.cols);
+    const View<T> copied{columns.get(), X.rows, X.cols, 1, X.rows};
+    for (index_t i = 0; i < X.rows; ++i)
+        for (index_t j = 0; j < X.cols; ++j) copied(i, j) = X(i, j);
+    blas::trsm<T>(L, lower, copied, unit);
+    for (index_t i = 0; i < X.rows; ++i)
+        for (index_t j = 0; j < X.cols; ++j) X(i, j) = copied(i, j);
+}
+
 template <class T>
 void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
     if (L.rows == 0 || X.cols == 0) return;
+    if (plan::uses_narrow_trsm<T>(L.rows, X.cols)) return solve_narrow<T>(L, lower, X, unit);
     if (plan::uses_vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
     for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
 }
@@ -93,6 +108,10 @@ void apply_triangles(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X,
             lane_kernel(L, lower, A, X, begin, end, thread_scratch());
         });
         return;
+    }
+    if (A.count == 1 && std::max(n, m) <= isa::leaf) {  // No BLAS is called: its threads need no limit, which takes as long as a leaf.
+        copy<T>(A[0], T(1), X[0], false);
+        return apply(L[0], X[0], false);
     }
     for_items(A.count, plan::equivalent_order(n, m), serial_order, [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), X[b], parallel);

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from lapgrad._quota import count_allowed_threads
+
 BLAS = ("gemm", "trsm")
 LAPACK = ("potrf", "geqrf", "orgqr", "ormqr", "syevd", "gesdd", "getrf", "getrs")
 ROUTINES = tuple(letter + stem for stem in BLAS + LAPACK for letter in "sd")
@@ -137,6 +139,8 @@ def bind(core: Any) -> None:
     _bound = provider
     # Symbols are looked up through libtorch_cpu, so that the OpenMP found is the one torch is bound to.
     _pool = core.bind_pool(str(find_torch_library())) or None
+    retreats = os.environ.get("LAPGRAD_CONTENTION", "").lower() not in ("off", "0", "false")
+    core.configure_contention(retreats, count_allowed_threads())
 
 
 def describe() -> dict[str, Any]:

@@ -37,6 +37,21 @@ def has_kernel(routine: str, tensor: Tensor) -> bool:
     return routine in kernels.fill()
 
 
+def make_shortcut(routine: str) -> Kernel:
+    """Returns a function that computes an operator on ordinary CPU tensors, or returns None.
+
+    It takes the arguments of the registered operator, allocates the results and returns them. The result is
+    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp. Calls must not be traced.
+    """
+    name = f"{routine}_shortcut"
+
+    def take_shortcut(*arguments: Any) -> Any:
+        shortcut = _CPU.get(name)
+        return None if shortcut is None else shortcut(*arguments)
+
+    return take_shortcut
+
+
 def core_in_use() -> bool:
     """Returns whether CPU tensors run on the compiled core."""
     from lapgrad._kernels import cpu
@@ -100,7 +115,7 @@ def _collect_compiled() -> dict[str, Kernel]:
     from lapgrad._kernels import cpu
 
     if cpu.available():
-        return collect_kernels(cpu.__name__)
+        return collect_kernels(cpu.__name__) | cpu.list_shortcuts()
     if not cpu.switched_off():
         warnings.warn(
             f"lapgrad's compiled core is not available ({cpu.UNAVAILABLE}); CPU tensors use the slower "
@@ -136,5 +151,8 @@ def _run_on_its_device(kernel: Kernel) -> Kernel:
 
 
 _CPU = KernelTable(_collect_compiled)
+#: The shortcut ``NAME_shortcut`` of an operator, as ``make_shortcut`` describes; None if the core has none,
+#: and before the table is filled. Without a function of its own: one small matrix would notice.
+find_shortcut: Callable[[str], Kernel | None] = _CPU.get
 _CUDA = KernelTable(_collect_cuda, adapt=_run_on_its_device)
 _ELSEWHERE = KernelTable(dict)

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad._torch import define_public as _define_public
@@ -145,6 +146,7 @@ def define(
     formulas: Formulas,
     vmap: VmapRule = apply_to_batch,
     overwriting: Overwriting | None = None,
+    shortcut: Callable[..., Any] | None = None,
 ) -> Operator:
     """Register an operator with explicit derivatives and return the functions to call it by.
 
@@ -156,6 +158,7 @@ def define(
         formulas: The derivatives.
         vmap: The rule under torch.func.vmap.
         overwriting: The in-place variant, if there is one.
+        shortcut: Computes a call of ordinary tensors without gradients in one step, or returns None.
     """
     dispatched = _register(name, schema, kernel, fake, vmap)
     if not _torch_private.AVAILABLE:
@@ -184,12 +187,27 @@ def define(
                     return apply(kernel, *arguments)
         return kernel(*arguments)
 
-    call = call_on_one if operands == 1 else call_on_several
+    call = _put_shortcut_before(shortcut, call_on_one if operands == 1 else call_on_several)
     if overwriting is None:
         return Operator(call, call, call, dispatched)
     several_results = schema.partition("->")[2].count("Tensor") > 1
     overwrite, consume = _make_overwriting_doors(name, call, formulas, overwriting, several_results)
     return Operator(call, overwrite, consume, dispatched)
+
+
+def _put_shortcut_before(shortcut: Callable[..., Any] | None, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` with an attempt at the shortcut before it, except while a call is traced."""
+    if shortcut is None:
+        return call
+
+    def try_shortcut(*arguments: Any) -> Any:
+        if not is_compiling():
+            result = shortcut(*arguments)
+            if result is not None:
+                return result
+        return call(*arguments)
+
+    return try_shortcut
 
 
 def define_fused(

@@ -106,6 +106,29 @@ def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
+def find_names_for_shortcuts() -> dict[str, Any] | None:
+    """What the core asks of torch to read tensors by itself (csrc/bind/tensor.h); None if torch lacks it.
+
+    The table of C functions that describe tensors is public (DLPack 1.3); what tells an ordinary eager call
+    from others is not.
+    """
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None or not AVAILABLE:
+        return None
+    return {
+        "table": table,
+        "tensor_type": Tensor,
+        "parameter_type": torch.nn.Parameter,
+        "are_transforms_active": _functorch_active,
+        "count_dispatch_modes": _dispatch_modes,
+        "count_function_modes": _function_modes,
+        "forward_ad_names": vars(forward_ad),
+        "is_grad_enabled": torch.is_grad_enabled,
+        "empty_like": torch.empty_like,
+        "whole_number": torch.empty((), dtype=torch.int32, device="cpu"),
+    }
+
+
 class BackendKeys(NamedTuple):
     """The dispatch keys of one kind of device, as overrides of torch's own operators meet them.
 

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _columns
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm
+
+_take_shortcut = make_shortcut("cho_solve")
 
 
 def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
@@ -55,6 +58,10 @@ def cho_solve(L: Tensor, B: Tensor, *, lower: bool = True) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
+    if not is_compiling():
+        X: Tensor | None = _take_shortcut(L, B, lower)
+        if X is not None:
+            return X
     if isinstance(B, Tensor) and B.dim() == 1:
         return cho_solve(L, _columns.make_column("linalg.cho_solve", "L", L, "B", B), lower=lower).squeeze(-1)
     L, B, batch = _columns.check_operands("linalg.cho_solve", "L", L, "B", B)
@@ -136,4 +143,5 @@ operator = define(
     fake=lambda L, B, lower: B.new_empty(B.shape),
     formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
     vmap=_columns.map_batch,
+    shortcut=_take_shortcut,
 )

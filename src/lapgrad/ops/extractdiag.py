@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
 from lapgrad.ops import makediag as _makediag
+
+_take_shortcut = make_shortcut("extractdiag")
 
 
 def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
@@ -42,6 +45,10 @@ def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
         >>> lapgrad.extractdiag(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), offset=1)
         tensor([2.])
     """
+    if offset == 0 and not is_compiling():
+        d: Tensor | None = _take_shortcut(A)
+        if d is not None:
+            return d
     A = check_square_matrix("extractdiag", "A", A)
     if offset and abs(offset) > A.shape[-1]:
         raise _errors.ShapeError(
@@ -75,4 +82,5 @@ operator = define(
     kernel=_extract,
     fake=_fake,
     formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    shortcut=lambda A, offset: None if offset else _take_shortcut(A),
 )

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
 from lapgrad.ops import maketrian as _maketrian
@@ -46,6 +47,10 @@ def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         >>> lapgrad.extracttrian(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([1., 3., 4.])
     """
+    if offset == 0 and not is_compiling() and (shortcut := find_shortcut("extracttrian_shortcut")):
+        v: Tensor | None = shortcut(A, lower)
+        if v is not None:
+            return v
     A = check_square_matrix("extracttrian", "A", A)
     if offset and abs(offset) > A.shape[-1]:
         raise _errors.ShapeError(

@@ -7,9 +7,10 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
 from lapgrad.ops import copyltu as _copyltu
@@ -19,6 +20,8 @@ from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm
 
 _MODES = ("reduced", "l")
+
+_take_shortcut = make_shortcut("gelqf")
 
 
 class LQ(NamedTuple):
@@ -87,6 +90,10 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
         >>> torch.allclose(L @ Q, A, atol=1e-5)
         True
     """
+    if mode == "reduced" and not is_compiling():
+        factors = _take_shortcut(A, positive)
+        if factors is not None:
+            return LQ(*factors)
     A = check_matrix("gelqf", "A", A)
     if mode == "reduced":
         return LQ(*operator.call(A, positive))
@@ -337,6 +344,7 @@ operator = define(
     kernel=_factorise,
     fake=_fake,
     formulas=Formulas(saves=((_Q, _L),), vjp=_vjp, jvp=_jvp),
+    shortcut=_take_shortcut,
 )
 
 _A, _L_ALONE = 0, 1

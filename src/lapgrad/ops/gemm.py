@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define
 from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, expand_batch
 from lapgrad.ops import gemm2 as _gemm2
@@ -64,6 +64,10 @@ def gemm(
         tensor([[11., 12.],
                 [13., 14.]])
     """
+    if not overwrite and not is_compiling() and (shortcut := find_shortcut("gemm_shortcut")):
+        D: Tensor | None = shortcut(A, B, C, transpose_a, transpose_b, alpha, beta)
+        if D is not None:
+            return D
     A, B, C = check_matrix("gemm", "A", A), check_matrix("gemm", "B", B), check_matrix("gemm", "C", C)
     check_same_kind("gemm", A=A, B=B, C=C)
     rows, inner = (A.shape[-1], A.shape[-2]) if transpose_a else (A.shape[-2], A.shape[-1])
@@ -147,4 +151,5 @@ operator = define(
     fake=_fake,
     formulas=Formulas(saves=((_B,), (_A,), ()), vjp=_vjp, jvp=_jvp),
     overwriting=Overwriting(_C, "C", _multiply_in_place),
+    shortcut=make_shortcut("gemm"),
 )

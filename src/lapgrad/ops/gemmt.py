@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import (
     allocate_matrix,
@@ -65,6 +65,10 @@ def gemmt(
         tensor([[ 5.,  0.],
                 [11., 25.]])
     """
+    if not is_compiling() and (shortcut := find_shortcut("gemmt_shortcut")):
+        C: Tensor | None = shortcut(A, B, lower, transpose_a, transpose_b, alpha)
+        if C is not None:
+            return C
     A, B = check_matrix("gemmt", "A", A), check_matrix("gemmt", "B", B)
     check_same_kind("gemmt", A=A, B=B)
     rows, inner = (A.shape[-1], A.shape[-2]) if transpose_a else (A.shape[-2], A.shape[-1])
@@ -131,6 +135,7 @@ operator = define(
     kernel=_multiply,
     fake=_fake,
     formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
+    shortcut=make_shortcut("gemmt"),
 )
 
 

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_order, check_vector
 from lapgrad.ops import extractdiag as _extractdiag
+
+_take_shortcut = make_shortcut("makediag")
 
 
 def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
@@ -41,6 +44,10 @@ def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
         tensor([[0., 0.],
                 [5., 0.]])
     """
+    if offset == 0 and not is_compiling():
+        A: Tensor | None = _take_shortcut(d)
+        if A is not None:
+            return A
     d = check_vector("makediag", "d", d)
     check_order("makediag", "d", d, d.shape[-1] + abs(offset))
     return operator.call(d, offset)
@@ -71,4 +78,5 @@ operator = define(
     kernel=_make,
     fake=_fake,
     formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    shortcut=lambda d, offset: None if offset else _take_shortcut(d),
 )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_order, check_vector
 from lapgrad.ops import extracttrian as _extracttrian
@@ -47,6 +48,10 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         tensor([[1., 0.],
                 [3., 4.]])
     """
+    if offset == 0 and not is_compiling() and (shortcut := find_shortcut("maketrian_shortcut")):
+        A: Tensor | None = shortcut(v, lower)
+        if A is not None:
+            return A
     v = check_vector("maketrian", "v", v)
     length = v.shape[-1]
     k = _find_order(length)

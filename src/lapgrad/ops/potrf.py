@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import trmm as _trmm
 from lapgrad.ops import trsm as _trsm
+
+_take_shortcut = make_shortcut("potrf")
 
 
 class Factorisation(NamedTuple):
@@ -65,6 +68,10 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[2., 0.],
                 [1., 2.]])
     """
+    if not overwrite and not is_compiling():
+        factor: Tensor | None = _take_shortcut(A, lower)
+        if factor is not None:
+            return factor
     A = check_square_matrix("potrf", "A", A)
     return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
 
@@ -102,6 +109,10 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
         >>> info
         tensor([0, 2], dtype=torch.int32)
     """
+    if not overwrite and not is_compiling() and (shortcut := find_shortcut("potrf_ex_shortcut")):
+        factorisation = shortcut(A, lower)
+        if factorisation is not None:
+            return Factorisation(*factorisation)
     A = check_square_matrix("potrf_ex", "A", A)
     result = operator_ex.overwrite(A, lower) if overwrite else operator_ex.call(A, lower)
     return Factorisation(*result)
@@ -211,6 +222,7 @@ operator = define(
     fake=lambda A, lower: A.new_empty(A.shape),
     formulas=Formulas(saves=((_L,),), vjp=_vjp, jvp=_jvp),
     overwriting=Overwriting(_A, "A", _factorise_in_place),
+    shortcut=_take_shortcut,
 )
 
 operator_ex = define(
@@ -220,4 +232,5 @@ operator_ex = define(
     fake=lambda A, lower: (A.new_empty(A.shape), _allocate_status(A)),
     formulas=Formulas(saves=((_L, _INFO),), vjp=_vjp_ex, jvp=_jvp_ex, constant_results=(1,)),
     overwriting=Overwriting(_A, "A", _factorise_with_status_in_place),
+    shortcut=make_shortcut("potrf_ex"),
 )

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import trsm as _trsm
+
+_take_shortcut = make_shortcut("potri")
 
 
 def potri(L: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
@@ -48,6 +51,10 @@ def potri(L: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[ 0.5000, -0.5000],
                 [-0.5000,  1.0000]])
     """
+    if not overwrite and not is_compiling():
+        B: Tensor | None = _take_shortcut(L, lower)
+        if B is not None:
+            return B
     L = check_square_matrix("potri", "L", L)
     return operator.overwrite(L, lower) if overwrite else operator.call(L, lower)
 
@@ -115,4 +122,5 @@ operator = define(
     fake=lambda L, lower: L.new_empty(L.shape),
     formulas=Formulas(saves=((_L,),), vjp=_vjp, jvp=_jvp),
     overwriting=Overwriting(_L, "L", _invert_in_place),
+    shortcut=_take_shortcut,
 )

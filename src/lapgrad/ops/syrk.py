@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
 from lapgrad.ops import gemm2 as _gemm2
@@ -44,6 +45,10 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
         tensor([[ 5., 11.],
                 [11., 25.]])
     """
+    if alpha == 1.0 and not is_compiling() and (shortcut := find_shortcut("syrk_shortcut")):
+        product: Tensor | None = shortcut(A, transpose)
+        if product is not None:
+            return product
     B = operator.call(check_matrix("syrk", "A", A), transpose)
     return B if alpha == 1.0 else B.mul_(alpha)
 
@@ -100,4 +105,5 @@ operator = define(
     kernel=_multiply,
     fake=_fake,
     formulas=Formulas(saves=((_A,),), vjp=_vjp, jvp=_jvp),
+    shortcut=make_shortcut("syrk"),
 )

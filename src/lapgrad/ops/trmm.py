@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define
 from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
@@ -65,6 +66,10 @@ def trmm(
         tensor([[2.],
                 [5.]])
     """
+    if alpha == 1.0 and not overwrite and not is_compiling() and (shortcut := find_shortcut("trmm_shortcut")):
+        X: Tensor | None = shortcut(L, A, lower, transpose, rightside)
+        if X is not None:
+            return X
     return _triangular.apply("trmm", operator, L, A, lower, transpose, rightside, alpha, overwrite)
 
 
@@ -106,6 +111,7 @@ operator = define(
     fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
     formulas=Formulas(saves=((_A,), (_L,)), vjp=_vjp, jvp=_jvp),
     vmap=_triangular.map_batch,
+    shortcut=make_shortcut("trmm"),
     overwriting=Overwriting(_A, "A", _multiply_in_place),
 )
 

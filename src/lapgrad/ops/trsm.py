@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define
 from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
@@ -68,6 +69,10 @@ def trsm(
         tensor([[1.],
                 [2.]])
     """
+    if alpha == 1.0 and not overwrite and not is_compiling() and (shortcut := find_shortcut("trsm_shortcut")):
+        X: Tensor | None = shortcut(L, A, lower, transpose, rightside)
+        if X is not None:
+            return X
     return _triangular.apply(
         "trsm", operator, L, A, lower, transpose, rightside, alpha, overwrite, _refuse_singular
     )
@@ -127,6 +132,7 @@ operator = define(
     fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
     formulas=Formulas(saves=((_L, _X), (_L,)), vjp=_vjp, jvp=_jvp),
     vmap=_triangular.map_batch,
+    shortcut=make_shortcut("trsm"),
     overwriting=Overwriting(_A, "A", _solve_in_place),
 )
 

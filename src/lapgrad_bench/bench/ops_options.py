@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,10 @@ from lapgrad_bench.bench.ops.plan import BATCHES, DTYPES, QUICK_BUDGET, SECONDS,
 from lapgrad_bench.bench.ops.runner import PHASES, Phase
 from lapgrad_bench.bench.peers.client import LIBRARIES, TIMEOUT, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import PATIENCE
+
+
+PEERS_TITLE = "against whom (besides torch)"
+"""Title of the group of options that name other libraries."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--budget",
-        type=_parse_positive,
+        type=parse_positive,
         metavar="SECONDS",
         help="start no case after this time; those that matter most come first "
         f"[with --quick {QUICK_BUDGET:g} for each library that lapgrad is compared with; else none]",
     )
-    whom = add_peers(parser)
+    whom = parser.add_argument_group(PEERS_TITLE)
+    add_peers(whom)
     whom.add_argument(
         "--compare",
         type=Path,
@@ -75,9 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
 
 
-def add_peers(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options --peer and --peer-timeout; return their group."""
-    whom = parser.add_argument_group("against whom (besides torch)")
+def add_peers(whom: Any) -> None:
+    """Add the options --peer and --peer-timeout to a group of a parser; argparse has no public name for it."""
     whom.add_argument(
         "--peer",
         type=_parse_peer,
@@ -93,7 +98,6 @@ def add_peers(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         metavar="SECONDS",
         help=f"after which a peer that does not answer is given up [{TIMEOUT:g}]",
     )
-    return whom
 
 
 def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = "") -> None:

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"when the run ends, after the case that it is at [{_SECONDS:g}]",
     )
     length.add_argument("--cases", type=int, help="when to end, as a number of cases of the seed [no limit]")
-    ops_options.add_peers(parser)
+    ops_options.add_peers(parser.add_argument_group(ops_options.PEERS_TITLE))
     ops_options.add_give_up(parser, _PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written while the run goes on")

@@ -3,6 +3,15 @@
 Routines that gain nothing from compiled code have no kernel here: the table takes that of ``_kernels.torch``.
 """
 
+from lapgrad._kernels.cpu._shortcuts import list_shortcuts
 from lapgrad._kernels.native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
 
-__all__ = ["ISA_VARIANTS", "UNAVAILABLE", "available", "core", "describe", "switched_off"]
+__all__ = [
+    "ISA_VARIANTS",
+    "UNAVAILABLE",
+    "available",
+    "core",
+    "describe",
+    "list_shortcuts",
+    "switched_off",
+]

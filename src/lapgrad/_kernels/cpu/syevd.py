@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, transpose_operand
 from lapgrad._kernels.native import core
+
+#: Up to this order, cotangents of the last k vectors are filled up with zeros: one kernel for all takes
+#: less time than the dozens of operations of torch that the formula for k of them is made of.
+_PADDED_ORDER = 64
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
@@ -26,11 +31,13 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Returns whether all n eigenvectors and eigenvalues have a cotangent.
+    """Returns whether all n eigenvectors and eigenvalues have a cotangent, or the matrices are small.
 
-    For the last k of them the gradient is three large products, which torch computes as fast.
+    For the last k of larger matrices the gradient is three products, which torch computes as fast.
     """
     n = U.shape[-1]
+    if n <= _PADDED_ORDER:
+        return True
     return (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
 
 
@@ -45,6 +52,10 @@ def syevd_vjp(
 ) -> Any:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
     n = U.shape[-1]
+    if gU is not None and gU.shape[-2] < n:
+        gU = torch.cat([gU.new_zeros((*gU.shape[:-2], n - gU.shape[-2], n)), gU], -2)
+    if slope is not None and slope.shape[-1] < n:
+        slope = torch.cat([slope.new_zeros((*slope.shape[:-1], n - slope.shape[-1])), slope], -1)
     U, eigenvalues = U.contiguous(), eigenvalues.contiguous()
     gU = None if gU is None else make_readable(gU)
     slope = None if slope is None else slope.contiguous()

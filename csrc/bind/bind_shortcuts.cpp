@@ -1,0 +1,450 @@
+// Binds shortcuts: operators on ordinary tensors from Python's call to the result without Python in between.
+//
+// One small matrix takes a fraction of a microsecond, and each Python function on the way to it a tenth of one. A shortcut takes the
+// arguments of an operator, allocates and returns its results. It returns None where anything is out of the ordinary: transforms,
+// modes and subclasses of torch, gradients to be recorded, other dtypes and devices, shapes that do not fit or broadcast, matrices
+// that cannot be solved with. The way through Python then computes, explains or raises.
+#include <cmath>
+#include <vector>
+
+#include "base/buffer.h"
+#include "bind/tensor.h"
+#include "ops/cho_solve.h"
+#include "ops/gelqf.h"
+#include "ops/gesv.h"
+#include "ops/gesvd.h"
+#include "ops/lu.h"
+#include "ops/packing.h"
+#include "ops/potrf.h"
+#include "ops/potri.h"
+#include "ops/sumlogdiag.h"
+#include "ops/syevd.h"
+#include "ops/trmm.h"
+
+namespace lapgrad::binding {
+namespace {
+
+using plan::small_product;
+
+// Calls body(T{}) for the dtype of an operand, with the lock released if the work is worth it.
+template <class F>
+auto compute(const TensorOperand& operand, double operations_per_item, F body) {
+    if (operand.count * operations_per_item <= double(plan::locked_operations)) return with_type(operand.item_size, body);
+    nb::gil_scoped_release unlocked;
+    return with_type(operand.item_size, body);
+}
+
+bool is_true(nb::handle flag) { return flag.ptr() == Py_True || (flag.ptr() != Py_False && PyObject_IsTrue(flag.ptr()) == 1); }
+
+bool have_one_kind(const TensorOperand& A, const TensorOperand& B) {
+    return A.item_size == B.item_size && A.is_single == B.is_single && A.count == B.count;
+}
+
+// A contiguous batch of matrices that was just allocated.
+Operand make_dense(nb::handle tensor, index_t rows, index_t cols) { return {get_address(tensor), rows * cols, cols, 1}; }
+
+// X = t(L)^-1 A, or t(L) A; from the right with `rightside`.
+template <bool Solve>
+nb::object triangle(nb::handle l, nb::handle a, nb::handle lower_flag, nb::handle transpose, nb::handle rightside) {
+    TensorOperand L, A;
+    if (!is_plain_eager() || !describe_tensor(l, L) || !describe_tensor(a, A) || !have_one_kind(L, A)) return nb::none();
+    const bool right = is_true(rightside), flipped = is_true(transpose) != right, lower = is_true(lower_flag) != flipped;
+    const index_t n = right ? A.cols : A.rows, m = right ? A.rows : A.cols, count = A.count;
+    if (L.rows != n || L.cols != n) return nb::none();
+    nb::object x = allocate_like(A);
+    Operand X = make_dense(x, A.rows, A.cols);
+    if (right) std::swap(X.row_stride, X.col_stride);
+    const bool solved = compute(A, double(n) * double(n) * double(m), [&](auto type) {
+        using T = decltype(type);
+        const Batch<const T> triangles = L.flip_if(flipped).as<const T>(count, n, n);
+        if (Solve && find_zero_diagonal<T>(triangles) >= 0) return false;
+        (Solve ? trsm_batch<T> : trmm_batch<T>)(triangles, lower, A.flip_if(right).as<const T>(count, n, m), X.as<T>(count, n, m));
+        return true;
+    });
+    return solved ? x : nb::none();
+}
+
+// B = A A', or A' A.
+nb::object syrk(nb::handle a, nb::handle transpose) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
+    const bool flipped = is_true(transpose);
+    const index_t n = flipped ? A.cols : A.rows, k = flipped ? A.rows : A.cols, count = A.count;
+    nb::object b = allocate_matrix(A, n, n);
+    const Operand B = make_dense(b, n, n), left = A.flip_if(flipped), right = A.flip_if(!flipped);
+    compute(A, double(n) * double(n) * double(k), [&](auto type) {
+        using T = decltype(type);
+        gemmt_batch<T>(T(1), left.as<const T>(count, n, k), right.as<const T>(count, k, n), B.as<T>(count, n, n), true);
+    });
+    return b;
+}
+
+// One triangle of alpha ta(A) tb(B), zeros in the other. The upper triangle of A B is the lower one of B' A'.
+nb::object gemmt(nb::handle a, nb::handle b, nb::handle lower, nb::handle transpose_a, nb::handle transpose_b, nb::handle scale) {
+    TensorOperand A, B;
+    if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !have_one_kind(A, B)) return nb::none();
+    const bool flip_a = is_true(transpose_a), flip_b = is_true(transpose_b);
+    if (!PyFloat_CheckExact(scale.ptr())) return nb::none();
+    const double alpha = PyFloat_AsDouble(scale.ptr());
+    const index_t n = flip_a ? A.cols : A.rows, k = flip_a ? A.rows : A.cols, count = A.count;
+    if ((flip_b ? B.cols : B.rows) != k || (flip_b ? B.rows : B.cols) != n) return nb::none();
+    nb::object c = allocate_matrix(A, n, n);
+    Operand left = A.flip_if(flip_a), right = B.flip_if(flip_b), C = make_dense(c, n, n);
+    if (!is_true(lower)) {
+        std::swap(left, right);
+        for (Operand* operand : {&left, &right, &C}) std::swap(operand->row_stride, operand->col_stride);
+    }
+    compute(A, double(n) * double(n) * double(k), [&](auto type) {
+        using T = decltype(type);
+        gemmt_batch<T>(T(alpha), left.as<const T>(count, n, k), right.as<const T>(count, k, n), C.as<T>(count, n, n), false);
+    });
+    return c;
+}
+
+// L with A = L L', or R with A = R' R.
+nb::object potrf(nb::handle a, nb::handle lower) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    const bool flipped = !is_true(lower);
+    nb::object l = allocate_like(A);
+    Operand L = make_dense(l, n, n);
+    if (flipped) std::swap(L.row_stride, L.col_stride);
+    std::int32_t single = 0;
+    std::vector<std::int32_t> several(count > 1 ? count : 0);
+    std::int32_t* const status = count > 1 ? several.data() : &single;
+    compute(A, double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status);
+    });
+    for (index_t b = 0; b < count; ++b)
+        if (status[b]) return nb::none();
+    return l;
+}
+
+// (L, info), info 0 where an item could be factorised. Others become the identity.
+nb::object potrf_ex(nb::handle a, nb::handle lower) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    const bool flipped = !is_true(lower);
+    nb::object l = allocate_like(A), info = allocate_status(A);
+    Operand L = make_dense(l, n, n);
+    if (flipped) std::swap(L.row_stride, L.col_stride);
+    std::int32_t* const status = reinterpret_cast<std::int32_t*>(get_address(info));
+    compute(A, double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status);
+    });
+    return nb::make_tuple(l, info);
+}
+
+// X = (L L')^-1 B, or (R' R)^-1 B.
+nb::object cho_solve(nb::handle l, nb::handle b, nb::handle lower) {
+    TensorOperand L, B;
+    if (!is_plain_eager() || !describe_tensor(l, L) || !describe_tensor(b, B) || !have_one_kind(L, B)) return nb::none();
+    const index_t n = B.rows, m = B.cols, count = B.count;
+    if (L.rows != n || L.cols != n) return nb::none();
+    nb::object x = allocate_like(B);
+    const Operand X = make_dense(x, n, m), factor = L.flip_if(!is_true(lower));
+    const bool solved = compute(B, 2.0 * double(n) * double(n) * double(m), [&](auto type) {
+        using T = decltype(type);
+        const Batch<const T> factors = factor.as<const T>(count, n, n);
+        if (find_zero_diagonal<T>(factors) >= 0) return false;
+        cho_solve_batch<T>(factors, B.memory.as<const T>(count, n, m), X.as<T>(count, n, m));
+        return true;
+    });
+    return solved ? x : nb::none();
+}
+
+// (L L')^-1, or (R' R)^-1.
+nb::object potri(nb::handle l, nb::handle lower) {
+    TensorOperand L;
+    if (!is_plain_eager() || !describe_tensor(l, L) || L.rows != L.cols) return nb::none();
+    const index_t n = L.rows, count = L.count;
+    const bool flipped = !is_true(lower);
+    nb::object b = allocate_like(L);
+    Operand B = make_dense(b, n, n);
+    if (flipped) std::swap(B.row_stride, B.col_stride);
+    const bool inverted = compute(L, double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        const Batch<const T> factors = L.flip_if(flipped).as<const T>(count, n, n);
+        if (find_zero_diagonal<T>(factors) >= 0) return false;
+        const PotriUpdate<T> none{L.memory.as<const T>(count, n, 0), nullptr, T(1), T(0)};
+        potri_batch<T>(factors, none, B.as<T>(count, n, n));
+        return true;
+    });
+    return inverted ? b : nb::none();
+}
+
+// A^-1.
+nb::object inverse(nb::handle a) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    nb::object b = allocate_like(A);
+    const Operand B = make_dense(b, n, n);
+    std::vector<std::int32_t> status(count);
+    compute(A, 2.0 * double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        inverse_batch<T>(A.memory.as<const T>(count, n, n), B.as<T>(count, n, n), status.data());
+    });
+    for (const std::int32_t code : status)
+        if (code) return nb::none();
+    return b;
+}
+
+// A^-1 B, or A^-T B; the factors are not kept.
+nb::object gesv(nb::handle a, nb::handle b, nb::handle transpose) {
+    TensorOperand A, B;
+    if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !have_one_kind(A, B)) return nb::none();
+    const index_t n = B.rows, m = B.cols, count = B.count;
+    if (A.rows != n || A.cols != n) return nb::none();
+    nb::object x = allocate_like(B);
+    const Operand X = make_dense(x, n, m);
+    const bool transposed = is_true(transpose);
+    std::vector<std::int32_t> status(count);
+    compute(B, double(n) * double(n) * double(n + 2 * m), [&](auto type) {
+        using T = decltype(type);
+        const Buffer<T> factors = allocate<T>(count * n * n);
+        const Buffer<pivot_t> pivots = allocate<pivot_t>(count * (n + 1));
+        gesv_batch<T>(A.memory.as<const T>(count, n, n), B.memory.as<const T>(count, n, m), X.as<T>(count, n, m), transposed,
+                      Batch<T>{factors.get(), count, n * n, n, n, 1, n}, pivots.get(), status.data());
+    });
+    for (const std::int32_t code : status)
+        if (code) return nb::none();
+    return x;
+}
+
+// The sum of the logarithms of |a_ii|.
+nb::object sumlogdiag(nb::handle a) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    nb::object s = allocate_scalar(A);
+    const std::uintptr_t out = get_address(s);
+    compute(A, 10.0 * double(n), [&](auto type) {
+        using T = decltype(type);
+        sumlogdiag_batch<T>(A.memory.as<const T>(count, n, n), A.memory.as<const T>(count, n, 0), 0.0, 1.0, 0.0,
+                            reinterpret_cast<T*>(out));
+    });
+    return s;
+}
+
+// The matrix with the given diagonal.
+nb::object makediag(nb::handle d) {
+    TensorOperand D;
+    if (!is_plain_eager() || !describe_vectors(d, D) || D.memory.col_stride != 1) return nb::none();
+    const index_t n = D.cols;
+    if (D.count * n * n > plan::parallel_elements) return nb::none();  // torch has threads for it
+    nb::object a = allocate_matrix(D, n, n);
+    const std::uintptr_t target = get_address(a);
+    with_type(D.item_size, [&](auto type) {
+        using T = decltype(type);
+        T* out = reinterpret_cast<T*>(target);
+        std::fill(out, out + D.count * n * n, T(0));
+        for (index_t b = 0; b < D.count; ++b) {
+            const T* in = reinterpret_cast<const T*>(D.memory.address) + b * D.memory.batch_stride;
+            for (index_t i = 0; i < n; ++i) out[(b * n + i) * n + i] = in[i];
+        }
+    });
+    return a;
+}
+
+// (U, eigenvalues) of the named triangle.
+nb::object syevd(nb::handle a, nb::handle lower) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    nb::object u = allocate_like(A), eigenvalues = allocate_vector(A, n);
+    const Operand U = make_dense(u, n, n);
+    const std::uintptr_t values = get_address(eigenvalues);
+    std::vector<std::int32_t> status(count);
+    compute(A, 10.0 * double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        syevd_batch<T>(A.flip_if(!is_true(lower)).as<const T>(count, n, n), U.as<T>(count, n, n), reinterpret_cast<T*>(values),
+                       status.data());
+    });
+    for (const std::int32_t code : status)
+        if (code) return nb::none();
+    return nb::make_tuple(u, eigenvalues);
+}
+
+// (U, S, V) with A = U' diag(S) V.
+nb::object gesvd(nb::handle a) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
+    const index_t m = A.rows, n = A.cols, k = std::min(m, n), count = A.count;
+    nb::object u = allocate_matrix(A, k, m), s = allocate_vector(A, k), v = allocate_matrix(A, k, n);
+    const Operand U = make_dense(u, k, m), S = make_dense(s, 1, k), V = make_dense(v, k, n);
+    std::vector<std::int32_t> status(count);
+    compute(A, 20.0 * double(n) * double(m) * double(k), [&](auto type) {
+        using T = decltype(type);
+        gesvd_batch<T>(A.memory.as<const T>(count, m, n), U.as<T>(count, k, m), S.as<T>(count, 1, k), V.as<T>(count, k, n),
+                       status.data());
+    });
+    for (const std::int32_t code : status)
+        if (code != svd_done) return nb::none();
+    return nb::make_tuple(u, s, v);
+}
+
+// (Q, L) with A = L Q.
+nb::object gelqf(nb::handle a, nb::handle positive) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
+    // Small matrices of a batch are wanted in rows, for the kernels of batches: Python makes the copy.
+    if (!A.is_single && !A.is_contiguous) return nb::none();
+    const index_t m = A.rows, n = A.cols, r = std::min(m, n), count = A.count;
+    nb::object q = allocate_matrix(A, r, n), l = allocate_matrix(A, m, r);
+    const Operand Q = make_dense(q, r, n), L = make_dense(l, m, r);
+    const bool wants_positive = is_true(positive);
+    const bool is_finite = compute(A, 4.0 * double(m) * double(n) * double(r), [&](auto type) {
+        using T = decltype(type);
+        return gelqf_batch<T>(A.memory.as<const T>(count, m, n), Q.as<T>(count, r, n), L.as<T>(count, m, r), wants_positive).first < 0;
+    });
+    return is_finite ? nb::object(nb::make_tuple(q, l)) : nb::none();
+}
+
+// The diagonal, copied.
+nb::object extractdiag(nb::handle a) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, step = A.memory.row_stride + A.memory.col_stride;
+    if (A.count * n > plan::parallel_elements) return nb::none();  // torch has threads for it
+    nb::object d = allocate_vector(A, n);
+    const std::uintptr_t target = get_address(d);
+    with_type(A.item_size, [&](auto type) {
+        using T = decltype(type);
+        T* out = reinterpret_cast<T*>(target);
+        for (index_t b = 0; b < A.count; ++b) {
+            const T* in = reinterpret_cast<const T*>(A.memory.address) + b * A.memory.batch_stride;
+            for (index_t i = 0; i < n; ++i) *out++ = in[i * step];
+        }
+    });
+    return d;
+}
+
+// C := alpha A B + beta C for each item: small products by the core's own kernel, larger ones by the BLAS library on all threads.
+template <class T>
+void multiply_items(double alpha, const Operand& A, const Operand& B, double beta, const Operand& C, index_t count, index_t m, index_t k,
+                    index_t n) {
+    const bool is_small = m * n * k <= small_product;
+    const int team = is_small ? 1 : parallel::threads();
+    const blas::ThreadLimit limit(!is_small && team < parallel::pool_threads() ? team : 0);
+    for (index_t b = 0; b < count; ++b) {
+        const View<const T> left = A.as<const T>(count, m, k)[b], right = B.as<const T>(count, k, n)[b];
+        const View<T> result = C.as<T>(count, m, n)[b];
+        if (is_small)
+            lapgrad::gemm<T>(T(alpha), left, right, beta != 0.0, result);
+        else
+            blas::gemm<T>(T(alpha), left, right, T(beta), result);
+    }
+}
+
+// Whether a product is computed here: one of any size, or a batch that is so small that torch takes longer to begin.
+bool serves_product(index_t count, index_t m, index_t k, index_t n) {
+    return count == 1 || count * m * n * k <= small_product;
+}
+
+// A B; larger batches are torch's.
+nb::object gemm2(nb::handle a, nb::handle b, nb::handle transpose_a, nb::handle transpose_b, nb::handle scale) {
+    TensorOperand A, B;
+    if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !have_one_kind(A, B)) return nb::none();
+    const bool flip_a = is_true(transpose_a), flip_b = is_true(transpose_b);
+    if (!PyFloat_CheckExact(scale.ptr())) return nb::none();
+    const double alpha = PyFloat_AsDouble(scale.ptr());
+    const index_t m = flip_a ? A.cols : A.rows, k = flip_a ? A.rows : A.cols, n = flip_b ? B.rows : B.cols, count = A.count;
+    if ((flip_b ? B.cols : B.rows) != k || !serves_product(count, m, k, n)) return nb::none();
+    nb::object c = allocate_matrix(m == B.rows && n == B.cols && B.is_contiguous ? B : A, m, n);
+    const Operand C = make_dense(c, m, n);
+    compute(A, double(m) * double(n) * double(k), [&](auto type) {
+        using T = decltype(type);
+        multiply_items<T>(alpha, A.flip_if(flip_a), B.flip_if(flip_b), 0.0, C, count, m, k, n);
+    });
+    return c;
+}
+
+// alpha ta(A) tb(B) + beta C, as gemm2.
+nb::object gemm(nb::handle a, nb::handle b, nb::handle c, nb::handle transpose_a, nb::handle transpose_b, nb::handle scale,
+                nb::handle scale_c) {
+    TensorOperand A, B, C;
+    if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !describe_tensor(c, C)) return nb::none();
+    if (!have_one_kind(A, B) || !have_one_kind(A, C)) return nb::none();
+    if (!PyFloat_CheckExact(scale.ptr()) || !PyFloat_CheckExact(scale_c.ptr())) return nb::none();
+    const double alpha = PyFloat_AsDouble(scale.ptr()), beta = PyFloat_AsDouble(scale_c.ptr());
+    const bool flip_a = is_true(transpose_a), flip_b = is_true(transpose_b);
+    const index_t m = C.rows, n = C.cols, k = flip_a ? A.rows : A.cols, count = C.count;
+    if ((flip_a ? A.cols : A.rows) != m || (flip_b ? B.cols : B.rows) != k || (flip_b ? B.rows : B.cols) != n) return nb::none();
+    if (!serves_product(count, m, k, n)) return nb::none();
+    nb::object d = allocate_like(C);
+    const Operand D = make_dense(d, m, n);
+    compute(A, double(m) * double(n) * double(k), [&](auto type) {
+        using T = decltype(type);
+        const bool parallel = m * n * k > small_product;
+        for (index_t b = 0; beta != 0.0 && b < count; ++b)
+            copy<T>(C.memory.as<const T>(count, m, n)[b], T(beta), D.as<T>(count, m, n)[b], parallel);
+        multiply_items<T>(alpha, A.flip_if(flip_a), B.flip_if(flip_b), beta != 0.0 ? 1.0 : 0.0, D, count, m, k, n);
+    });
+    return d;
+}
+
+// A triangle from the main diagonal on as a vector; `n`, the order of A, is known.
+nb::object extracttrian(nb::handle a, nb::handle lower) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    nb::object v = allocate_vector(A, n * (n + 1) / 2);
+    const std::uintptr_t target = get_address(v);
+    const Operand source = A.flip_if(!is_true(lower));
+    compute(A, double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        extracttrian_batch<T>(source.as<const T>(count, n, n), 0, reinterpret_cast<T*>(target));
+    });
+    return v;
+}
+
+// The triangular matrix of a packed vector.
+nb::object maketrian(nb::handle v, nb::handle lower) {
+    TensorOperand V;
+    if (!is_plain_eager() || !describe_vectors(v, V) || V.memory.col_stride != 1) return nb::none();
+    index_t n = static_cast<index_t>(std::sqrt(2.0 * double(V.cols)));
+    while (n * (n + 1) / 2 < V.cols) ++n;
+    if (n * (n + 1) / 2 != V.cols) return nb::none();
+    nb::object a = allocate_matrix(V, n, n);
+    Operand A = make_dense(a, n, n);
+    if (!is_true(lower)) std::swap(A.row_stride, A.col_stride);
+    compute(V, double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        maketrian_batch<T>({reinterpret_cast<const T*>(V.memory.address), 1}, V.memory.batch_stride, 0, A.as<T>(V.count, n, n));
+    });
+    return a;
+}
+
+}  // namespace
+
+void bind_shortcuts(nb::module_& m) {
+    m.def("bind_torch", &bind_torch);
+    const auto any = nb::arg().none();  // every argument may be anything, also None
+    m.def("trsm_shortcut", &triangle<true>, any, any, any, any, any);
+    m.def("trmm_shortcut", &triangle<false>, any, any, any, any, any);
+    m.def("syrk_shortcut", &syrk, any, any);
+    m.def("gemmt_shortcut", &gemmt, any, any, any, any, any, any);
+    m.def("potrf_shortcut", &potrf, any, any);
+    m.def("cho_solve_shortcut", &cho_solve, any, any, any);
+    m.def("potri_shortcut", &potri, any, any);
+    m.def("inverse_shortcut", &inverse, any);
+    m.def("gesv_shortcut", &gesv, any, any, any);
+    m.def("sumlogdiag_shortcut", &sumlogdiag, any);
+    m.def("makediag_shortcut", &makediag, any);
+    m.def("syevd_shortcut", &syevd, any, any);
+    m.def("gesvd_shortcut", &gesvd, any);
+    m.def("gelqf_shortcut", &gelqf, any, any);
+    m.def("extractdiag_shortcut", &extractdiag, any);
+    m.def("potrf_ex_shortcut", &potrf_ex, any, any);
+    m.def("gemm_shortcut", &gemm, any, any, any, any, any, any, any);
+    m.def("extracttrian_shortcut", &extracttrian, any, any);
+    m.def("maketrian_shortcut", &maketrian, any, any);
+    m.def("gemm2_shortcut", &gemm2, any, any, any, any, any);
+}
+
+}  // namespace lapgrad::binding

@@ -1,0 +1,88 @@
+// Reads torch's tensors without torch's headers, for the shortcuts of bind_shortcuts.cpp.
+//
+// torch publishes a table of C functions (`torch.Tensor.__dlpack_c_exchange_api__`) that describe a tensor in DLPack's structures,
+// whose layout is fixed: github.com/dmlc/dlpack, version 1. What the structures do not say (does a tensor need a gradient, is a
+// transform active) is asked of torch's Python functions, which Python passes in.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "base/view.h"
+#include "bind/binding.h"
+
+namespace lapgrad::binding {
+
+// The structures of DLPack that are read here.
+namespace dlpack {
+
+struct Version {
+    std::uint32_t major, minor;
+};
+
+struct DataType {
+    std::uint8_t code, bits;
+    std::uint16_t lanes;
+};
+constexpr std::uint8_t float_code = 2;
+
+struct Tensor {
+    void* data;
+    std::int32_t device_type, device_id;
+    std::int32_t ndim;
+    DataType dtype;
+    std::int64_t* shape;
+    std::int64_t* strides;
+    std::uint64_t byte_offset;
+};
+constexpr std::int32_t cpu_device = 1;
+
+struct ExchangeTable {
+    Version version;
+    void* previous;
+    void* allocate;
+    void* from_object;
+    void* to_object;
+    int (*describe)(void* object, Tensor* out);  // may be null
+    void* current_stream;
+};
+
+}  // namespace dlpack
+
+// A matrix or a batch of matrices on the CPU that the core can read in place.
+struct TensorOperand {
+    int item_size;
+    bool is_single, is_contiguous, is_vector;
+    index_t count, rows, cols;
+    Operand memory;
+    nb::handle tensor;
+
+    Operand transposed() const { return {memory.address, memory.batch_stride, memory.col_stride, memory.row_stride}; }
+    Operand flip_if(bool flipped) const { return flipped ? transposed() : memory; }
+};
+
+// Stores torch's table and functions. Returns false if this torch has no table of version 1 with the function that is needed.
+bool bind_torch(nb::handle torch_names);
+
+// Whether shortcuts may be taken at all: no transform, mode or forward derivative is active.
+bool is_plain_eager();
+
+// Describes a tensor. Returns false if it is not an ordinary tensor of one or several matrices of float32 or float64 on the CPU with
+// strides that BLAS can read, if it is empty, or if its gradient is being recorded.
+bool describe_tensor(nb::handle tensor, TensorOperand& out);
+// The same for one or several vectors, as matrices of one row.
+bool describe_vectors(nb::handle tensor, TensorOperand& out);
+
+// Returns an uninitialised contiguous tensor like `like`, or with its batch and other sizes; null with a Python error set.
+nb::object allocate_like(const TensorOperand& like);
+nb::object allocate_matrix(const TensorOperand& like, index_t rows, index_t cols);
+nb::object allocate_vector(const TensorOperand& like, index_t size);
+nb::object allocate_scalar(const TensorOperand& like);
+// The same for a status per item, int32.
+nb::object allocate_status(const TensorOperand& like);
+
+// Returns the address of a tensor that was just allocated.
+std::uintptr_t get_address(nb::handle tensor);
+
+}  // namespace lapgrad::binding

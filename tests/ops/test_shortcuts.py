@@ -1,0 +1,312 @@
+"""Shortcuts of the core: the results of the way through Python, or None for what is out of the ordinary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from samples import joined
+from torch import Tensor, func
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lapgrad
+from lapgrad._kernels import cpu as _cpu
+from lapgrad._kernels import table as _kernels
+
+pytestmark = pytest.mark.cpu
+
+NAMES = sorted(name for name in _kernels._CPU.fill() if name.endswith("_shortcut"))
+
+if not _cpu.available() or not NAMES:
+    pytest.skip("needs the compiled core, and a torch that can be read from C", allow_module_level=True)
+
+
+def general(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+def positive(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    A = general(*shape, dtype=dtype)
+    return A @ A.mT / shape[-1] + torch.eye(shape[-1], dtype=dtype)
+
+
+def lower(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.linalg.cholesky(positive(*shape, dtype=dtype))
+
+
+#: name -> (the public function, makes operands of a batch and an order, flags).
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., tuple[Tensor, ...]], list[dict[str, Any]]]] = {
+    "trsm": (
+        lapgrad.trsm,
+        lambda *s, **k: (lower(*s, **k), general(*s[:-1], s[-1], **k)),
+        [{}, {"transpose": True}, {"rightside": True}, {"transpose": True, "rightside": True}],
+    ),
+    "trmm": (
+        lapgrad.trmm,
+        lambda *s, **k: (general(*s, **k), general(*s, **k)),
+        [{}, {"transpose": True}, {"rightside": True, "lower": False}],
+    ),
+    "syrk": (lapgrad.syrk, lambda *s, **k: (general(*s[:-1], 2 * s[-1], **k),), [{}, {"transpose": True}]),
+    "gemmt": (
+        lapgrad.gemmt,
+        lambda *s, **k: (general(*s, **k), general(*s, **k)),
+        [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True, "alpha": -0.5}],
+    ),
+    "gemm2": (
+        lapgrad.gemm2,
+        lambda *s, **k: (general(*s, **k), general(*s, **k)),
+        [{}, {"transpose_a": True}, {"transpose_b": True, "alpha": 2.0}],
+    ),
+    "gemm": (
+        lapgrad.gemm,
+        lambda *s, **k: (general(*s, **k), general(*s, **k), general(*s, **k)),
+        [{}, {"transpose_a": True, "beta": 0.0}, {"transpose_b": True, "alpha": 2.0, "beta": -0.5}],
+    ),
+    "potrf_ex": (lapgrad.potrf_ex, lambda *s, **k: (positive(*s, **k),), [{}, {"lower": False}]),
+    "extracttrian": (lapgrad.extracttrian, lambda *s, **k: (general(*s, **k),), [{}, {"lower": False}]),
+    "maketrian": (
+        lapgrad.maketrian,
+        lambda *s, **k: (general(*s[:-2], s[-1] * (s[-1] + 1) // 2, **k),),
+        [{}, {"lower": False}],
+    ),
+    "potrf": (lapgrad.potrf, lambda *s, **k: (positive(*s, **k),), [{}, {"lower": False}]),
+    "syevd": (lapgrad.syevd, lambda *s, **k: (positive(*s, **k),), [{}, {"lower": False}]),
+    "gesvd": (lapgrad.gesvd, lambda *s, **k: (general(*s[:-1], s[-1] + 1, **k),), [{}]),
+    "gelqf": (lapgrad.gelqf, lambda *s, **k: (general(*s[:-1], s[-1] + 2, **k),), [{}, {"positive": True}]),
+    "cho_solve": (
+        lapgrad.linalg.cho_solve,
+        lambda *s, **k: (lower(*s, **k), general(*s, **k)),
+        [{}, {"lower": False}],
+    ),
+    "potri": (lapgrad.potri, lambda *s, **k: (lower(*s, **k),), [{}]),
+    "inverse": (lapgrad.inverse, lambda *s, **k: (positive(*s, **k),), [{}]),
+    "gesv": (
+        lapgrad.gesv,
+        lambda *s, **k: (positive(*s, **k), general(*s, **k)),
+        [{}, {"transpose": True}],
+    ),
+    "sumlogdiag": (lapgrad.sumlogdiag, lambda *s, **k: (lower(*s, **k),), [{}]),
+    "makediag": (lapgrad.makediag, lambda *s, **k: (general(*s[:-1], **k),), [{}]),
+    "extractdiag": (lapgrad.extractdiag, lambda *s, **k: (general(*s, **k),), [{}]),
+}
+
+
+def count_served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of shortcuts that returned something, in the order of the calls."""
+    served: list[str] = []
+
+    def watch(name: str, shortcut: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any) -> Any:
+            result = shortcut(*arguments)
+            if result is not None:
+                served.append(name.removesuffix("_shortcut"))
+            return result
+
+        return watched
+
+    for name in NAMES:
+        monkeypatch.setitem(_kernels._CPU, name, watch(name, _kernels._CPU[name]))
+    return served
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return count_served(monkeypatch)
+
+
+def compute_without_shortcuts(function: Callable[..., Any], *operands: Tensor, **flags: Any) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NAMES:
+            patch.delitem(_kernels._CPU, name)
+        return joined(function(*operands, **flags))
+
+
+def test_every_shortcut_is_tested() -> None:
+    assert {name.removesuffix("_shortcut") for name in NAMES} == set(CASES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (6, 6), (40, 40), (3, 5, 5), (1, 4, 4)])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_way_through_python(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, served: list[str]
+) -> None:
+    function, make, all_flags = CASES[name]
+    for flags in all_flags:
+        operands = make(*shape, dtype=dtype)
+        before = [operand.clone() for operand in operands]
+        result = function(*operands, **flags)
+        for one in result if isinstance(result, tuple) else (result,):
+            assert one.is_contiguous()
+            assert not one._is_view()
+        expected = compute_without_shortcuts(function, *operands, **flags)
+        if name in ("gemm", "gemm2"):  # torch's product there
+            torch.testing.assert_close(joined(result), expected)
+        else:
+            assert torch.equal(joined(result), expected)
+        assert all(map(torch.equal, operands, before))
+    assert served == [name] * len(all_flags)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"makediag", "maketrian"}))
+def test_layouts(name: str, served: list[str]) -> None:
+    """Transposed, sliced, shifted and expanded operands; what cannot be read in place is left alone."""
+    function, make, _ = CASES[name]
+    for operands in (make(5, 5), make(3, 5, 5)):
+        variants: list[Callable[[Tensor], Tensor]] = [
+            lambda x: x.mT.contiguous().mT,
+            lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+            lambda x: torch.cat([x, x], -2)[..., x.shape[-2] :, :],
+            lambda x: torch.stack([x, x], -1)[..., 0],
+            lambda x: x.expand(2, *x.shape)[1],
+        ]
+        for change in variants:
+            changed = [change(operand) for operand in operands]
+            assert all(map(torch.equal, changed, operands))
+            torch.testing.assert_close(
+                joined(function(*changed)), compute_without_shortcuts(function, *operands)
+            )
+    assert served
+
+
+class _CountingMode(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _QuietFunctionMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_layouts_of_vectors(served: list[str]) -> None:
+    d = general(2, 6, 4)
+    for vectors in (d[0, 0], d[0], d[0, :, 1], d[0].mT, d[:, 2], d[0, 0].expand(3, 4)):
+        torch.testing.assert_close(lapgrad.makediag(vectors), torch.diag_embed(vectors), rtol=0.0, atol=0.0)
+    assert len(served) == 4  # the strides of the others are not 1
+    packed = general(2, 6)
+    assert torch.equal(lapgrad.maketrian(packed)[1], lapgrad.maketrian(packed[1]))
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.maketrian(general(5))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_modes_and_transforms_take_the_way_through_python(name: str, served: list[str]) -> None:
+    function, make, _ = CASES[name]
+    operands = make(5, 5)
+    with _CountingMode() as mode:
+        function(*operands)
+    assert mode.seen > 0
+    with _QuietFunctionMode():
+        function(*operands)
+    with forward_ad.dual_level():
+        function(*operands)
+    func.vmap(lambda *args: joined(function(*args)))(*[operand[None] for operand in operands])
+    assert served == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_operands_take_the_way_through_python(name: str, served: list[str]) -> None:
+    function, make, _ = CASES[name]
+    for position in range(len(make(5, 5))):
+        operands = list(make(5, 5))
+        operands[position] = torch.nn.Parameter(operands[position])
+        assert joined(function(*operands)).requires_grad
+        assert served == []
+        with torch.no_grad():
+            assert not joined(function(*operands)).requires_grad
+        assert served == [name]
+        served.clear()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_be_read_is_left_alone(name: str) -> None:
+    """Called by itself, a shortcut returns None; the operator then explains or computes."""
+    _, make, _ = CASES[name]
+    operands = make(5, 5)
+    flags = {
+        "trsm": (True, False, False),
+        "trmm": (True, False, False),
+        "gemmt": (True, False, False, 1.0),
+        "gemm": (False, False, 1.0, 1.0),
+        "gemm2": (False, False, 1.0),
+        "potrf_ex": (True,),
+        "extracttrian": (True,),
+        "maketrian": (True,),
+        "syrk": (False,),
+        "potrf": (True,),
+        "syevd": (True,),
+        "gelqf": (False,),
+        "cho_solve": (True,),
+        "potri": (True,),
+        "gesv": (False,),
+    }
+    shortcut = _kernels._CPU[f"{name}_shortcut"]
+
+    def take(change: Callable[[Tensor], Any]) -> Any:
+        return shortcut(*map(change, operands), *flags.get(name, ()))
+
+    assert take(lambda x: x) is not None
+    others: list[Callable[[Tensor], Any]] = [
+        lambda x: None,
+        lambda x: x.tolist(),
+        lambda x: x.half(),
+        lambda x: x.int(),
+        lambda x: x.to(torch.complex128),
+        lambda x: x.to("meta"),
+        lambda x: x.to_sparse(),
+        lambda x: x[..., :0],
+        lambda x: x[0],
+        lambda x: x[None, None],
+        lambda x: torch._neg_view(x),
+        lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+        lambda x: x.as_subclass(type("Subclass", (Tensor,), {})),
+    ]
+    for i, change in enumerate(others):
+        assert take(change) is None, i
+
+
+def test_operands_that_do_not_fit(served: list[str]) -> None:
+    """Other orders, dtypes and batches: errors and broadcasting are Python's."""
+    L, A = lower(5, 5), general(4, 4)
+    for function in (lapgrad.trsm, lapgrad.trmm, lapgrad.gemm2, lapgrad.gemmt):
+        with pytest.raises(lapgrad.ShapeError):
+            function(L, A)
+        with pytest.raises(lapgrad.DTypeError):
+            function(L, L.float())
+    assert lapgrad.trsm(L, general(3, 5, 2)).shape == (3, 5, 2)
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.potrf(general(4, 5))
+    assert served == []
+
+
+def test_errors_name_what_is_wrong(served: list[str]) -> None:
+    with pytest.raises(lapgrad.NotPositiveDefiniteError):
+        lapgrad.potrf(-torch.eye(4))
+    with pytest.raises(lapgrad.SingularMatrixError):
+        lapgrad.trsm(torch.zeros(4, 4), torch.eye(4))
+    broken = torch.eye(4)
+    broken[1, 1] = torch.nan
+    for function in (lapgrad.potrf, lapgrad.syevd, lapgrad.gesvd, lapgrad.gelqf):
+        with pytest.raises(lapgrad.NonFiniteError):
+            function(broken)
+    assert served == []
+
+
+def test_compiled_code_does_not_see_shortcuts(served: list[str]) -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def solve(L: Tensor, A: Tensor) -> Tensor:
+        return lapgrad.trsm(L, lapgrad.syrk(A))
+
+    L, A = lower(5, 5), general(5, 5)
+    torch.testing.assert_close(solve(L, A), compute_without_shortcuts(lapgrad.trsm, L, A @ A.mT))
+    assert served == []
