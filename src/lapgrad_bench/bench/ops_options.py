@@ -16,7 +16,6 @@ from lapgrad_bench.bench.ops.runner import PHASES, Phase
 from lapgrad_bench.bench.peers.client import LIBRARIES, TIMEOUT, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import PATIENCE
 
-
 PEERS_TITLE = "against whom (besides torch)"
 """Title of the group of options that name other libraries."""
 
@@ -82,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_peers(whom: Any) -> None:
-    """Add the options --peer and --peer-timeout to a group of a parser; argparse has no public name for it."""
+    """Add --peer and --peer-timeout to a group of a parser (argparse has no public name for its type)."""
     whom.add_argument(
         "--peer",
         type=_parse_peer,
