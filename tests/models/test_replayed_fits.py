@@ -151,7 +151,7 @@ def test_whose_code_is_recorded() -> None:
     assert model().replayable
     assert model(kernel=RBF() + Linear()).replayable
     own = RBF()
-    own.transform = Own()
+    own.add_module("transform", Own())
     assert not model(kernel=own).replayable
 
     class OwnModel(SparseGPRegression):

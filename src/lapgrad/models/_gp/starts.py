@@ -26,9 +26,9 @@ _SPREAD = 1.0
 """Standard deviation of the logarithms of hyper-parameters around those of the model."""
 _LEAST_NOISE = 1e-4
 """The least noise to start from, relative to the start of the model."""
-_FEW, _FEW_ROWS = 3, 150
+_FEW, _FEW_ROWS = 4, 250
 """Starts, and rows of the data, if the user does not say how many: a small part of the cost of a fit."""
-_BUDGET, _LEAST_BUDGET = 0.2, 6
+_BUDGET, _LEAST_BUDGET = 0.6, 10
 """The second start is given up if it is still behind after this part of the evaluations of the first."""
 _ROUNDING = 1e-15
 
@@ -100,7 +100,7 @@ def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Gener
 def choose_stages(count: int) -> list[Stage]:
     """Return how many of so many searches go on after how many evaluations."""
     if count <= _FEW:
-        return [Stage(8, 1), Stage(12, 1)]
+        return [Stage(8, 2), Stage(15, 1)]
     return [Stage(10, max(2, count // 4)), Stage(15, 2), Stage(15, 1)]
 
 
