@@ -46,7 +46,7 @@ def with_entry(values: Tensor, row: int, entry: float) -> Tensor:
             ValueError,
             "noise_var must be greater than noise_floor",
         ),
-        (lambda: GPRegression(X, Y, mean="linear"), ValueError, "'constant', 'zero'"),
+        (lambda: GPRegression(X, Y, mean="quadratic"), ValueError, "'constant', 'linear', 'zero'"),
         (lambda: GPRegression(X, Y, RBF), ValueError, "kernel must be a Kernel"),
         (lambda: GPRegression(X, Y).predict(X[:, :1]), ValueError, "must have 2 columns like the training"),
         (lambda: GPRegression(X, Y).predict(X.float()), TypeError, "same dtype"),

@@ -108,7 +108,7 @@ def test_recordings_do_not_outlive_what_they_were_made_of() -> None:
 
 def test_wrong_guesses_are_made_good() -> None:
     """After the first evaluation has shown that chunks need solves, the recording uses solves."""
-    plain, replayed = model(1e-7, jitter=1e-10), model(1e-7, jitter=1e-10)
+    plain, replayed = (model(1e-7, jitter=1e-10, init="kmeans++") for _ in range(2))
     expected = plain.fit("adam", steps=10, lr=1e-4)
     with replaying() as recorder:
         found = replayed.fit("adam", steps=10, lr=1e-4)
@@ -151,7 +151,7 @@ def test_whose_code_is_recorded() -> None:
     assert model().replayable
     assert model(kernel=RBF() + Linear()).replayable
     own = RBF()
-    own.transform = Own()
+    own.add_module("transform", Own())
     assert not model(kernel=own).replayable
 
     class OwnModel(SparseGPRegression):

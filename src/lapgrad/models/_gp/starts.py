@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -25,8 +26,10 @@ _SPREAD = 1.0
 """Standard deviation of the logarithms of hyper-parameters around those of the model."""
 _LEAST_NOISE = 1e-4
 """The least noise to start from, relative to the start of the model."""
-_FEW, _FEW_ROWS = 4, 300
+_FEW, _FEW_ROWS = 4, 250
 """Starts, and rows of the data, if the user does not say how many: a small part of the cost of a fit."""
+_BUDGET, _LEAST_BUDGET = 0.6, 10
+"""The second start is given up if it is still behind after this part of the evaluations of the first."""
 _ROUNDING = 1e-15
 
 
@@ -48,12 +51,13 @@ def fit_from_several(
     if count is not None:
         set_parameters(model, find_best_start(model, draw_starts(model, count, source)))
         return fit(optimizer, **options)
-    if options.get("steps") is not None or options.get("callback") is not None:
+    if any(options.get(name) is not None for name in ("steps", "callback")):
         return fit(optimizer, **options)
-    return _fit_twice(model, lambda: fit(optimizer, **options), source)
+    options = {name: value for name, value in options.items() if value is not None}
+    return _fit_twice(model, functools.partial(fit, optimizer, **options), source)
 
 
-def _fit_twice(model: Any, fit: Callable[[], FitResult], generator: torch.Generator | None) -> FitResult:
+def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Generator | None) -> FitResult:
     """Fit from where the model is, and from a second start; keep the better one.
 
     The second start is the best of a few that have been learned on some of the rows, so that it is found, and
@@ -71,8 +75,9 @@ def _fit_twice(model: Any, fit: Callable[[], FitResult], generator: torch.Genera
     with warnings.catch_warnings(record=True) as of_second:
         warnings.simplefilter("always")
         set_parameters(model, find_best_start(subject, initial))
+        budget = max(_LEAST_BUDGET, int(_BUDGET * first.steps))
         try:
-            second = fit()
+            second = fit(callback=lambda step, loss: step >= budget and loss > first.loss)
         except _errors.FitError:
             second = None
     is_better = second is not None and second.loss < first.loss
@@ -94,6 +99,8 @@ def _fit_twice(model: Any, fit: Callable[[], FitResult], generator: torch.Genera
 
 def choose_stages(count: int) -> list[Stage]:
     """Return how many of so many searches go on after how many evaluations."""
+    if count <= _FEW:
+        return [Stage(8, 2), Stage(15, 1)]
     return [Stage(10, max(2, count // 4)), Stage(15, 2), Stage(15, 1)]
 
 
