@@ -139,7 +139,7 @@ def test_function() -> None:
 
     assert not takes()
     assert inside(2)
-    assert inside.__doc__ == "What it does."
+    assert (inside.__doc__ or "").startswith("Return whether lapgrad takes calls")
     assert not takes()
 
 
