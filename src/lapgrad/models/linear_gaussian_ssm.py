@@ -9,7 +9,7 @@ exactly (``_state_space/diffuse.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -39,7 +39,7 @@ from lapgrad.models._state_space.summary import SeriesSummary
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
-from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
+from lapgrad.models.components.base import Component, Sum, describe_component, make_component
 from lapgrad.models.components.structural import use_later_inputs
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed
@@ -291,10 +291,13 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = describe_numbers(list_descriptors(self), learned)
         is_plain = optimizer == "lbfgs" and resume is None and not callable(lr)
-        if not is_plain or not numbers or not self._has_fast_evaluation():
+        has_priors = any(module.__dict__.get("_priors") for module in self.modules())
+        if not is_plain or not numbers or has_priors:
             options = {"steps": steps, "lr": lr, "tolerance": tolerance, "progress": progress}
             return super().fit(optimizer, **options, callback=callback, resume=resume)  # type: ignore[arg-type]
-        evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
+        evaluate: Callable[[Any], tuple[float, Any]] = _likelihood.LossEvaluation(self.loss, learned)
+        if has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss:
+            evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
         return fit_series(
             type(self).__name__,
             learned,
@@ -304,11 +307,6 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             progress=progress,
             callback=callback,
         )
-
-    def _has_fast_evaluation(self) -> bool:
-        """Return whether one walk gives value and gradient, and the likelihood is all that is maximised."""
-        has_priors = any(module.__dict__.get("_priors") for module in self.modules())
-        return has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss and not has_priors
 
     @torch.no_grad()
     def filter(self) -> Filtered:
@@ -375,7 +373,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             OptionError: steps is negative.
             ShapeError: A component with inputs has none for these times.
         """
-        steps = _check_steps(f"{type(self).__name__}.forecast", steps)
+        steps = _time_series.check_steps(f"{type(self).__name__}.forecast", steps)
         with use_later_inputs(f"{type(self).__name__}.forecast", self.component, X, self.y.shape[1], steps):
             mean, covariance = self._forecast(steps, noise)
         later = _reading.continue_labels(self.labels, steps, self.gaps)
@@ -422,7 +420,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             (count, steps), with (N) before, and (p) after, for several series, and for several values.
         """
         who = f"{type(self).__name__}.sample"
-        steps = _check_steps(who, steps)
+        steps = _time_series.check_steps(who, steps)
         source = _checks.make_generator(who, generator, self.y.device)
         run, flat = self._run_filter(steps)
         drawn = _inference.draw_observations(run, flat, self.lengths, steps, count, source)
@@ -493,12 +491,6 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         )
         model.origin, model.labels = _reading.restore_labels(config, model.origin, model.labels)
         return model
-
-
-def _check_steps(who: str, steps: int) -> int:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise _errors.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
-    return steps
 
 
 def _as_index(labels: Any) -> Any:

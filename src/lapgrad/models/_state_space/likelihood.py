@@ -177,6 +177,21 @@ class VarianceEvaluation(SeriesEvaluation):
         return loss, (self._powers * weights * (self._E @ self._gradient)).astype(np.float64, copy=False)
 
 
+class LossEvaluation:
+    """The loss of a model and its gradient by autograd, where there is no compiled filter."""
+
+    def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> None:
+        self._loss, self._parameters = loss, parameters
+
+    def __call__(self, x: Array) -> tuple[float, Array]:
+        """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
+        set_parameters(self._parameters, x)
+        with torch.enable_grad():
+            loss = self._loss()
+        found = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        return loss.item(), join_parameters(found)
+
+
 def set_parameters(parameters: Sequence[nn.Parameter], x: Array) -> None:
     """Set parameters from one vector (k,)."""
     parts = torch.from_numpy(x).split([parameter.numel() for parameter in parameters])
@@ -187,7 +202,7 @@ def set_parameters(parameters: Sequence[nn.Parameter], x: Array) -> None:
 
 def join_parameters(tensors: Sequence[Tensor]) -> Array:
     """Return the numbers of several tensors as one vector (k,)."""
-    joined: Array = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).numpy()
+    joined: Array = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).cpu().numpy()
     return joined
 
 

@@ -100,6 +100,8 @@ class NamedModel(_Base):
         label, _, last = name.rpartition(".")
         if last == "period" and f"{label}.frequency" in found:
             return [(found[f"{label}.frequency"][0][0], None)]
+        if name == "noise_var":
+            return []  # of a model without noise
         known = [*found, *(f"{n.rpartition('.')[0]}.period" for n in found if n.endswith(".frequency"))]
         raise _errors.unknown_option(type(self).__name__, "name", name, known)
 

@@ -15,11 +15,32 @@ from lapgrad.models import _inputs
 from lapgrad.models._inputs import Origin
 from lapgrad.models._state_space.time_series import Series, pad_series
 
-_MOST_FILLED = 10
-"""Series become at most so many times longer by missing steps; else their times are irregular."""
+_ADJACENT = 0.5
+"""On a grid with steps left out, at least this part of the observations follows directly on another."""
 
-_FREQUENCIES = tuple(
-    "YS YE QS QE MS ME W-SUN W-MON W-TUE W-WED W-THU W-FRI W-SAT B D h 30min 15min 10min 5min min s".split()
+_FREQUENCIES = (
+    "YS",
+    "YE",
+    "QS",
+    "QE",
+    "MS",
+    "ME",
+    "W-SUN",
+    "W-MON",
+    "W-TUE",
+    "W-WED",
+    "W-THU",
+    "W-FRI",
+    "W-SAT",
+    "B",
+    "D",
+    "h",
+    "30min",
+    "15min",
+    "10min",
+    "5min",
+    "min",
+    "s",
 )
 """Frequencies of dates with gaps, from the longest step on."""
 
@@ -110,7 +131,9 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
             return values, labels, None
         for frequency in _FREQUENCIES:
             grid = pandas.date_range(labels[0], labels[-1], freq=frequency)
-            if len(labels) <= len(grid) <= _MOST_FILLED * len(labels) and labels.isin(grid).all():
+            if len(labels) > len(grid) or not labels.isin(grid).all():
+                continue
+            if _is_dense(np.diff(grid.get_indexer(labels))):
                 return (*_fill(values, labels, grid), None)
         return values, labels, _scale_gaps(np.diff(labels.asi8).astype(np.float64))
     array = labels.to_numpy() if hasattr(labels, "to_numpy") else np.asarray(labels)
@@ -133,9 +156,7 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
     if len(steps) == 0 or np.allclose(steps, steps[0], rtol=1e-9):
         return values, labels, None
     counts = steps / steps.min()
-    if np.allclose(counts, np.round(counts), rtol=1e-6, atol=1e-6) and counts.sum() < _MOST_FILLED * len(
-        array
-    ):
+    if np.allclose(counts, np.round(counts), rtol=1e-6, atol=1e-6) and _is_dense(counts):
         places = np.concatenate(([0], np.round(counts).astype(np.int64).cumsum()))
         step = array[1:][steps.argmin()] - array[:-1][steps.argmin()]
         grid = array[0] + np.arange(places[-1] + 1) * step
@@ -143,6 +164,11 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
         return _spread(values, places, len(grid)), kept, None
     usual = float(np.median(steps)) if array.dtype.kind == "M" else 1.0
     return values, labels, _scale_gaps(steps, usual)
+
+
+def _is_dense(counts: Any) -> bool:
+    """Return whether gaps, in steps of a grid, say that the grid is that of the observations."""
+    return bool(np.mean(counts < 1.5) >= _ADJACENT)
 
 
 def _scale_gaps(steps: Any, unit: float | None = None) -> Tensor:

@@ -165,9 +165,11 @@ class SeriesSummary:
         observed: How many observations are not missing.
         diffuse: How many states have a flat prior, over all series: as many observations determine them.
         parameters: How many numbers are learned.
-        aic: -2 log likelihood + 2 parameters.
-        bic: -2 log likelihood + log(observed - diffuse) parameters.
-        hqic: -2 log likelihood + 2 log(log(observed - diffuse)) parameters.
+        aic: -2 log likelihood + 2 k, with k = parameters + diffuse: initial states count as estimated (Durbin
+            and
+            Koopman), as in statsmodels.
+        bic: -2 log likelihood + k log(observed).
+        hqic: -2 log likelihood + 2 k log(log(observed)).
         estimates: The hyper-parameters.
         residuals: Tests of the residuals of each value that is observed.
     """
@@ -183,18 +185,18 @@ class SeriesSummary:
     @property
     def aic(self) -> float:
         """Akaike's criterion."""
-        return -2 * self.log_likelihood + 2 * self.parameters
+        return -2 * self.log_likelihood + 2 * (self.parameters + self.diffuse)
 
     @property
     def bic(self) -> float:
         """The Bayesian criterion of Schwarz."""
-        return -2 * self.log_likelihood + math.log(self.observed - self.diffuse) * self.parameters
+        return -2 * self.log_likelihood + math.log(self.observed) * (self.parameters + self.diffuse)
 
     @property
     def hqic(self) -> float:
         """The criterion of Hannan and Quinn."""
-        count = max(2, self.observed - self.diffuse)
-        return -2 * self.log_likelihood + 2 * math.log(max(math.log(count), 1e-300)) * self.parameters
+        penalty = 2 * math.log(math.log(max(3, self.observed)))
+        return -2 * self.log_likelihood + penalty * (self.parameters + self.diffuse)
 
     def __str__(self) -> str:
         width = max([len(estimate.name) for estimate in self.estimates] + [9])

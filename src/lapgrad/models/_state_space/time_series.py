@@ -94,3 +94,10 @@ def gather_times(X: Tensor, times: Tensor) -> Tensor:
     X = X.expand(N, *X.shape[1:])
     index = times.view(*times.shape, *(1,) * own).expand(*times.shape, *X.shape[2:])
     return X.gather(1, index)
+
+
+def check_steps(who: str, steps: int) -> int:
+    """Return ``steps``; raise if it is no number of steps."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise _errors.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
+    return steps

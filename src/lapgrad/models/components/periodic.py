@@ -121,9 +121,9 @@ class Cycle(Component):
     Args:
         period: Steps of a cycle to begin with; None: that of the strongest wave in the data.
         variance: Variance of the noise of a state; None: chosen by the data; 0: the cycle is a fixed wave.
-        damped: Learn the damping, between 0 and 1, by which the wave fades in a step: the cycle is then
-            stationary. Else
-            it is 1, and nothing is known of the first state.
+        damped: Learn the damping, between 0 and 1, by which the wave fades in a step; else it is 1.
+        stationary: The first state of a damped cycle has the stationary distribution. Else nothing is known
+            of it, as in statsmodels.
         period_bounds: The period stays between these two.
 
     Attributes:
@@ -131,7 +131,11 @@ class Cycle(Component):
         damping: Learned if ``damped``.
     """
 
-    config_entries: ClassVar[Mapping[str, Entry]] = {"damped": FLAG, "period_bounds": NUMBERS}
+    config_entries: ClassVar[Mapping[str, Entry]] = {
+        "damped": FLAG,
+        "stationary": FLAG,
+        "period_bounds": NUMBERS,
+    }
     states, label = 2, "cycle"
     variance = make_variance()
     damping = bounded(0.0, 1.0)
@@ -143,6 +147,7 @@ class Cycle(Component):
         variance: Value | None = None,
         *,
         damped: bool = True,
+        stationary: bool = False,
         period_bounds: tuple[float, float] = (2.0, 1000.0),
     ) -> None:
         super().__init__()
@@ -153,7 +158,9 @@ class Cycle(Component):
             )
         self.period_bounds = (float(low), float(high))
         self.frequency_bounds = (2.0 * math.pi / high, 2.0 * math.pi / low)
-        self.damped, self.diffuse = damped, (not damped, not damped)
+        if stationary and not damped:
+            raise _errors.OptionError("Cycle: only a damped cycle can be stationary.")
+        self.damped, self.stationary, self.diffuse = damped, stationary, (not stationary,) * 2
         self._needs_period = period is None
         self.period = math.sqrt(low * high) if period is None else period
         self._set_or_defer({"variance": variance})
@@ -186,7 +193,7 @@ class Cycle(Component):
             fades, lost = self.damping**gaps, 1.0 - self.damping.square()
             A = fades[:, None, None] * A
             noise = variance * (1.0 - fades.square()) / lost
-            P = variance / lost * identity
+            P = variance / lost * identity if self.stationary else P
         B = variance.new_tensor([[[1.0, 0.0]]])
         return Block(A, B, noise[:, None, None] * identity, variance.new_zeros(2), P)
 
@@ -201,8 +208,12 @@ class Cycle(Component):
         self._set_deferred({"variance": 0.3 * data.step_variance})
 
     def config(self) -> dict[str, Any]:
-        """Whether it is damped, and the bounds of the period."""
-        return {"damped": self.damped, "period_bounds": list(self.period_bounds)}
+        """Whether it is damped and stationary, and the bounds of the period."""
+        return {
+            "damped": self.damped,
+            "stationary": self.stationary,
+            "period_bounds": list(self.period_bounds),
+        }
 
 
 def _get_frequency_bounds(module: nn.Module) -> tuple[float, float]:

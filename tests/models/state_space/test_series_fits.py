@@ -1,0 +1,125 @@
+"""Fits of state space models reach the optimum, and say so only there. Figures of statsmodels 0.15.0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device import DEVICE
+from torch import Tensor
+
+import lapgrad
+from lapgrad.demo.series import load_airline_passengers, load_nile
+from lapgrad.models import LinearGaussianSSM
+from lapgrad.models.components import AR, Component, HarmonicSeasonal, LocalLevel, LocalLinearTrend, Seasonal
+
+
+def airline(length: int = 144) -> Tensor:
+    return torch.from_numpy(np.log(load_airline_passengers()[1]))[:length].to(DEVICE)
+
+
+def nile() -> Tensor:
+    return torch.from_numpy(load_nile()[1]).to(DEVICE)
+
+
+def leave_out(y: Tensor, share: float = 0.13) -> Tensor:
+    """Set a part of the values to NaN, by the generator of NumPy with seed 0."""
+    y = y.clone()
+    y[np.random.default_rng(0).permutation(len(y))[: int(share * len(y))]] = torch.nan
+    return y
+
+
+def trend_and_season() -> Component:
+    return LocalLinearTrend() + Seasonal(12)
+
+
+#: Series, component, and the log likelihood that UnobservedComponents(..., use_exact_diffuse=True).fit()
+#: reaches.
+FITS: dict[str, tuple[Any, Any, float]] = {
+    "nile, level": (nile, LocalLevel, -633.4646),
+    "nile, trend": (nile, LocalLinearTrend, -631.7107),
+    "nile with gaps, level": (lambda: leave_out(nile()), LocalLevel, -551.0648),
+    "nile with gaps, trend": (lambda: leave_out(nile()), LocalLinearTrend, -549.2521),
+    "airline, 120 months": (lambda: airline(120), trend_and_season, 173.5424),
+    "airline": (airline, trend_and_season, 217.4203),
+    "airline with gaps": (lambda: leave_out(airline()), trend_and_season, 183.8774),
+    "airline with gaps, 120 months": (lambda: leave_out(airline(120)), trend_and_season, 143.3912),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_reaches_the_optimum(name: str) -> None:
+    make, component, wanted = FITS[name]
+    model = LinearGaussianSSM(make(), component())
+    result = model.fit()
+    assert result.converged, result.reason
+    assert -result.loss > wanted - 1e-3
+    assert model.loss().item() == pytest.approx(result.loss, abs=1e-8)
+    assert all(later < earlier for earlier, later in zip(result.history, result.history[1:], strict=False))
+
+
+@pytest.mark.parametrize("noise_var", [1e-8, 1.0])
+def test_leaves_wrong_starts(noise_var: float) -> None:
+    """The logarithm of a variance of nearly zero has no gradient: a fit would stay there."""
+    model = LinearGaussianSSM(
+        airline(120), LocalLinearTrend(1e-3, 1e-6) + Seasonal(12, 1e-9), noise_var=noise_var
+    )
+    assert -model.fit().loss > 173.5414
+    assert model.noise_var.item() == pytest.approx(1.407e-4, rel=0.05)
+
+
+def test_more_iterations_gain_nothing() -> None:
+    model = LinearGaussianSSM(airline(), trend_and_season())
+    first = model.fit()
+    assert first.loss - model.fit(tolerance=0.0, steps=300).loss < 1e-3
+
+
+def test_scale_of_the_data_does_not_matter() -> None:
+    """y times c has the log likelihood of y, less log c for each observation but those of the start."""
+    plain = LinearGaussianSSM(airline(60), trend_and_season()).fit()
+    large = LinearGaussianSSM(1e6 * airline(60), trend_and_season()).fit()
+    assert large.loss - (60 - 13) * np.log(1e6) == pytest.approx(plain.loss, abs=1e-3)
+
+
+def test_limits_and_callbacks() -> None:
+    y = nile()
+    result = LinearGaussianSSM(y, LocalLevel()).fit(steps=4)
+    assert (result.steps, result.converged) == (4, False)
+    assert "4 steps" in result.reason
+    seen = []
+    result = LinearGaussianSSM(y, LocalLevel()).fit(
+        callback=lambda step, loss: seen.append(loss) or len(seen) == 3
+    )
+    assert not result.converged
+    assert result.history == seen
+    for options in ({"steps": 0}, {"tolerance": -1.0}, {"lr": -1.0}):
+        with pytest.raises(lapgrad.OptionError):
+            LinearGaussianSSM(y, LocalLevel()).fit(**options)
+    fixed = LinearGaussianSSM(y, LocalLevel())
+    fixed.fix()
+    with pytest.raises(lapgrad.OptionError, match="nothing to fit"):
+        fixed.fit()
+
+
+def test_fixed_parameters_stay() -> None:
+    model = LinearGaussianSSM(nile(), LocalLevel(1000.0))
+    model.fix("level.variance")
+    model.fit()
+    assert model.component.variance.item() == pytest.approx(1000.0)
+    assert model.noise_var.item() == pytest.approx(15900, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: LocalLevel() + AR(1), lambda: LocalLevel() + HarmonicSeasonal(7.5, 2)]
+)
+def test_single_precision_and_several_series(make: Any) -> None:
+    y = nile()[:60]
+    alone = LinearGaussianSSM(y, make())
+    several = LinearGaussianSSM([y, y[:40], y[10:]], make())
+    single = LinearGaussianSSM(y.float(), make())
+    for model in (alone, several, single):
+        before = model.loss().item()
+        assert model.fit(steps=80).loss < before
+    assert single.loss().item() == pytest.approx(alone.loss().item(), abs=0.05)
