@@ -27,6 +27,7 @@ from lapgrad.models._state_space import diffuse as _diffuse
 from lapgrad.models._state_space import inference as _inference
 from lapgrad.models._state_space import likelihood as _likelihood
 from lapgrad.models._state_space import reading as _reading
+from lapgrad.models._state_space import starts as _starts
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance, make_noise
 from lapgrad.models._state_space.matrices import Matrices
@@ -34,7 +35,6 @@ from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
 from lapgrad.models._state_space.plotted_model import PlottedModel
 from lapgrad.models._state_space.search import SearchLimits, fit_series
-from lapgrad.models._state_space.starts import collect_facts, describe_numbers, propose_start
 from lapgrad.models._state_space.summary import SeriesSummary
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._training.adam import Rate
@@ -152,7 +152,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         self.origin, self.labels = given.origin, given.labels
         self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
         variances = _time_series.compute_variances(series.values)
-        facts = collect_facts(series.values, float(variances.mean()), component.list_periods())
+        facts = _starts.collect_facts(series.values, float(variances.mean()), component.list_periods())
         component.start_from(facts)
         scale = min(0.5, 0.3 * facts.step_variance / facts.variance)
         self.noise: Covariance | None = make_noise(who, noise_var, scale * variances, noise)
@@ -289,7 +289,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             OptionError: An argument is not one of those above, or there is nothing to learn.
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
-        numbers = describe_numbers(list_descriptors(self), learned)
+        numbers = _starts.describe_numbers(list_descriptors(self), learned)
         is_plain = optimizer == "lbfgs" and resume is None and not callable(lr)
         has_priors = any(module.__dict__.get("_priors") for module in self.modules())
         if not is_plain or not numbers or has_priors:
@@ -302,7 +302,8 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             type(self).__name__,
             learned,
             evaluate,
-            functools.partial(propose_start, numbers),
+            functools.partial(_starts.propose_start, numbers),
+            functools.partial(_starts.shorten_way, numbers),
             SearchLimits(_LBFGS_STEPS if steps is None else steps, float(lr or 1.0), tolerance),
             progress=progress,
             callback=callback,

@@ -53,10 +53,16 @@ _MOST_COLUMNS = 12
 _HOPE = 0.1
 """A search from another start ends when a move gains less than this part of what it lacks."""
 
+_NEAR_END = 0.1
+"""Promised less than this, a search from another start ends if that does not make it the best."""
+
+#: Returns a point with vanishing variances set to nearly zero, or None, given a point and its gradient.
+Shorten = Callable[[Array, Array], Array | None]
+
 #: Returns one of the points that it has evaluated, to begin from, or None, given a minimum, its value and a
 #: function that
 #: evaluates the loss.
-Propose = Callable[[Array, float, Callable[[Array], float]], Array | None]
+Propose = Callable[[Array, float, Array, Callable[[Array], float]], Array | None]
 
 
 class SearchLimits(NamedTuple):
@@ -92,6 +98,7 @@ def fit_series(
     parameters: Sequence[nn.Parameter],
     evaluate: Callable[[Array], tuple[float, Array]],
     propose: Propose,
+    shorten: Shorten,
     limits: SearchLimits,
     *,
     progress: bool = False,
@@ -104,6 +111,7 @@ def fit_series(
         parameters: The tensors that are learned.
         evaluate: Returns the loss and its gradient at parameters in one vector.
         propose: Other starts.
+        shorten: Shorter ways to zero.
         limits: When to stop.
         progress: Show a progress bar.
         callback: Called with the number of evaluations and the loss after each improvement; True stops the
@@ -121,7 +129,7 @@ def fit_series(
         )
     started = time.perf_counter()
     with _progress.show_progress(progress, limits.steps, who) as show:
-        search = _Search(who, evaluate, limits, callback, show)
+        search = _Search(who, evaluate, shorten, limits, callback, show)
         start = join_parameters(parameters)
         search.best = _Point(start, math.nan, start)
         try:
@@ -143,10 +151,12 @@ class _Search:
         self,
         who: str,
         evaluate: Callable[[Array], tuple[float, Array]],
+        shorten: Shorten,
         limits: SearchLimits,
         callback: Callback | None,
         show: Callable[[int, float], None],
     ) -> None:
+        self.shorten = shorten
         self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
         self.steps, self.history = 0, list[float]()
 
@@ -172,7 +182,7 @@ class _Search:
                 tried.append(self.evaluate(x))
                 return tried[-1].value
 
-            other = propose(self.best.x, before, evaluate)
+            other = propose(self.best.x, before, self.best.gradient, evaluate)
             point = next((point for point in tried if point.x is other), None)
             if point is None or not math.isfinite(point.value):
                 break
@@ -200,19 +210,33 @@ class _Search:
                 inverse, is_fresh = self.compute_inverse(point), True
                 continue
             inverse = _update_inverse(inverse, found.x - point.x, found.gradient - point.gradient)
-            change, point, is_fresh = point.value - found.value, found, False
+            change, point, is_fresh = point.value - found.value, self.take_short_cut(found), False
             # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the
             # loss.
             promise = 0.5 * float(point.gradient @ inverse @ point.gradient)
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:
                 self.accept(point)
-            elif max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value):
+            elif max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value) or (
+                promise < _NEAR_END and 1.25 * promise < point.value - self.best.value
+            ):
                 return ""
             if change < threshold and promise < threshold:
                 inverse, is_fresh = self.compute_inverse(point), True
                 if 0.5 * float(point.gradient @ inverse @ point.gradient) < threshold:
                     return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
+
+    def take_short_cut(self, point: _Point) -> _Point:
+        """Return a point with variances that vanish nearly zero, if it is better; else the point itself.
+
+        The logarithm of a variance that vanishes moves by 1 at a time, and each move gains a part of what is
+        left.
+        """
+        x = self.shorten(point.x, point.gradient)
+        if x is None:
+            return point
+        there = self.evaluate(x)
+        return there if there.value < point.value else point
 
     def compute_inverse(self, point: _Point) -> Array:
         """Return the inverse Hessian at a point, by differences of gradients, with positive eigenvalues.

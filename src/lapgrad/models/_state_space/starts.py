@@ -16,7 +16,7 @@ from lapgrad.models._state_space.variances import Variance
 
 Array = npt.NDArray[np.float64]
 
-_RAISED = (0.3, 0.03, 0.003)
+_RAISED = (0.3, 0.03, 0.003, 3e-4, 3e-5)
 """Parts of the largest variance that one which is nearly zero is set to."""
 
 _NEGLIGIBLE = 1e-2
@@ -24,6 +24,10 @@ _NEGLIGIBLE = 1e-2
 
 _LOWERED, _SHIFTED = 6.0, 1.0
 """By how much the logarithm of a variance is lowered, and the logit of another parameter shifted."""
+
+
+_VANISHED = -20.0
+"""Logarithm of the part of the largest variance that one which vanishes is set to."""
 
 
 class SeriesFacts(NamedTuple):
@@ -105,7 +109,11 @@ def describe_numbers(
 
 
 def propose_start(
-    numbers: Sequence[LearnedNumber], x: Array, value: float, evaluate: Callable[[Array], float]
+    numbers: Sequence[LearnedNumber],
+    x: Array,
+    value: float,
+    gradient: Array,
+    evaluate: Callable[[Array], float],
 ) -> Array | None:
     """Return the best of several points around a minimum that a descent from it would not have reached.
 
@@ -119,13 +127,14 @@ def propose_start(
         numbers: What the coordinates are.
         x: (k,), the minimum.
         value: The loss there.
+        gradient: (k,), its gradient.
         evaluate: Returns the loss at a point.
     """
     logs = [number.power * float(x[i]) for i, number in enumerate(numbers) if number.is_variance]
     largest = max(logs, default=0.0)
     best, lowest = None, math.inf
     for i, number in enumerate(numbers):
-        for change in _list_changes(number, float(x[i]), largest):
+        for change in _list_changes(number, float(x[i]), largest, float(gradient[i])):
             candidate = x.copy()
             candidate[i] += change
             found = evaluate(candidate)
@@ -135,12 +144,32 @@ def propose_start(
     return best
 
 
-def _list_changes(number: LearnedNumber, at: float, largest: float) -> list[float]:
+def _list_changes(number: LearnedNumber, at: float, largest: float, slope: float) -> list[float]:
     if not number.can_shift:
         return []
     if not number.is_variance:
         return [-_SHIFTED, _SHIFTED]
     size = number.power * at
     if size < largest + math.log(_NEGLIGIBLE):
-        return [(largest + math.log(part) - size) / number.power for part in _RAISED]
+        # By the sign of its gradient a variance of nearly zero should be larger, or is right to be zero.
+        parts = _RAISED if slope < 0.0 else _RAISED[1:2]
+        return [(largest + math.log(part) - size) / number.power for part in parts]
     return [-_LOWERED / number.power]
+
+
+def shorten_way(numbers: Sequence[LearnedNumber], x: Array, gradient: Array) -> Array | None:
+    """Return a point with small variances that vanish set to nearly zero; None: there are none."""
+    sizes = np.array([number.power for number in numbers]) * x
+    is_variance = np.array([number.is_variance for number in numbers])
+    if not is_variance.any():
+        return None
+    below = sizes - sizes[is_variance].max()
+    vanishing = (
+        is_variance & (gradient > 1e-6) & (gradient < 0.5) & (below < -3.0) & (below > _VANISHED + 1.0)
+    )
+    if not vanishing.any():
+        return None
+    moved = x.copy()
+    powers = np.array([number.power for number in numbers])
+    moved[vanishing] += (_VANISHED - below[vanishing]) / powers[vanishing]
+    return moved
