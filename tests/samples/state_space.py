@@ -22,8 +22,9 @@ def kalman_nll(
     *,
     state_offset: float = 0.0,
     observation_offset: float = 0.0,
+    diffuse: int = 0,
 ) -> Tensor:
-    """The filter as textbooks have it, without missing observations."""
+    """The filter as textbooks have it, without missing observations; flat priors by de Jong's columns."""
     times, p = y.shape[-2:]
     # Symmetrised, so that their gradients are symmetric.
     Q, R, P = (0.5 * (X + X.mT) for X in (Q, R, P))
@@ -36,18 +37,27 @@ def kalman_nll(
     )
     # With no time steps the gradients are zeros, not None.
     s = torch.zeros(batch, dtype=y.dtype, device=y.device) + 0.0 * sum(X.sum() for X in (y, A, B, Q, R, m, P))
-    m = m[..., None]
+    n = A.shape[-1]
+    directions = torch.eye(n, dtype=y.dtype, device=y.device)[:, :diffuse]
+    m = torch.cat((m[..., None], directions.expand(*m.shape[:-1], n, diffuse)), -1)
+    first = torch.eye(1, 1 + diffuse, dtype=y.dtype, device=y.device)
+    G = 0.0
     for t in range(times):
         # (torch.linalg.solve and torch.logdet have wrong tangents of tangents.)
         L = torch.linalg.cholesky(at(B, t) @ P @ at(B, t).mT + at(R, t))
-        v = y[..., t, :, None] - observation_offset - at(B, t) @ m
+        v = (y[..., t, :, None] - observation_offset) * first - at(B, t) @ m
         z = torch.linalg.solve_triangular(L, v, upper=False)
         W = torch.linalg.solve_triangular(L, at(B, t) @ P, upper=False)
         half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        s = s + 0.5 * z.square().sum((-2, -1)) + half_logdet + 0.5 * p * math.log(2 * math.pi)
+        s = s + half_logdet + 0.5 * p * math.log(2 * math.pi)
+        G = G + z.mT @ z
         m, P = m + W.mT @ z, P - W.mT @ W
-        m, P = at(A, t) @ m + state_offset, at(A, t) @ P @ at(A, t).mT + at(Q, t)
-    return s
+        m, P = at(A, t) @ m + state_offset * first, at(A, t) @ P @ at(A, t).mT + at(Q, t)
+    if not times:
+        return s
+    L = torch.linalg.cholesky(G[..., 1:, 1:])
+    z = torch.linalg.solve_triangular(L, G[..., 1:, :1], upper=False)
+    return s + 0.5 * (G[..., 0, 0] - z.square().sum((-2, -1))) + L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _shapes(
@@ -91,6 +101,8 @@ CASES = (
             named(_shapes(3, 1, 2, varying=3), {"observation_offset": -0.5}),
             named(_shapes(4, 3, 2, batch=(2,), varying=4), {}),
             named(_shapes(0, 2, 1), {}),
+            named(_shapes(3, 2, 2), {"diffuse": 1}),
+            named(_shapes(3, 2, 1, batch=(2,)), {"diffuse": 2}),
             named(_shapes(3, 2, 1, batch=(0,)), {}),
             named(_shapes(2, 2, 1, batch=(2, 3)), {"state_offset": -1.0, "observation_offset": 2.0}),
             named(((3, 2), (2, 2), (2, 2), (2, 2), (2, 2), (2,), (2, 2)), {}),

@@ -1,4 +1,4 @@
-"""The time series of the examples: the flow of the Nile, and airline passengers (data/series.md)."""
+"""The time series of the examples: the flow of the Nile, and airline passengers; see data/*.md."""
 
 from __future__ import annotations
 

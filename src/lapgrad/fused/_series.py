@@ -42,7 +42,7 @@ def prepare_operands(
     P: Tensor,
     state_offset: Tensor | float | None,
     observation_offset: Tensor | float | None,
-    diffuse: Tensor | None = None,
+    diffuse: Tensor | int | None = None,
 ) -> Operands:
     """Checks the operands of ``kalman_nll`` and brings them into the form of the registered operator."""
     given = {"y": _layout.check_matrix(operator, "y", y)}
@@ -52,6 +52,10 @@ def prepare_operands(
     given["R"] = _layout.check_square_matrix(operator, "R", R)
     given["m"] = _layout.check_vector(operator, "m", m)
     given["P"] = _layout.check_square_matrix(operator, "P", P)
+    if isinstance(diffuse, int) and given["m"].shape[-1] >= diffuse >= 0:
+        diffuse = torch.eye(given["m"].shape[-1], dtype=given["y"].dtype, device=given["y"].device)[
+            :, :diffuse
+        ]
     if diffuse is not None:
         given["diffuse"] = _layout.check_matrix(operator, "diffuse", diffuse)
     if isinstance(observation_offset, int | float):

@@ -28,7 +28,7 @@ def kalman_nll(
     *,
     state_offset: Tensor | float | None = None,
     observation_offset: Tensor | float | None = None,
-    diffuse: Tensor | None = None,
+    diffuse: Tensor | int | None = None,
 ) -> Tensor:
     """Negative log likelihood of a linear Gaussian state space model: s = -log p(y[0], ..., y[T-1]).
 
@@ -54,7 +54,8 @@ def kalman_nll(
         P: (*batch, n, n), covariance of the first state: symmetric, positive semi-definite.
         state_offset: (*batch, T, n), or (n,), or a number: a in the formula above.
         observation_offset: (*batch, T, p), or (p,), or a number: b in the formula above.
-        diffuse: (*batch, n, k), directions D in which the prior is flat, k at most n; None: none. A
+        diffuse: (*batch, n, k), directions D in which the prior is flat, k at most n; a number k: the first k
+            states; None: none. A
             covariance P
             of the order of the data in these directions does not change s, and helps the arithmetic.
 

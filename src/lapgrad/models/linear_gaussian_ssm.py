@@ -30,7 +30,7 @@ from lapgrad.models._state_space import reading as _reading
 from lapgrad.models._state_space import starts as _starts
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance, make_noise
-from lapgrad.models._state_space.matrices import Matrices
+from lapgrad.models._state_space.matrices import Matrices, set_covariance
 from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
 from lapgrad.models._state_space.plotted_model import PlottedModel
@@ -190,7 +190,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         if self.diffuse_variance is not None and any(self.component.diffuse):
             flags = torch.tensor(self.component.diffuse, dtype=R.dtype, device=R.device)
             P = block.P + self.diffuse_variance * torch.diag(flags)
-            block = block._replace(P=P)
+            block = set_covariance(block, P)
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
     def _choose_diffuse(self, variance: float) -> _diffuse.DiffuseStates:

@@ -62,7 +62,7 @@ def test_series_in_lanes_are_those_alone() -> None:
 
 
 def test_derivatives() -> None:
-    y, A, B, Q, R, m, P, D = problem(times=5)
+    y, A, B, Q, R, m, P, D = problem(times=4, n=2, p=1, d=1)
 
     def nll(A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor, P: Tensor, D: Tensor) -> Tensor:
         Q, R, P = (0.5 * (X + X.mT) for X in (Q, R, P))

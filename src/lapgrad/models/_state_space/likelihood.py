@@ -65,16 +65,16 @@ class SeriesEvaluation:
         diffuse: DiffuseStates,
         parameters: Sequence[nn.Parameter],
     ) -> None:
-        self._make_matrices, self._y, self._diffuse = make_matrices, y, diffuse
-        self._parameters = parameters
+        self.make_matrices, self.y, self.diffuse = make_matrices, y, diffuse
+        self.parameters = parameters
         self._constant = diffuse.compute_log_unit() * len(y)
         self._is_checked = False
 
     def __call__(self, x: Array) -> tuple[float, Array]:
         """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
-        set_parameters(self._parameters, x)
+        set_parameters(self.parameters, x)
         with torch.enable_grad():
-            flat = self._prepare_operands()
+            flat = self.prepare_operands()
         learned = [i for i, operand in enumerate(flat) if operand.requires_grad]
         results: list[Tensor | None] = [None] * len(flat)
         for i in learned:
@@ -82,19 +82,19 @@ class SeriesEvaluation:
         loss = prepare_gradient([operand.detach() for operand in flat], results)().sum()
         found = torch.autograd.grad(
             [flat[i] for i in learned],
-            self._parameters,
+            self.parameters,
             [results[i] for i in learned],
             allow_unused=True,
         )
         gradients = [
             torch.zeros_like(parameter) if gradient is None else gradient
-            for gradient, parameter in zip(found, self._parameters, strict=True)
+            for gradient, parameter in zip(found, self.parameters, strict=True)
         ]
         return float(loss) - self._constant, join_parameters(gradients)
 
-    def _prepare_operands(self) -> tuple[Tensor, ...]:
+    def prepare_operands(self) -> tuple[Tensor, ...]:
         """Return the operands of the registered operator."""
-        matrices = self._make_matrices()
+        matrices = self.make_matrices()
         block = matrices.block
         is_plain = (block.A.dim(), block.B.dim(), block.Q.dim(), matrices.R.dim(), block.m.dim()) == (
             3,
@@ -106,21 +106,21 @@ class SeriesEvaluation:
         if is_plain and block.state_offset is None and block.observation_offset is None and self._is_checked:
             # The shapes have been checked once, and checks would take longer than short series.
             m = block.m[None]
-            if self._diffuse.positions:
+            if self.diffuse.positions:
                 directions, kept, variances = self._prior
                 m = torch.cat(((kept[0] * block.m)[:, None], directions), 1)[None]
                 P = torch.addcmul(variances, kept, block.P)
             else:
                 P = block.P
             return (
-                self._y, block.A[None], block.B[None], block.Q[None], matrices.R[None], m, P[None],
+                self.y, block.A[None], block.B[None], block.Q[None], matrices.R[None], m, P[None],
                 self._offset,
             )  # fmt: skip
-        operands = matrices.list_operands(self._y)
+        operands = matrices.list_operands(self.y)
         flat_directions: Tensor | None = None
-        if self._diffuse.positions:
-            operands["m"], operands["P"] = self._diffuse.make_prior(operands["m"], operands["P"])
-            flat_directions = self._diffuse.make_directions(operands["m"])
+        if self.diffuse.positions:
+            operands["m"], operands["P"] = self.diffuse.make_prior(operands["m"], operands["P"])
+            flat_directions = self.diffuse.make_directions(operands["m"])
         self._is_checked = True
         return _series.prepare_operands("LinearGaussianSSM", **operands, diffuse=flat_directions).flat
 
@@ -128,16 +128,16 @@ class SeriesEvaluation:
     def _prior(self) -> tuple[Tensor, Tensor, Tensor]:
         """Directions (n, d), where P of the component counts (n, n), and variances besides it (n, n)."""
         n = self._offset.shape[-1]
-        ones = self._y.new_ones(n)
-        _, kept = self._diffuse.make_prior(ones, self._y.new_ones(n, n))
-        _, variances = self._diffuse.make_prior(ones, self._y.new_zeros(n, n))
-        return self._diffuse.make_directions(ones), kept - variances, variances
+        ones = self.y.new_ones(n)
+        _, kept = self.diffuse.make_prior(ones, self.y.new_ones(n, n))
+        _, variances = self.diffuse.make_prior(ones, self.y.new_zeros(n, n))
+        return self.diffuse.make_directions(ones), kept - variances, variances
 
     @functools.cached_property
     def _offset(self) -> Tensor:
         with torch.no_grad():
-            n = self._make_matrices().block.A.shape[-1]
-        return self._y.new_zeros(1, 1, n)
+            n = self.make_matrices().block.A.shape[-1]
+        return self.y.new_zeros(1, 1, n)
 
 
 class VarianceEvaluation(SeriesEvaluation):
@@ -154,7 +154,7 @@ class VarianceEvaluation(SeriesEvaluation):
     def __init__(
         self, general: SeriesEvaluation, flat: Sequence[Tensor], powers: Tensor, base: Tensor, E: Tensor
     ) -> None:
-        super().__init__(general._make_matrices, general._y, general._diffuse, general._parameters)
+        super().__init__(general.make_matrices, general.y, general.diffuse, general.parameters)
         # The filter reads its operands from one vector, and writes its gradients into another. NumPy needs
         # less time for
         # a few numbers than torch.
@@ -181,14 +181,14 @@ class LossEvaluation:
     """The loss of a model and its gradient by autograd, where there is no compiled filter."""
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> None:
-        self._loss, self._parameters = loss, parameters
+        self._loss, self.parameters = loss, parameters
 
     def __call__(self, x: Array) -> tuple[float, Array]:
         """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
-        set_parameters(self._parameters, x)
+        set_parameters(self.parameters, x)
         with torch.enable_grad():
             loss = self._loss()
-        found = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return loss.item(), join_parameters(found)
 
 
@@ -235,7 +235,7 @@ def make_evaluation(
     if not all(number.is_variance for number in numbers):
         return general
     with torch.enable_grad():
-        flat = general._prepare_operands()
+        flat = general.prepare_operands()
     others = [operand for i, operand in enumerate(flat) if i not in _VARIANCES]
     size = sum(flat[i].numel() for i in _VARIANCES)
     if any(operand.requires_grad for operand in others) or size * len(numbers) > _LARGEST_MAP:
@@ -254,14 +254,14 @@ def _linearise(
     weight. It must
     give the matrices at the present parameters.
     """
-    parameters = general._parameters
+    parameters = general.parameters
     kept = torch.cat([parameter.flatten() for parameter in parameters])
 
     def compute(raw: Tensor) -> Tensor:
         for parameter, part in zip(parameters, raw.split([q.numel() for q in parameters]), strict=True):
             parameter.copy_(part.view_as(parameter))
-        block, R = general._make_matrices()
-        P = general._diffuse.make_prior(block.m, block.P)[1]
+        block, R = general.make_matrices()
+        P = general.diffuse.make_prior(block.m, block.P)[1]
         return torch.cat((block.Q.flatten(), R.flatten(), P.flatten()))
 
     wanted = compute(kept)

@@ -30,7 +30,25 @@ class Matrices(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Matrices:
         """Return the matrices in another dtype."""
-        block = self.block._replace(
-            **{name: X.to(dtype) for name, X in self.block._asdict().items() if X is not None}
+
+        def convert(X: Tensor | None) -> Tensor | None:
+            return None if X is None else X.to(dtype)
+
+        A, B, Q, m, P, state_offset, observation_offset, R = self.block
+        block = Block(
+            A.to(dtype),
+            B.to(dtype),
+            Q.to(dtype),
+            m.to(dtype),
+            P.to(dtype),
+            convert(state_offset),
+            convert(observation_offset),
+            convert(R),
         )
         return Matrices(block, self.R.to(dtype))
+
+
+def set_covariance(block: Block, P: Tensor) -> Block:
+    """Return a block with another covariance of the first state."""
+    A, B, Q, m, _, state_offset, observation_offset, R = block
+    return Block(A, B, Q, m, P, state_offset, observation_offset, R)

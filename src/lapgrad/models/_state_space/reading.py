@@ -14,6 +14,7 @@ from lapgrad import _errors
 from lapgrad.models import _inputs
 from lapgrad.models._inputs import Origin
 from lapgrad.models._state_space.time_series import Series, pad_series
+from lapgrad.models._storage.entries import TEXT, check_entries
 
 _ADJACENT = 0.5
 """On a grid with steps left out, at least this part of the observations follows directly on another."""
@@ -96,7 +97,7 @@ def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
         )
     values, labels, gaps = _find_steps(who, values, labels)
     kept = labels if hasattr(labels, "to_numpy") else None
-    return SeriesInput(pad_series(who, values), origin._replace(index=kept), labels, gaps)
+    return SeriesInput(pad_series(who, values), Origin(origin.kind, kept, origin.columns), labels, gaps)
 
 
 def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
@@ -205,26 +206,30 @@ def get_plot_coordinates(labels: Any, length: int, steps: int, gaps: Tensor | No
 
 
 def describe_labels(origin: Origin, labels: Any) -> dict[str, Any]:
-    """Return what a file says about the labels of a series, in types that JSON knows."""
-    found: dict[str, Any] = {"origin": origin.kind}
+    """Return the entry of a file about the labels of a series; none for plain tensors."""
+    if origin.kind == "tensor" and labels is None:
+        return {}
+    found: dict[str, Any] = {"kind": origin.kind}
     if origin.columns is not None and all(isinstance(name, str) for name in origin.columns):
         found["columns"] = list(origin.columns)
     array = _inputs.get_coordinates(labels)
-    if array is None:
-        return found
-    if array.dtype.kind == "M":
+    if array is not None and array.dtype.kind == "M":
         found["dates"] = [str(date) for date in array.astype("datetime64[ns]")]
         found["frequency"] = getattr(labels, "freqstr", None)
         found["periods"] = hasattr(labels, "to_timestamp")
-    else:
-        found["labels"] = array.tolist()
-    return found
+    elif array is not None:
+        found["numbers"] = array.tolist()
+    return {"origin": found}
 
 
 def restore_labels(config: dict[str, Any], origin: Origin, labels: Any) -> tuple[Origin, Any]:
     """Return origin and labels as described by ``describe_labels``; arrays, if pandas is not installed."""
-    kind, columns = config.get("origin", "tensor"), config.get("columns")
-    dates, numbers = config.get("dates"), config.get("labels")
+    saved = config.get("origin")
+    if saved is None:
+        return origin, labels
+    check_entries(saved, {"kind": TEXT}, "the origin of the series")
+    kind, columns = saved["kind"], saved.get("columns")
+    dates, numbers = saved.get("dates"), saved.get("numbers")
     if dates is None and numbers is None:
         return Origin("array" if kind == "frame" else kind, None, columns), labels
     array = np.array(dates, dtype="datetime64[ns]") if dates is not None else np.array(numbers)
@@ -235,8 +240,8 @@ def restore_labels(config: dict[str, Any], origin: Origin, labels: Any) -> tuple
     except ImportError:
         return Origin("array", None, columns), array
     index = pandas.Index(array) if dates is None else pandas.DatetimeIndex(array)
-    if dates is not None and config.get("periods"):
-        index = index.to_period(config.get("frequency"))
-    elif dates is not None and config.get("frequency"):
-        index = pandas.DatetimeIndex(array, freq=config["frequency"])
+    if dates is not None and saved.get("periods"):
+        index = index.to_period(saved.get("frequency"))
+    elif dates is not None and saved.get("frequency"):
+        index = pandas.DatetimeIndex(array, freq=saved["frequency"])
     return Origin(kind, index, columns), index
