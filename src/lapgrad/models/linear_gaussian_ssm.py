@@ -35,7 +35,6 @@ from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
 from lapgrad.models._state_space.plotted_model import PlottedModel
 from lapgrad.models._state_space.search import SearchLimits, fit_series
-from lapgrad.models._state_space.summary import SeriesSummary
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
@@ -449,8 +448,8 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             before += part.states
         return answers
 
-    def summary(self) -> SeriesSummary:
-        """Return estimates with standard errors, information criteria and tests of the residuals.
+    def summary(self) -> Any:
+        """Return a ``SeriesSummary``: standard errors, information criteria, tests of the residuals.
 
         Standard errors are those of the exact Hessian of the likelihood at the present parameters. A variance
         that is

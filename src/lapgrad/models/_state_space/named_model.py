@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +45,12 @@ class NamedModel(_Base):
             else getattr(module, descriptor.name).detach()
             for name, [(module, descriptor), *_] in name_hyperparameters(self).items()
         }
+
+    def iterate_hyperparameters(self) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
+        """Yield name, module and descriptor of all hyper-parameters, ``noise.deviations`` for the noise."""
+        for name, found in name_hyperparameters(self).items():
+            for module, descriptor in found:
+                yield f"noise.{descriptor.name}" if name == "noise_var" else name, module, descriptor
 
     def set_values(self, values: dict[str, Value] | None = None, /, **more: Value) -> None:
         """Set hyper-parameters by name; they stay learned or fixed, as they were. A variance may be set to 0.
