@@ -66,6 +66,18 @@ napoleon_use_rtype = False
 # As a list: each would be described a second time, as a member of its class.
 napoleon_use_ivar = True
 
+
+def reset_torch(conf: dict[str, Any], name: str) -> None:
+    """Undo what an example has set for its process: the next one begins as a script does."""
+    import torch
+
+    import lapgrad
+
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    lapgrad.accelerate.off()
+
+
 # The gallery: the examples in their quick form, which takes seconds.
 sphinx_gallery_conf = {
     "examples_dirs": "gallery_sources",
@@ -73,6 +85,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "copyfile_regex": r".*\.rst",
     "reset_argv": lambda conf, variables: ["--quick", "--output", tempfile.mkdtemp()],
+    "reset_modules": ("matplotlib", reset_torch),
     "remove_config_comments": True,
     "download_all_examples": False,
     "show_memory": False,

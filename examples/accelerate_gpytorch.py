@@ -116,7 +116,7 @@ def compare(
 
 # %%
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A training step before and after lapgrad.accelerate().")
     parser.add_argument("--quick", action="store_true", help="seconds, with smaller models")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where to leave the figure")
     arguments = parser.parse_args()

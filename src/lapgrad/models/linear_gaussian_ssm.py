@@ -76,12 +76,9 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         diffuse_variance: None: diffuse states have a flat prior, which is treated exactly. A number: they
             have a proper prior of this variance.
         times: (T,), when a single series was observed: increasing numbers or dates; None: the index of an
-            object of
-            pandas, else regular steps. Steps that are left out of a regular grid are missing observations.
-            Other times are
-            irregular: components are then those in continuous time, with variances per unit of time (1 of
-                numbers, the
-            median gap of dates).
+            object of pandas, else regular steps. Steps that are left out of a regular grid are missing
+            observations. Other times are irregular: components are then those in continuous time, with
+            variances per unit of time (1 of numbers, the median gap of dates).
 
     The hyper-parameters have the names of ``hyperparameters()``, such as ``noise_var``,
     ``trend.slope_variance`` and
