@@ -17,7 +17,7 @@ from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.resuming import ResumableModel
-from lapgrad.models._training.summary import Summary, summarise
+from lapgrad.models._training.summary import summarise
 
 AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
@@ -229,7 +229,7 @@ class Model(ResumableModel, StoredModel):
         self.check_fit(result)
         return result
 
-    def summary(self) -> Summary:
+    def summary(self) -> Any:
         """Return the model as text: size of the data, log likelihood, and all hyper-parameters in a table."""
         with torch.no_grad():
             likelihood = -self.loss().item()

@@ -100,8 +100,8 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Model):
         >>> model = GPRegression(X, torch.sin(X))
         >>> result = model.fit()
         >>> mean, variance = model.predict(torch.tensor([1.0], dtype=torch.float64))
-        >>> abs(mean.item() - math.sin(1.0)) < 0.01
-        True
+        >>> f"{mean.item():.2f}"
+        '0.84'
     """
 
     def __init__(
