@@ -52,10 +52,14 @@ def prepare_operands(
     given["R"] = _layout.check_square_matrix(operator, "R", R)
     given["m"] = _layout.check_vector(operator, "m", m)
     given["P"] = _layout.check_square_matrix(operator, "P", P)
-    if isinstance(diffuse, int) and given["m"].shape[-1] >= diffuse >= 0:
-        diffuse = torch.eye(given["m"].shape[-1], dtype=given["y"].dtype, device=given["y"].device)[
-            :, :diffuse
-        ]
+    if isinstance(diffuse, int):
+        states = given["m"].shape[-1]
+        if not 0 <= diffuse <= states:
+            raise _errors.OptionError(
+                f"{operator}: diffuse must be a matrix or a number from 0 to {states}, the number of states; "
+                f"got {diffuse}."
+            )
+        diffuse = torch.eye(states, dtype=given["y"].dtype, device=given["y"].device)[:, :diffuse]
     if diffuse is not None:
         given["diffuse"] = _layout.check_matrix(operator, "diffuse", diffuse)
     if isinstance(observation_offset, int | float):

@@ -86,9 +86,8 @@ def kalman_nll(
         forward 4 n^3 + 8 n^2 p, backward 8 n^3 + 20 n^2 p flops per step and series, less where A has zeros:
         n^3 counts the entries of A that are not zero, times n. k diffuse directions add 4 n^2 k and 8 n^2 k.
         On CUDA one launch serves all series, of up to 32 states and 16 observations; larger models, and those
-        with
-        ``diffuse``, take one step after the other in plain PyTorch, which is slow. Gradients are the same in
-        every run.
+        with ``diffuse``, take one step after the other in plain PyTorch, which is slow. Gradients are the
+        same in every run.
 
     Example:
         A random walk, seen with noise; the second observation is missing.

@@ -63,15 +63,13 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
     Args:
         y: (T,), one series; (T, p), one of p values at each time; (N, T, p), N series of one model; or a
             list of series (T_i,) or (T_i, p) of different length. NaN: missing. Tensors, arrays of NumPy, or
-            a
-            Series or DataFrame of pandas: forecasts are then objects of the same kind, and continue its
+            a Series or DataFrame of pandas: forecasts are then objects of the same kind, and continue its
             index.
         component: The model of the series, such as ``LocalLevel() + Seasonal(12)``; an int:
             ``LinearDynamics`` with that many states, all matrices learned. It becomes part of the model (not
             a copy).
         noise_var: Covariance R of the noise of the observations: a number, (p,) or (p, p); None: chosen by
-            the
-            data; 0: no noise but that of the components. Learned.
+            the data; 0: no noise but that of the components. Learned.
         noise: "full": R may be any covariance; "diagonal".
         diffuse_variance: None: diffuse states have a flat prior, which is treated exactly. A number: they
             have a proper prior of this variance.
@@ -260,8 +258,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         """Learn the parameters: maximise the likelihood over those that require gradients.
 
         L-BFGS has converged when the loss and its gradient say so, and when no other start that is tried
-        then, among
-        them variances that have become nearly zero, ends at a better point.
+        then, among them variances that have become nearly zero, ends at a better point.
 
         Args:
             optimizer: "lbfgs", or "adam" (for networks).
@@ -269,9 +266,8 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
                 number from 0 on; the length of the first step of L-BFGS (None: 1).
             tolerance: Stop when the loss changes by less than this, relative to its magnitude (at least 1, at
-                most
-                100): in one move of L-BFGS, if the gradient promises no more either, in 50 steps of Adam. 0:
-                never.
+                most 100): in one move of L-BFGS, if the gradient promises no more either, in 50 steps of
+                Adam. 0: never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
             resume: The result of ``training_state`` after a fit by Adam, which is continued.
@@ -286,9 +282,9 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = _starts.describe_numbers(list_descriptors(self), learned)
-        is_plain = optimizer == "lbfgs" and resume is None and not callable(lr)
+        is_plain = optimizer == "lbfgs" and resume is None
         has_priors = any(module.__dict__.get("_priors") for module in self.modules())
-        if not is_plain or not numbers or has_priors:
+        if callable(lr) or not is_plain or not numbers or has_priors:
             options = {"steps": steps, "lr": lr, "tolerance": tolerance, "progress": progress}
             return super().fit(optimizer, **options, callback=callback, resume=resume)  # type: ignore[arg-type]
         evaluate: Callable[[Any], tuple[float, Any]] = _likelihood.LossEvaluation(self.loss, learned)
@@ -330,9 +326,8 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         """Return one-step prediction errors in units of their standard deviations, in the shape of the data.
 
         They are independent N(0, 1) if the model is right, and NaN where nothing is observed, or nothing
-        predicted
-        because the diffuse states are not determined yet. Of several values at one time each is given those
-        before it.
+        predicted because the diffuse states are not determined yet. Of several values at one time each is
+        given those before it.
         """
         return self._write(self._shape_values(self.compute_residuals()))
 
@@ -356,15 +351,13 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         Args:
             steps: How many times after the end of each series.
             X: (steps, k), the inputs of the ``Regression`` at these times, if it has no rows for them; a
-                dictionary by
-                label if there are several.
+                dictionary by label if there are several.
             noise: Predict observations; False: predict the signal without the noise R.
 
         Returns:
             mean (steps,) and variance (steps,) of one series of numbers; (steps, p) and covariance (steps,
             p, p) of one series of p values; with (N, ...) in front for several series. Of the kind of the
-            data,
-            with an index that continues theirs.
+            data, with an index that continues theirs.
 
         Raises:
             OptionError: steps is negative.
@@ -449,8 +442,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         """Return a ``SeriesSummary``: standard errors, information criteria, tests of the residuals.
 
         Standard errors are those of the exact Hessian of the likelihood at the present parameters. A variance
-        that is
-        nearly zero lies at the bound of its range, and has none.
+        that is nearly zero lies at the bound of its range, and has none.
         """
         return self.summarise(self.compute_residuals(), len(self._diffuse.positions) * len(self.y))
 

@@ -108,6 +108,9 @@ def test_undetermined_directions_are_named() -> None:
         kalman_nll(*model, diffuse=D)
     with pytest.raises(lapgrad.ShapeError, match="diffuse"):
         kalman_nll(*model, diffuse=torch.ones(3, 4, dtype=torch.float64, device=DEVICE))
+    for number in (-1, len(D) + 1):
+        with pytest.raises(lapgrad.OptionError, match="diffuse must be a matrix or a number from 0 to"):
+            kalman_nll(*model, diffuse=number)
 
 
 def test_forward_mode_and_vmap() -> None:

@@ -115,8 +115,8 @@ class NamedModel(_Base):
         """Return the Hessian (k, k) of the loss by all learned numbers, in their unconstrained form.
 
         It is exact, by second derivatives of the filter, for series of up to 300 steps. Those of longer
-        series would
-        take long: there it is the derivative of the exact gradient by differences of fourth order.
+        series would take long: there it is the derivative of the exact gradient by differences of fourth
+        order.
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         if not learned:

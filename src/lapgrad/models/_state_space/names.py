@@ -38,8 +38,7 @@ def name_hyperparameters(model: nn.Module) -> dict[str, list[tuple[nn.Module, Hy
     """Return the hyper-parameters of a state space model by the names that its documentation uses.
 
     ``noise_var`` stands for all numbers of the covariance of the noise. Those of components have the label of
-    their
-    component in front, such as ``trend.slope_variance``: the second of a kind has a number,
+    their component in front, such as ``trend.slope_variance``: the second of a kind has a number,
     ``seasonal_2.variance``.
     """
     component = model.get_submodule("component")

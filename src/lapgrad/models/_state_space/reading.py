@@ -71,8 +71,7 @@ def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
         who: Name of the model, for messages.
         y: One series, an array of several, or a list of series.
         times: (T,), when a single series was observed: numbers or dates; None: the index of an object of
-            pandas, else
-            regular steps.
+            pandas, else regular steps.
 
     Raises:
         ShapeError: times has another length.

@@ -37,8 +37,7 @@ class SeriesFacts(NamedTuple):
         values: (N, T, p), the series; NaN: missing.
         variance: Mean variance of the data.
         step_variance: Variance of what is new in an observation: of changes from step to step, and from
-            season to
-            season, per observation that they are made of.
+            season to season, per observation that they are made of.
     """
 
     values: Tensor
@@ -120,8 +119,7 @@ def propose_start(
     The logarithm of a variance that has become nearly zero has no gradient left, and a fit would stay there
     for ever:
     such a variance is raised. Others are lowered, until they are nearly zero, and parameters in an interval
-    are
-    shifted. The point with the lowest loss is returned, also if it is above that of the minimum.
+    are shifted. The point with the lowest loss is returned, also if it is above that of the minimum.
 
     Args:
         numbers: What the coordinates are.

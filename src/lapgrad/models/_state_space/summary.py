@@ -127,10 +127,9 @@ def compute_errors(hessian: Tensor, slopes: Tensor, observed: int) -> Tensor:
     """Return standard errors (k,) in the units of the parameters; NaN for those the data do not determine.
 
     The covariance of the unconstrained parameters is the inverse of the Hessian of the negative log
-    likelihood, and
-    ``slopes`` are the derivatives of the values by them (the delta method). Where the curvature is nearly
-    zero, or negative, a
-    variance has become zero: its estimate lies on the bound of its range, and has no standard error.
+    likelihood, and ``slopes`` are the derivatives of the values by them (the delta method). Where the
+    curvature is nearly zero, or negative, a variance has become zero: its estimate lies on the bound of its
+    range, and has no standard error.
 
     Args:
         hessian: (k, k).
@@ -166,8 +165,7 @@ class SeriesSummary:
         diffuse: How many states have a flat prior, over all series: as many observations determine them.
         parameters: How many numbers are learned.
         aic: -2 log likelihood + 2 k, with k = parameters + diffuse: initial states count as estimated (Durbin
-            and
-            Koopman), as in statsmodels.
+            and Koopman), as in statsmodels.
         bic: -2 log likelihood + k log(observed).
         hqic: -2 log likelihood + 2 k log(log(observed)).
         estimates: The hyper-parameters.

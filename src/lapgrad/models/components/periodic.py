@@ -21,9 +21,8 @@ class HarmonicSeasonal(Component):
     """A season of any period, also one that is no integer: a sum of waves whose amplitudes wander.
 
     Wave j has the frequency 2π j / period. It has two states, which turn by that angle in a step and get
-    noise
-    N(0, variance) each; the first one is seen. A wave of half the period 2 has one state, of alternating
-    sign.
+    noise N(0, variance) each; the first one is seen. A wave of half the period 2 has one state, of
+    alternating sign.
 
     Args:
         period: Steps of a season, more than 2; such as 365.25 / 7 for years of weeks.
