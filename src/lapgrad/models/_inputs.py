@@ -52,10 +52,8 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
     Args:
         who: Name of the model or function, for messages.
         value: A tensor; an array of NumPy, or what has ``__array__``; a Series or DataFrame of pandas; nested
-            lists of
-            numbers. Integers, booleans and half precision become float64 (tensors are left as they are);
-            float32
-            and float64 are kept. Missing values become NaN.
+            lists of numbers. Integers, booleans and half precision become float64 (tensors are left as they
+            are); float32 and float64 are kept. Missing values become NaN.
         name: Name of the argument, for messages.
 
     Raises:
