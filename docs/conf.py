@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -67,6 +68,35 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 
 
+class SavedFigures:
+    """Shows the figures that an example has written to its folder, when they are complete.
+
+    The scraper of sphinx-gallery takes figures after each cell and closes them; the examples draw some of
+    theirs in several cells.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.shown: set[Path] = set()
+
+    def choose_arguments(self, conf: dict[str, Any], variables: dict[str, Any]) -> list[str]:
+        """Return the arguments of the next example: its quick form, and a new folder for its figures."""
+        self.folder = Path(tempfile.mkdtemp())
+        return ["--quick", "--output", str(self.folder)]
+
+    def __call__(self, block: Any, variables: dict[str, Any], conf: dict[str, Any]) -> str:
+        """Return the markup of figures that were written since the last call."""
+        from sphinx_gallery.scrapers import figure_rst
+
+        new = [path for path in sorted(self.folder.glob("*.png")) if path not in self.shown]
+        targets = []
+        for path in new:
+            targets.append(next(variables["image_path_iterator"]))
+            shutil.copy(path, targets[-1])
+        self.shown.update(new)
+        return str(figure_rst(targets, conf["src_dir"]))
+
+
 def reset_torch(conf: dict[str, Any], name: str) -> None:
     """Undo what an example has set for its process: the next one begins as a script does."""
     import torch
@@ -78,13 +108,15 @@ def reset_torch(conf: dict[str, Any], name: str) -> None:
     lapgrad.accelerate.off()
 
 
+_FIGURES = SavedFigures()
+
 # The gallery: the examples in their quick form, which takes seconds.
 sphinx_gallery_conf = {
     "examples_dirs": "gallery_sources",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
     "copyfile_regex": r".*\.rst",
-    "reset_argv": lambda conf, variables: ["--quick", "--output", tempfile.mkdtemp()],
+    "reset_argv": _FIGURES.choose_arguments,
     "reset_modules": ("matplotlib", reset_torch),
     "remove_config_comments": True,
     "download_all_examples": False,
@@ -92,7 +124,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "plot_gallery": "True",
     "abort_on_example_error": True,
-    "image_scrapers": ("matplotlib",),
+    "image_scrapers": (_FIGURES,),
     "matplotlib_animations": False,
     "within_subsection_order": "FileNameSortKey",
 }
