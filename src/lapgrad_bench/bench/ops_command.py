@@ -115,7 +115,7 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
             if arguments.output
             else "--budget SECONDS, or without --quick,"
         )
-        print(f"{left_out} of {total} cases had no time ({budget.seconds:.0f} s): {more} measures them.")
+        print(f"{left_out} of {total} cases had no time ({budget.seconds:.0f} s).\n{more} measures them.")
     for line in not_timed:
         print(f"lapgrad bench: not timed: {line}", file=sys.stderr)
     if arguments.plots:
@@ -206,7 +206,7 @@ def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
             tables.make_timing_table(results.rows, others),
             title,
             narrow=tables.make_narrow_table(results.rows, others),
-            narrow_note="ms: lapgrad's time. 2.0×: lapgrad is twice as fast. COLUMNS=130 has more columns.",
+            narrow_note="ms: lapgrad's time. 2.0×: lapgrad is twice as fast. More columns: COLUMNS=130.",
         )
     for line in tables.list_failure_notes(results.rows):
         print(line)
