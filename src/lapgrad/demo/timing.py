@@ -58,7 +58,7 @@ def make_random_model(n: int, dtype: torch.dtype, seed: int) -> GPRegression:
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(n, 8, dtype=dtype, generator=generator)
     y = torch.randn(n, dtype=dtype, generator=generator)
-    return GPRegression(X, y, RBF(torch.ones(8)), noise_var=1.0, mean="zero", normalise=False)
+    return GPRegression(X, y, RBF(torch.ones(8), variance=1.0), noise_var=1.0, mean="zero", normalise=False)
 
 
 def _time_in_turns(functions: Sequence[Callable[[], object]], seconds: float) -> list[float]:

@@ -18,7 +18,7 @@ from lapgrad.models import GPRegression, kernels
 from lapgrad_bench.bench.measure.timing import Thunk
 
 KERNELS = ("rbf", "matern52")
-_LENGTH, _NOISE = 0.3, 0.01
+_LENGTH, _VARIANCE, _NOISE = 0.3, 1.0, 0.01
 WANTED_SPEEDUP, WANTED_MEMORY_RATIO = 2.5, 3.0
 TOLERANCE = 1e-4
 """Largest relative difference of two values of the criterion: GPyTorch treats small distances differently."""
@@ -51,7 +51,7 @@ class Problem:
             "Y": self.y[:, None].cpu().numpy(),
             "kernel": self.kernel,
             "length": _LENGTH,
-            "variance": 1.0,
+            "variance": _VARIANCE,
             "noise": _NOISE,
         }
 
@@ -59,7 +59,7 @@ class Problem:
 def make_lapgrad_evaluation(problem: Problem) -> Thunk:
     """Return a function that evaluates ``GPRegression.loss`` and its gradient."""
     kind = {"rbf": kernels.RBF, "matern52": kernels.Matern52}[problem.kernel]
-    kernel = kind([_LENGTH] * problem.X.shape[1])
+    kernel = kind([_LENGTH] * problem.X.shape[1], variance=_VARIANCE)
     model = GPRegression(problem.X, problem.y, kernel, noise_var=_NOISE, mean="zero", normalise=False)
     return _make_evaluation(model.loss, tuple(model.parameters()))
 
@@ -69,7 +69,7 @@ def make_torch_evaluation(problem: Problem) -> Thunk:
     X, y = problem.X, problem.y[:, None]
     log_lengths, log_variance, log_noise = (
         X.new_full(shape, math.log(value)).requires_grad_()
-        for shape, value in (((X.shape[1],), _LENGTH), ((), 1.0), ((), _NOISE))
+        for shape, value in (((X.shape[1],), _LENGTH), ((), _VARIANCE), ((), _NOISE))
     )
     identity = torch.eye(len(X), dtype=X.dtype, device=X.device)
 
