@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from lapgrad._kernels import native
 from lapgrad._torch import private as _torch_private
 from lapgrad.accelerate import registry
 from lapgrad.accelerate.choices import PROCESS, SCOPE
@@ -106,6 +105,8 @@ def make_gate(
         "safe_order": _NO_ORDER if route.safe_order is None else route.safe_order,
         "thresholds": _flatten_thresholds(table, device, route.operator),
     }
+    from lapgrad._kernels import native  # binds BLAS, which `import lapgrad` leaves to the first operator
+
     gate: Kernel | None = native.make_call_gate(options)
     if gate is None:
         return by_lapgrad.decide
