@@ -11,6 +11,7 @@ struct TorchNames {
     int (*describe)(void*, dlpack::Tensor*) = nullptr;
     PyObject *tensor_type = nullptr, *parameter_type = nullptr;
     PyObject *are_transforms_active = nullptr, *count_dispatch_modes = nullptr, *count_function_modes = nullptr;
+    PyObject* is_older_vmap_active = nullptr;
     PyObject* forward_ad_names = nullptr;  // the dictionary of torch.autograd.forward_ad
     PyObject *is_grad_enabled = nullptr, *empty_like = nullptr;
     PyObject* whole_number = nullptr;  // a tensor of int32 without dimensions
@@ -99,6 +100,7 @@ bool bind_torch(nb::handle names) {
     found.are_transforms_active = get("are_transforms_active");
     found.count_dispatch_modes = get("count_dispatch_modes");
     found.count_function_modes = get("count_function_modes");
+    found.is_older_vmap_active = get("is_older_vmap_active");
     found.forward_ad_names = get("forward_ad_names");
     found.is_grad_enabled = get("is_grad_enabled");
     found.empty_like = get("empty_like");
@@ -116,8 +118,10 @@ bool is_plain_eager() {
     if (!torch_names.describe) return false;
     PyObject* const level = PyDict_GetItemWithError(torch_names.forward_ad_names, torch_names.level_name);
     if (!level || PyLong_AsLong(level) >= 0) return PyErr_Clear(), false;
+    // torch.autograd.grad(is_grads_batched=True) runs under an older vmap, whose tensors have no memory of their own. To try and read
+    // one raises an exception in torch, which takes milliseconds.
     return returns_false(torch_names.are_transforms_active) && returns_false(torch_names.count_dispatch_modes) &&
-           returns_false(torch_names.count_function_modes);
+           returns_false(torch_names.count_function_modes) && returns_false(torch_names.is_older_vmap_active);
 }
 
 namespace {
@@ -129,7 +133,7 @@ bool describe(nb::handle tensor, int inner, TensorOperand& out) {
     if (type != torch_names.tensor_type && type != torch_names.parameter_type) return false;
     if (has_true_attribute(object, torch_names.requires_grad_name) && !returns_false(torch_names.is_grad_enabled)) return false;
     dlpack::Tensor found{};
-    // Tensors without memory of their own (wrappers of transforms, sparse ones) raise here.
+    // Tensors without memory of their own, sparse ones say, raise here.
     if (torch_names.describe(object, &found) != 0) return PyErr_Clear(), false;
     const bool is_number = found.dtype.code == dlpack::float_code && (found.dtype.bits == 32 || found.dtype.bits == 64);
     if (found.device_type != dlpack::cpu_device || !is_number || found.dtype.lanes != 1) return false;

@@ -157,6 +157,9 @@ def test_one_matrix_is_factorised_once(monkeypatch: pytest.MonkeyPatch, name: st
         return kernel(L, A, *flags)
 
     monkeypatch.setitem(KERNELS, "potrf", counting)
+    # The way of small matrices past the table of kernels is closed, so that all factorisations are counted.
+    for shortcut in [key for key in KERNELS if key.endswith("_shortcut")]:
+        monkeypatch.delitem(KERNELS, shortcut)
     OPERATORS[name].fn(A, B.expand(3, 5, 4, 2))
     OPERATORS[name].fn(A.expand(3, 1, 4, 4), B.expand(3, 5, 4, 2))
     assert factorised == [1, 3]
@@ -184,10 +187,12 @@ def test_mvn_nll_is_the_density_of_torch() -> None:
     assert_close(lapgrad.fused.mvn_nll(A, Y), -distribution.log_prob(Y.mT).sum())
 
 
-def test_mvn_nll_says_what_a_vector_is() -> None:
-    with pytest.raises(lapgrad.ShapeError, match=r"^fused.mvn_nll: Y must be a matrix"):
-        lapgrad.fused.mvn_nll(torch.eye(3, device=DEVICE), torch.ones(3, device=DEVICE))
-    assert "y[:, None]" in (lapgrad.fused.mvn_nll.__doc__ or "")
+def test_mvn_nll_of_a_vector_is_that_of_one_column() -> None:
+    A, Y = make_operands("fused.mvn_nll", 6)
+    y = Y[..., 0].contiguous()
+    assert_close(lapgrad.fused.mvn_nll(A, y), lapgrad.fused.mvn_nll(A, y[:, None]))
+    with pytest.raises(lapgrad.ShapeError, match=r"^fused.mvn_nll: "):
+        lapgrad.fused.mvn_nll(A, y[:-1])
 
 
 seeds = st.integers(0, 2**31 - 1)

@@ -12,6 +12,7 @@ names only (``define_public.py``): slower in eager mode, and without ``torch.com
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ try:
     _dispatch_modes = _C._len_torch_dispatch_stack
     _function_modes = _C._len_torch_function_stack
     _function_mode = _C._get_function_stack_at
+    _older_vmap_active = functools.partial(
+        _C._dispatch_tls_is_dispatch_key_included, _C._dispatch_key_parse("VmapMode")
+    )
     _is_wrapper_or_sparse = _C._dispatch_isTensorSubclassLike
     _below_autograd_keys = _C._after_autograd_keyset
     _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -122,6 +126,7 @@ def find_names_for_shortcuts() -> dict[str, Any] | None:
         "are_transforms_active": _functorch_active,
         "count_dispatch_modes": _dispatch_modes,
         "count_function_modes": _function_modes,
+        "is_older_vmap_active": _older_vmap_active,
         "forward_ad_names": vars(forward_ad),
         "is_grad_enabled": torch.is_grad_enabled,
         "empty_like": torch.empty_like,

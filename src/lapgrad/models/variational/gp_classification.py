@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -19,15 +20,18 @@ from lapgrad.models.likelihoods.bernoulli import Bernoulli
 from lapgrad.models.likelihoods.categorical import Categorical
 from lapgrad.models.variational.layered_model import LayeredModel, LayerOptions
 
-#: Labels of a file: whole numbers, numbers, true and false, or text.
-_LABELS = Entry(
-    "a list of at least two different labels",
-    lambda value: (
-        isinstance(value, list)
-        and len(value) >= 2
-        and all(isinstance(label, str | int | float | bool) for label in value)
-    ),
-)
+
+def _are_labels(value: object) -> bool:
+    """Whether a value of a file is a list of labels: different, of one type, and finite if they are numbers."""
+    if not isinstance(value, list) or len(value) < 2 or len({type(label) for label in value}) > 1:
+        return False
+    if not isinstance(value[0], str | int | float):  # true and false are int, too
+        return False
+    is_finite = isinstance(value[0], str) or all(math.isfinite(label) for label in value)
+    return is_finite and len(set(value)) == len(value)
+
+
+_LABELS = Entry("a list of at least two different labels of one type", _are_labels)
 
 
 class ClassPrediction(NamedTuple):
@@ -186,6 +190,10 @@ class GPClassification(LayeredModel):
         check_entries(config, {"classes": _LABELS})
         y, _, kernels, options = cls._read_parts(config, tensors, modules)
         classes = np.asarray(options.pop("classes"))
+        if not bool(((y >= 0) & (y < len(classes)) & (y == y.floor())).all()):
+            raise _errors.OptionError(
+                f"{cls.__name__}: y must be finite whole numbers below {len(classes)}, the number of classes."
+            )
         return cls(tensors["X"], classes[y.long().cpu().numpy()], kernels, **options)
 
     def extra_repr(self) -> str:
