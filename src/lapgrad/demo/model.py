@@ -59,8 +59,8 @@ def make_model(train: Series, dtype: torch.dtype = torch.float64) -> GPRegressio
     """Return the model before learning, with the mean of the process fixed to that of the data."""
     variance = train.ppm.var().item()
     trend = RBF(lengthscale=50.0, variance=10.0 * variance)
-    season = Periodic(period=1.0, lengthscale=1.0, variance=0.1 * variance)
-    season = season * RBF(lengthscale=60.0, variance=1.0)
+    cycle = Periodic(period=1.0, lengthscale=1.0, variance=0.1 * variance)
+    season = cycle * RBF(lengthscale=60.0, variance=1.0)
     weather = RationalQuadratic(lengthscale=1.0, variance=0.01 * variance)
     model = GPRegression(
         to_inputs(train.years, dtype),
