@@ -119,10 +119,10 @@ def write_sentences(runs: list[dict[str, Any]]) -> str:
         "",
         "![How many times faster than torch, by operation](docs/figures/speedups.png)",
         "",
-        f"{describe_machine(bars)}, float64. On another machine lapgrad was at least as fast in {ahead} of "
-        f"{len(all_cases)} cases,",
-        f"in the median {medians[0]:.1f} times faster forward and {medians[1]:.1f} times backward "
-        "([all cases](docs/performance.md)).",
+        f"{describe_machine(bars)}, float64. On another machine, with other work on it, lapgrad was at least "
+        f"as fast in {ahead} of {len(all_cases)} cases",
+        f"(without those that the other work disturbed), in the median {medians[0]:.1f} times faster forward "
+        f"and {medians[1]:.1f} times backward ([all cases](docs/performance.md)).",
     ]
     return "\n".join(sentences) + "\n"
 
