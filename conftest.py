@@ -16,7 +16,17 @@ def names_of_examples(doctest_namespace: dict[str, Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leaves modules and tests to no garbage collection: they stay to the end.
+    hide_from_garbage_collection()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Hides the modules of torch that the tests of one file have imported, before those of the next."""
+    if nextitem is not None and nextitem.path != item.path:
+        hide_from_garbage_collection()
+
+
+def hide_from_garbage_collection() -> None:
+    """Leaves all objects that are alive out of later collections of garbage: most of them stay to the end.
 
     A look through these millions of objects takes a quarter of a second, and timings, measurements of memory
     and PyTorch's tracers ask for one each time.

@@ -6,7 +6,6 @@ alone or among others; ``LAPGRAD_TEST_SEED=1`` gives all of them other numbers.
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -50,21 +49,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("cpu")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("cpu")]
-
-
-def _hide_from_garbage_collection() -> None:
-    """Spare later collections of garbage what is alive now: thousands of tests, and the modules of torch."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_collection_finish() -> None:
-    _hide_from_garbage_collection()
-
-
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if nextitem is not None and nextitem.path != item.path:
-        _hide_from_garbage_collection()  # modules of torch that the tests of this file have imported
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
