@@ -25,7 +25,7 @@ Judge = Callable[[Choice, bool, tuple[Any, ...], dict[str, Any]], str | None]
 
 
 def make_judge(route: Route, device: str, table: dict[str, Any]) -> Judge:
-    """The function that decides, from measured thresholds, who computes a call."""
+    """Return a function that decides whether lapgrad or torch computes a call, by measured thresholds."""
     thresholds = registry.find_thresholds(table, device, route.operator)
     narrow = registry.find_thresholds(table, device, f"{route.operator} narrow")
     position, right_side, serves, must = route.matrix, route.right_side, route.serves, route.must

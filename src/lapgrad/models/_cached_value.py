@@ -27,7 +27,7 @@ class CachedValue(Generic[_Value]):
         self._known: tuple[list[Tensor], _Value] | None = None
 
     def __call__(self, tensors: Iterable[Tensor], compute: Callable[[], _Value]) -> _Value:
-        """Return ``compute()``, or its last result if the tensors have not changed since."""
+        """Return the result of ``compute``; it is called only if a tensor has changed since the last call."""
         present = [tensor.detach() for tensor in tensors]
         if self._known is None or not _are_equal(self._known[0], present):
             self._known = [tensor.clone() for tensor in present], compute()

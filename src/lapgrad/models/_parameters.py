@@ -339,6 +339,8 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
         try:
             density = move_distribution(prior, value).log_prob(value)
         except (ValueError, RuntimeError, NotImplementedError):
+            # Distributions of torch raise these for a value outside of their support, for a shape that does
+            # not fit, and if they have no density. The error below names the parameter.
             density = None
         if density is None or density.shape != value.shape or not bool(density.isfinite().all()):
             raise _errors.OptionError(

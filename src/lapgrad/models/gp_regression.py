@@ -469,7 +469,10 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Model):
     def _predict_scaled(
         self, posterior: _Posterior, X_new: Tensor, full_cov: bool, kernel: Kernel
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (m, k) and variance (m,) or covariance (m, m) of f, or of a term of f."""
+        """Return the mean (m, k) of f, and its variance (m,) or with ``full_cov`` its covariance (m, m).
+
+        ``kernel``: that of the model, or one of its terms; then the moments are those of that term of f.
+        """
         is_whole = kernel is self.kernel
         inputs, X_new = self._scale_inputs(self.X), self._scale_inputs(X_new)
         recording = torch.is_grad_enabled() and X_new.requires_grad

@@ -285,8 +285,15 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         is_plain = optimizer == "lbfgs" and resume is None
         has_priors = any(module.__dict__.get("_priors") for module in self.modules())
         if callable(lr) or not is_plain or not numbers or has_priors:
-            options = {"steps": steps, "lr": lr, "tolerance": tolerance, "progress": progress}
-            return super().fit(optimizer, **options, callback=callback, resume=resume)  # type: ignore[arg-type]
+            return super().fit(
+                optimizer,
+                steps=steps,
+                lr=lr,
+                tolerance=tolerance,
+                progress=progress,
+                callback=callback,
+                resume=resume,
+            )
         evaluate: Callable[[Any], tuple[float, Any]] = _likelihood.LossEvaluation(self.loss, learned)
         if has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss:
             evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)

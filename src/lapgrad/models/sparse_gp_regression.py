@@ -375,7 +375,10 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
     def _predict_scaled(
         self, X_new: Tensor, noise: bool, full_cov: bool, chunk: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (m, k) and variance (m,) or covariance (m, m) in the units of y, in float64."""
+        """Return the predicted mean (m, k), and the variance (m,) or with ``full_cov`` the covariance (m, m).
+
+        Both are in float64 and in the units of y.
+        """
         posterior, inputs = self._get_posterior(), self._scale_inputs(X_new)
         width = _statistics.choose_chunk_width(len(inputs), len(posterior.Z), chunk, inputs.device)
         parts = [

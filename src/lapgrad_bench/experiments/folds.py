@@ -90,7 +90,10 @@ class LearningOptions:
 
 @dataclass(frozen=True)
 class Fold:
-    """A task, a number of inducing inputs, and the tenth of the data that is kept for the test."""
+    """One run of the experiment: a data set, a number of inducing inputs, and a fold.
+
+    The data are split into ten folds; the rows of this one are the test set.
+    """
 
     dataset: str
     inducing: int

@@ -239,7 +239,7 @@ def _load_or_start_results(file: Path, arguments: argparse.Namespace) -> Results
 
 
 def _test_architecture(rows: list[Row], arch: str, arguments: argparse.Namespace) -> Row | None:
-    """Return the row of the final test of an architecture, if its training has reached the present limits."""
+    """Return the stored test result of an architecture; None if it was trained for less than is now asked."""
     for row in reversed(rows):
         wanted = (arguments.samples, arguments.refine)
         if row["arch"] != arch or row.get("test_ll") is None or (row["samples"], row["refine"]) != wanted:

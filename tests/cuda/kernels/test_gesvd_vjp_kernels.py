@@ -119,8 +119,8 @@ def test_against_the_formula(run: Run, m: int, n: int, dtype: torch.dtype) -> No
     tol = _gaps.choose_tolerance(S.shape[-1], dtype, None)
     for cotangents in ((gU, gS, gV), (gU, None, None), (None, gS, None), (None, None, gV)):
         gA, marked = run(U, S, V, cotangents, "mask", tol)
-        exact = tuple(None if given is None else given.double() for given in cotangents)
-        wanted, _ = compute_expected(U.double(), S.double(), V.double(), exact, "mask", tol)  # type: ignore[arg-type]
+        a, b, c = (None if given is None else given.double() for given in cotangents)
+        wanted, _ = compute_expected(U.double(), S.double(), V.double(), (a, b, c), "mask", tol)
         assert marked is None
         assert_close(gA, wanted.to(dtype), of_order(max(m, n)) * max(m, n))
 

@@ -1,4 +1,4 @@
-"""pivoted_cholesky: pivots and factor of a kernel matrix that is never formed are those of pstrf."""
+"""pivoted_cholesky, which forms no kernel matrix, gives the pivots and the factor that pstrf gives for it."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def fit_series(
 
 
 class _Search:
-    """One fit: counts evaluations, and keeps the best point."""
+    """The state of one fit: the number of evaluations so far, and the point with the lowest loss."""
 
     best: _Point
 

@@ -1,4 +1,4 @@
-"""The progress bar of a fit, drawn by rich if it is installed."""
+"""Shows the progress of a fit as a bar in the terminal, with the library rich."""
 
 from __future__ import annotations
 

@@ -142,7 +142,11 @@ class Product(_Combination):
     """
 
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
-        """Start one factor with the variance, unless the user has given one; the others with 1."""
+        """Choose starting values of all factors from the data.
+
+        If the user gave no variance of any factor, the first one gets all of ``variance``; the variances of
+        the other factors are 1, because only the product of all variances matters.
+        """
         open_variances = [has_open_variance(part) for part in self.kernels()]
         first = open_variances.index(True) if all(open_variances) else None
         for index, part in enumerate(self.kernels()):

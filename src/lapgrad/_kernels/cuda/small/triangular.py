@@ -53,9 +53,10 @@ def plan_application(
     solve: bool,
     cell: Tensor | None,
 ) -> Launch:
-    """Return the launch of X := t(L)^-1 A, or t(L) A (``solve``), or the same with t(L) on the right.
+    """Return the launch of a triangular solve (``solve``) or a triangular product for a batch.
 
-    It writes nothing if the status cell ``cell`` holds a failure.
+    X := t(L)^-1 A with ``solve``, else X := t(L) A, where t(L) is L or its transpose; ``rightside``: the
+    triangle stands on the right of A. It writes nothing if the status cell ``cell`` holds a failure.
     """
     items, n = L.shape[:2]
     columns = A.shape[-2 if rightside else -1]
