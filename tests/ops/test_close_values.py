@@ -31,7 +31,7 @@ WAYS = (
 
 @contextlib.contextmanager
 def force_path(way: str, isa: str = "") -> Iterator[None]:
-    """Compute gradients on one code path: one of the core (``paths.py``), or the fallback in plain PyTorch."""
+    """Compute gradients on one code path: of the core (``paths.py``), or the fallback in plain PyTorch."""
     if way != "fallback":
         with path(way, isa):
             yield
