@@ -21,7 +21,6 @@ from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import compute_expected_log_density
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
-from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 
 _WIDEST = 30
@@ -158,49 +157,9 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
 
     # Learning.
 
-    def loss(
-        self,
-        *,
-        samples: int = 1,
-        batch: int | None = None,
-        generator: torch.Generator | int | None = None,
-    ) -> Tensor:
-        """Return an estimate of the bound of the negative log likelihood of all observations: a scalar.
-
-            sum_l KL(q(u_l) || p(u_l)) - n / batch sum_i E log N(y_i | f_i, noise)
-
-        The sum is over a batch of the data, and the expectation over inner layers is an average of samples.
-        The value and its gradient are random and unbiased.
-
-        Args:
-            samples: How many samples of the inner layers for each row.
-            batch: How many rows, chosen at random; None, or n and more: all of them.
-            generator: Source of random numbers, or a seed; None: torch's own.
-
-        Raises:
-            NotPositiveDefiniteError: The kernel matrix of the inducing inputs of a layer is not positive
-                definite, by more than rounding.
-            NonFiniteError: A kernel gives NaN or infinity.
-        """
-        who, n = f"{type(self).__name__}.loss", len(self.X)
-        _start.check_positive(who, samples=samples, batch=n if batch is None else batch)
-        source = _checks.make_generator(who, generator, self.X.device)
-        rows: Tensor | slice = slice(None)
-        if batch is not None and batch < n:
-            rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
-        count = n if batch is None else min(batch, n)
-        normals = _propagation.draw_normals(samples, count, self.plan.widths[:-1], self.X, source)
-        value = self._estimate_loss(rows, normals)
-        for layer in self._list_layers():
-            layer.check()
-        return value
-
-    def forward(self) -> Tensor:
-        """The same as ``loss()``."""
-        return self.loss()
-
-    def _make_task(self, samples: int) -> _minibatches.TrainingTask:
-        return _Task(self, samples)
+    def _allocate_normals(self, samples: int, count: int) -> list[Tensor]:
+        """Return uninitialised tensors for the random numbers of the inner layers."""
+        return [self.X.new_empty(samples, count, width) for width in self.plan.widths[:-1]]
 
     # Files.
 
@@ -247,18 +206,3 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         divergence = torch.stack([layer.kl(part) for layer, part in zip(layers, prepared, strict=True)]).sum()
         value = divergence - of_data * (len(self.X) / len(X))
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
-
-
-class _Task(_minibatches.TrainingTask):
-    """Minimises the bound by Adam."""
-
-    def __init__(self, model: DeepGPRegression, samples: int) -> None:
-        self.model, self.samples = model, samples
-
-    def make_normals(self, count: int) -> list[Tensor]:
-        """Return tensors (samples, count, w) for each layer but the last."""
-        return [self.model.X.new_empty(self.samples, count, width) for width in self.model.plan.widths[:-1]]
-
-    def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
-        """Return the loss of all data, estimated from the minibatch."""
-        return self.model._estimate_loss(minibatch.rows, minibatch.normals)

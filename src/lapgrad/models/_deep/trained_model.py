@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad.models import _checks
 from lapgrad.models._deep import start as _start
+from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import make_plan
@@ -22,13 +24,63 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
 
     Attributes:
         X: (n, d), the inputs.
+        layers: The layers, each a ``SparseLayer``, from the first to the last.
     """
 
     X: Tensor
+    layers: nn.ModuleList
+
+    def _list_layers(self) -> list[SparseLayer]:
+        return [cast(SparseLayer, layer) for layer in self.layers]
 
     @abc.abstractmethod
-    def _make_task(self, samples: int) -> _minibatches.TrainingTask:
-        """Return the task that estimates the loss with so many samples of the inner layers."""
+    def _allocate_normals(self, samples: int, count: int) -> list[Tensor]:
+        """Return uninitialised tensors for the normal numbers that an estimate from ``count`` rows takes."""
+
+    @abc.abstractmethod
+    def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
+        """Return the loss, estimated from some rows and normal numbers, without waiting for the device."""
+
+    def loss(
+        self,
+        *,
+        samples: int = 1,
+        batch: int | None = None,
+        generator: torch.Generator | int | None = None,
+    ) -> Tensor:
+        """Return an estimate of the bound of the negative log likelihood of all observations: a scalar.
+
+            sum_l KL(q(u_l) || p(u_l)) - n / batch sum_i E log p(y_i | f_i)
+
+        The sum is over a batch of the data; the expectation over inner layers, and where it has no closed
+        form that over the last one, is an average of samples. Value and gradient are random and unbiased.
+
+        Args:
+            samples: How many samples of the inner layers for each row.
+            batch: How many rows, chosen at random; None, or n and more: all of them.
+            generator: Source of random numbers, or a seed; None: torch's own.
+
+        Raises:
+            NotPositiveDefiniteError: The kernel matrix of the inducing inputs of a layer is not positive
+                definite, by more than rounding.
+            NonFiniteError: A kernel gives NaN or infinity.
+        """
+        who, n = f"{type(self).__name__}.loss", len(self.X)
+        _start.check_positive(who, samples=samples, batch=n if batch is None else batch)
+        source = _checks.make_generator(who, generator, self.X.device)
+        rows: Tensor | slice = slice(None)
+        if batch is not None and batch < n:
+            rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
+        count = n if batch is None else min(batch, n)
+        normals = [tensor.normal_(generator=source) for tensor in self._allocate_normals(samples, count)]
+        value = self._estimate_loss(rows, normals)
+        for layer in self._list_layers():
+            layer.check()
+        return value
+
+    def forward(self) -> Tensor:
+        """The same as ``loss()``."""
+        return self.loss()
 
     def fit(
         self,
@@ -86,6 +138,21 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
         source = _minibatches.get_generator(
             _checks.make_generator(who, generator, self.X.device), self.X.device
         )
-        task = self._make_task(samples)
+        task = _Task(self, samples)
         training = _minibatches.TrainingRun(who, self, n, plan, task, source, resume, graph=graph)
         return self._run_training(training, progress, callback)
+
+
+class _Task(_minibatches.TrainingTask):
+    """Minimises the bound by Adam."""
+
+    def __init__(self, model: TrainedModel, samples: int) -> None:
+        self.model, self.samples = model, samples
+
+    def make_normals(self, count: int) -> list[Tensor]:
+        """Return uninitialised tensors for the random numbers of a step."""
+        return self.model._allocate_normals(self.samples, count)
+
+    def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
+        """Return the loss of all data, estimated from the minibatch."""
+        return self.model._estimate_loss(minibatch.rows, minibatch.normals)

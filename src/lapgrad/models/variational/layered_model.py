@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from lapgrad import _errors
 from lapgrad.models import _checks, _sampling, _scaling
 from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
-from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import unbounded
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PART, PARTS, TEXT, check_entries
-from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.likelihoods.base import Likelihood, likelihood_from_config
@@ -153,50 +151,6 @@ class LayeredModel(TrainedModel, StoredModel):
             _start.condition_last_layer(self._list_layers(), inputs, begin.targets, begin.noise_var)
 
     # Learning.
-
-    def loss(
-        self,
-        *,
-        samples: int = 1,
-        batch: int | None = None,
-        generator: torch.Generator | int | None = None,
-    ) -> Tensor:
-        """Return an estimate of the bound of the negative log likelihood of all observations: a scalar.
-
-            sum_l KL(q(u_l) || p(u_l)) - n / batch sum_i E log p(y_i | f_i)
-
-        The sum is over a batch of the data; the expectation over inner layers, and for ``Categorical`` that
-        over the last one, is an average of samples.
-
-        Args:
-            samples: How many samples of the inner layers for each row.
-            batch: How many rows, chosen at random; None, or n and more: all of them.
-            generator: Source of random numbers, or a seed; None: torch's own.
-
-        Raises:
-            NotPositiveDefiniteError: The kernel matrix of the inducing inputs of a layer is not positive
-                definite, by more than rounding.
-            NonFiniteError: A kernel gives NaN or infinity.
-        """
-        who, n = f"{type(self).__name__}.loss", len(self.X)
-        _start.check_positive(who, samples=samples, batch=n if batch is None else batch)
-        source = _checks.make_generator(who, generator, self.X.device)
-        rows: Tensor | slice = slice(None)
-        if batch is not None and batch < n:
-            rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
-        count = n if batch is None else min(batch, n)
-        normals = [tensor.normal_(generator=source) for tensor in self._allocate_normals(samples, count)]
-        value = self._estimate_loss(rows, normals)
-        for layer in self._list_layers():
-            layer.check()
-        return value
-
-    def forward(self) -> Tensor:
-        """The same as ``loss()``."""
-        return self.loss()
-
-    def _make_task(self, samples: int) -> _minibatches.TrainingTask:
-        return _Task(self, samples)
 
     def _allocate_normals(self, samples: int, count: int) -> list[Tensor]:
         """Return uninitialised tensors for the random numbers of the inner layers, and of the likelihood."""
@@ -343,9 +297,6 @@ class LayeredModel(TrainedModel, StoredModel):
 
     # Parts.
 
-    def _list_layers(self) -> list[SparseLayer]:
-        return [cast(SparseLayer, layer) for layer in self.layers]
-
     def _scales_targets(self) -> bool:
         return self.normalise and self.likelihood.standardises
 
@@ -373,18 +324,3 @@ class LayeredModel(TrainedModel, StoredModel):
         y = _checks.check_targets(who, y, X, name)
         self.likelihood.check_observations(who, y, name)
         return y
-
-
-class _Task(_minibatches.TrainingTask):
-    """Minimises the bound by Adam."""
-
-    def __init__(self, model: LayeredModel, samples: int) -> None:
-        self.model, self.samples = model, samples
-
-    def make_normals(self, count: int) -> list[Tensor]:
-        """Return tensors for the inner layers and the likelihood."""
-        return self.model._allocate_normals(self.samples, count)
-
-    def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
-        """Return the loss of all data, estimated from the minibatch."""
-        return self.model._estimate_loss(minibatch.rows, minibatch.normals)
