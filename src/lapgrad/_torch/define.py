@@ -218,6 +218,7 @@ def define_fused(
     fake: Callable[..., Any],
     composite: Callable[..., Any],
     vmap: VmapRule = apply_to_batch,
+    shortcut: Callable[..., Any] | None = None,
 ) -> Operator:
     """Register an operator with the derivatives of a composite formula; return the functions to call it by.
 
@@ -228,6 +229,7 @@ def define_fused(
         fake: The same for shapes, dtypes and devices only.
         composite: The same function of the same arguments, in differentiable operators.
         vmap: The rule under torch.func.vmap.
+        shortcut: As for ``define``.
     """
     dispatched = _register(name, schema, kernel, fake, vmap)
     if not _torch_private.AVAILABLE:
@@ -257,6 +259,7 @@ def define_fused(
             return dispatched(*arguments)
         return kernel(*arguments)
 
+    call = _put_shortcut_before(shortcut, call)
     return Operator(call, call, call, dispatched)
 
 
