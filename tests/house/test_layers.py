@@ -200,6 +200,17 @@ CORE_LAYERS = {
 }
 
 
+def test_bindings_use_the_stable_abi_of_python() -> None:
+    """One wheel serves Python 3.12 and later. Names like these compile with 3.11 alone."""
+    outside = re.compile(
+        r"\bPy\w+_(?:GET|SET|AS)_\w+|\bPy(?:Method|ContextVar|Frame|Code)_\w+|\bPyObject_Call(?:OneArg|MethodNoArgs)"
+        r"|\b_Py\w+"
+    )
+    assert outside.search("PyTuple_GET_ITEM(arguments, 0)")
+    for file in sorted((CORE / "bind").glob("*.*")):
+        assert not outside.findall(file.read_text()), file.name
+
+
 def test_folders_of_the_core_are_layers() -> None:
     for file in CORE.glob("*/*"):
         folder = file.parent.name
