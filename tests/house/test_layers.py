@@ -20,7 +20,8 @@ CORE = ROOT / "csrc"
 #: From the ground up. A module imports from its own part and from the layers below, never from another part
 #: of its own layer. A part is a module or a package; its name is the longest one here that fits.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("lapgrad._errors", "lapgrad._quota"),
+    ("lapgrad._exceptions", "lapgrad._quota"),
+    ("lapgrad._errors",),
     ("lapgrad._torch", "lapgrad._blas", "lapgrad._core"),
     ("lapgrad._formulas",),
     ("lapgrad._kernels",),
