@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lapgrad
+from lapgrad._kernels import cpu as _cpu
 from lapgrad._torch import private as _torch_private
 from lapgrad.accelerate import gates, kernels, registry
 from lapgrad.accelerate.choices import SCOPE, Choice
@@ -201,6 +202,7 @@ def test_recorded_calls_that_are_passed_on_are_those_of_torch(function: str) -> 
     assert lapgrad.accelerate.stats().taken == 0
 
 
+@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
 def test_recorded_calls_for_small_matrices_are_taken() -> None:
     """torch's own gradient calls solve_triangular, and each such call would have to pass a gate."""
     A = torch.randn(4, 4, dtype=torch.float64)
