@@ -153,8 +153,8 @@ def compute_step_vjp(
     gR = gS + K^T gP+ K, gB = 2 gS B P + u (P gm+)^T - 2 K^T gP+ P+ - gv m^T
     gm = gm+ - B^T gv, gP = (I - K B)^T gP+ (I - K B) + B^T gS B + sym(gm+ (B^T u)^T)
 
-    Of gc and gy the first column counts. W is that of ``FlatPrior``, 1 without flat directions. ``running`` is
-    False for series without a later observation: their gm and gP are zero, and their A may be anything.
+    Of gc and gy the first column counts. W is that of ``FlatPrior``, 1 without flat directions. ``running``
+    is False for series without a later observation: their gm and gP are zero, and their A may be anything.
     """
     A, u, K = torch.where(running[:, None, None], model.at("A", t), 0.0), seen.u, seen.K
     gA = gm @ seen.m.mT + 2 * gP @ A @ seen.P
