@@ -43,6 +43,8 @@ POTRF_IN_WARP = 32
 #: compile, and no longer fit the instruction cache.
 GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
+LU_SMALL = 128
+LU_IN_WARP = 32
 TRIANGULAR_SMALL = 128
 TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
