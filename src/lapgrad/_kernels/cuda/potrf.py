@@ -19,6 +19,7 @@ from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+from lapgrad._kernels.cuda.small import potrf_blocks as _potrf_blocks
 from lapgrad._kernels.torch import potrf as _fallback
 
 _TILE = 32
@@ -30,30 +31,35 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if _potrf_batch.serves(A):
         return _potrf_batch.potrf(L, A, lower, info)
     items, n = A.shape[:-2].numel(), A.shape[-1]
-    if not A.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(L):
+    if not A.numel() or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
-    # Rows: LAPACK's code, the first row with a NaN or an infinity, and the status made of both; per item.
-    notes = torch.zeros(3, items, dtype=torch.int32, device=L.device)
-    code, spoilt, status = (notes.data_ptr() + 4 * items * row for row in range(3))
+    by_blocks = _thresholds.factorises_by_blocks(items, n)
+    blocks = _potrf_blocks.count_blocks(n) if by_blocks else 1
+    # Rows: the first row with a NaN or an infinity, the status, and LAPACK's codes, of which it is made; per item.
+    notes = torch.zeros(2 + blocks, items, dtype=torch.int32, device=L.device)
+    spoilt, status, code = (notes.data_ptr() + 4 * items * row for row in range(3))
     tiles = -(-n // _TILE)
     grid, tile_bytes = (tiles * (tiles + 1) // 2, items), _TILE * (_TILE + 1) * L.element_size()
     _launch.launch(
         "triangle", "take_triangle<{T}>", L, grid, _THREADS, tile_bytes,
         target.data_ptr(), *target.stride()[:2], source.data_ptr(), *source.stride(), n, spoilt,
     )  # fmt: skip
-    _cholesky.factorise_upper(target, code)
+    if by_blocks:
+        _potrf_blocks.factorise_upper(target, notes[2:])
+    else:
+        _cholesky.factorise_upper(target, code)
     kind = _device.MOVE_DOWN if lower else _device.CLEAR_LOWER
     _launch.launch(
         "triangle", f"finish_factor<{{T}}, {kind}>", L, grid, _THREADS, 2 * tile_bytes,
-        target.data_ptr(), *target.stride()[:2], n, code, spoilt, status,
+        target.data_ptr(), *target.stride()[:2], n, code, blocks, _thresholds.POTRF_BLOCK, spoilt, status,
     )  # fmt: skip
     if info is not None:
-        info.copy_(notes[2].view(info.shape))
+        info.copy_(notes[1].view(info.shape))
         return None
     if _stream.is_capturing():
         return None
-    return next(((item, failure) for item, failure in enumerate(notes[2].tolist()) if failure), None)
+    return next(((item, failure) for item, failure in enumerate(notes[1].tolist()) if failure), None)
 
 
 @on_its_device

@@ -12,6 +12,9 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
+#: Order of the diagonal blocks of a batched Cholesky factorisation.
+POTRF_BLOCK = 64
+
 #: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
 
@@ -80,6 +83,11 @@ KALMAN_KEPT = 1 << 19
 def serves_items_one_by_one(items: int, n: int) -> bool:
     """Whether a batch is served by the algorithms for one large matrix."""
     return items <= FEW or n >= ORDER_THAT_FILLS
+
+
+def factorises_by_blocks(items: int, n: int) -> bool:
+    """Whether a batch is factorised by blocks of all its items at once, and not one item after another."""
+    return items > FEW
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:

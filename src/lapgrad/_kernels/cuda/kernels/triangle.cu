@@ -88,9 +88,17 @@ __global__ void take_triangle(T* data, Index item, Index row, const T* source, I
 
 // The last step of a Cholesky factorisation. status := LAPACK's code (k > 0: minor k is not positive), or -k if row k is the first with
 // a NaN or an infinity and no smaller minor failed. A failed item becomes the identity; the triangle of the others is reshaped.
+// `code` (blocks x items) has the codes of diagonal blocks of order `size`, each counted from the block's first row; the first that is
+// not 0 counts.
 template <typename T, int kind>
-__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, const int* spoilt, int* status) {
-  const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y], lapack = code[blockIdx.y];
+__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, Index blocks, Index size, const int* spoilt,
+                              int* status) {
+  const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y];
+  int lapack = 0;
+  for (Index block = 0; block < blocks && lapack == 0; ++block) {
+    const int found = code[block * gridDim.y + blockIdx.y];
+    if (found != 0) lapack = static_cast<int>(block * size) + (found < 0 ? -found : found);
+  }
   const int result = row_met <= n && (lapack == 0 || lapack >= row_met) ? -row_met : lapack;
   if (blockIdx.x == 0 && threadIdx.x == 0) status[blockIdx.y] = result;
   const Matrix<T> A{data + blockIdx.y * item, row, 1};
