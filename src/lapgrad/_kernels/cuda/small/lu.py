@@ -1,4 +1,4 @@
-"""LU factorisation of batches of matrices up to order 128, and what is made of it: see ``kernels/lu_batch.cu``.
+"""LU factorisation of batches of matrices up to order 128, and what is made of it: see ``kernels/lu_batch.cu`` and ``lu_solve_batch.cu``.
 
 Factors are contiguous and stored transposed; pivots are LAPACK's, int32, from 1.
 """
@@ -28,7 +28,7 @@ _PANEL = 16
 #: Bytes for the factors in a block that solves: several blocks fit a multiprocessor.
 _SOLVE_BYTES = 32 * 1024
 
-#: Statuses that count as failures: those of ``is_reported`` in ``kernels/lu_batch.cu``.
+#: Statuses that count as failures: those of ``is_reported`` in ``kernels/lu.cuh``.
 NON_FINITE, ZERO_PIVOT, OVERFLOW = 1, 2, 4
 
 _NOWHERE = (0, 0, 0, 0)
@@ -128,7 +128,7 @@ def plan_solution(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
         return *_plan_medium(X, LU, pivots, B, transpose=transpose), 0, 0, 0, 0, 0, 0
     name, grid, threads, shared, groups, width, chunks = _choose_solve_geometry(items, n, columns, B.dtype)
     return (
-        "lu_batch", name, B, grid, threads, shared, X.data_ptr(), *X.stride(), LU.data_ptr(),
+        "lu_solve_batch", name, B, grid, threads, shared, X.data_ptr(), *X.stride(), LU.data_ptr(),
         pivots.data_ptr(), B.data_ptr(), *B.stride(), n, columns, items, groups, width, chunks, int(transpose),
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def _plan_medium(
     shared = (size * pad_columns(size, X.dtype) + 2) * X.element_size() + 4 * (size + 1)
     right = _NOWHERE if B is None else (B.data_ptr(), *B.stride())
     return (
-        "lu_batch", "solve_medium<{T}>", X, (items * chunks,), threads, shared, *_pack_operand(X, turned),
+        "lu_solve_batch", "solve_medium<{T}>", X, (items * chunks,), threads, shared, *_pack_operand(X, turned),
         LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right, n, columns, width, chunks, int(transpose),
     )  # fmt: skip
 
