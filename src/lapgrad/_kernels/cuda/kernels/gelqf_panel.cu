@@ -43,14 +43,12 @@ __global__ void __launch_bounds__(32 * kPanelWarps)
 #pragma unroll 1
   for (int k = 0; k < rows; ++k) {
     T* const buffer = buffers + k % 2 * kColumns;
-    if (k % kPanelWarps == warp) {
 #pragma unroll
-      for (int s = 0; s < S; ++s)
-        if (k / kPanelWarps == s) {
+    for (int s = 0; s < S; ++s)
+      if (warp + s * kPanelWarps == k) {
 #pragma unroll
-          for (int i = 0; i < C; ++i) buffer[i * 32 + lane] = a[s][i];
-        }
-    }
+        for (int i = 0; i < C; ++i) buffer[i * 32 + lane] = a[s][i];
+      }
     __syncthreads();
     const T alpha = buffer[k];
     T x[C], unit = 1, square, product[S], largest = 1;
@@ -106,7 +104,7 @@ __global__ void __launch_bounds__(32 * kPanelWarps)
   for (int s = 0; s < S; ++s) {
     const int row = warp + s * kPanelWarps;
     if (row >= rows) continue;
-    if (lane < rows) lower(row, lane) = lane <= row ? turns[lane < kRows ? lane : 0] * a[s][0] : T(0);
+    if (lane < rows) lower(row, lane) = lane <= row ? turns[lane] * a[s][0] : T(0);
     if (lane <= row) a[s][0] = T(lane == row);
 #pragma unroll
     for (int i = 0; i < C; ++i)

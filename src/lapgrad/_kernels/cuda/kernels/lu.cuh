@@ -42,7 +42,7 @@ struct Scaled {
   T mantissa;
   int exponent;
 
-  __device__ void multiply(T value) {
+  __device__ __noinline__ void multiply(T value) {
     mantissa *= value;
     if (mantissa == T(0) || !isfinite(mantissa)) return;
     const int e = ilogb(mantissa) + 1;
@@ -52,8 +52,9 @@ struct Scaled {
 };
 
 // value 2^exponent, in two steps so that neither power is out of range before the result is.
+// Not inlined, because callers are unrolled for each column.
 template <typename T>
-__device__ T scale_by_power(T value, int exponent) {
+__device__ __noinline__ T scale_by_power(T value, int exponent) {
   exponent = exponent < -4000 ? -4000 : exponent > 4000 ? 4000 : exponent;
   const int half = exponent / 2;
   return ldexp(ldexp(value, half), exponent - half);

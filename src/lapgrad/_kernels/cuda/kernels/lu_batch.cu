@@ -104,7 +104,7 @@ __global__ void factor_small(T* LU, int* pivots, Index pivot_item, T* determinan
     exponent = choose_exponent(max_lanes(largest, N));
     if (exponent != 0 && lane < n) {
 #pragma unroll
-      for (int j = 0; j < N; ++j) a[j] = ldexp(a[j], exponent);
+      for (int j = 0; j < N; ++j) a[j] = scale_by_power(a[j], exponent);
     }
   }
   int origin, pivot;

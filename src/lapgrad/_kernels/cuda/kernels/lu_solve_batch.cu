@@ -20,7 +20,7 @@ __device__ int scale_column(T (&x)[N]) {
   const int exponent = largest > T(0) ? choose_exponent(largest) : 0;
   if (exponent != 0) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = ldexp(x[i], exponent);
+    for (int i = 0; i < N; ++i) x[i] = scale_by_power(x[i], exponent);
   }
   return exponent;
 }
@@ -65,7 +65,7 @@ __global__ void solve_small(T* X, Index x_item, Index x_row, Index x_col, const 
   }
 #pragma unroll
   for (int i = 0; i < N; ++i)
-    if (i < n) target[(transpose ? origin[i] : i) * x_row] = back != 0 ? ldexp(x[i], back) : x[i];
+    if (i < n) target[(transpose ? origin[i] : i) * x_row] = back != 0 ? scale_by_power(x[i], back) : x[i];
 }
 
 // The same for orders up to 128, and for inverses: a null B is the identity. One item, or chunk of its columns, per block. A column is
@@ -140,7 +140,7 @@ __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const
     for (int i = 0; i < kPanel; ++i) {
       const int row = transpose ? start + i : origin[start + i];
       x[i] = start + i >= n ? T(0) : B ? source[row * b_row] : T(row == column);
-      if (exponent != 0) x[i] = ldexp(x[i], exponent);
+      if (exponent != 0) x[i] = scale_by_power(x[i], exponent);
     }
 #pragma unroll 1
     for (int before = 0; before < start; before += kPanel) {
@@ -192,7 +192,7 @@ __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const
       if (by_determinant)
         value = scale_by_power(value * (weight * common[0]), static_cast<int>(common[1]));
       else
-        value = ldexp(value * weight, back);
+        value = scale_by_power(value * weight, back);
       if (status && weights) value = 0;
     }
   }
