@@ -48,6 +48,8 @@ GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
 LU_SMALL = 128
 LU_IN_WARP = 32
+#: A panel has a thread for each row.
+LU_PANELS = 1024
 TRIANGULAR_SMALL = 128
 TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
@@ -88,6 +90,11 @@ def serves_items_one_by_one(items: int, n: int) -> bool:
 def factorises_by_blocks(items: int, n: int) -> bool:
     """Whether a batch is factorised by blocks of all its items at once, and not one item after another."""
     return items > FEW
+
+
+def eliminates_by_panels(items: int, n: int) -> bool:
+    """Whether LU factorisations above order LU_SMALL are computed by panels of all items at once."""
+    return items > 1 and n <= LU_PANELS
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:

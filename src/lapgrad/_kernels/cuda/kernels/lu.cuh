@@ -1,6 +1,7 @@
 // Functions that kernels for LU factorisations share: the choice of pivots, ranges of numbers, determinants and statuses.
 //
-// An item's status is 0, k if pivot k is exactly zero, or -k if row k of the matrix or of its factors is the first that is not finite.
+// An item's status is 0, k if pivot k is exactly zero, or -k if row k of the matrix, or else of its factors, is the
+// first that is not finite.
 #pragma once
 
 #include "batch.cuh"

@@ -113,7 +113,7 @@ __global__ void factor_small(T* LU, int* pivots, Index pivot_item, T* determinan
 #pragma unroll
   for (int j = 0; j < N; ++j) finite = finite && isfinite(a[j]);
   const int spoilt_later = find_first(!finite && lane < n);
-  const int bad = spoilt && (spoilt < spoilt_later || !spoilt_later) ? spoilt : spoilt_later;
+  const int bad = spoilt ? spoilt : spoilt_later;
   int status = bad ? -bad : failed;
 
   const T diagonal = tile[lane * ld + lane];
@@ -174,12 +174,12 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
   T* const largest_of_warp = other_row + kPanel;
   unsigned* const best_of_warp = reinterpret_cast<unsigned*>(largest_of_warp + 8);
   int* const exchanges = reinterpret_cast<int*>(best_of_warp + 8);
-  int* const notes = exchanges + size;  // the first row that is not finite, the first zero pivot, a row that is not zero
+  // The first row that is not finite, of the matrix and of the factors; the first zero pivot; a row that is not zero.
+  int* const notes = exchanges + size;
   const Matrix<const T> source{A + item * a_item, a_row, a_col};
   if (thread == 0) {
-    notes[0] = size + 1;
-    notes[1] = size + 1;
-    notes[2] = size;
+    notes[0] = notes[1] = notes[2] = size + 1;
+    notes[3] = size;
   }
   __syncthreads();
   const bool by_rows = lies_by_rows(source);
@@ -225,11 +225,11 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
       for (int w = 1; w < warps; ++w) best = best_of_warp[w] > best ? best_of_warp[w] : best;
       int chosen = 127 - static_cast<int>(best % 128);
       if (best < 128) {  // a column of zeros, or of numbers without leading bits; the same in all threads
-        if (row >= k && row < size && r[c] != T(0)) atomicMin(notes + 2, row);
+        if (row >= k && row < size && r[c] != T(0)) atomicMin(notes + 3, row);
         __syncthreads();
-        chosen = notes[2] < size ? notes[2] : k;
+        chosen = notes[3] < size ? notes[3] : k;
         __syncthreads();
-        if (thread == 0) notes[2] = size;
+        if (thread == 0) notes[3] = size;
       }
       if (row == chosen) {
 #pragma unroll
@@ -246,7 +246,7 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
         for (int j = 0; j < kPanel; ++j) r[j] = row == k ? chosen_row[j] : other_row[j];
       }
       const T top = chosen_row[c];
-      if (top == T(0) && row == k) atomicMin(notes + 1, k + 1);
+      if (top == T(0) && row == k) atomicMin(notes + 2, k + 1);
       if (row > k && row < size) {
         const T weight = top != T(0) ? r[c] / top : T(0);
         r[c] = weight;
@@ -293,7 +293,7 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
   for (int e = thread; e < n * n; e += threads) {
     const int j = e / n, i = e % n;
     const T value = M[j * ld + i];
-    if (!isfinite(value)) atomicMin(notes, i + 1);
+    if (!isfinite(value)) atomicMin(notes + 1, i + 1);
     if (LU) LU[item * n * n + e] = value;
   }
   if (pivots) {
@@ -302,7 +302,7 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
   }
   __syncthreads();
   if (warp > 0) return;
-  const int status = notes[0] <= n ? -notes[0] : notes[1] <= n ? notes[1] : 0;
+  const int status = notes[0] <= n ? -notes[0] : notes[1] <= n ? -notes[1] : notes[2] <= n ? notes[2] : 0;
   Scaled<T> d{T(1), 0};
   for (int k = lane; k < n; k += 32) {
     d.multiply(M[k * ld + k]);

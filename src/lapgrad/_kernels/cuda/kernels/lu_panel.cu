@@ -116,3 +116,62 @@ __global__ void exchange_rows(T* W, const int* pivots, Index step, Index order, 
   for (int k = 0; k < K; ++k)
     if (k < columns) entries[first + k] = u[k];
 }
+
+// The exponents with which matrices or right-hand sides are scaled, from the largest entry of each item; 0 for zeros and NaN.
+template <typename T>
+__device__ int choose_item_exponent(const T* norms, Index item) {
+  return norms && norms[item] > T(0) ? choose_exponent(norms[item]) : 0;
+}
+
+// The determinants of items from factors of any order, and which items failed. One block per item. norms, factor_norms: the largest
+// entry of each matrix, and of its factors, NaN if one is NaN; null: not checked. Results that are null are not written. The determinant
+// is mantissa 2^exponent. Failures, with code 1: entries that are not finite; with `strict` also zero pivots, and matrices near the ends of the range. Shared memory: two numbers for each warp.
+template <typename T>
+__global__ void finish_factors(const T* LU, Index lu_item, Index lu_diagonal, const int* pivots, Index pivot_item, T* determinant,
+                               T* sign, T* logarithm, T* mantissa, int* exponent, const T* norms, const T* factor_norms,
+                               Index order, Index strict, Index* first_failure) {
+  const int n = static_cast<int>(order), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const Index item = blockIdx.x;
+  T* const mantissas = shared_memory<T>();
+  T* const exponents = mantissas + warps;
+  Scaled<T> d{T(1), 0};
+  for (int k = threadIdx.x; k < n; k += blockDim.x) {
+    d.multiply(LU[item * lu_item + k * lu_diagonal]);
+    if (pivots[item * pivot_item + k] != k + 1) d.mantissa = -d.mantissa;
+  }
+  d = multiply_lanes<T, 32>(d);
+  if (lane == 0) {
+    mantissas[warp] = d.mantissa;
+    exponents[warp] = static_cast<T>(d.exponent);
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < warps; ++w) {
+    d.multiply(mantissas[w]);
+    d.exponent += static_cast<int>(exponents[w]);
+  }
+  Determinants<T>{determinant, sign, logarithm}.store(item, d, d.mantissa == T(0));
+  if (mantissa) {
+    mantissa[item] = d.mantissa;
+    exponent[item] = d.exponent;
+  }
+  if (!norms) return;
+  const bool failed = !isfinite(norms[item]) || !isfinite(factor_norms[item]) ||
+                      (strict && (d.mantissa == T(0) || choose_item_exponent(norms, item) != 0));
+  if (failed) report_failure(first_failure, item, 1);
+}
+
+// target := source 2^(exponent + sign e), where e is the exponent for the item's largest entry, norms[item], and exponent that in
+// last[item * step], if given. grid = (rows, items), and as many columns as it takes.
+template <typename T>
+__global__ void scale_items(T* target, Index t_item, Index t_row, Index t_col, const T* source, Index s_item, Index s_row, Index s_col,
+                            Index columns, const T* norms, Index sign, const int* last, Index step) {
+  const Index item = blockIdx.y, row = blockIdx.x;
+  const int exponent = (last ? last[item * step] : 0) + static_cast<int>(sign) * choose_item_exponent(norms, item);
+  T* const to = target + item * t_item + row * t_row;
+  const T* const from = source + item * s_item + row * s_row;
+  for (Index j = threadIdx.x; j < columns; j += blockDim.x) {
+    const T value = from[j * s_col];
+    to[j * t_col] = exponent != 0 ? scale_by_power(value, exponent) : value;
+  }
+}
