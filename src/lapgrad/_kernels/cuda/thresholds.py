@@ -46,6 +46,8 @@ POTRF_IN_WARP = 32
 #: compile, and no longer fit the instruction cache.
 GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
+#: A panel of 16 rows of float64 fits into the registers of a multiprocessor.
+GELQF_PANEL_COLUMNS = 1024
 LU_SMALL = 128
 LU_IN_WARP = 32
 #: A panel has a thread for each row.

@@ -8,11 +8,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, get_address
 
 _WARPS = 8
 _THREADS = 32 * _WARPS
+
+
+def serves(A: Tensor) -> bool:
+    """Whether these kernels take a batch of this shape and type."""
+    return (
+        A.numel() > 0
+        and A.shape[-1] <= _thresholds.GELQF_PANEL_COLUMNS
+        and A.dtype in (torch.float32, torch.float64)
+    )
+
+
+def gelqf(L: Tensor, Q: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    """``_fallback.gelqf`` with a positive diagonal, for operands that ``serves`` accepts."""
+    cell = _items.get_status_cell(A)
+    lower = _items.view_batch(L)
+    factor = L.new_empty(L.shape) if lower is None else L
+    in_place = Q is not None and _device.is_storable(Q)
+    rows = None if Q is None else Q if in_place else Q.new_empty(Q.shape)
+    factorise(
+        _items.flatten_batch(factor),
+        None if rows is None else _items.flatten_batch(rows),
+        _items.flatten_batch(A).clone(memory_format=torch.contiguous_format),
+        cell,
+    )
+    if factor is not L:
+        L.copy_(factor)
+    if Q is not None and rows is not None and not in_place:
+        Q.copy_(rows)
+    return _items.read_first_failure(cell)
 
 
 def choose_rows_of_warp(n: int, dtype: torch.dtype) -> int:
@@ -49,29 +81,34 @@ def plan_finish(
 
 
 def factorise(L: Tensor, Q: Tensor | None, work: Tensor, cell: Tensor | None) -> None:
-    """L, Q := the factors of ``work`` (items, m, n), contiguous, which is overwritten."""
+    """L, Q := the factors of ``work`` (items, m, n), contiguous, which is overwritten.
+
+    With V and T of a panel, the rows X below it become X (I - Vᵀ T V), and Q, from the last panel back, becomes
+    Q (I - Vᵀ Tᵀ V).
+    """
     items, m, n = work.shape
     rank = min(m, n)
     rows_of_warp = choose_rows_of_warp(n, work.dtype)
     panel = _WARPS * rows_of_warp
     panels = -(-rank // panel)
-    factors = work.new_empty(items, panels, panel, panel)
-    signs = work.new_empty(items, rank)
-    for number in range(panels):
-        start = number * panel
-        stop = min(start + panel, rank)
+    factors, signs = work.new_empty(items, panels, panel, panel), work.new_empty(items, rank)
+    right, product = work.new_empty(items, panel, n), work.new_empty(items, m, panel)
+
+    def reflect(X: Tensor, number: int, start: int, stop: int, transpose: bool) -> None:
+        """X := X (I - Vᵀ T V), or with Tᵀ, for X without the columns before ``start``, where V is zero."""
+        rows = stop - start
+        V, T = work[:, start:stop, start:], factors[:, number, :rows, :rows]
+        TV, XV = right[:, :rows, start:], product[:, : X.shape[1], :rows]
+        _device.gemm(TV, T.mT if transpose else T, V)
+        _device.gemm(XV, X, V.mT)
+        _device.gemm(X, XV, TV, alpha=-1.0, beta=1.0)
+
+    bounds = [(start, min(start + panel, rank)) for start in range(0, rank, panel)]
+    for number, (start, stop) in enumerate(bounds):
         _launch.launch(*plan_panel(L, work, factors, signs, start, rows_of_warp))
-        if stop == m:
-            break
-        V, T = work[:, start:stop, start:], factors[:, number, : stop - start, : stop - start]
-        below = work[:, stop:, start:]
-        torch.baddbmm(below, below @ V.mT, T @ V, alpha=-1.0, out=below)
+        if stop < m:
+            reflect(work[:, stop:, start:], number, start, stop, False)
     _launch.launch(*plan_finish(L, Q, work, signs, panel, cell))
-    if Q is None:
-        return
-    for number in reversed(range(panels)):
-        start = number * panel
-        stop = min(start + panel, rank)
-        V, T = work[:, start:stop, start:], factors[:, number, : stop - start, : stop - start]
-        rest = Q[:, start:, start:]
-        torch.baddbmm(rest, rest @ V.mT, T.mT @ V, alpha=-1.0, out=rest)
+    if Q is not None:
+        for number, (start, stop) in reversed(list(enumerate(bounds))):
+            reflect(Q[:, start:, start:], number, start, stop, True)
