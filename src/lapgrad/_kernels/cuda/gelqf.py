@@ -14,6 +14,7 @@ from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
+from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.torch import gelqf as _fallback
 
@@ -34,7 +35,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     )
     serves = serves and _stream.has_fast_float64(A.get_device())
     if not serves or not (Q is None or _device.is_storable(Q)):
-        return _fallback.gelqf(L, Q, A, True)
+        return _gelqf_panels.gelqf(L, Q, A) if _gelqf_panels.serves(A) else _fallback.gelqf(L, Q, A, True)
     _prepare_torch_solver(A)
     matrices, factors, rows = (None if X is None else _device.flatten_batch(X) for X in (A, L, Q))
     assert matrices is not None
