@@ -16,7 +16,6 @@ from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import potrf_blocks as _potrf_blocks
@@ -36,9 +35,11 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
     by_blocks = _thresholds.factorises_by_blocks(items, n)
     blocks = _potrf_blocks.count_blocks(n) if by_blocks else 1
-    # Rows: the first row with a NaN or an infinity, the status, and LAPACK's codes, of which it is made; per item.
-    notes = torch.zeros(2 + blocks, items, dtype=torch.int32, device=L.device)
-    spoilt, status, code = (notes.data_ptr() + 4 * items * row for row in range(3))
+    # Rows: the first row with a NaN or an infinity, and LAPACK's codes of the diagonal blocks; per item.
+    notes = torch.zeros(1 + blocks, items, dtype=torch.int32, device=L.device)
+    spoilt, code = notes.data_ptr(), notes.data_ptr() + 4 * items
+    status = info if info is None or info.is_contiguous() else torch.empty_like(notes[0])
+    cell = _items.get_status_cell(A) if info is None else None
     tiles = -(-n // _TILE)
     grid, tile_bytes = (tiles * (tiles + 1) // 2, items), _TILE * (_TILE + 1) * L.element_size()
     _launch.launch(
@@ -46,20 +47,18 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
         target.data_ptr(), *target.stride()[:2], source.data_ptr(), *source.stride(), n, spoilt,
     )  # fmt: skip
     if by_blocks:
-        _potrf_blocks.factorise_upper(target, notes[2:])
+        _potrf_blocks.factorise_upper(target, notes[1:])
     else:
         _cholesky.factorise_upper(target, code)
     kind = _device.MOVE_DOWN if lower else _device.CLEAR_LOWER
     _launch.launch(
         "triangle", f"finish_factor<{{T}}, {kind}>", L, grid, _THREADS, 2 * tile_bytes,
-        target.data_ptr(), *target.stride()[:2], n, code, blocks, _thresholds.POTRF_BLOCK, spoilt, status,
+        target.data_ptr(), *target.stride()[:2], n, code, blocks, _thresholds.POTRF_BLOCK, spoilt,
+        _items.get_address(status), _items.get_address(cell),
     )  # fmt: skip
-    if info is not None:
-        info.copy_(notes[1].view(info.shape))
-        return None
-    if _stream.is_capturing():
-        return None
-    return next(((item, failure) for item, failure in enumerate(notes[1].tolist()) if failure), None)
+    if info is not None and status is not None and status is not info:
+        info.copy_(status.view(info.shape))
+    return _items.read_first_failure(cell)
 
 
 @on_its_device

@@ -1,5 +1,5 @@
 // Triangles of large matrices: mirroring, clearing, copies, and the inverses of diagonal blocks.
-#include "block.cuh"
+#include "batch.cuh"
 
 constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // 32 x 8 threads: each moves four rows of a tile
@@ -89,10 +89,10 @@ __global__ void take_triangle(T* data, Index item, Index row, const T* source, I
 // The last step of a Cholesky factorisation. status := LAPACK's code (k > 0: minor k is not positive), or -k if row k is the first with
 // a NaN or an infinity and no smaller minor failed. A failed item becomes the identity; the triangle of the others is reshaped.
 // `code` (blocks x items) has the codes of diagonal blocks of order `size`, each counted from the block's first row; the first that is
-// not 0 counts.
+// not 0 counts. `status` may be null; the first item that failed is reported.
 template <typename T, int kind>
 __global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, Index blocks, Index size, const int* spoilt,
-                              int* status) {
+                              int* status, Index* first_failure) {
   const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y];
   int lapack = 0;
   for (Index block = 0; block < blocks && lapack == 0; ++block) {
@@ -100,7 +100,10 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
     if (found != 0) lapack = static_cast<int>(block * size) + (found < 0 ? -found : found);
   }
   const int result = row_met <= n && (lapack == 0 || lapack >= row_met) ? -row_met : lapack;
-  if (blockIdx.x == 0 && threadIdx.x == 0) status[blockIdx.y] = result;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (status) status[blockIdx.y] = result;
+    if (result != 0) report_failure(first_failure, blockIdx.y, result);
+  }
   const Matrix<T> A{data + blockIdx.y * item, row, 1};
   if (result == 0) {
     reshape_tiles<T, kind>(A, n);
