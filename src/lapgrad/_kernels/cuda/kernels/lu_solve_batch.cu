@@ -68,6 +68,27 @@ __global__ void solve_small(T* X, Index x_item, Index x_row, Index x_col, const 
     if (i < n) target[(transpose ? origin[i] : i) * x_row] = back != 0 ? scale_by_power(x[i], back) : x[i];
 }
 
+// x -= F y for the 16 x 16 block F of the factors at row `row` and column `column`, or of their transpose.
+template <typename T>
+__device__ void subtract_block(T (&x)[kPanel], const T (&y)[kPanel], const T* tile, int ld, int row, int column, bool transpose) {
+  T line[kPanel];
+  if (transpose) {
+#pragma unroll
+    for (int i = 0; i < kPanel; ++i) {
+      read_row(line, tile + (row + i) * ld + column);
+#pragma unroll
+      for (int k = 0; k < kPanel; ++k) x[i] -= line[k] * y[k];
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kPanel; ++k) {
+      read_row(line, tile + (column + k) * ld + row);
+#pragma unroll
+      for (int i = 0; i < kPanel; ++i) x[i] -= line[i] * y[k];
+    }
+  }
+}
+
 // The same for orders up to 128, and for inverses: a null B is the identity. One item, or chunk of its columns, per block. A column is
 // solved in panels of 16, and kept in X between them: row i in row `place`, which is where it belongs in the end. Pivots are `pivot_item`
 // apart; only with a B do they have an exponent. X is multiplied by weights[item], if given, and with `by_determinant` by the
@@ -144,13 +165,10 @@ __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const
     }
 #pragma unroll 1
     for (int before = 0; before < start; before += kPanel) {
+      T y[kPanel];
 #pragma unroll
-      for (int k = 0; k < kPanel; ++k) {
-        const T y = place(before + k);
-#pragma unroll
-        for (int i = 0; i < kPanel; ++i)
-          x[i] -= (transpose ? tile[(start + i) * ld + before + k] : tile[(before + k) * ld + start + i]) * y;
-      }
+      for (int k = 0; k < kPanel; ++k) y[k] = place(before + k);
+      subtract_block(x, y, tile, ld, start, before, transpose);
     }
     if (transpose)
       solve_upper_turned<T, kPanel>(x, tile + start * (ld + 1), ld);
@@ -168,13 +186,10 @@ __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const
     for (int i = 0; i < kPanel; ++i) x[i] = start + i < n ? place(start + i) : T(0);
 #pragma unroll 1
     for (int after = start + kPanel; after < size; after += kPanel) {
+      T y[kPanel];
 #pragma unroll
-      for (int k = 0; k < kPanel; ++k) {
-        const T y = after + k < n ? place(after + k) : T(0);
-#pragma unroll
-        for (int i = 0; i < kPanel; ++i)
-          x[i] -= (transpose ? tile[(start + i) * ld + after + k] : tile[(after + k) * ld + start + i]) * y;
-      }
+      for (int k = 0; k < kPanel; ++k) y[k] = after + k < n ? place(after + k) : T(0);
+      subtract_block(x, y, tile, ld, start, after, transpose);
     }
     if (transpose)
       solve_lower_turned<T, kPanel>(x, tile + start * (ld + 1), ld);
