@@ -115,7 +115,16 @@ def run_packing(draw: Draw) -> None:
 
 
 def run_orthogonal(draw: Draw) -> None:
-    for shape in ((5, 3, 4), (5, 7, 13), (5, 16, 9), (3, 40, 50), (2, 20, 100), (4, 12, 200), (2, 40, 140), (150, 200)):
+    for shape in (
+        (5, 3, 4),
+        (5, 7, 13),
+        (5, 16, 9),
+        (3, 40, 50),
+        (2, 20, 100),
+        (4, 12, 200),
+        (2, 40, 140),
+        (150, 200),
+    ):
         A = draw.normal(*shape)
         Q, L = lapgrad.gelqf(A)
         pull_back((Q, L), A)

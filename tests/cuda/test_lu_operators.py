@@ -1,4 +1,4 @@
-"""inverse, det, slogdet and gesv as the operators call them on CUDA, emulated: every route, and its failures."""
+"""inverse, det, slogdet and gesv as operators call them on CUDA, emulated: every route, and its failures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,12 @@ def test_determinants_and_their_gradients(route: Route) -> None:
     A = draw_regular(route, dtype)
     units = 10 * of_order(route.n)
     exact, inverse = torch.linalg.det(A.double()), torch.linalg.inv(A.double())
-    d, sign, logarithm, weight = A.new_empty(len(A)), A.new_empty(len(A)), A.new_empty(len(A)), draw(len(A), dtype=dtype)
+    d, sign, logarithm, weight = (
+        A.new_empty(len(A)),
+        A.new_empty(len(A)),
+        A.new_empty(len(A)),
+        draw(len(A), dtype=dtype),
+    )
     factors, gA = make_factors(A), torch.full_like(A, torch.nan)
     assert on_cuda.det(d, *factors, A) is None
     assert_close(d, exact.to(dtype), units)
@@ -120,7 +125,7 @@ def test_solutions_near_the_ends_of_the_range(route: Route) -> None:
 
 
 def test_singular_matrices(route: Route) -> None:
-    """The last item has a zero column; what is left of the determinant's gradient is that column's cofactors."""
+    """The last item has a zero column: only that column of the determinant's gradient is not zero."""
     A, (items, n) = draw_regular(route), (route.items, route.n)
     A[-1, :, n // 2] = 0.0
     d, sign, logarithm, weight = A.new_empty(items), A.new_empty(items), A.new_empty(items), draw(items)

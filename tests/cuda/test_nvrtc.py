@@ -93,7 +93,11 @@ def launch_panels(n: int, dtype: torch.dtype) -> None:
 
 
 def launch_lu(n: int, dtype: torch.dtype) -> None:
-    A, pivots, cell = make_zeros(n, dtype), torch.zeros(2, n + 1, dtype=torch.int32), _items.create_status_cell
+    A, pivots, cell = (
+        make_zeros(n, dtype),
+        torch.zeros(2, n + 1, dtype=torch.int32),
+        _items.create_status_cell,
+    )
     _launch.launch(*_lu_batch.plan_factorisation(A, LU=A, pivots=pivots, cell=cell(A)))
     _launch.launch(*_lu_batch.plan_solution(A.clone(), A, pivots, A, False))
     if n <= _thresholds.LU_IN_WARP:

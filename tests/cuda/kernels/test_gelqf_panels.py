@@ -97,7 +97,9 @@ def test_first_row_that_is_not_finite(run: Run) -> None:
 @pytest.mark.skipif(not available(), reason="products of panels are launched by the compiled core")
 def test_batches_as_the_operator_hands_them_over() -> None:
     A = draw_normal(4, 40, 70).view(2, 2, 40, 70)
-    Q, L = (torch.empty(2, 2, 40, side, dtype=A.dtype).transpose(0, 1).mT.contiguous().mT for side in (70, 40))
+    Q, L = (
+        torch.empty(2, 2, 40, side, dtype=A.dtype).transpose(0, 1).mT.contiguous().mT for side in (70, 40)
+    )
     with replace_gpu():
         assert _gelqf_panels.gelqf(L, Q, A.mT.contiguous().mT) is None
         alone = A.new_empty(2, 2, 40, 40)

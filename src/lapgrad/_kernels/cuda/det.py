@@ -43,8 +43,8 @@ def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -
     cell, info = _items.get_status_cell(A), A.new_zeros(len(target), dtype=torch.int32)
     if n <= _thresholds.LU_IN_WARP:
         plan = _lu_batch.plan_small_inverse(
-            target, _items.flatten_batch(A), transpose=True, weight=weights, by_determinant=True, reported=_ALL,
-            info=info, cell=cell,
+            target, _items.flatten_batch(A), transpose=True, weight=weights, by_determinant=True,
+            reported=_ALL, info=info, cell=cell,
         )  # fmt: skip
     else:
         plan = _lu_batch.plan_inverse(

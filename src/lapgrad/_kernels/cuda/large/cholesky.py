@@ -16,7 +16,16 @@ def factorise_upper(A: Tensor, code: int) -> None:
     handle, choices = _solver.get_handle(device), _solver.get_parameters(device)
     items, step = (1, 0) if A.dim() == 2 else (A.shape[0], A.stride(0) * A.element_size())
     size, host_size = _solver.get_workspace_size(
-        "xpotrf_buffer_size", (device, n, row, kind), handle, choices, _solver.LOWER, n, kind, A.data_ptr(), row, kind
+        "xpotrf_buffer_size",
+        (device, n, row, kind),
+        handle,
+        choices,
+        _solver.LOWER,
+        n,
+        kind,
+        A.data_ptr(),
+        row,
+        kind,
     )
     work, host_work = _solver.allocate_workspace(size, host_size, A)
     for item in range(items):

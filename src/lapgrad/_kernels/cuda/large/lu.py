@@ -1,8 +1,8 @@
-"""LU factorisations for inverse, det, slogdet and gesv: by own kernels up to order 128, and for batches above.
+"""LU factorisations for inverse, det, slogdet and gesv: by own kernels up to order 128, and batches above.
 
-Nothing is repaired here: a matrix above order 128 that is not regular and well inside the range of its numbers
-is reported, and the caller starts again in plain PyTorch, which says what is wrong with it. Factors are
-contiguous and stored transposed, as in ``small/lu.py``.
+Nothing is repaired here: a matrix above order 128 that is not regular and well inside the range of its
+numbers is reported, and the caller starts again in plain PyTorch, which says what is wrong with it. Factors
+are contiguous and stored transposed, as in ``small/lu.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
 _THREADS = 128
 
 
-def compute_determinants(LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | None, **results: Tensor) -> None:
+def compute_determinants(
+    LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | None, **results: Tensor
+) -> None:
     """Writes ``results`` (as in ``finish``); LU and pivots := the factors of A, unless they are empty.
 
     Items with entries that are not finite are reported.
@@ -34,14 +36,16 @@ def compute_determinants(LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | N
         factors = {"LU": LU, "pivots": pivots.view(items, n)} if keeps else {}
         _launch.launch(*_lu_batch.plan_factorisation(matrices, **factors, **results, cell=cell))
         return
-    factor = LU.view(items, n, n) if keeps else torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    factor = (
+        LU.view(items, n, n) if keeps else torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    )
     exchanges = pivots.view(items, n) if keeps else A.new_empty(items, n, dtype=torch.int32)
     factorise(factor, exchanges, matrices)
     finish(factor, exchanges, find_norms(matrices), **results, cell=cell)
 
 
 def factorise(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
-    """LU (items, n, n), contiguous, := the factors of A, transposed; pivots (items, n or more) := LAPACK's."""
+    """LU (items, n, n), contiguous, := the factors of A, transposed; pivots (items, n or more): LAPACK's."""
     items, n, _ = A.shape
     if _thresholds.eliminates_by_panels(items, n):
         LU.copy_(A.mT)
@@ -103,7 +107,7 @@ def scale(
     """target := source times a power of two per item: ``scale_items`` in ``kernels/lu_panel.cu``."""
     items, rows, columns = source.shape
     _launch.launch(
-        "lu_panel", "scale_items<{T}>", target, (rows, items), _THREADS, 0, target.data_ptr(), *target.stride(),
-        source.data_ptr(), *source.stride(), columns, get_address(norms), sign, get_address(last),
-        0 if last is None else last.stride(0),
+        "lu_panel", "scale_items<{T}>", target, (rows, items), _THREADS, 0,
+        target.data_ptr(), *target.stride(), source.data_ptr(), *source.stride(), columns,
+        get_address(norms), sign, get_address(last), 0 if last is None else last.stride(0),
     )  # fmt: skip

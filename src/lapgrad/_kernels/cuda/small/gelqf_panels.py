@@ -63,8 +63,8 @@ def plan_panel(
     shared = (2 * 32 * registers + rows * (rows + 1) + 2 * rows) * work.element_size()
     return (
         "gelqf_panel", f"factor_panel<{{T}}, {registers}, {rows_of_warp}>", work, (items,), _THREADS, shared,
-        L.data_ptr(), *L.stride(), work.data_ptr(), factors.data_ptr(), signs.data_ptr(), m, n, min(m, n), start,
-        factors.shape[1],
+        L.data_ptr(), *L.stride(), work.data_ptr(), factors.data_ptr(), signs.data_ptr(),
+        m, n, min(m, n), start, factors.shape[1],
     )  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def plan_finish(
 def factorise(L: Tensor, Q: Tensor | None, work: Tensor, cell: Tensor | None) -> None:
     """L, Q := the factors of ``work`` (items, m, n), contiguous, which is overwritten.
 
-    With V and T of a panel, the rows X below it become X (I - Vᵀ T V), and Q, from the last panel back, becomes
-    Q (I - Vᵀ Tᵀ V).
+    With V and T of a panel, the rows X below it become X (I - Vᵀ T V), and Q, from the last panel back,
+    becomes Q (I - Vᵀ Tᵀ V).
     """
     items, m, n = work.shape
     rank = min(m, n)

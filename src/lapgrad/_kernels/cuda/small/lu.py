@@ -1,6 +1,7 @@
-"""LU factorisation of batches of matrices up to order 128, and what is made of it: see ``kernels/lu_batch.cu`` and ``lu_solve_batch.cu``.
+"""LU factorisation of batches of matrices up to order 128, and what is made of it.
 
-Factors are contiguous and stored transposed; pivots are LAPACK's, int32, from 1.
+See ``kernels/lu_batch.cu`` and ``kernels/lu_solve_batch.cu``. Factors are contiguous and stored transposed;
+pivots are LAPACK's, int32, from 1.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def plan_factorisation(
 ) -> Launch:
     """The launch that factors A (items, n, n) and writes whatever is given.
 
-    ``scaled``: entries near the ends of the range are scaled, and pivots (items, n + 1) end with the exponent.
+    ``scaled``: entries near the ends of the range are scaled; pivots (items, n + 1) end with the exponent.
     """
     items, n, _ = A.shape
     name, grid, threads, shared = _choose_factor_geometry(items, n, A.dtype)
@@ -89,7 +90,7 @@ def plan_small_inverse(
     info: Tensor | None = None,
     cell: Tensor | None,
 ) -> Launch:
-    """The launch that writes X := A⁻¹, or A⁻ᵀ, of order up to 32, times a weight per item and the determinant."""
+    """The launch that writes X := A⁻¹, or A⁻ᵀ, times a weight and the determinant; order up to 32."""
     items, n, _ = A.shape
     name, grid, threads, shared = _choose_factor_geometry(items, n, A.dtype)
     weights = (0, 0) if weight is None else (weight.data_ptr(), weight.stride(0))
@@ -113,7 +114,6 @@ def plan_inverse(
     cell: Tensor | None,
 ) -> Launch:
     """The launch that writes what ``plan_small_inverse`` does, from factors of order 33 to 128."""
-    n = LU.shape[-1]
     weights = (0, 0) if weight is None else (weight.data_ptr(), weight.stride(0))
     return (
         *_plan_medium(X, LU, pivots, None, transpose=False, turned=transpose),
@@ -129,7 +129,8 @@ def plan_solution(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
     name, grid, threads, shared, groups, width, chunks = _choose_solve_geometry(items, n, columns, B.dtype)
     return (
         "lu_solve_batch", name, B, grid, threads, shared, X.data_ptr(), *X.stride(), LU.data_ptr(),
-        pivots.data_ptr(), B.data_ptr(), *B.stride(), n, columns, items, groups, width, chunks, int(transpose),
+        pivots.data_ptr(), B.data_ptr(), *B.stride(), n, columns, items, groups, width, chunks,
+        int(transpose),
     )  # fmt: skip
 
 
@@ -145,7 +146,8 @@ def _plan_medium(
     right = _NOWHERE if B is None else (B.data_ptr(), *B.stride())
     return (
         "lu_solve_batch", "solve_medium<{T}>", X, (items * chunks,), threads, shared, *_pack_operand(X, turned),
-        LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right, n, columns, width, chunks, int(transpose),
+        LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right, n, columns, width, chunks,
+        int(transpose),
     )  # fmt: skip
 
 

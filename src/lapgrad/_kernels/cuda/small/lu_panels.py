@@ -24,7 +24,11 @@ def factorise(work: Tensor, pivots: Tensor) -> None:
             _launch.launch(*plan)
         if stop < n:
             _device.gemm(
-                work[:, stop:, stop:], work[:, stop:, start:stop], work[:, start:stop, stop:], alpha=-1.0, beta=1.0
+                work[:, stop:, stop:],
+                work[:, stop:, start:stop],
+                work[:, start:stop, stop:],
+                alpha=-1.0,
+                beta=1.0,
             )
 
 
@@ -38,5 +42,13 @@ def plan_panel(work: Tensor, pivots: Tensor, start: int, width: int) -> tuple[La
     tile = width * pad_columns(width, work.dtype) * size + 4 * width
     return (
         ("lu_panel", f"factor_panel<{{T}}, {width}>", work, (items,), threads, shared, *operands),
-        ("lu_panel", f"exchange_rows<{{T}}, {width}>", work, (-(-n // _THREADS), items), _THREADS, tile, *operands),
+        (
+            "lu_panel",
+            f"exchange_rows<{{T}}, {width}>",
+            work,
+            (-(-n // _THREADS), items),
+            _THREADS,
+            tile,
+            *operands,
+        ),
     )
