@@ -145,8 +145,8 @@ def _plan_medium(
     shared = (size * pad_columns(size, X.dtype) + 2) * X.element_size() + 4 * (size + 1)
     right = _NOWHERE if B is None else (B.data_ptr(), *B.stride())
     return (
-        "lu_solve_batch", "solve_medium<{T}>", X, (items * chunks,), threads, shared, *_pack_operand(X, turned),
-        LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right, n, columns, width, chunks,
+        "lu_solve_batch", "solve_medium<{T}>", X, (items * chunks,), threads, shared,
+        *_pack_operand(X, turned), LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right, n, columns, width, chunks,
         int(transpose),
     )  # fmt: skip
 
