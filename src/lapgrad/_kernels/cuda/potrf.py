@@ -66,8 +66,7 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
     if _potrf_batch.serves(L):
         _potrf_batch.potrf_vjp(gA, L, gL, lower, info)
         return
-    items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not L.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(gA):
+    if not L.numel() or not _device.is_storable(gA):
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)

@@ -146,8 +146,8 @@ def _plan_medium(
     right = _NOWHERE if B is None else (B.data_ptr(), *B.stride())
     return (
         "lu_solve_batch", "solve_medium<{T}>", X, (items * chunks,), threads, shared,
-        *_pack_operand(X, turned), LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right, n, columns, width, chunks,
-        int(transpose),
+        *_pack_operand(X, turned), LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *right,
+        n, columns, width, chunks, int(transpose),
     )  # fmt: skip
 
 
