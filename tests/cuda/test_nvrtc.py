@@ -87,7 +87,7 @@ def launch_panels(n: int, dtype: torch.dtype) -> None:
         return
     for columns in (100, 200, 300, 600):
         work = make_zeros(40, dtype, columns)
-        with mock.patch.object(_device, "gemm"):
+        with mock.patch.object(_device, "multiply_blocks"):
             _gelqf_panels.gelqf(make_zeros(40, dtype), work.clone(), work)
             _lu_panels.factorise(make_zeros(columns, dtype), torch.zeros(2, columns, dtype=torch.int32))
 

@@ -42,6 +42,38 @@ def gemm(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0)
     core.device_gemm(*_get_queue(C), describe_blocks(C), describe_blocks(A), describe_blocks(B), alpha, beta)
 
 
+class BlockedBatch:
+    """A batch of matrices (items, m, n), any strides, of which rectangular blocks are operands of products.
+
+    Args:
+        A: The batch.
+
+    Slicing three tensors takes longer than the launch of their product; this only computes addresses.
+    """
+
+    def __init__(self, A: Tensor) -> None:
+        self._address, self._size, self._items = A.data_ptr(), A.element_size(), len(A)
+        self._step, self._row, self._column = A.stride()
+
+    def block(self, top: int, bottom: int, left: int, right: int) -> Blocks:
+        """Rows ``top`` to ``bottom``, columns ``left`` to ``right`` of every item, the ends not included."""
+        address = self._address + (top * self._row + left * self._column) * self._size
+        return address, self._items, self._step, bottom - top, right - left, self._row, self._column
+
+
+def transpose_blocks(blocks: Blocks) -> Blocks:
+    """The transposes of all items."""
+    address, items, step, rows, columns, row, column = blocks
+    return address, items, step, columns, rows, column, row
+
+
+def multiply_blocks(
+    like: Tensor, C: Blocks, A: Blocks, B: Blocks, alpha: float = 1.0, beta: float = 0.0
+) -> None:
+    """``gemm`` of blocks of tensors on the device of ``like``, and of its type."""
+    core.device_gemm(*_get_queue(like), C, A, B, alpha, beta)
+
+
 def trmm(C: Tensor, L: Tensor, B: Tensor, lower: bool, rightside: bool) -> None:
     """C := L B, or B L; only the named triangle of L is read."""
     core.device_trmm(

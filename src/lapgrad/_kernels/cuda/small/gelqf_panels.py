@@ -94,21 +94,24 @@ def factorise(L: Tensor, Q: Tensor | None, work: Tensor, cell: Tensor | None) ->
     factors, signs = work.new_empty(items, panels, panel, panel), work.new_empty(items, rank)
     right, product = work.new_empty(items, panel, n), work.new_empty(items, m, panel)
 
-    def reflect(X: Tensor, number: int, start: int, stop: int, transpose: bool) -> None:
+    rows_of_v, rows_of_tv = _device.BlockedBatch(work), _device.BlockedBatch(right)
+    triangles, products = _device.BlockedBatch(factors.flatten(1, 2)), _device.BlockedBatch(product)
+
+    def reflect(X: _device.Blocks, start: int, stop: int, transpose: bool) -> None:
         """X := X (I - Vᵀ T V), or with Tᵀ, for X without the columns before ``start``, where V is zero."""
-        rows = stop - start
-        V, T = work[:, start:stop, start:], factors[:, number, :rows, :rows]
-        TV, XV = right[:, :rows, start:], product[:, : X.shape[1], :rows]
-        _device.gemm(TV, T.mT if transpose else T, V)
-        _device.gemm(XV, X, V.mT)
-        _device.gemm(X, XV, TV, alpha=-1.0, beta=1.0)
+        V, T = rows_of_v.block(start, stop, start, n), triangles.block(start, stop, 0, stop - start)
+        TV, XV = rows_of_tv.block(0, stop - start, start, n), products.block(0, X[3], 0, stop - start)
+        _device.multiply_blocks(work, TV, _device.transpose_blocks(T) if transpose else T, V)
+        _device.multiply_blocks(work, XV, X, _device.transpose_blocks(V))
+        _device.multiply_blocks(work, X, XV, TV, alpha=-1.0, beta=1.0)
 
     bounds = [(start, min(start + panel, rank)) for start in range(0, rank, panel)]
-    for number, (start, stop) in enumerate(bounds):
+    for start, stop in bounds:
         _launch.launch(*plan_panel(L, work, factors, signs, start, rows_of_warp))
         if stop < m:
-            reflect(work[:, stop:, start:], number, start, stop, False)
+            reflect(rows_of_v.block(stop, m, start, n), start, stop, False)
     _launch.launch(*plan_finish(L, Q, work, signs, panel, cell))
     if Q is not None:
-        for number, (start, stop) in reversed(list(enumerate(bounds))):
-            reflect(Q[:, start:, start:], number, start, stop, True)
+        rows_of_q = _device.BlockedBatch(Q)
+        for start, stop in reversed(bounds):
+            reflect(rows_of_q.block(start, rank, start, n), start, stop, True)

@@ -16,20 +16,18 @@ def factorise(work: Tensor, pivots: Tensor) -> None:
 
     The first n columns of ``pivots`` (items, n or more), int32, receive LAPACK's pivots.
     """
-    n = work.shape[-1]
+    n, blocks = work.shape[-1], _device.BlockedBatch(work)
     width = 32 if n <= 512 else 16
     for start in range(0, n, width):
         stop = min(start + width, n)
         for plan in plan_panel(work, pivots, start, width):
             _launch.launch(*plan)
         if stop < n:
-            _device.gemm(
-                work[:, stop:, stop:],
-                work[:, stop:, start:stop],
-                work[:, start:stop, stop:],
-                alpha=-1.0,
-                beta=1.0,
+            rest, left, top = (
+                blocks.block(*bounds)
+                for bounds in ((stop, n, stop, n), (stop, n, start, stop), (start, stop, stop, n))
             )
+            _device.multiply_blocks(work, rest, left, top, alpha=-1.0, beta=1.0)
 
 
 def plan_panel(work: Tensor, pivots: Tensor, start: int, width: int) -> tuple[Launch, Launch]:
