@@ -60,10 +60,10 @@ void merge_items_by_products(const Queue<T>& queue, const Batch<T>& L, const Bat
     }
 }
 
-// Returns the inverted diagonal blocks of L, whose lower triangle is read, in either storage order. Without a queue nothing is
+// Returns the inverted diagonal blocks of L, whose lower triangle is read, in either storage order; with `unit` its diagonal is 1. Without a queue nothing is
 // launched and only the workspace is measured; that holds for all functions below that take a pointer to a queue.
 template <class T>
-InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size) {
+InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size, bool unit = false) {
     const index_t n = L.rows, row = std::min(n, size), space = n * (row + 1);
     const Batch<T> W{arena.take(L.count * space), L.count, space, n, n, row, 1};
     const index_t mark = arena.mark();
@@ -75,7 +75,7 @@ InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Ba
     arena.release(mark);
     if (queue == nullptr) return {W, size};
     queue->clear(W.data, L.count * space);
-    queue->invert_leaves(W, L);
+    queue->invert_leaves(W, L, unit);
     index_t half = kLeaf;
     for (; half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
     for (; half < size && half < n; half *= 2) {

@@ -88,7 +88,10 @@ def launch_panels(n: int, dtype: torch.dtype) -> None:
     for columns in (100, 200, 300, 600):
         work = make_zeros(40, dtype, columns)
         with mock.patch.object(_device, "multiply_blocks"):
-            _gelqf_panels.gelqf(make_zeros(40, dtype), work.clone(), work)
+            for rows_of_warp in (2, 4):
+                for name, _, _ in _gelqf_panels.list_kernels(columns, rows_of_warp, dtype):
+                    _launch.launch("gelqf_panel", name, work)
+            _launch.launch(*_gelqf_panels.plan_finish(work, None, work, work, 32, None))
             _lu_panels.factorise(make_zeros(columns, dtype), torch.zeros(2, columns, dtype=torch.int32))
 
 
@@ -105,7 +108,10 @@ def launch_lu(n: int, dtype: torch.dtype) -> None:
     else:
         _launch.launch(*_lu_batch.plan_inverse(A.clone(), A, pivots, reported=0, cell=None))
     _lu_large.finish(A, pivots, None)
-    _lu_large.scale(A.clone(), A, None)
+    _lu_large.scale_items(A.clone(), A, pivots)
+    with mock.patch.object(_device, "solve"), mock.patch.object(torch.linalg, "lu_solve"):
+        _lu_large.invert(A.clone(), A, pivots)
+        _lu_large.solve(A.clone(), A, pivots, A, False)
 
 
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
@@ -166,6 +172,7 @@ OF_LARGE_MATRICES = (
     "take_triangle<{T}>",
     *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
     "finish_inverse<{T}>",
+    "place_factor<{T}>",
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -
         return
     n, weights = A.shape[-1], weight.reshape(-1)
     if not _lu_batch.serves(A):
-        _pull_back_large(gA, A, LU, pivots, weight)
+        _pull_back_large(target, gA, A, LU, pivots, weight)
         return
     cell, info = _items.get_status_cell(A), A.new_zeros(len(target), dtype=torch.int32)
     if n <= _thresholds.LU_IN_WARP:
@@ -56,14 +58,17 @@ def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -
         replace_cofactors(gA, A, weight, (info != 0).view(A.shape[:-2]))
 
 
-def _pull_back_large(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> None:
+def _pull_back_large(
+    target: Tensor, gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor
+) -> None:
+    """``det_vjp`` above order 128; ``target`` is gA with one leading dimension."""
     n = A.shape[-1]
     factors, exchanges = LU.reshape(-1, n, n), pivots.reshape(-1, n)
     mantissa = A.new_empty(len(factors))
     exponent = torch.empty(len(factors), dtype=torch.int32, device=A.device)
     _lu.finish(factors, exchanges, None, mantissa=mantissa, exponent=exponent)
-    transposed_inverse = _lu.invert(factors, exchanges, transpose=True)
-    overflows = ~_lu.find_norms(transposed_inverse).isfinite()
-    scaled = (weight.reshape(-1) * mantissa)[:, None, None] * transposed_inverse
-    _lu.scale(_items.flatten_batch(gA), scaled, None, last=exponent[:, None])
+    _lu.invert(target.mT, factors, exchanges)
+    overflows = ~torch.linalg.vector_norm(target, math.inf, dim=(-2, -1)).isfinite()
+    target.mul_((weight.reshape(-1) * mantissa)[:, None, None])
+    _lu.scale_items(target, target, exponent)
     replace_cofactors(gA, A, weight, ((mantissa == 0) | overflows).view(A.shape[:-2]))

@@ -93,9 +93,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     if _gelqf_batch.serves_vjp(Q, L):
         _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
         return
-    rank, items = Q.shape[-2], Q.shape[:-2].numel()
-    wide = L.shape[-2] == rank and _thresholds.solves_by_blocks(rank, Q.shape[-1])
-    if not wide or not _thresholds.serves_items_one_by_one(items, rank) or not _device.is_storable(gA):
+    if not Q.numel() or L.shape[-2] > Q.shape[-2] or not _device.is_storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
     of_q, of_l = (None if gradient is None else _device.make_readable(gradient) for gradient in (gQ, gL))
@@ -108,17 +106,11 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 @on_its_device
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     """``gelqf_vjp`` with Q = L^-1 A and without gQ."""
-    rank = L.shape[-1]
-    wide = L.shape[-2] == rank
+    wide = L.shape[-2] == L.shape[-1]
     if wide and _gelqf_batch.serves_vjp(A, L):
         _gelqf_batch.gelqf_l_vjp(gA, A, L, gL)
         return
-    if (
-        not wide
-        or not _thresholds.serves_items_one_by_one(A.shape[:-2].numel(), rank)
-        or not _thresholds.solves_by_blocks(rank, A.shape[-1])
-        or not A.numel()
-    ):
+    if not A.numel() or not wide:
         _fallback.gelqf_l_vjp(gA, A, L, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda.large import lu as _lu
@@ -36,7 +35,7 @@ def gesv(
     _solve(X, LU, pivots, B, transpose)
     if cell is None:
         return None
-    _lu.finish(factors, exchanges, _lu.find_norms(matrices), strict=True, cell=cell)
+    _lu.finish(factors, exchanges, cell, A=matrices, strict=True)
     if _items.read_first_failure(cell) is None:
         return None
     return _fallback.gesv(X, LU, pivots, A, B, transpose)
@@ -58,9 +57,4 @@ def _solve(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) ->
     if _lu_batch.serves(LU):
         _launch.launch(*_lu_batch.plan_solution(target, factors, exchanges, right, transpose))
         return
-    # Right-hand sides near the ends of the range are scaled: sums of products overflow before X does.
-    norms = _lu.find_norms(right)
-    scaled = torch.empty_like(right, memory_format=torch.contiguous_format)
-    _lu.scale(scaled, right, norms)
-    solved = _lu.solve(factors, exchanges[:, :n].contiguous(), scaled, transpose)
-    _lu.scale(target, solved, norms, sign=-1, last=exchanges[:, n:])
+    _lu.solve(target, factors, exchanges, right, transpose)

@@ -48,10 +48,9 @@ def _invert(B: Tensor, A: Tensor, cell: Tensor | None) -> None:
         _launch.launch(*_lu_batch.plan_inverse(B, LU, pivots, reported=_ALL, cell=cell))
         return
     _lu.factorise(LU, pivots, A)
-    B.copy_(_lu.invert(LU, pivots))
+    _lu.invert(B, LU, pivots)
     if cell is not None:
-        _lu.finish(LU, pivots, _lu.find_norms(A), strict=True, cell=cell)
-        _lu.finish(LU, pivots, _lu.find_norms(B), cell=cell)
+        _lu.finish(LU, pivots, cell, A=A, X=B, strict=True)
 
 
 @on_its_device

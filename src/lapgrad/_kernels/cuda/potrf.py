@@ -32,9 +32,14 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     items, n = A.shape[:-2].numel(), A.shape[-1]
     if not A.numel() or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
+    if items == 1 and n <= _thresholds.POTRF_ALONE and info is None and L.data_ptr() != A.data_ptr():
+        failure = _factorise_alone(L.view(n, n), A.reshape(n, n), lower)
+        if failure is None:
+            return None
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
     by_blocks = _thresholds.factorises_by_blocks(items, n)
-    blocks = _potrf_blocks.count_blocks(n) if by_blocks else 1
+    size = _thresholds.choose_potrf_block(items) if by_blocks else n
+    blocks = -(-n // size)
     # Rows: the first row with a NaN or an infinity, and LAPACK's codes of the diagonal blocks; per item.
     notes = torch.zeros(1 + blocks, items, dtype=torch.int32, device=L.device)
     spoilt, code = notes.data_ptr(), notes.data_ptr() + 4 * items
@@ -47,17 +52,35 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
         target.data_ptr(), *target.stride()[:2], source.data_ptr(), *source.stride(), n, spoilt,
     )  # fmt: skip
     if by_blocks:
-        _potrf_blocks.factorise_upper(target, notes[1:])
+        _potrf_blocks.factorise_upper(target, size, notes[1:])
     else:
         _cholesky.factorise_upper(target, code)
     kind = _device.MOVE_DOWN if lower else _device.CLEAR_LOWER
     _launch.launch(
         "triangle", f"finish_factor<{{T}}, {kind}>", L, grid, _THREADS, 2 * tile_bytes,
-        target.data_ptr(), *target.stride()[:2], n, code, blocks, _thresholds.POTRF_BLOCK, spoilt,
+        target.data_ptr(), *target.stride()[:2], n, code, blocks, size, spoilt,
         _items.get_address(status), _items.get_address(cell),
     )  # fmt: skip
     if info is not None and status is not None and status is not info:
         info.copy_(status.view(info.shape))
+    return _items.read_first_failure(cell)
+
+
+def _factorise_alone(L: Tensor, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """L := the factor of one matrix by torch's own routine, with few launches. Returns any failure at all.
+
+    It is for those who may wait, and for A without a failure: a NaN in the other triangle is one here, too.
+    """
+    cell, n = _items.get_status_cell(A), A.shape[-1]
+    if cell is None:
+        return 0, 1
+    factor, code = torch.linalg.cholesky_ex(A if lower else A.mT)
+    target, tiles = L if lower else L.mT, -(-n // _TILE)
+    columns = factor if factor.stride(0) == 1 else factor.mT.contiguous().mT
+    _launch.launch(
+        "triangle", "place_factor<{T}>", L, (tiles, tiles), _THREADS, _TILE * (_TILE + 1) * L.element_size(),
+        target.data_ptr(), *target.stride(), columns.data_ptr(), n, code.data_ptr(), cell.data_ptr(),
+    )  # fmt: skip
     return _items.read_first_failure(cell)
 
 

@@ -36,7 +36,7 @@ def slogdet_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tenso
         return _fallback.slogdet_vjp(gA, A, LU, pivots, weight)
     n, weights = A.shape[-1], weight.reshape(-1)
     if not _lu_batch.serves(A):
-        return _pull_back_large(gA, A, LU, pivots, weight)
+        return _pull_back_large(target, gA, A, LU, pivots, weight)
     cell = _items.get_status_cell(A)
     if n <= _thresholds.LU_IN_WARP:
         plan = _lu_batch.plan_small_inverse(
@@ -52,13 +52,16 @@ def slogdet_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tenso
 
 
 def _pull_back_large(
-    gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor
+    target: Tensor, gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor
 ) -> tuple[int, int] | None:
-    singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)
-    transposed_inverse = _lu.invert(LU, pivots, transpose=True)
-    gA.copy_(weight[..., None, None] * transposed_inverse)
+    """``slogdet_vjp`` above order 128; ``target`` is gA with one leading dimension."""
+    n = A.shape[-1]
+    factors = LU.reshape(-1, n, n)
+    singular = (factors.diagonal(dim1=-2, dim2=-1) == 0).any(-1)
+    _lu.invert(target.mT, factors, pivots.reshape(-1, n))
+    target.mul_(weight.reshape(-1)[:, None, None])
     if not may_read(A):
-        gA.masked_fill_(singular[..., None, None], 0.0)
+        target.masked_fill_(singular[:, None, None], 0.0)
     elif singular.any():
         return _fallback.slogdet_vjp(gA, A, LU, pivots, weight)
     return None

@@ -12,8 +12,15 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
-#: Order of the diagonal blocks of a batched Cholesky factorisation.
-POTRF_BLOCK = 64
+#: Order of the diagonal blocks of a batched Cholesky factorisation, and that of batches of more than
+#: POTRF_MANY items: a large block takes all the memory of a multiprocessor.
+POTRF_BLOCK = 128
+POTRF_BLOCK_OF_MANY = 64
+POTRF_MANY = 256
+#: Up to this order the launches of one matrix's factorisation take as long as the factorisation.
+POTRF_ALONE = 1024
+#: Two matrices up to this order are factorised together, larger ones one after another; three together.
+POTRF_PAIR = 512
 
 #: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
@@ -91,7 +98,12 @@ def serves_items_one_by_one(items: int, n: int) -> bool:
 
 def factorises_by_blocks(items: int, n: int) -> bool:
     """Whether a batch is factorised by blocks of all its items at once, and not one item after another."""
-    return items > FEW
+    return items > 2 or (items == 2 and n <= POTRF_PAIR)
+
+
+def choose_potrf_block(items: int) -> int:
+    """The order of the diagonal blocks of a batched Cholesky factorisation."""
+    return POTRF_BLOCK if items <= POTRF_MANY else POTRF_BLOCK_OF_MANY
 
 
 def eliminates_by_panels(items: int, n: int) -> bool:

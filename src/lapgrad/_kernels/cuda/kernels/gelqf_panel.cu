@@ -64,7 +64,13 @@ __global__ void __launch_bounds__(32 * kPanelWarps)
 #pragma unroll
         for (int s = 0; s < S; ++s) product[s] += a[s][i] * x[i];
       }
-      square = sum_lanes(square);
+      // All sums at once, so that their latencies overlap.
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) {
+        square += __shfl_xor_sync(kAllLanes, square, distance);
+#pragma unroll
+        for (int s = 0; s < S; ++s) product[s] += __shfl_xor_sync(kAllLanes, product[s], distance);
+      }
       if (again || is_ordinary(alpha, square)) break;  // the same in all threads
       largest = 0;
 #pragma unroll
@@ -78,7 +84,7 @@ __global__ void __launch_bounds__(32 * kPanelWarps)
     for (int s = 0; s < S; ++s) {
       const int row = warp + s * kPanelWarps;
       const T in_k = __shfl_sync(kAllLanes, a[s][0], k);
-      const T reflected = in_k + h.scale * sum_lanes(product[s]);  // the product of the row with v; for earlier rows, of two v
+      const T reflected = in_k + h.scale * product[s];  // the product of the row with v; for earlier rows, of two v
       if (row > k) {
         const T weight = h.tau * reflected, scaled = weight * h.scale;
 #pragma unroll
@@ -115,11 +121,11 @@ __global__ void __launch_bounds__(32 * kPanelWarps)
   T t[kRows];  // row `lane` of T
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
-    T sum = 0;
+    T sum[4] = {};  // four chains of products are faster than one
 #pragma unroll
     for (int i = 0; i < k; ++i)
-      if (k < rows) sum += t[i] * products[i * ld + k];
-    t[k] = lane < k ? -taus[k] * sum : lane == k ? taus[k] : T(0);
+      if (k < rows) sum[i % 4] += t[i] * products[i * ld + k];
+    t[k] = lane < k ? -taus[k] * ((sum[0] + sum[1]) + (sum[2] + sum[3])) : lane == k ? taus[k] : T(0);
   }
   T* const target = factors + ((item * panels + start / kRows) * kRows + lane) * kRows;
 #pragma unroll

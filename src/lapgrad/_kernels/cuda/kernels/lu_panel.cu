@@ -117,61 +117,136 @@ __global__ void exchange_rows(T* W, const int* pivots, Index step, Index order, 
     if (k < columns) entries[first + k] = u[k];
 }
 
-// The exponents with which matrices or right-hand sides are scaled, from the largest entry of each item; 0 for zeros and NaN.
+// Whether all entries of an n x m matrix that this block reads are at most `limit`, as one answer for the warp; blocks gridDim.x of them
+// share the lines of the matrix, one warp each.
 template <typename T>
-__device__ int choose_item_exponent(const T* norms, Index item) {
-  return norms && norms[item] > T(0) ? choose_exponent(norms[item]) : 0;
+__device__ bool is_within(const Matrix<const T>& A, int n, int m, T limit) {
+  const bool by_rows = lies_by_rows(A);
+  const int lines = by_rows ? n : m, length = by_rows ? m : n, warps = blockDim.x / 32;
+  bool within = true;
+  for (int p = blockIdx.x * warps + threadIdx.x / 32; p < lines; p += gridDim.x * warps)
+    for (int q = threadIdx.x % 32; q < length; q += 32) within = within && fabs(by_rows ? A(p, q) : A(q, p)) <= limit;
+  return !__any_sync(kAllLanes, !within);
 }
 
-// The determinants of items from factors of any order, and which items failed. One block per item. norms, factor_norms: the largest
-// entry of each matrix, and of its factors, NaN if one is NaN; null: not checked. Results that are null are not written. The determinant
-// is mantissa 2^exponent. Failures, with code 1: entries that are not finite; with `strict` also zero pivots, and matrices near the ends of the range. Shared memory: two numbers for each warp.
+// The determinants of items from factors of any order, and which items failed. grid = (blocks that share an item, items). Results that
+// are null are not written; the determinant is mantissa 2^exponent. Failures, with code 1: entries of A, of the factors or of X, if
+// given, that are not finite; with `strict` also zero pivots, and matrices near the ends of the range.
+// Shared memory: three numbers for each warp.
 template <typename T>
-__global__ void finish_factors(const T* LU, Index lu_item, Index lu_diagonal, const int* pivots, Index pivot_item, T* determinant,
-                               T* sign, T* logarithm, T* mantissa, int* exponent, const T* norms, const T* factor_norms,
-                               Index order, Index strict, Index* first_failure) {
+__global__ void finish_factors(const T* LU, const int* pivots, Index pivot_item, const T* A, Index a_item, Index a_row, Index a_col,
+                               const T* X, Index x_item, Index x_row, Index x_col, T* determinant, T* sign, T* logarithm,
+                               T* mantissa, int* exponent, Index order, Index strict, Index* first_failure) {
+  // 2^32 below the largest number, and 2^64 above the smallest normal one.
+  constexpr double kMost = sizeof(T) == 8 ? 0x1.fffffffffffffp+991 : 0x1.fffffep+95, kLeast = sizeof(T) == 8 ? 0x1p-958 : 0x1p-62;
+  constexpr double kLargest = sizeof(T) == 8 ? 0x1.fffffffffffffp+1023 : 0x1.fffffep+127;
   const int n = static_cast<int>(order), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const Index item = blockIdx.x;
+  const Index item = blockIdx.y;
+  const T* const factors = LU + item * n * n;
+  if (first_failure) {
+    bool within = is_within(Matrix<const T>{factors, n, 1}, n, n, T(kLargest));
+    if (A) within = within && is_within(Matrix<const T>{A + item * a_item, a_row, a_col}, n, n, strict ? T(kMost) : T(kLargest));
+    if (X) within = within && is_within(Matrix<const T>{X + item * x_item, x_row, x_col}, n, n, T(kLargest));
+    if (!within && lane == 0) report_failure(first_failure, item, 1);
+  }
+  if (blockIdx.x > 0) return;
   T* const mantissas = shared_memory<T>();
   T* const exponents = mantissas + warps;
+  T* const pivots_of_warps = exponents + warps;
   Scaled<T> d{T(1), 0};
+  T largest = 0;
   for (int k = threadIdx.x; k < n; k += blockDim.x) {
-    d.multiply(LU[item * lu_item + k * lu_diagonal]);
+    const T pivot = factors[static_cast<Index>(k) * (n + 1)];
+    d.multiply(pivot);
     if (pivots[item * pivot_item + k] != k + 1) d.mantissa = -d.mantissa;
+    largest = fabs(pivot) > largest ? fabs(pivot) : largest;
   }
   d = multiply_lanes<T, 32>(d);
+  largest = max_lanes(largest);
   if (lane == 0) {
     mantissas[warp] = d.mantissa;
     exponents[warp] = static_cast<T>(d.exponent);
+    pivots_of_warps[warp] = largest;
   }
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (int w = 1; w < warps; ++w) {
     d.multiply(mantissas[w]);
     d.exponent += static_cast<int>(exponents[w]);
+    largest = pivots_of_warps[w] > largest ? pivots_of_warps[w] : largest;
   }
   Determinants<T>{determinant, sign, logarithm}.store(item, d, d.mantissa == T(0));
   if (mantissa) {
     mantissa[item] = d.mantissa;
     exponent[item] = d.exponent;
   }
-  if (!norms) return;
-  const bool failed = !isfinite(norms[item]) || !isfinite(factor_norms[item]) ||
-                      (strict && (d.mantissa == T(0) || choose_item_exponent(norms, item) != 0));
-  if (failed) report_failure(first_failure, item, 1);
+  if (strict && (d.mantissa == T(0) || largest < T(kLeast))) report_failure(first_failure, item, 1);
 }
 
-// target := source 2^(exponent + sign e), where e is the exponent for the item's largest entry, norms[item], and exponent that in
-// last[item * step], if given. grid = (rows, items), and as many columns as it takes.
+// target := source times a power of two for each column, for right-hand sides near the ends of the range. `exponents` (items x columns)
+// receives its exponent, 0 for most columns; or, with `back`, has it, and the column is multiplied by 2^(last[item * step] - exponent).
+// grid = (columns / 32, items); threads: 32 per row. Shared memory: a number per thread.
+template <typename T>
+__global__ void scale_columns(T* target, Index t_item, Index t_row, Index t_col, const T* source, Index s_item, Index s_row,
+                              Index s_col, Index rows, Index columns, int* exponents, Index back, const int* last, Index step) {
+  const Index item = blockIdx.y, column = static_cast<Index>(blockIdx.x) * 32 + threadIdx.x % 32;
+  const int first = threadIdx.x / 32, stride = blockDim.x / 32;
+  const Matrix<T> to{target + item * t_item, t_row, t_col};
+  const Matrix<const T> from{source + item * s_item, s_row, s_col};
+  const bool exists = column < columns;
+  int exponent = 0;
+  if (back) {
+    if (exists) exponent = last[item * step] - exponents[item * columns + column];
+  } else {
+    T* const found = shared_memory<T>();
+    T largest = 0;
+    if (exists)
+      for (Index i = first; i < rows; i += stride) {
+        const T size = fabs(from(i, column));
+        largest = size > largest ? size : largest;
+      }
+    found[threadIdx.x] = largest;
+    __syncthreads();
+    for (int other = threadIdx.x % 32; other < static_cast<int>(blockDim.x); other += 32)
+      largest = found[other] > largest ? found[other] : largest;
+    exponent = largest > T(0) ? choose_exponent(largest) : 0;
+    if (exists && first == 0) exponents[item * columns + column] = exponent;
+  }
+  if (!exists) return;
+  for (Index i = first; i < rows; i += stride) {
+    const T value = from(i, column);
+    to(i, column) = exponent != 0 ? scale_by_power(value, exponent) : value;
+  }
+}
+
+// target := source 2^exponents[item]. grid = (rows, items).
 template <typename T>
 __global__ void scale_items(T* target, Index t_item, Index t_row, Index t_col, const T* source, Index s_item, Index s_row, Index s_col,
-                            Index columns, const T* norms, Index sign, const int* last, Index step) {
+                            Index columns, const int* exponents) {
   const Index item = blockIdx.y, row = blockIdx.x;
-  const int exponent = (last ? last[item * step] : 0) + static_cast<int>(sign) * choose_item_exponent(norms, item);
+  const int exponent = exponents[item];
   T* const to = target + item * t_item + row * t_row;
   const T* const from = source + item * s_item + row * s_row;
-  for (Index j = threadIdx.x; j < columns; j += blockDim.x) {
-    const T value = from[j * s_col];
-    to[j * t_col] = exponent != 0 ? scale_by_power(value, exponent) : value;
+  for (Index j = threadIdx.x; j < columns; j += blockDim.x) to[j * t_col] = scale_by_power(from[j * s_col], exponent);
+}
+
+// P(i, j) := 1 where row j of A is row i of its factors. P must be zero before. One block per item. Shared memory: 2 n ints.
+template <typename T>
+__global__ void place_ones(T* P, Index p_item, Index p_row, Index p_col, const int* pivots, Index pivot_item, Index order) {
+  const int n = static_cast<int>(order);
+  int* const origin = shared_memory<int>();
+  int* const exchanges = origin + n;
+  for (int k = threadIdx.x; k < n; k += blockDim.x) {
+    origin[k] = k;
+    exchanges[k] = pivots[blockIdx.x * pivot_item + k] - 1;
   }
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int k = 0; k < n; ++k) {
+      const int other = exchanges[k], held = origin[k];
+      origin[k] = origin[other];
+      origin[other] = held;
+    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) P[blockIdx.x * p_item + i * p_row + origin[i] * p_col] = 1;
 }

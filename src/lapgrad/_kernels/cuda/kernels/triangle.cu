@@ -120,6 +120,30 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
   }
 }
 
+// L := the lower triangular F, stored by columns, of one matrix; L is stored by rows, or is the transpose of such a matrix. Reports a
+// failure, with code 1, if `code` is not 0 or an entry is not finite. grid = (tiles, tiles); shared memory: one padded tile.
+template <typename T>
+__global__ void place_factor(T* L, Index l_row, Index l_col, const T* F, Index n, const int* code, Index* first_failure) {
+  T* const tile = shared_memory<T>();
+  const Matrix<T> to{L, l_row, l_col};
+  const Index top = static_cast<Index>(blockIdx.x) * kTile, left = static_cast<Index>(blockIdx.y) * kTile;
+  const int lane = threadIdx.x % kTile, first = threadIdx.x / kTile;
+  bool finite = *code == 0;
+  for (int c = first; c < kTile; c += kTileRows) {
+    if (left + c >= n || top + lane >= n) continue;
+    const T value = top + lane >= left + c ? F[(left + c) * n + top + lane] : T(0);
+    finite = finite && isfinite(value);
+    tile[lane * (kTile + 1) + c] = value;
+  }
+  if (!finite) report_failure(first_failure, 0, 1);
+  __syncthreads();
+  const bool by_rows = l_col == 1;  // consecutive threads write consecutive addresses
+  for (int r = first; r < kTile; r += kTileRows) {
+    const int i = by_rows ? r : lane, j = by_rows ? lane : r;
+    if (top + i < n && left + j < n) to(top + i, left + j) = tile[i * (kTile + 1) + j];
+  }
+}
+
 // The last step of an inverse: B := weight scale (B + ratio X X'), X n x k, symmetric, from the lower triangle of B.
 // grid as in reshape_triangle; shared memory: one padded tile.
 template <typename T>
@@ -186,13 +210,13 @@ __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* s
 // W := L^-1 for every diagonal block of order 64 of every item. Reads only the lower triangle of L and writes only the lower triangle
 // of W. grid = (blocks, items); 64 threads. Thread j holds column j of W in registers and solves L w = e_j from the top: once
 // w_i is known, l_ki w_i is subtracted from all w_k below. These products are independent, and all threads read the same l_ki. The
-// last block is padded by the identity.
+// last block is padded by the identity. With `unit` the diagonal of L is not read: it is 1.
 // Shared memory: L, column by column, 64 x 64, and 1 / l_ii.
 constexpr int kLeaf = 64;
 
 template <typename T>
 __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col, T* W, Index w_item, Index w_row,
-                              Index n) {
+                              Index n, Index unit) {
   T* const column = shared_memory<T>();
   T* const reciprocal = column + kLeaf * kLeaf;
   const Index start = static_cast<Index>(blockIdx.x) * kLeaf;
@@ -206,7 +230,7 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {
       const int i = l_col == 1 ? first + k : j, c = l_col == 1 ? j : first + k;
-      values[k] = c <= i && i < size ? source(i, c) : T(i == c);
+      values[k] = c <= i && i < size && !(unit && i == c) ? source(i, c) : T(i == c);
     }
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {

@@ -52,20 +52,15 @@ def choose_rows_of_warp(n: int, dtype: torch.dtype) -> int:
     return 4 if n <= 512 or dtype == torch.float32 else 2
 
 
-def plan_panel(
-    L: Tensor, work: Tensor, factors: Tensor, signs: Tensor, start: int, rows_of_warp: int
-) -> Launch:
-    """The launch that factors the panel whose first row is ``start``."""
-    items, m, n = work.shape
-    columns = n - start
-    registers = 4 if columns <= 128 else 8 if columns <= 256 else 16 if columns <= 512 else 32
-    rows = _WARPS * rows_of_warp
-    shared = (2 * 32 * registers + rows * (rows + 1) + 2 * rows) * work.element_size()
-    return (
-        "gelqf_panel", f"factor_panel<{{T}}, {registers}, {rows_of_warp}>", work, (items,), _THREADS, shared,
-        L.data_ptr(), *L.stride(), work.data_ptr(), factors.data_ptr(), signs.data_ptr(),
-        m, n, min(m, n), start, factors.shape[1],
-    )  # fmt: skip
+def list_kernels(n: int, rows_of_warp: int, dtype: torch.dtype) -> list[tuple[str, int, int]]:
+    """(name, columns, bytes) of the kernels that factor panels of matrices with n columns."""
+    rows, found = _WARPS * rows_of_warp, []
+    for registers in (4, 8, 16, 32):
+        bytes_of_block = (2 * 32 * registers + rows * (rows + 1) + 2 * rows) * dtype.itemsize
+        found.append((f"factor_panel<{{T}}, {registers}, {rows_of_warp}>", 32 * registers, bytes_of_block))
+        if n <= 32 * registers:
+            break
+    return found
 
 
 def plan_finish(
@@ -80,38 +75,15 @@ def plan_finish(
     )  # fmt: skip
 
 
-def factorise(L: Tensor, Q: Tensor | None, work: Tensor, cell: Tensor | None) -> None:
-    """L, Q := the factors of ``work`` (items, m, n), contiguous, which is overwritten.
-
-    With V and T of a panel, the rows X below it become X (I - Vᵀ T V), and Q, from the last panel back,
-    becomes Q (I - Vᵀ Tᵀ V).
-    """
-    items, m, n = work.shape
-    rank = min(m, n)
-    rows_of_warp = choose_rows_of_warp(n, work.dtype)
-    panel = _WARPS * rows_of_warp
-    panels = -(-rank // panel)
-    factors, signs = work.new_empty(items, panels, panel, panel), work.new_empty(items, rank)
-    right, product = work.new_empty(items, panel, n), work.new_empty(items, m, panel)
-
-    rows_of_v, rows_of_tv = _device.BlockedBatch(work), _device.BlockedBatch(right)
-    triangles, products = _device.BlockedBatch(factors.flatten(1, 2)), _device.BlockedBatch(product)
-
-    def reflect(X: _device.Blocks, start: int, stop: int, transpose: bool) -> None:
-        """X := X (I - Vᵀ T V), or with Tᵀ, for X without the columns before ``start``, where V is zero."""
-        V, T = rows_of_v.block(start, stop, start, n), triangles.block(start, stop, 0, stop - start)
-        TV, XV = rows_of_tv.block(0, stop - start, start, n), products.block(0, X[3], 0, stop - start)
-        _device.multiply_blocks(work, TV, _device.transpose_blocks(T) if transpose else T, V)
-        _device.multiply_blocks(work, XV, X, _device.transpose_blocks(V))
-        _device.multiply_blocks(work, X, XV, TV, alpha=-1.0, beta=1.0)
-
-    bounds = [(start, min(start + panel, rank)) for start in range(0, rank, panel)]
-    for start, stop in bounds:
-        _launch.launch(*plan_panel(L, work, factors, signs, start, rows_of_warp))
-        if stop < m:
-            reflect(rows_of_v.block(stop, m, start, n), start, stop, False)
-    _launch.launch(*plan_finish(L, Q, work, signs, panel, cell))
+def factorise(L: Tensor, Q: Tensor | None, rows: Tensor, cell: Tensor | None) -> None:
+    """L, Q := the factors of ``rows`` (items, m, n), contiguous, which is overwritten."""
+    n, rows_of_warp = rows.shape[-1], choose_rows_of_warp(rows.shape[-1], rows.dtype)
+    kernels = [
+        (_launch.load_kernel("gelqf_panel", name, rows), columns, bytes_of_block)
+        for name, columns, bytes_of_block in list_kernels(n, rows_of_warp, rows.dtype)
+    ]
+    panels = _device.PanelFactorisation(rows, _WARPS * rows_of_warp)
+    panels.factor(L, kernels, _THREADS)
+    _launch.launch(*plan_finish(L, Q, rows, panels.signs, _WARPS * rows_of_warp, cell))
     if Q is not None:
-        rows_of_q = _device.BlockedBatch(Q)
-        for start, stop in reversed(bounds):
-            reflect(rows_of_q.block(start, rank, start, n), start, stop, True)
+        panels.form(Q)

@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import triangular as _triangular
 
 
-def count_blocks(n: int) -> int:
-    """The number of diagonal blocks of a matrix of order n."""
-    return -(-n // _thresholds.POTRF_BLOCK)
-
-
-def factorise_upper(A: Tensor, codes: Tensor) -> None:
-    """Overwrites the upper triangles of A (items, n, n) with R, A = Rᵀ R.
+def factorise_upper(A: Tensor, size: int, codes: Tensor) -> None:
+    """Overwrites the upper triangles of A (items, n, n) with R, A = Rᵀ R, in blocks of order ``size``.
 
     ``codes`` (blocks, items) receives the status of each diagonal block, counted from its first row. A block
     that fails becomes the identity.
     """
-    n, size = A.shape[-1], _thresholds.POTRF_BLOCK
+    n = A.shape[-1]
     for number, start in enumerate(range(0, n, size)):
         stop = min(start + size, n)
         block = A[:, start:stop, start:stop]
