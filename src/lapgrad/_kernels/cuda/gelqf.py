@@ -1,4 +1,4 @@
-"""gelqf: LQ factorisation, on CUDA: batches by own Householder kernels, large matrices by ``large/lq.py``."""
+"""gelqf: LQ factorisation, on CUDA: own Householder kernels, and ``large/lq.py`` for large matrices."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
         return _gelqf_wide.gelqf(L, Q, A)
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
+    if _gelqf_panels.serves(A) and (items > 1 or n <= _thresholds.GELQF_PANELS_ALONE):
+        return _gelqf_panels.gelqf(L, Q, A)
     serves = (
         rank >= _thresholds.LARGE
         and _thresholds.serves_items_one_by_one(items, rank)

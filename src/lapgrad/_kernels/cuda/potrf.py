@@ -32,10 +32,9 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     items, n = A.shape[:-2].numel(), A.shape[-1]
     if not A.numel() or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
-    if items == 1 and n <= _thresholds.POTRF_ALONE and info is None and L.data_ptr() != A.data_ptr():
-        failure = _factorise_alone(L.view(n, n), A.reshape(n, n), lower)
-        if failure is None:
-            return None
+    alone = items == 1 and n <= _thresholds.POTRF_ALONE and info is None and L.data_ptr() != A.data_ptr()
+    if alone and _factorise_alone(L.view(n, n), A.reshape(n, n), lower) is None:
+        return None
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
     by_blocks = _thresholds.factorises_by_blocks(items, n)
     size = _thresholds.choose_potrf_block(items) if by_blocks else n

@@ -55,6 +55,8 @@ GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
 #: A panel of 16 rows of float64 fits into the registers of a multiprocessor.
 GELQF_PANEL_COLUMNS = 1024
+#: One matrix with more columns is factorised by Cholesky factorisations, which fill the device.
+GELQF_PANELS_ALONE = 256
 LU_SMALL = 128
 LU_IN_WARP = 32
 #: A panel has a thread for each row.
