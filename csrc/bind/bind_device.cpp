@@ -128,14 +128,14 @@ index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
 }
 
 // X := alpha times B after one or more solves with the same inverted blocks. Each letter of `steps` is a solve with M ("l", "r") or
-// M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X. `refine` applies to solves from the
-// left.
+// M' ("L", "R") from the left or the right. The lower triangle of M is read, with `unit` without its diagonal of ones. B may be X. `refine`
+// applies to solves from the left.
 index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
-              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
+              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, bool unit, index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
         const Batch<T> factor = as<T>(M), target = as<T>(X);
-        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size);
+        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size, unit);
         Batch<T> right = as<T>(B);
         T scale = static_cast<T>(alpha);
         for (const char step : steps) {
@@ -149,6 +149,36 @@ index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream
             right = target;
             scale = 1;
         }
+    });
+}
+
+// (handle, columns, shared memory) of the kernels that factor panels, in the order of their columns.
+using PanelKernels = std::vector<std::tuple<std::uintptr_t, index_t, std::size_t>>;
+
+// The operands of device::Panels: rows, factors, right, product, signs, height of a panel.
+using PanelOperands = std::tuple<Blocks, Blocks, Blocks, Blocks, std::uintptr_t, index_t>;
+
+template <class T>
+device::Panels<T> as_panels(const PanelOperands& operands) {
+    const auto& [rows, factors, right, product, signs, height] = operands;
+    return {as<T>(rows), as<T>(factors), as<T>(right), as<T>(product), reinterpret_cast<T*>(signs), height};
+}
+
+void gelqf_factor(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const PanelOperands& operands,
+                  const Blocks& L, const PanelKernels& kernels, unsigned threads) {
+    std::vector<device::PanelKernel> known;
+    for (const auto& [kernel, columns, shared] : kernels) known.push_back({reinterpret_cast<void*>(kernel), columns, shared});
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        as_panels<T>(operands).factor(queue, as<T>(L), known, threads);
+    });
+}
+
+void gelqf_form(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const PanelOperands& operands,
+                const Blocks& Q) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        as_panels<T>(operands).form(queue, as<T>(Q));
     });
 }
 
@@ -256,6 +286,8 @@ void bind_device(nb::module_& m) {
     m.def("device_triangular_product", &triangular_product);
     m.def("device_potrf_vjp", &potrf_vjp);
     m.def("device_solve", &solve);
+    m.def("device_gelqf_factor", &gelqf_factor);
+    m.def("device_gelqf_form", &gelqf_form);
     m.def("device_gelqf_vjp", &gelqf_vjp);
     m.def("device_potri", &potri);
 }

@@ -165,10 +165,11 @@ class Queue {
                source.batch_stride, source.row_stride, target.rows, target.cols);
     }
 
-    // The lower triangles of W's diagonal blocks of order kLeaf := the inverses of those of L.
-    void invert_leaves(const Batch<T>& W, const Batch<T>& L) const {
+    // The lower triangles of W's diagonal blocks of order kLeaf := the inverses of those of L, whose diagonal is 1 if `unit`.
+    void invert_leaves(const Batch<T>& W, const Batch<T>& L, bool unit) const {
         launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, kLeaf * (kLeaf + 1) * sizeof(T),
-               L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
+               L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows,
+               static_cast<index_t>(unit));
     }
 
     // Completes W from the inverses of diagonal blocks of order `half`, at most kLargestMerge, to those of order 2 half.
@@ -176,6 +177,17 @@ class Queue {
         launch(kMergeInverses, half / kStrip, (L.rows + 2 * half - 1) / (2 * half), L.count, static_cast<unsigned>(half),
                half * (kStrip + kDepth + 1) * sizeof(T), L.data, L.batch_stride, L.row_stride, L.col_stride, W.data,
                W.batch_stride, W.row_stride, L.rows, half);
+    }
+
+    // Launches a kernel by its handle; its arguments are pointers and 64-bit integers.
+    template <class... Arguments>
+    void launch_other(void* kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
+                      Arguments... arguments) const {
+        static_assert(((sizeof(Arguments) == 8) && ...));
+        if (x == 0 || y == 0 || z == 0) return;
+        void* addresses[] = {&arguments...};
+        check_status(launch_kernel(kernel, narrow(x), narrow(y), narrow(z), threads, 1, 1, static_cast<unsigned>(shared),
+                                   stream_, addresses, nullptr));
     }
 
     void clear(T* data, index_t count) const {
@@ -203,10 +215,7 @@ class Queue {
     template <class... Arguments>
     void launch(Kernel kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
                 Arguments... arguments) const {
-        if (x == 0 || y == 0 || z == 0) return;
-        void* addresses[] = {&arguments...};
-        check_status(launch_kernel(kernels_[kernel], narrow(x), narrow(y), narrow(z), threads, 1, 1,
-                            static_cast<unsigned>(shared), stream_, addresses, nullptr));
+        launch_other(kernels_[kernel], x, y, z, threads, shared, arguments...);
     }
 
     void* handle_;

@@ -115,12 +115,31 @@ def run_packing(draw: Draw) -> None:
 
 
 def run_orthogonal(draw: Draw) -> None:
-    for shape in ((5, 3, 4), (5, 7, 13), (5, 16, 9), (3, 40, 50), (2, 20, 100), (4, 12, 200), (150, 200)):
+    for shape in (
+        (5, 3, 4),
+        (5, 7, 13),
+        (5, 16, 9),
+        (3, 40, 50),
+        (2, 20, 100),
+        (4, 12, 200),
+        (2, 40, 140),
+        (150, 200),
+    ):
         A = draw.normal(*shape)
         Q, L = lapgrad.gelqf(A)
         pull_back((Q, L), A)
         if shape[-2] <= shape[-1]:
             pull_back(lapgrad.gelqf(A, mode="l"), A)
+
+
+def run_elimination(draw: Draw) -> None:
+    for items, n in ((5, 3), (5, 7), (2, 40), (2, 130), (1, 130)):
+        A, B = draw.normal(items, n, n), draw.normal(items, n, 3)
+        pull_back(lapgrad.det(A), A)
+        pull_back(lapgrad.slogdet(A)[1], A)
+        pull_back(lapgrad.inverse(A), A)
+        for transpose in (False, True):
+            pull_back(lapgrad.gesv(A, B, transpose=transpose), A, B)
 
 
 def run_eigenvalues(draw: Draw) -> None:
@@ -183,7 +202,8 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "triangular": (run_triangular, ("triangular_batch",)),
     "products": (run_products, ()),
     "packing": (run_packing, ("packing",)),
-    "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_vjp_batch", "gelqf_wide")),
+    "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_panel", "gelqf_vjp_batch", "gelqf_wide")),
+    "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),
     "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
     "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),

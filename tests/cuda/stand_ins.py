@@ -100,12 +100,33 @@ def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) 
     return _SUCCESS
 
 
+#: Numbers of kernels that were loaded by name are larger than those that ``make_device`` gives.
+_FIRST_LOADED = 10000
+
+
+@functools.cache
+def _list_loaded() -> list[tuple[str, str]]:
+    """Return the kernels that were loaded by name, which grows."""
+    return []
+
+
+def load_kernel(stem: str, name: str, like: Tensor) -> int:
+    """Return the number of a kernel, as ``_launch.load_kernel`` returns its handle."""
+    loaded, wanted = _list_loaded(), (stem, emulated.name_instance(name, like.dtype))
+    if wanted not in loaded:
+        loaded.append(wanted)
+    return _FIRST_LOADED + loaded.index(wanted)
+
+
 def launch_kernel(function: int, *rest: int) -> int:
     """Run a kernel emulated; ``function`` is the number that ``make_device`` gave to it."""
     *geometry, shared, _, parameters, _ = rest
-    size, place = divmod(function, 100)
-    name = emulated.name_instance(_device._KERNELS[place], _DTYPES[size])
-    fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
+    if function >= _FIRST_LOADED:
+        stem, name = _list_loaded()[function - _FIRST_LOADED]
+    else:
+        size, place = divmod(function, 100)
+        stem, name = "triangle", emulated.name_instance(_device._KERNELS[place], _DTYPES[size])
+    fault = emulated.run(stem, name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
     print(f"{name}: {fault}")  # the compiled core would lose an exception
@@ -193,6 +214,7 @@ def replace_gpu() -> Iterator[None]:
     patches = (
         mock.patch.object(_device, "_get_queue", make_device),
         mock.patch.object(_launch, "launch", emulated.launch),
+        mock.patch.object(_launch, "load_kernel", load_kernel),
         mock.patch.object(_stream, "get_current_device", return_value=-1),
         mock.patch.object(_stream, "is_capturing", return_value=False),
         mock.patch.object(_stream, "has_fast_float64", return_value=True),

@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large import lu as _lu_large
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
+from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
 from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
 from lapgrad._kernels.cuda.small import kalman as _kalman_batch
+from lapgrad._kernels.cuda.small import lu as _lu_batch
+from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
 from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
@@ -78,6 +82,38 @@ def launch_gelqf(n: int, dtype: torch.dtype) -> None:
     _gelqf_wide.gelqf(A, wide.clone(), wide)
 
 
+def launch_panels(n: int, dtype: torch.dtype) -> None:
+    if n != 1:
+        return
+    for columns in (100, 200, 300, 600):
+        work = make_zeros(40, dtype, columns)
+        with mock.patch.object(_device, "multiply_blocks"):
+            for rows_of_warp in (2, 4):
+                for name, _, _ in _gelqf_panels.list_kernels(columns, rows_of_warp, dtype):
+                    _launch.launch("gelqf_panel", name, work)
+            _launch.launch(*_gelqf_panels.plan_finish(work, None, work, work, 32, None))
+            _lu_panels.factorise(make_zeros(columns, dtype), torch.zeros(2, columns, dtype=torch.int32))
+
+
+def launch_lu(n: int, dtype: torch.dtype) -> None:
+    A, pivots, cell = (
+        make_zeros(n, dtype),
+        torch.zeros(2, n + 1, dtype=torch.int32),
+        _items.create_status_cell,
+    )
+    _launch.launch(*_lu_batch.plan_factorisation(A, LU=A, pivots=pivots, cell=cell(A)))
+    _launch.launch(*_lu_batch.plan_solution(A.clone(), A, pivots, A, False))
+    if n <= _thresholds.LU_IN_WARP:
+        _launch.launch(*_lu_batch.plan_small_inverse(A.clone(), A, reported=0, cell=None))
+    else:
+        _launch.launch(*_lu_batch.plan_inverse(A.clone(), A, pivots, reported=0, cell=None))
+    _lu_large.finish(A, pivots, None)
+    _lu_large.scale_items(A.clone(), A, pivots)
+    with mock.patch.object(_device, "solve"), mock.patch.object(torch.linalg, "lu_solve"):
+        _lu_large.invert(A.clone(), A, pivots)
+        _lu_large.solve(A.clone(), A, pivots, A, False)
+
+
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
     if n > _thresholds.SYEVD_SMALL:
         return
@@ -123,6 +159,8 @@ BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_potrf,
     launch_triangular,
     launch_gelqf,
+    launch_panels,
+    launch_lu,
     launch_syevd,
     launch_gesvd,
     launch_kalman,
@@ -134,6 +172,7 @@ OF_LARGE_MATRICES = (
     "take_triangle<{T}>",
     *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
     "finish_inverse<{T}>",
+    "place_factor<{T}>",
 )
 
 

@@ -342,6 +342,17 @@ UNWATCHED __attribute__((noinline)) T atomicCAS(T* target, T compare, T value) {
   return before;
 }
 
+inline long long __double_as_longlong(double value) {
+  long long bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __ffsll(long long bits) { return __builtin_ffsll(bits); }
 

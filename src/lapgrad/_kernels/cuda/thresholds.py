@@ -12,6 +12,16 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
+#: Order of the diagonal blocks of a batched Cholesky factorisation, and that of batches of more than
+#: POTRF_MANY items: a large block takes all the memory of a multiprocessor.
+POTRF_BLOCK = 128
+POTRF_BLOCK_OF_MANY = 64
+POTRF_MANY = 256
+#: Up to this order the launches of one matrix's factorisation take as long as the factorisation.
+POTRF_ALONE = 1024
+#: Two matrices up to this order are factorised together, larger ones one after another; three together.
+POTRF_PAIR = 512
+
 #: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
 
@@ -43,6 +53,14 @@ POTRF_IN_WARP = 32
 #: compile, and no longer fit the instruction cache.
 GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
+#: A panel of 16 rows of float64 fits into the registers of a multiprocessor.
+GELQF_PANEL_COLUMNS = 1024
+#: One matrix with more columns is factorised by Cholesky factorisations, which fill the device.
+GELQF_PANELS_ALONE = 256
+LU_SMALL = 128
+LU_IN_WARP = 32
+#: A panel has a thread for each row.
+LU_PANELS = 1024
 TRIANGULAR_SMALL = 128
 TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
@@ -78,6 +96,21 @@ KALMAN_KEPT = 1 << 19
 def serves_items_one_by_one(items: int, n: int) -> bool:
     """Whether a batch is served by the algorithms for one large matrix."""
     return items <= FEW or n >= ORDER_THAT_FILLS
+
+
+def factorises_by_blocks(items: int, n: int) -> bool:
+    """Whether a batch is factorised by blocks of all its items at once, and not one item after another."""
+    return items > 2 or (items == 2 and n <= POTRF_PAIR)
+
+
+def choose_potrf_block(items: int) -> int:
+    """The order of the diagonal blocks of a batched Cholesky factorisation."""
+    return POTRF_BLOCK if items <= POTRF_MANY else POTRF_BLOCK_OF_MANY
+
+
+def eliminates_by_panels(items: int, n: int) -> bool:
+    """Whether LU factorisations above order LU_SMALL are computed by panels of all items at once."""
+    return items > 1 and n <= LU_PANELS
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:
