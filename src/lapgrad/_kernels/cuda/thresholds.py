@@ -52,6 +52,8 @@ GESVD_SMALL = 64
 GESVD_VJP_MEDIUM = 512
 KALMAN_STATES = 32
 KALMAN_OBSERVATIONS = 16
+#: Columns of the features of a covariance function: a thread holds one point, and the gradient for it.
+FEATURES_IN_REGISTERS = 32
 
 #: Triangles above order TRIANGULAR_ALONE are left to a library, which gives each the whole device, in batches
 #: of up to TRIANGULAR_FEW items.
