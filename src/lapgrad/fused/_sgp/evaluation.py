@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,13 @@ from lapgrad.fused._sgp import statistics as _statistics
 
 #: The bound of rounding errors, in units of the criterion, above which each chunk is solved for.
 IMPRECISE = 1e-6
+
+
+class Checks(Protocol):
+    """Numbers on a device that say whether an evaluation can be used."""
+
+    def are_passed(self) -> bool:
+        """Read them. Raise if something has failed; return False if the evaluation must be repeated."""
 
 
 class Evaluation:
@@ -35,10 +43,10 @@ class Evaluation:
 
     def __init__(self) -> None:
         self.is_imprecise = False
-        self.deferred: list[DeferredChecks] | None = None
+        self.deferred: list[Checks] | None = None
 
     @contextlib.contextmanager
-    def defer_checks(self) -> Iterator[list[DeferredChecks]]:
+    def defer_checks(self) -> Iterator[list[Checks]]:
         """Evaluations inside leave their checks to the caller, in the list that this yields.
 
         A CUDA graph is recorded this way: the caller reads the checks after each replay.

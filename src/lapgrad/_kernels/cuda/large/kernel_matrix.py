@@ -41,7 +41,7 @@ def plan_fill(
     """The launch of ``kernel_matrix``."""
     columns = F if G is None else G
     (n, d), m = F.shape, len(columns)
-    assert F.is_contiguous() and columns.is_contiguous()
+    assert all(points.is_contiguous() for points in (F, columns))
     assert K.stride(1) == 1
     grid = (-(-m // POINTS), min(-(-n // FILL_ROWS), _LARGEST_GRID))
     noise_step = noise.stride(0) if noise is not None and noise.dim() else 0
@@ -65,11 +65,12 @@ def plan_gradient(
 ) -> Launch:
     """The launch of ``kernel_matrix_vjp`` for of_rows (slices, n, d) and sums (slices · blocks, p).
 
-    The first is multiplied by ``weight``. G None: the points of rows and columns are the same; the gradient is that of the rows.
+    The first is multiplied by ``weight``. G None: rows and columns are the same points; the gradient is that
+    of the rows.
     """
     columns = F if G is None else G
     (n, d), m = F.shape, len(columns)
-    assert F.is_contiguous() and columns.is_contiguous()
+    assert all(points.is_contiguous() for points in (F, columns))
     assert gK.shape == (n, m)
     row, column = gK.stride()
     itemsize = of_rows.element_size()

@@ -1,0 +1,42 @@
+"""The criterion of exact Gaussian process regression by the formula of its kernel, where a device has one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._torch.private import skips_dispatcher
+from lapgrad.fused._gp_nll import compute_gp_nll
+from lapgrad.fused._kernel_matrix import Formula
+from lapgrad.fused._sgp.evaluation import Evaluation
+from lapgrad.fused.mvn_nll import mvn_nll
+from lapgrad.models._gp.diagonal import add_to_diagonal
+from lapgrad.models.kernels._blocks import map_tree
+from lapgrad.models.kernels.base import Kernel, find_formula, get_scalars_like
+
+
+def compute_loss_by_formula(
+    evaluation: Evaluation, kernel: Kernel, inputs: Tensor, noise: Tensor, residuals: Tensor
+) -> Tensor | None:
+    """Return -Σ log N(r | 0, K + noise) over the columns r of the residuals; None: no device kernel serves it.
+
+    Args:
+        evaluation: Passed on to ``compute_gp_nll``.
+        kernel: Gives K at the inputs.
+        inputs: (n, d).
+        noise: A scalar, or (n,).
+        residuals: (n, k).
+    """
+    if not residuals.numel():
+        return None
+    scalars, F = get_scalars_like(kernel, inputs), kernel.features(inputs)
+    formula = find_formula(kernel, inputs, scalars, F)
+    if formula is None or not skips_dispatcher((noise, residuals)):
+        return None
+    known = formula
+
+    def compute_composite(given: Formula, noise: Tensor, residuals: Tensor) -> Tensor:
+        new = {id(old): tensor for old, tensor in zip(known.tensors, given.tensors, strict=True)}
+        trees = (map_tree(lambda tensor: new.get(id(tensor), tensor), tree) for tree in (scalars, F))
+        return mvn_nll(add_to_diagonal(kernel.matrix(*trees, None), noise), residuals, overwrite=True)
+
+    return compute_gp_nll(evaluation, formula, noise, residuals, compute_composite)
