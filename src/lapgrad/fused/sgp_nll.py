@@ -15,8 +15,9 @@ from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
 from lapgrad.fused._sgp.evaluation import Evaluation
-from lapgrad.fused._sgp.gradient import Inputs, Needs, evaluate
+from lapgrad.fused._sgp.gradient import evaluate
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.problem import Inputs, Needs
 from lapgrad.fused._sgp.statistics import ARITHMETIC
 
 _NAME = "fused.sgp_nll"

@@ -25,7 +25,7 @@ from lapgrad.models._gp import explanation as _explanation
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import starts as _starts
 from lapgrad.models._gp.added_rows import extend_factor
-from lapgrad.models._gp.formula_loss import compute_loss_by_formula
+from lapgrad.models._gp.formula_loss import ReplayableLikelihood, compute_loss_by_formula
 from lapgrad.models._gp.leave_one_out import LeaveOneOut, compute_leave_one_out, compute_loo_nll
 from lapgrad.models._gp.mean_functions import WithMeanFunction, find_mean
 from lapgrad.models._gp.noise import WithNoise
@@ -65,7 +65,7 @@ _ENTRIES = {
 }
 
 
-class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Model):
+class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, ReplayableLikelihood, Model):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
     Value and gradient of the loss take n³ flops, and between two and three n² buffers; on a GPU little more
@@ -138,7 +138,6 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Model):
         self.kernel.start_from_data(inputs, self._compute_residuals(inputs).detach())
         self.to(dtype=X.dtype, device=X.device)
         self._posterior: CachedValue[_Posterior] = CachedValue()
-        #: Where checks of the loss go while a CUDA graph is recorded.
         self.evaluation = Evaluation()
 
     def loss(self) -> Tensor:
@@ -168,12 +167,13 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Model):
         """
         inputs = self._scale_inputs(self.X)
         inputs = inputs.expand(*batch, *inputs.shape)
-        residuals, value = self._compute_residuals(inputs), None
+        residuals, noise, value = self._compute_residuals(inputs), self._compute_noise(inputs, jitter), None
         if not batch:
-            noise = self._compute_noise(inputs, jitter)
             value = compute_loss_by_formula(self.evaluation, self.kernel, inputs, noise, residuals)
         if value is None:
-            value = mvn_nll(self._compute_covariance(inputs, jitter), residuals, overwrite=True)
+            value = mvn_nll(
+                covariance(self.kernel, inputs, noise, lower_only=True), residuals, overwrite=True
+            )
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     def loo_loss(self) -> Tensor:
@@ -460,6 +460,7 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Model):
         return noise + jitter * (self.kernel.diag(inputs).mean() + noise.mean()) if jitter else noise
 
     def _compute_covariance(self, inputs: Tensor, jitter: float) -> Tensor:
+        """Return A."""
         return covariance(self.kernel, inputs, self._compute_noise(inputs, jitter), lower_only=True)
 
     @torch.no_grad()

@@ -45,7 +45,7 @@ class _Sizes(NamedTuple):
 _ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
 #: A launch on a GPU takes the time of 10^8 flops, so a few large products (64 MB of K_c) are best. An odd
 #: number of columns makes them slower by a fifth.
-_ON_GPU = _Sizes(chunk=1 << 23, columns=64, inverse=1024)
+_ON_GPU = _Sizes(chunk=1 << 24, columns=64, inverse=128)
 #: A chunk has at least this many columns per inducing input. Each chunk reads a U x U matrix, and with fewer
 #: columns that would take longer than the products.
 _LEAST_COLUMNS = 1 / 3
@@ -126,6 +126,14 @@ def explain_factor_failure(operator: str, jitter: float, code: int) -> _errors.L
     )
 
 
+def choose_whitening(Lu: Tensor, may_invert: bool) -> Substitution | Inverse:
+    """Products with the inverse of Lu, which is overwritten, or solves with Lu: whichever is faster."""
+    if not may_invert or len(Lu) < _get_sizes(Lu.device).inverse:
+        return Substitution(Lu)
+    with without_waiting():  # a Cholesky factor has no zeros on its diagonal
+        return invert_factor(Lu)
+
+
 def gather(
     operator: str,
     kernel: KernelFunction,
@@ -163,9 +171,7 @@ def gather(
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
     squares = Z.new_zeros(())
     workspace = Z.new_empty(U * width)
-    with without_waiting():  # a Cholesky factor has no zeros on its diagonal
-        inverts = may_invert and _get_sizes(Z.device).inverse <= U
-        whitening = invert_factor(Lu) if inverts else Substitution(Lu)
+    whitening = choose_whitening(Lu, may_invert)
     K = Z.new_empty(U, 0)
     for rows in split_rows(n, width):
         inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.fused._gp_nll import compute_gp_nll
@@ -14,10 +14,42 @@ from lapgrad.models.kernels._blocks import map_tree
 from lapgrad.models.kernels.base import Kernel, find_formula, get_scalars_like
 
 
+#: From this many observations on the host launches faster than a GPU factorises, and a recording would only
+#: keep memory from others.
+_LARGEST_RECORDED = 8192
+
+
+class ReplayableLikelihood(nn.Module):
+    """A mixin for exact Gaussian processes whose loss is a formula, and can be recorded as a CUDA graph.
+
+    Attributes:
+        evaluation: Where checks of the loss go while a graph is recorded.
+        criterion: What is learned: "likelihood", or something else that is not recorded.
+    """
+
+    X: Tensor
+    kernel: Kernel
+    evaluation: Evaluation
+    criterion: str
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a fit on a GPU may record the loss as a CUDA graph, and replay it.
+
+        It may if model and kernel consist of classes of lapgrad and torch (code of users may do something else
+        in each evaluation), the GPU knows the formula of the kernel, and there are not very many observations.
+        """
+        if self.criterion != "likelihood" or len(self.X) > _LARGEST_RECORDED:
+            return False
+        if not all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.modules()):
+            return False
+        return self.kernel.find_formulas(self.X, self.X[:0]) is not None
+
+
 def compute_loss_by_formula(
     evaluation: Evaluation, kernel: Kernel, inputs: Tensor, noise: Tensor, residuals: Tensor
 ) -> Tensor | None:
-    """Return -Σ log N(r | 0, K + noise) over the columns r of the residuals; None: no device kernel serves it.
+    """Return -Σ log N(r | 0, K + noise) over the columns r of the residuals; None: no kernel of the device can.
 
     Args:
         evaluation: Passed on to ``compute_gp_nll``.

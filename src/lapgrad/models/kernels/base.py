@@ -242,6 +242,19 @@ class Kernel(ParametrisedModule, abc.ABC):
             return frozenset(kernel for kernel, is_near in near.items() if is_near), None
         return frozenset(near), torch.stack(tuple(near.values())).all()
 
+    def find_formulas(self, Z: Tensor, X: Tensor) -> tuple[Formula, Formula, Tensor] | None:
+        """Return the formula of this kernel at Z and at X, and its diagonal at X; None: no device has it.
+
+        For callers that evaluate many matrices of the same points: ``fused.sgp_nll``.
+        """
+        scalars, F = get_scalars_like(self, Z), self.features(Z)
+        formula = find_formula(self, Z, scalars, F)
+        if formula is None:
+            return None
+        G = self.features(X)
+        of_columns = self.express(scalars, G)
+        return None if of_columns is None else (formula, of_columns, self.diagonal(scalars, G))
+
     def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
         """Return whether points are near each other, for each part that has a faster formula in that case."""
         return {}
