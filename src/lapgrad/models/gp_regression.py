@@ -68,8 +68,7 @@ _ENTRIES = {
 class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, ReplayableLikelihood, Model):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
-    Value and gradient of the loss take n³ flops, and between two and three n² buffers; on a GPU little more
-    than one.
+    Value and gradient of the loss take n³ flops, and two to three n² buffers; on a GPU little more than one.
 
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
@@ -460,7 +459,6 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         return noise + jitter * (self.kernel.diag(inputs).mean() + noise.mean()) if jitter else noise
 
     def _compute_covariance(self, inputs: Tensor, jitter: float) -> Tensor:
-        """Return A."""
         return covariance(self.kernel, inputs, self._compute_noise(inputs, jitter), lower_only=True)
 
     @torch.no_grad()

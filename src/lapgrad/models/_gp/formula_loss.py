@@ -13,7 +13,6 @@ from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.models.kernels._blocks import map_tree
 from lapgrad.models.kernels.base import Kernel, find_formula, get_scalars_like
 
-
 #: From this many observations on the host launches faster than a GPU factorises, and a recording would only
 #: keep memory from others.
 _LARGEST_RECORDED = 8192
@@ -36,8 +35,8 @@ class ReplayableLikelihood(nn.Module):
     def replayable(self) -> bool:
         """Whether a fit on a GPU may record the loss as a CUDA graph, and replay it.
 
-        It may if model and kernel consist of classes of lapgrad and torch (code of users may do something else
-        in each evaluation), the GPU knows the formula of the kernel, and there are not very many observations.
+        It may if model and kernel consist of classes of lapgrad and torch (code of users may do something
+        else in each evaluation), the GPU knows the formula of the kernel, and observations are not too many.
         """
         if self.criterion != "likelihood" or len(self.X) > _LARGEST_RECORDED:
             return False
@@ -49,7 +48,7 @@ class ReplayableLikelihood(nn.Module):
 def compute_loss_by_formula(
     evaluation: Evaluation, kernel: Kernel, inputs: Tensor, noise: Tensor, residuals: Tensor
 ) -> Tensor | None:
-    """Return -Σ log N(r | 0, K + noise) over the columns r of the residuals; None: no kernel of the device can.
+    """Return -Σ log N(r | 0, K + noise) over the columns r of the residuals; None: no device kernel can.
 
     Args:
         evaluation: Passed on to ``compute_gp_nll``.
