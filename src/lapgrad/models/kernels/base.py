@@ -424,10 +424,10 @@ def _evaluate(
 
 def find_formula(kernel: Kernel, X: Tensor, scalars: Tree, F: Tree) -> Formula | None:
     """Return the formula of a kernel at X (n, d), if a kernel of the device of X serves it, else None."""
-    if X.dim() != 2 or not _kernel_matrix.has_formulas(X):
+    if X.dim() != 2 or not skips_dispatcher((X,)) or not _kernel_matrix.has_formulas(X):
         return None
     formula = kernel.express(scalars, F)
-    if formula is None or not _kernel_matrix.serves(formula, X) or not skips_dispatcher(formula.tensors):
+    if formula is None or not skips_dispatcher(formula.tensors) or not _kernel_matrix.serves(formula, X):
         return None
     return formula
 

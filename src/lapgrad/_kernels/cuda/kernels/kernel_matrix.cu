@@ -61,8 +61,9 @@ __global__ void __launch_bounds__(kPoints)
 //     of_F (slices, n, kFeatures), times `weight`; of_scalars (slices, blocks of rows, kScalars), in double
 // grid = (rows / kPoints, slices of `width` columns); kPoints threads; shared memory: kStep x kFeatures and kPoints x (kStep + 1)
 // numbers, and 4 doubles.
+// Blocks that a multiprocessor holds at a time are four if features leave them enough registers, else two.
 template <typename T, class K>
-__global__ void __launch_bounds__(kPoints)
+__global__ void __launch_bounds__(kPoints, K::kFeatures <= 10 ? 4 : 2)
     differentiate_matrix(T* of_F, double* of_scalars, const T* cotangents, Index c_row, Index c_col, const T* F, const T* G,
                          const T* scalars, Index n, Index m, Index width, Index same_points, double weight) {
   constexpr int d = K::kFeatures, p = K::kScalars;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kPoints)
     const int count = static_cast<int>(last - left < kStep ? last - left : kStep);
     __syncthreads();
     for (int i = thread; i < count * d; i += kPoints) columns[i] = G[left * d + i];
-#pragma unroll
+#pragma unroll 4
     for (int turn = 0; turn < kStep; ++turn) {
       const int number = turn * kPoints + thread;
       const int i = c_col == 1 ? number / kStep : number % kPoints, j = c_col == 1 ? number % kStep : number / kPoints;
