@@ -63,7 +63,7 @@ class Formula(NamedTuple):
 
 def has_formulas(like: Tensor) -> bool:
     """Whether the device of ``like`` has kernels for formulas at all."""
-    return has_kernel("kernel_matrix", like)
+    return has_kernel("kernel_matrix", like) and has_kernel("kernel_matrix_vjp", like)
 
 
 def serves(formula: Formula, like: Tensor) -> bool:
