@@ -25,6 +25,8 @@ from lapgrad.fused._sgp import gradient as _gradient
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.models import GPRegression
+from lapgrad.models._training import evaluation as _evaluation
+from lapgrad.models._training import fitting as _fitting
 from lapgrad.models.kernels import RBF, Deep, Kernel, Periodic, Polynomial, White
 
 pytestmark = [
@@ -217,6 +219,82 @@ def test_sparse_process_in_float32() -> None:
         found, expected = evaluate(torch.float32), evaluate(DOUBLE)
     assert all(g.dtype is torch.float32 for g in found)
     tolerances.assert_all_close(found, [g.float() for g in expected])
+
+
+class Repeating:
+    """A recorder whose recordings just call the function."""
+
+    recording = False
+
+    def __init__(self) -> None:
+        self.recordings = 0
+
+    def enter_side_stream(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.recordings += 1
+        return function
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def replay_fits() -> Iterator[Repeating]:
+    """While active, fits of models that are ``replayable`` replay their loss, as on a GPU."""
+    recorder = Repeating()
+
+    def make_evaluation(module: Any, loss: Any, parameters: Any) -> _evaluation.Evaluation:
+        assert module.replayable
+        return _evaluation.ReplayedEvaluation(module, loss, parameters, recorder)
+
+    with mock.patch.object(_fitting, "_make_evaluation", make_evaluation):
+        yield recorder
+
+
+def make_small_model(noise: float = 0.1, **options: Any) -> GPRegression:
+    X, y = make_data()
+    return GPRegression(X[:30], y[:30, 0], make_rbf(), noise_var=noise, **options)
+
+
+def test_replayed_fit() -> None:
+    torch.manual_seed(0)
+    expected = make_small_model()
+    torch.manual_seed(0)
+    found = make_small_model()
+    losses = expected.fit("adam", steps=6).history
+    with use_gpu_code(), replay_fits() as recorder:
+        replayed = found.fit("adam", steps=6).history
+    assert recorder.recordings == 1
+    tolerances.assert_close(torch.tensor(replayed), torch.tensor(losses), tolerances.REPLAYED)
+    for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+        tolerances.assert_close(one, other, tolerances.REPLAYED)
+
+
+def test_replayed_fit_of_a_matrix_without_a_factor() -> None:
+    """The failure is found after the replay, and the evaluation repeated with jitter."""
+    X = torch.rand(20, D, dtype=DOUBLE)
+    X, y = torch.cat([X, X]), torch.cat([X[:, 0], X[:, 0]])
+    model = GPRegression(X, y, RBF(10.0, variance=1.0), noise_var=1e-18, noise_floor=0.0)
+    with use_gpu_code(), replay_fits(), pytest.warns(lapgrad.JitterWarning):
+        result = model.fit("adam", steps=2, lr=1e-6)
+    assert model.jitter > 0
+    assert torch.tensor(result.history).isfinite().all()
+
+
+def test_which_fits_are_replayed() -> None:
+    class Own(RBF):
+        """A class of a user."""
+
+    model, (X, y) = make_small_model(), make_data()
+    assert not model.replayable  # a CPU has no kernels for formulas
+    with use_gpu_code():
+        assert model.replayable
+        assert not GPRegression(X, y, Own()).replayable
+        assert not GPRegression(X, y, Polynomial()).replayable
+        model.criterion = "leave-one-out"
+        assert not model.replayable
 
 
 def test_only_what_is_needed_is_differentiated() -> None:
