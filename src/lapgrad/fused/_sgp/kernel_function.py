@@ -161,7 +161,10 @@ class _ModuleMatrix:
         if not isinstance(kernel, KernelWithFormula):
             return None
         found = self._call(lambda kernel: kernel.find_formulas(Z, X), parameters, Z)
-        return None if found is None else PointFormulas(*found, X)
+        if found is None:
+            return None
+        at_Z, at_X, variances = found
+        return PointFormulas(at_Z, at_X, variances, X)
 
     def _evaluate(self, shortcuts: object, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
         # Kernels make the matrix of points with themselves symmetric to the last bit.

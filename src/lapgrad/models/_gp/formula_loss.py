@@ -67,7 +67,8 @@ def compute_loss_by_formula(
 
     def compute_composite(given: Formula, noise: Tensor, residuals: Tensor) -> Tensor:
         new = {id(old): tensor for old, tensor in zip(known.tensors, given.tensors, strict=True)}
-        trees = (map_tree(lambda tensor: new.get(id(tensor), tensor), tree) for tree in (scalars, F))
-        return mvn_nll(add_to_diagonal(kernel.matrix(*trees, None), noise), residuals, overwrite=True)
+        own, features = (map_tree(lambda tensor: new.get(id(tensor), tensor), tree) for tree in (scalars, F))
+        K = kernel.matrix(own, features, None)
+        return mvn_nll(add_to_diagonal(K, noise), residuals, overwrite=True)
 
     return compute_gp_nll(evaluation, formula, noise, residuals, compute_composite)
