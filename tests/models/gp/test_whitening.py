@@ -79,3 +79,23 @@ def test_widths_of_chunks() -> None:
     for n in (0, 1, 63, 64, 65, 1000):
         for device in (gpu, cpu):
             assert _statistics.choose_chunk_width(n, 10, None, device) == max(n, 1)
+
+
+@pytest.mark.parametrize(
+    ("free", "kept", "part"), [(8 << 30, 0, 1.0), (1 << 27, 0, 0.17), (1 << 27, 1 << 27, 0.34)]
+)
+def test_chunks_fit_into_free_memory(free: int, kept: int, part: float) -> None:
+    """Three buffers take at most half of what the driver has free, and torch keeps for later."""
+    gpu, inducing, rows = torch.device("cuda"), 500, 10**6
+    wanted = _statistics.choose_chunk_width(rows, inducing, None, gpu)
+    with mock.patch.multiple(
+        torch.cuda,
+        is_initialized=mock.Mock(return_value=True),
+        is_current_stream_capturing=mock.Mock(return_value=False),
+        mem_get_info=mock.Mock(return_value=(free, 8 << 30)),
+        memory_reserved=mock.Mock(return_value=kept),
+        memory_allocated=mock.Mock(return_value=0),
+    ):
+        found = _statistics.choose_chunk_width(rows, inducing, None, gpu)
+    assert found == pytest.approx(part * wanted, rel=0.02)
+    assert 3 * 8 * found * inducing <= (free + kept) / 2
