@@ -185,6 +185,8 @@ def run_kernel_matrices(draw: Draw) -> None:
     pull_back((kernel(X), kernel(X, Z)), X, Z, *kernel.parameters())
     model = GPRegression(X.detach(), X[:, 0].detach(), kernel, noise_var=0.1)
     pull_back(model.loss(), *model.parameters())
+    noise = torch.full_like(X[0, 0], 0.1)
+    pull_back(lapgrad.fused.sgp_nll(kernel, Z, X, X.detach(), noise), Z, *kernel.parameters())
 
 
 #: Groups of operators, and the kernel files of which each group must launch every kernel.
@@ -198,7 +200,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
     "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
     "filters": (run_filters, ("kalman_nll",)),
-    "kernel_matrices": (run_kernel_matrices, ("kernel_matrix",)),
+    "kernel_matrices": (run_kernel_matrices, ("kernel_matrix", "sgp_bound")),
 }
 
 

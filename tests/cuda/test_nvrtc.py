@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import sgp_bound as _sgp_bound
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import kernel_matrix as _kernel_matrix
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
@@ -133,6 +135,15 @@ def launch_formulas(n: int, dtype: torch.dtype) -> None:
         _launch.launch(*_kernel_matrix.plan_gradient(F[None], sums, text, scalars, F, F, K, (1, 16), 1.0))
 
 
+def launch_bound(n: int, dtype: torch.dtype) -> None:
+    if n > 1:
+        return
+    out, W, ones = (torch.zeros(shape, dtype=dtype) for shape in (3, (2, 2), (2, 1)))
+    with mock.patch.object(_stream, "get_current_device", return_value=-1):
+        _sgp_bound.sgp_bound(out, W, ones[0], W, ones, ones[0, 0], ones[0, 0], 3)
+        _sgp_bound.sgp_bound_vjp(out, out, W, ones, ones, W[0], True, ones[0, 0], ones[0, 0], 3, 1.0)
+
+
 BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_potrf,
     launch_triangular,
@@ -142,6 +153,7 @@ BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_kalman,
     launch_packing,
     launch_formulas,
+    launch_bound,
 )
 
 #: Kernels for large matrices that ``_device`` does not load; launching them would need NVIDIA's libraries.

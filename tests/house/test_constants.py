@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lapgrad._formulas import gaps
+from lapgrad._kernels.cuda import sgp_bound
 from lapgrad._kernels.cuda.large import kernel_matrix
 from lapgrad._kernels.cuda.potrf import _TILE as TILE_OF_POTRF
 from lapgrad._kernels.cuda.potri import _TILE as TILE_OF_POTRI
@@ -135,6 +136,7 @@ def test_sizes_of_tiles_and_panels() -> None:
         kernel_matrix.POINTS,
         kernel_matrix.STEP,
     )
+    assert read_cuda_constants("sgp_bound.cu")["kBoundThreads"] == sgp_bound._THREADS
     medium = read_cuda_constants("gesvd_medium.cu")
     assert (
         medium["kRows"],

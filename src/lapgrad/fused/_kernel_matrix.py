@@ -97,6 +97,5 @@ def differentiate_matrix(
     text: str, scalars: Tensor, F: Tensor, G: Tensor | None, gK: Tensor, *, is_symmetric: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The gradients of <gK, k(F, G)> for the scalars (p,) and for F (n, d); G None: for rows and columns."""
-    gF, g_scalars = torch.empty_like(F), torch.empty_like(scalars)
-    lookup("kernel_matrix_vjp", F)(gF, g_scalars, text, scalars, F, G, gK, is_symmetric)
-    return g_scalars, gF
+    found: tuple[Tensor, Tensor] = lookup("kernel_matrix_vjp", F)(F, text, scalars, G, gK, is_symmetric)
+    return found

@@ -13,7 +13,7 @@ from lapgrad._torch import layout as _layout
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
-from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
+from lapgrad.fused._sgp.bound import check_noise_is_positive, compute_bound, convert_noise_variance
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused._sgp.gradient import evaluate
 from lapgrad.fused._sgp.kernel_function import KernelFunction
@@ -112,7 +112,10 @@ def evaluate_criterion(
     """``sgp_nll``, for callers that evaluate one criterion many times: they pass the same ``evaluation``."""
     function = _kernel_function.as_kernel_function(_NAME, kernel)
     _check_data(Z, X, Y)
-    noise_var = check_noise_variance(_NAME, noise_var, X)
+    noise_var = convert_noise_variance(_NAME, noise_var, X)
+    # On a GPU it is looked at only if the evaluation fails: the host would have to wait for it.
+    if X.is_cpu:
+        check_noise_is_positive(_NAME, noise_var)
     _check_options(noise_var, jitter, chunk)
     tensors = (Z, X, Y, noise_var, *function.parameters)
     if not skips_dispatcher(tensors):

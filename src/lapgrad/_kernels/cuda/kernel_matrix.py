@@ -41,32 +41,26 @@ def kernel_matrix(
 
 @on_its_device
 def kernel_matrix_vjp(
-    gF: Tensor,
-    g_scalars: Tensor,
-    formula: str,
-    scalars: Tensor,
-    F: Tensor,
-    G: Tensor | None,
-    gK: Tensor,
-    is_symmetric: bool,
-) -> None:
-    """gF (n, d) and g_scalars (p,) := the gradients of <gK, k(F, G)> for F and for the scalars.
+    F: Tensor, formula: str, scalars: Tensor, G: Tensor | None, gK: Tensor, is_symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of <gK, k(F, G)> for the scalars (p,) and for F (n, d).
 
-    G None: gF is the gradient for rows and columns together, in one pass if gK ``is_symmetric``, else in two.
+    G None: that of F is for rows and columns together, in one pass if gK ``is_symmetric``, else in two.
     """
-    both = G is None and not is_symmetric
+    is_single = G is not None or is_symmetric
     slices, width = _plans.choose_slices(len(F), gK.shape[1])
-    of_rows = gF.new_empty(slices * (1 + both), *gF.shape)
-    sums = torch.empty(
-        1 + both, slices * _plans.count_row_blocks(F), len(scalars), dtype=torch.float64, device=gF.device
-    )
+    parts, blocks = slices if is_single else 2 * slices, _plans.count_row_blocks(F)
+    of_rows = F.new_empty(parts, *F.shape)
+    sums = torch.empty(parts * blocks, len(scalars), dtype=torch.float64, device=F.device)
     operands, cut = (formula, scalars, F, G), (slices, width)
     if G is None and is_symmetric:
         # Either index can be the row. With the second one, threads read consecutive addresses.
         _launch.launch(*_plans.plan_gradient(of_rows, sums, *operands, gK.mT, cut, 2.0))
     else:
         _launch.launch(*_plans.plan_gradient(of_rows, sums, *operands, gK, cut, 1.0))
-    if both:
-        _launch.launch(*_plans.plan_gradient(of_rows[slices:], sums[1], *operands, gK.mT, cut, 1.0))
-    torch.sum(of_rows, 0, out=gF)
-    g_scalars.copy_(sums[0].sum(0))
+    if not is_single:
+        rest = of_rows[slices:], sums[slices * blocks :]
+        _launch.launch(*_plans.plan_gradient(*rest, *operands, gK.mT, cut, 1.0))
+        sums = sums[: slices * blocks]
+    g_scalars = sums.sum(0) if scalars.dtype is torch.float64 else sums.sum(0).to(scalars.dtype)
+    return g_scalars, of_rows[0] if parts == 1 else of_rows.sum(0)

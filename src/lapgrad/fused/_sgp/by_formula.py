@@ -27,6 +27,9 @@ from lapgrad.fused._sgp.matrices import ChunkProducts, ChunkSolves, differentiat
 from lapgrad.fused._sgp.problem import Gradients, Problem
 from lapgrad.fused._sgp.statistics import ARITHMETIC, Statistics
 
+#: The rows of a chunk, with those of Y_c^T, are filled up to a multiple of this.
+_ROWS = 16
+
 
 class _Points(NamedTuple):
     """The formula with the features of all points, detached.
@@ -57,19 +60,37 @@ class _Points(NamedTuple):
 
 
 class _Chunks:
-    """Two buffers for a chunk above Y_c^T: of K_c, and of B_c or gK_c."""
+    """Two buffers for a chunk above Y_c^T and some rows of zeros: of K_c, and of B_c or gK_c.
 
-    def __init__(self, like: Tensor, inducing: int, outputs: int, width: int) -> None:
-        self._shape, self._inducing = (inducing + outputs, width), inducing
-        self._first, self._second = (like.new_empty(self._shape[0] * width) for _ in range(2))
+    Products whose number of rows is a multiple of ``_ROWS`` are faster by a fifth.
 
-    def take(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """[K_c; Y_c^T] and [B_c; Y_c^T] for Y_c (m, k), with Y_c^T filled in."""
-        rows, m = self._shape[0], len(targets)
-        both = [memory[: rows * m].view(rows, m) for memory in (self._first, self._second)]
-        for stack in both:
-            stack[self._inducing :] = targets.mT
-        return both[0], both[1]
+    Args:
+        Y: (n, k), of any dtype.
+        inducing: U.
+        width: Rows of data in a chunk.
+    """
+
+    def __init__(self, Y: Tensor, inducing: int, width: int) -> None:
+        self._Y, self._inducing = Y, inducing
+        self.rows = -(-(inducing + Y.shape[1]) // _ROWS) * _ROWS
+        memory = torch.empty(2, self.rows * width, dtype=ARITHMETIC, device=Y.device)
+        self._memory = memory.unbind()
+        self._columns = [0, 0]
+
+    def take(self, rows: slice, which: int) -> Tensor:
+        """[·; Y_c^T; 0] in one of the buffers, for these rows of the data."""
+        stacked, last = self.view(rows, which), self._inducing + self._Y.shape[1]
+        if self._columns[which] != stacked.shape[1]:  # else the zeros are there
+            self._columns[which] = stacked.shape[1]
+            if last < self.rows:
+                stacked[last:].zero_()
+        stacked[self._inducing : last].copy_(self._Y[rows].mT)
+        return stacked
+
+    def view(self, rows: slice, which: int) -> Tensor:
+        """A buffer for these rows of the data, as it is."""
+        m = rows.stop - rows.start
+        return self._memory[which][: self.rows * m].view(self.rows, m)
 
 
 def evaluate_by_formula(
@@ -86,14 +107,13 @@ def evaluate_by_formula(
         formulas.Z.join_features(U),
         formulas.X.join_features(n),
     )
-    chunks = _Chunks(v, U, k, problem.width)
-    statistics = _gather(problem, points, formulas.variances, chunks, checks)
-    Lm, a, value = factor_and_value(problem, checks, statistics, v)
+    statistics, chunks = _gather(problem, points, formulas.variances, checks)
+    factors, value = factor_and_value(problem, checks, statistics, v)
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(inputs.parameters))
     with without_waiting():  # all factors are known to be regular now
-        gradients = differentiate_matrices(statistics, Lm, a, v, problem.jitter, Y, checks)
-    del statistics, Lm
+        gradients = differentiate_matrices(statistics, factors, v, problem.jitter, Y, checks)
+    del statistics, factors
     gY = torch.empty_like(Y) if needs.Y else None
     gX: Tensor | None = None
     if needs.kernel or needs.Y:
@@ -113,29 +133,27 @@ def evaluate_by_formula(
 
 
 def _gather(
-    problem: Problem,
-    points: _Points,
-    variances: Tensor,
-    chunks: _Chunks,
-    checks: ImmediateChecks | DeferredChecks,
-) -> Statistics:
-    """The statistics of ``statistics.gather``, in one pass over the data."""
+    problem: Problem, points: _Points, variances: Tensor, checks: ImmediateChecks | DeferredChecks
+) -> tuple[Statistics, _Chunks]:
+    """The statistics of ``statistics.gather``, in one pass over the data, and the buffers it used."""
     U, Y = len(points.Z), problem.inputs.Y.detach()
     n, k = Y.shape
     Kuu = _kernel_matrix.fill_matrix(points.text, points.scalars, points.Z, lower_only=True)
     Lu = _statistics.factorise_inducing(problem.operator, Kuu, problem.jitter, checks.factor_info)
     whitening = _statistics.choose_whitening(Lu, checks.are_products_precise and problem.needs.any)
-    total, K = Lu.new_zeros(U + k, U + k), Lu.new_empty(U, 0)
+    del Kuu, Lu  # an inverse takes their place
+    chunks = _Chunks(Y, U, problem.width)
+    total, K = points.Z.new_zeros(chunks.rows, chunks.rows), points.Z.new_empty(U, 0)
     for rows in _statistics.split_rows(n, problem.width):
-        stacked, whitened = chunks.take(Y[rows].to(ARITHMETIC))
+        stacked, whitened = chunks.take(rows, 0), chunks.take(rows, 1)
         K = stacked[:U]
         points.fill(rows, K)
         with without_waiting():
             whitening.apply(K, whitened[:U])
         lookup("syrk_add", total)(total, whitened)
-    b, squares = total[U:, :U].mT.contiguous(), total[U:, U:].diagonal().sum()
+    b, squares = total[U : U + k, :U].mT.contiguous(), total.diagonal()[U : U + k]
     W = total[:U, :U].contiguous()
-    return Statistics(whitening, W, b, squares, variances.detach().sum(), K, K)
+    return Statistics(whitening, W, b, squares, variances.detach().sum(), K, K), chunks
 
 
 def _stream_back(
@@ -152,26 +170,28 @@ def _stream_back(
     From the last chunk, which the first pass has left in its buffer, to the first one.
     """
     Y, U = problem.inputs.Y.detach(), len(points.Z)
-    of_scalars, of_Z = torch.zeros_like(points.scalars), torch.zeros_like(points.Z)
+    total: tuple[Tensor, Tensor] | None = None
     of_X = torch.empty_like(points.X) if any(f.requires_grad for f in formulas.X.features) else None
-    joined = rule.join()
+    joined = rule.join(chunks.rows)
     for rows in reversed(list(_statistics.split_rows(len(Y), problem.width))):
-        targets = Y[rows].to(ARITHMETIC)
-        stacked, other = chunks.take(targets)
+        is_left = rows.stop == len(Y)
+        stacked = chunks.view(rows, 0) if is_left else chunks.take(rows, 0)
         K = stacked[:U]
-        if rows.stop < len(Y):
+        if not is_left:
             points.fill(rows, K)
         if gY is not None:
-            gY[rows] = rule.differentiate_targets(K, targets, v)
+            gY[rows] = rule.differentiate_targets(K, Y[rows].to(ARITHMETIC), v)
         if not problem.needs.kernel:
             continue
+        other = chunks.take(rows, 1) if rule.needs_targets and not is_left else chunks.view(rows, 1)
         gK = rule.differentiate_stacked(joined, stacked, other)
-        scalars, features = points.differentiate_rows(rows, gK)
-        of_scalars += scalars
-        of_Z += features
+        found = points.differentiate_rows(rows, gK)
+        total = found if total is None else (total[0] + found[0], total[1] + found[1])
         if of_X is not None:
             of_X[rows] = points.differentiate_columns(rows, gK)
-    return of_scalars, of_Z, of_X
+    if total is None:
+        total = torch.zeros_like(points.scalars), torch.zeros_like(points.Z)
+    return *total, of_X
 
 
 def _pull_back(

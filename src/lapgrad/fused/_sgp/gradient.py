@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
+from lapgrad.fused._sgp.bound import check_noise_is_positive
 from lapgrad.fused._sgp.by_formula import evaluate_by_formula
 from lapgrad.fused._sgp.evaluation import DeferredChecks, Evaluation, ImmediateChecks
 from lapgrad.fused._sgp.kernel_function import KernelFunction, PointFormulas
@@ -38,9 +40,14 @@ def evaluate(
     leaves = Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
     kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:]))
     problem = Problem(operator, kernel, leaves, inputs, needs, jitter, width)
-    return _kernel_function.call_with_parameters(
-        kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
-    )
+    try:
+        return _kernel_function.call_with_parameters(
+            kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
+        )
+    except _errors.LapgradError:
+        # On a GPU nobody has looked at it yet, and everything else follows from it.
+        check_noise_is_positive(operator, inputs.noise_var)
+        raise
 
 
 def _evaluate_and_check(problem: Problem, evaluation: Evaluation) -> tuple[Tensor, Gradients]:
@@ -94,13 +101,13 @@ def _evaluate_once(
         # The precision of products is checked only if there is a gradient to compute.
         may_invert=checks.are_products_precise and needs.any,
     )
-    Lm, a, value = factor_and_value(problem, checks, statistics, v)
+    factors, value = factor_and_value(problem, checks, statistics, v)
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
     with without_waiting():  # all factors are known to be regular now
-        gradients = differentiate_matrices(statistics, Lm, a, v, jitter, Y, checks)
+        gradients = differentiate_matrices(statistics, factors, v, jitter, Y, checks)
     last, workspace = statistics.last, statistics.workspace
-    del statistics, Lm  # frees one of three U x U matrices
+    del statistics, factors  # frees one of three U x U matrices
     # Summed in float64: the contributions of the kernel's diagonal and of its matrices nearly cancel.
     gX = torch.zeros_like(X, dtype=ARITHMETIC) if needs.X else None
     gY = torch.empty_like(Y) if needs.Y else None

@@ -16,7 +16,7 @@ factorisation is a solve). What reaches the kernel's parameters goes through the
 
 With little noise and a nearly singular K_uu, entries of G are as large as 1 / (jitter v). Most of G K_c then
 cancels in the gradient of the parameters, and its rounding errors are larger than what remains. In that case
-(``_bound_imprecision`` above ``evaluation.IMPRECISE``) each chunk is solved for instead,
+(``sgp_bound_vjp`` says more than ``evaluation.IMPRECISE``) each chunk is solved for instead,
 
     gK_c = Lu^-T (S B_c - a Y_c^T) / v,   B_c = Lu^-1 K_c,   S = k M^-1 + a a^T - k I
 
@@ -33,11 +33,24 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
-from lapgrad.fused._sgp.bound import LOG_2_PI
 from lapgrad.fused._sgp.evaluation import DeferredChecks, ImmediateChecks, explain_sums_failure
-from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution
+from lapgrad.fused._sgp.inverse_factor import Substitution
 from lapgrad.fused._sgp.problem import Problem
 from lapgrad.fused._sgp.statistics import Statistics
+
+
+class Factors(NamedTuple):
+    """What is computed along with the criterion, and used again for its gradients.
+
+    Attributes:
+        Lm: (U, U), the Cholesky factor of M.
+        a: (U, k).
+        bound: (3,), the criterion, |Y|^2 - tr(a^T b), and tr K_ff - tr W.
+    """
+
+    Lm: Tensor
+    a: Tensor
+    bound: Tensor
 
 
 class MatrixGradients(NamedTuple):
@@ -59,13 +72,15 @@ class ChunkProducts(NamedTuple):
 
     G: Tensor
     g: Tensor
+    needs_targets = False
+    """Whether the second buffer of ``differentiate_stacked`` must have Y_c^T in its last rows."""
 
-    def join(self) -> Tensor:
-        """[G, g]."""
-        return torch.cat([self.G, self.g], 1)
+    def join(self, columns: int) -> Tensor:
+        """[G, g, 0], with that many columns."""
+        return _join_columns(self.G, self.g, columns)
 
     def differentiate_stacked(self, joined: Tensor, stacked: Tensor, out: Tensor) -> Tensor:
-        """gK_c from [K_c; Y_c^T], in the memory of ``out``, which has that size; ``joined`` is [G, g]."""
+        """gK_c from [K_c; Y_c^T; 0], in the memory of ``out``; ``joined`` is [G, g, 0]."""
         return torch.mm(joined, stacked, out=out[: len(joined)])
 
     def differentiate_matrix(self, K: Tensor, Y: Tensor, out: Tensor) -> Tensor:
@@ -83,16 +98,15 @@ class ChunkSolves(NamedTuple):
     Lu: Tensor
     S: Tensor
     s: Tensor
+    needs_targets = True
+    """As in ``ChunkProducts``."""
 
-    def join(self) -> Tensor:
-        """[S, s]."""
-        return torch.cat([self.S, self.s], 1)
+    def join(self, columns: int) -> Tensor:
+        """[S, s, 0], with that many columns."""
+        return _join_columns(self.S, self.s, columns)
 
     def differentiate_stacked(self, joined: Tensor, stacked: Tensor, out: Tensor) -> Tensor:
-        """gK_c from [K_c; Y_c^T], in the memory of ``out``, which already has Y_c^T in its last rows.
-
-        B_c takes the place of Y_c^T's upper neighbour; gB_c takes another buffer.
-        """
+        """gK_c from [K_c; Y_c^T; 0]. ``out`` has the last rows of that, and takes B_c above; gK_c is new."""
         U = len(joined)
         lookup("trsm", out)(out[:U], self.Lu, stacked[:U], lower=True, transpose=False, rightside=False)
         gB = torch.mm(joined, out)
@@ -116,55 +130,75 @@ class ChunkSolves(NamedTuple):
         return B
 
 
+def _join_columns(G: Tensor, g: Tensor, columns: int) -> Tensor:
+    """[G, g, 0]."""
+    zeros = G.new_zeros(len(G), columns - G.shape[1] - g.shape[1])
+    return torch.cat([G, g, zeros] if zeros.numel() else [G, g], 1)
+
+
 def factor_and_value(
     problem: Problem, checks: ImmediateChecks | DeferredChecks, statistics: Statistics, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The Cholesky factor of M, a, and the criterion."""
-    W, b, (n, k) = statistics.W, statistics.b, problem.inputs.Y.shape
+) -> tuple[Factors, Tensor]:
+    """What the gradients need, and the criterion."""
+    W, b, n = statistics.W, statistics.b, len(problem.inputs.Y)
     Lm = W / v
     Lm.diagonal().add_(1.0)
     failure = lookup("potrf", Lm)(Lm, Lm, True, checks.sums_info)
     if failure is not None and checks.sums_info is None:
         raise explain_sums_failure(problem.operator, failure[1])
-    a = torch.empty_like(b)
+    # With c = Lm^-1 b, tr(a^T b) = |c|^2 / v.
+    c, a = torch.empty_like(b), torch.empty_like(b)
     with without_waiting():
-        lookup("cho_solve", b)(a, Lm, b, True)
+        lookup("trsm", b)(c, Lm, b, True, False, False)
+        lookup("trsm", b)(a, Lm, c, True, True, False)
     a /= v
-    explained, logs = W.diagonal().sum(), Lm.diagonal().log().sum()
-    squares = (statistics.squares - (a * b).sum()) / v
-    per_output = n * (LOG_2_PI + v.log()) + 2.0 * logs + (statistics.variances - explained) / v
-    value = 0.5 * (squares + k * per_output)
+    bound = W.new_empty(3)
+    lookup("sgp_bound", W)(bound, W, statistics.squares, Lm, c, statistics.variances, v, n)
+    value = bound[0]
     checks.check_value(value)
-    return Lm, a, value
+    return Factors(Lm, a, bound), value
 
 
 def differentiate_matrices(
     statistics: Statistics,
-    Lm: Tensor,
-    a: Tensor,
+    factors: Factors,
     v: Tensor,
     jitter: float,
     Y: Tensor,
     checks: ImmediateChecks | DeferredChecks,
 ) -> MatrixGradients:
-    """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu."""
-    whitening, W, b, squares, variances, *_ = statistics
-    U, (n, k) = len(W), Y.shape
-    unexplained = variances - W.diagonal().sum()
-    inverse = Lm
-    lookup("potri", Lm)(inverse, Lm, True)
-    # tr(I - M^-1) counts the directions that the data determine.
-    determined = U - inverse.diagonal().sum()
-    by_squares = ((a * b).sum() - squares) / v + a.square().sum()
-    gv = 0.5 / v * (by_squares + k * (n - determined - unexplained / v))
+    """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu.
 
+    ``sgp_bound_vjp`` bounds the rounding error of k_i^T G k_i, averaged over the columns k_i of the last K_c:
+    what one observation adds to the derivative by the logarithm of the kernel's variance. With
+    G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T the eigenvalues of M^-1 - I lie between -1 and 0, and the
+    smallest pivot of Lu stands in for the root of K_uu's smallest eigenvalue. The bound is ten to a hundred
+    times the error that is measured.
+    """
+    whitening, W = statistics.whitening, statistics.W
+    inverse, a, bound = factors
+    U, (n, k) = len(W), Y.shape
+    lookup("potri", inverse)(inverse, inverse, True)
     g = whitening.apply_transposed(a).div_(-v)
-    inverse.diagonal().sub_(1.0)
-    S = inverse.mul_(k).addmm_(a, a.mT)
+    numbers, K = W.new_empty(2), statistics.last.detach()
+    lookup("sgp_bound_vjp", W)(
+        numbers,
+        bound,
+        inverse,
+        a,
+        g,
+        *whitening.get_pivots(),
+        torch.linalg.vector_norm(K),
+        v,
+        n,
+        torch.finfo(K.dtype).eps / max(1, K.shape[1]),
+    )
+    gv, imprecision = numbers.unbind()
+    S = (inverse if k == 1 else inverse.mul_(k)).addmm_(a, a.mT)
     lookup("copyltu", W)(W, W, True)
     W.mul_(k / v)
     chunks: ChunkProducts | ChunkSolves
-    if checks.needs_solves(_bound_imprecision(whitening, g, v, statistics.last.detach(), k)):
+    if checks.needs_solves(imprecision):
         assert isinstance(whitening, Substitution)  # see are_products_precise
         gKuu = whitening.sandwich(W.add_(S))
         chunks = ChunkSolves(whitening.Lu, S.div_(v), -a / v)
@@ -172,20 +206,7 @@ def differentiate_matrices(
         gKuu = whitening.sandwich(W).add_(whitening.sandwich(S))
         chunks = ChunkProducts(S.div_(v), g)
     gKuu.mul_(0.5)
-    if U:  # the jitter is a multiple of the mean diagonal
-        gKuu.diagonal().add_(jitter * gKuu.diagonal().mean())
+    if U and jitter:  # the jitter is a multiple of the mean diagonal
+        diagonal = gKuu.diagonal()
+        diagonal.add_(diagonal.mean(), alpha=jitter)
     return MatrixGradients(gv, gKuu, chunks)
-
-
-def _bound_imprecision(whitening: Substitution | Inverse, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
-    """A bound of the rounding error of k_i^T G k_i, averaged over the columns k_i of K.
-
-    k_i^T G k_i is what one observation adds to the derivative by the logarithm of the kernel's variance. With
-    G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T the eigenvalues of M^-1 - I lie between -1 and 0, and the
-    smallest pivot of Lu stands in for the root of K_uu's smallest eigenvalue. The bound is ten to a hundred
-    times the error that is measured.
-    """
-    if not K.numel():
-        return v.new_zeros(())
-    size = k / (v * whitening.find_least_pivot().square()) + v * g.square().sum()
-    return torch.finfo(K.dtype).eps * torch.linalg.vector_norm(K).square() / K.shape[1] * size

@@ -74,7 +74,7 @@ class Leaves:
         for tensor, need in zip(self.tensors, needs, strict=True):
             tensor.requires_grad_(need)
         self.wanted = [tensor for tensor, need in zip(self.tensors, needs, strict=True) if need]
-        self.sums = [torch.zeros_like(tensor) for tensor in self.wanted]
+        self.sums: list[Tensor | None] = [None] * len(self.wanted)
 
     def add(
         self, results: Sequence[Tensor], cotangents: Sequence[Tensor], further: Sequence[Tensor] = ()
@@ -86,23 +86,26 @@ class Leaves:
             return [None] * len(further)
         outputs, weights = zip(*pairs, strict=True)
         found = torch.autograd.grad(outputs, sources, weights, allow_unused=True)
-        for total, gradient in zip(self.sums, found, strict=False):
+        for place, total in enumerate(self.sums):
+            gradient = found[place]
             if gradient is not None:
-                total += gradient
+                self.sums[place] = gradient if total is None else total + gradient
         return list(found[len(self.sums) :])
 
     def reset_sums(self) -> None:
         """Sets the sums to zero."""
-        for total in self.sums:
-            total.zero_()
+        self.sums = [None] * len(self.wanted)
 
     def convert_sums(self) -> list[Tensor | None]:
         """The sums in the dtypes of the original tensors; None for those that need no gradient."""
         found = iter(self.sums)
-        return [
-            next(found).to(tensor.dtype) if need else None
-            for tensor, need in zip(self.originals, self.needs, strict=True)
-        ]
+        converted: list[Tensor | None] = []
+        for tensor, need in zip(self.originals, self.needs, strict=True):
+            total = next(found) if need else None
+            if need:
+                total = torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
+            converted.append(total)
+        return converted
 
 
 class Problem(NamedTuple):

@@ -98,7 +98,7 @@ class Statistics(NamedTuple):
         whitening: Applies Lu^-1, for the Cholesky factor Lu of K_uu + jitter I.
         W: (U, U); only the lower triangle is set.
         b: (U, k).
-        squares: (), the sum of the squares of Y.
+        squares: (1,) or (k,), whose sum is that of the squares of Y.
         variances: (), the sum of the kernel's diagonal over the data.
         last: K_c of the last chunk, which the second pass begins with.
         workspace: A buffer for one more matrix of the size of any K_c.
@@ -187,7 +187,7 @@ def gather(
     Lu = factorise_inducing(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
-    squares = Z.new_zeros(())
+    squares = Z.new_zeros(1)
     workspace = Z.new_empty(U * width)
     whitening = choose_whitening(Lu, may_invert)
     K = Z.new_empty(U, 0)
