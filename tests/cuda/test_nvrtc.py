@@ -139,7 +139,7 @@ def launch_bound(n: int, dtype: torch.dtype) -> None:
     if n > 1:
         return
     out, W, ones = (torch.zeros(shape, dtype=dtype) for shape in (3, (2, 2), (2, 1)))
-    with mock.patch.object(_stream, "get_current_device", return_value=-1):
+    with mock.patch.multiple(_stream, get_current_device=lambda: -1, bind_context=lambda device: None):
         _sgp_bound.sgp_bound(out, W, ones[0], W, ones, ones[0, 0], ones[0, 0], 3)
         _sgp_bound.sgp_bound_vjp(out, out, W, ones, ones, W[0], True, ones[0, 0], ones[0, 0], 3, 1.0)
 

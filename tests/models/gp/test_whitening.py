@@ -87,10 +87,10 @@ def test_widths_of_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "kept", "part"), [(8 << 30, 0, 1.0), (1 << 27, 0, 1 / 6), (1 << 27, 1 << 27, 1 / 3)]
+    ("free", "kept", "part"), [(8 << 30, 0, 1.0), (1 << 27, 0, 1 / 24), (1 << 27, 1 << 27, 1 / 12)]
 )
 def test_chunks_fit_into_free_memory(free: int, kept: int, part: float) -> None:
-    """Three buffers take at most half of what the driver has free, and torch keeps for later."""
+    """Three buffers take at most a quarter of what the driver has free, and torch keeps for later."""
     gpu, inducing, rows = torch.device("cuda"), 500, 10**6
     wanted = _statistics.choose_chunk_width(rows, inducing, None, gpu)
     with mock.patch.multiple(

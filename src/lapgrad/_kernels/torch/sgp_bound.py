@@ -54,6 +54,7 @@ def sgp_bound_vjp(
     trace = inverse.diagonal().sum()
     inverse.diagonal().sub_(1.0)
     of_noise = 0.5 / v * (a.square().sum() - (bound[1] + k * bound[2]) / v + k * (n - U + trace))
-    extreme = pivots.max() if are_reciprocal else pivots.min().reciprocal()
-    size = k / v * extreme.square() + v * g.square().sum()
+    size = v * g.square().sum()
+    if U:
+        size += k / v * (pivots.max() if are_reciprocal else pivots.min().reciprocal()).square()
     torch.stack([of_noise, roundings * norm.square() * size], out=out)

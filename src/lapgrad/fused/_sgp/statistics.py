@@ -43,9 +43,9 @@ class _Sizes(NamedTuple):
 
 #: 4 MB of K_c stay in the cache while several operations read them.
 _ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
-#: A launch on a GPU takes the time of 10^8 flops, so a few large products (128 MB of K_c) are best, if that
+#: A launch on a GPU takes the time of 10^8 flops, so a few large products (256 MB of K_c) are best, if that
 #: much memory is free. An odd number of columns makes them slower by a fifth.
-_ON_GPU = _Sizes(chunk=1 << 24, columns=64, inverse=128)
+_ON_GPU = _Sizes(chunk=1 << 25, columns=64, inverse=128)
 #: A chunk has at least this many columns per inducing input. Each chunk reads a U x U matrix, and with fewer
 #: columns that would take longer than the products.
 _LEAST_COLUMNS = 1 / 3
@@ -63,7 +63,7 @@ def split_rows(n: int, width: int) -> Iterator[slice]:
 
 
 #: Buffers of the size of a chunk, at most, and the part of the free memory that they may take.
-_BUFFERS, _PART_OF_FREE_MEMORY = 3, 0.5
+_BUFFERS, _PART_OF_FREE_MEMORY = 3, 0.25
 
 
 def _choose_entries(device: torch.device) -> int:
