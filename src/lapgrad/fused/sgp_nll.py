@@ -79,9 +79,10 @@ def sgp_nll(
 
     Cost:
         4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for; on a GPU up to 6 n U^2 and
-        13 U^3 in large products, by the inverse of Lu, which it does sooner); 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in
-        float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs
-        on. float32 data give float32 results, right to the last digits but one or two.
+        13 U^3 in large products, by the inverse of Lu, which it does sooner); 2 n U^2 + 2/3 U^3 for the value
+        alone. All arithmetic is in float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a
+        few hundred inducing inputs on. float32 data give float32 results, right to the last digits but one
+        or two.
 
     Example:
         >>> import torch, lapgrad

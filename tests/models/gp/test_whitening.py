@@ -79,7 +79,7 @@ def test_criterion_and_gradient(inducing: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_widths_of_chunks() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert _statistics.choose_chunk_width(8611, 3200, None, gpu) % 64 == 0
+    assert _statistics.choose_chunk_width(18611, 3200, None, gpu) % 64 == 0
     assert _statistics.choose_chunk_width(8611, 3200, 17, gpu) == 17
     for n in (0, 1, 63, 64, 65, 1000):
         for device in (gpu, cpu):

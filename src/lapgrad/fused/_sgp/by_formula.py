@@ -27,8 +27,8 @@ from lapgrad.fused._sgp.matrices import ChunkProducts, ChunkSolves, differentiat
 from lapgrad.fused._sgp.problem import Gradients, Problem
 from lapgrad.fused._sgp.statistics import ARITHMETIC, Statistics
 
-#: The rows of a chunk, with those of Y_c^T, are filled up to a multiple of this.
-_ROWS = 16
+#: Rows of a chunk, with those of Y_c^T, and the distance of two rows are multiples of this.
+_MULTIPLE = 16
 
 
 class _Points(NamedTuple):
@@ -59,10 +59,15 @@ class _Points(NamedTuple):
         return _kernel_matrix.differentiate_matrix(self.text, self.scalars, self.X[rows], self.Z, gK.mT)[1]
 
 
+def _round_up(count: int) -> int:
+    return -(-count // _MULTIPLE) * _MULTIPLE
+
+
 class _Chunks:
     """Two buffers for a chunk above Y_c^T and some rows of zeros: of K_c, and of B_c or gK_c.
 
-    Products whose number of rows is a multiple of ``_ROWS`` are faster by a fifth.
+    Products are faster by a fifth if the number of rows, and the distance of two rows, are multiples of
+    ``_MULTIPLE``.
 
     Args:
         Y: (n, k), of any dtype.
@@ -72,8 +77,8 @@ class _Chunks:
 
     def __init__(self, Y: Tensor, inducing: int, width: int) -> None:
         self._Y, self._inducing = Y, inducing
-        self.rows = -(-(inducing + Y.shape[1]) // _ROWS) * _ROWS
-        memory = torch.empty(2, self.rows * width, dtype=ARITHMETIC, device=Y.device)
+        self.rows = _round_up(inducing + Y.shape[1])
+        memory = torch.empty(2, self.rows * _round_up(width), dtype=ARITHMETIC, device=Y.device)
         self._memory = memory.unbind()
         self._columns = [0, 0]
 
@@ -90,7 +95,8 @@ class _Chunks:
     def view(self, rows: slice, which: int) -> Tensor:
         """A buffer for these rows of the data, as it is."""
         m = rows.stop - rows.start
-        return self._memory[which][: self.rows * m].view(self.rows, m)
+        step = _round_up(m)
+        return self._memory[which][: self.rows * step].view(self.rows, step)[:, :m]
 
 
 def evaluate_by_formula(
