@@ -157,8 +157,9 @@ def _gather(
         with without_waiting():
             whitening.apply(K, whitened[:U])
         lookup("syrk_add", total)(total, whitened)
-    b, squares = total[U : U + k, :U].mT.contiguous(), total.diagonal()[U : U + k]
-    W = total[:U, :U].contiguous()
+    # A copy: a column counts as contiguous whatever lies between its elements.
+    b = total[U : U + k, :U].mT.clone(memory_format=torch.contiguous_format)
+    W, squares = total[:U, :U].contiguous(), total.diagonal()[U : U + k]
     return Statistics(whitening, W, b, squares, variances.detach().sum(), K, K), chunks
 
 
