@@ -25,6 +25,8 @@ import lapgrad
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import libraries as _libraries
+from lapgrad.models import GPRegression
+from lapgrad.models.kernels import RBF
 
 #: (file, kernel)
 Kernel = tuple[str, str]
@@ -196,6 +198,16 @@ def run_filters(draw: Draw) -> None:
         pull_back(lapgrad.fused.kalman_nll(*operands), *operands)
 
 
+def run_kernel_matrices(draw: Draw) -> None:
+    X, Z = draw.normal(150, 2), draw.normal(40, 2)
+    kernel = RBF(lengthscale=[0.5, 0.7]).to(X)
+    pull_back((kernel(X), kernel(X, Z)), X, Z, *kernel.parameters())
+    model = GPRegression(X.detach(), X[:, 0].detach(), kernel, noise_var=0.1)
+    pull_back(model.loss(), *model.parameters())
+    noise = torch.full_like(X[0, 0], 0.1)
+    pull_back(lapgrad.fused.sgp_nll(kernel, Z, X, X.detach(), noise), Z, *kernel.parameters())
+
+
 #: Groups of operators, and the kernel files of which each group must launch every kernel.
 GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
@@ -208,6 +220,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
     "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
     "filters": (run_filters, ("kalman_nll",)),
+    "kernel_matrices": (run_kernel_matrices, ("kernel_matrix", "sgp_bound")),
 }
 
 

@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import sgp_bound as _sgp_bound
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import lu as _lu_large
+from lapgrad._kernels.cuda.large import kernel_matrix as _kernel_matrix
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
@@ -155,6 +158,28 @@ def launch_packing(n: int, dtype: torch.dtype) -> None:
         _launch.launch(*_packing.plan_unpacking(A, v, 0, lower))
 
 
+def launch_formulas(n: int, dtype: torch.dtype) -> None:
+    """Launch every formula once, and the two combinations."""
+    if n > 1:
+        return
+    formulas = {name: f"{name}<2>" for name in ("Rbf", "Matern12", "Matern32", "Matern52", "Linear")}
+    of_pairs = f"Sum<Product<{formulas['Rbf']}, Constant>, Product<White, RationalQuadratic<1>>>"
+    for text, features, count in (*((text, 2, 1) for text in formulas.values()), (of_pairs, 3, 5)):
+        F, scalars, K = (torch.zeros(shape, dtype=dtype) for shape in ((4, features), (count,), (4, 4)))
+        _launch.launch(*_kernel_matrix.plan_fill(K, text, scalars, F, None, None, False))
+        sums = torch.zeros(1, count, dtype=torch.float64)
+        _launch.launch(*_kernel_matrix.plan_gradient(F[None], sums, text, scalars, F, F, K, (1, 16), 1.0))
+
+
+def launch_bound(n: int, dtype: torch.dtype) -> None:
+    if n > 1:
+        return
+    out, W, ones = (torch.zeros(shape, dtype=dtype) for shape in (3, (2, 2), (2, 1)))
+    with mock.patch.multiple(_stream, get_current_device=lambda: -1, bind_context=lambda device: None):
+        _sgp_bound.sgp_bound(out, W, ones[0], W, ones, ones[0, 0], ones[0, 0], 3)
+        _sgp_bound.sgp_bound_vjp(out, out, W, ones, ones, W[0], True, ones[0, 0], ones[0, 0], 3, 1.0)
+
+
 BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_potrf,
     launch_triangular,
@@ -165,6 +190,8 @@ BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_gesvd,
     launch_kalman,
     launch_packing,
+    launch_formulas,
+    launch_bound,
 )
 
 #: Kernels for large matrices that ``_device`` does not load; launching them would need NVIDIA's libraries.

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from lapgrad._formulas import gaps
+from lapgrad._kernels.cuda import sgp_bound
+from lapgrad._kernels.cuda.large import kernel_matrix
 from lapgrad._kernels.cuda.potrf import _TILE as TILE_OF_POTRF
 from lapgrad._kernels.cuda.potri import _TILE as TILE_OF_POTRI
 from lapgrad._kernels.cuda.runtime import device, items
@@ -128,6 +130,13 @@ def test_sizes_of_tiles_and_panels() -> None:
     assert tile == TILE_OF_POTRF == TILE_OF_POTRI
     theirs = read_cuda_constants("packing.cu")
     assert (theirs["kPackingTile"], theirs["kPackingThreads"]) == (packing._TILE, packing._THREADS)
+    matrix = read_cuda_constants("kernel_matrix.cu")
+    assert (matrix["kFillRows"], matrix["kPoints"], matrix["kStep"]) == (
+        kernel_matrix.FILL_ROWS,
+        kernel_matrix.POINTS,
+        kernel_matrix.STEP,
+    )
+    assert read_cuda_constants("sgp_bound.cu")["kBoundThreads"] == sgp_bound._THREADS
     medium = read_cuda_constants("gesvd_medium.cu")
     assert (
         medium["kRows"],

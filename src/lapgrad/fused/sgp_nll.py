@@ -13,10 +13,11 @@ from lapgrad._torch import layout as _layout
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
-from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
+from lapgrad.fused._sgp.bound import check_noise_is_positive, compute_bound, convert_noise_variance
 from lapgrad.fused._sgp.evaluation import Evaluation
-from lapgrad.fused._sgp.gradient import Inputs, Needs, evaluate
+from lapgrad.fused._sgp.gradient import evaluate
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.problem import Inputs, Needs
 from lapgrad.fused._sgp.statistics import ARITHMETIC
 
 _NAME = "fused.sgp_nll"
@@ -48,8 +49,8 @@ def sgp_nll(
         Y: (n, k), outputs, independent of each other. A single vector y is ``y[:, None]``.
         noise_var: A positive number, or a scalar tensor.
         jitter: Added to the diagonal of K_uu, in units of its mean.
-        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (64 MB on a GPU), or a
-            third of K_uu.
+        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (256 MB on a GPU, less
+            where little memory is free), or a third of K_uu.
 
     Returns:
         s, a scalar of the dtype of X.
@@ -72,14 +73,16 @@ def sgp_nll(
 
     Memory:
         3 U^2 + 2 U chunk (3 U chunk where chunks are solved for), and what the kernel's autograd needs for
-        one chunk, in float64. U^2 / 4 more on a GPU from U = 1024 on, where products with the inverse of Lu
-        replace solves. For float32 data X once more, or its gradient, in float64.
+        one chunk, in float64. On a GPU, for sums and products of ``models.kernels`` that need at most 32
+        features, nothing for autograd in chunks, but the features of X and their gradient.
+        For float32 data X once more, or its gradient, in float64.
 
     Cost:
-        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for; 17/4 n U^2 + 137/24 U^3 with
-        the inverse, which a GPU does sooner); 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in
-        float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs
-        on. float32 data give float32 results, right to the last digits but one or two.
+        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for; on a GPU up to 6 n U^2 and
+        13 U^3 in large products, by the inverse of Lu, which it does sooner); 2 n U^2 + 2/3 U^3 for the value
+        alone. All arithmetic is in float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a
+        few hundred inducing inputs on. float32 data give float32 results, right to the last digits but one
+        or two.
 
     Example:
         >>> import torch, lapgrad
@@ -111,7 +114,10 @@ def evaluate_criterion(
     """``sgp_nll``, for callers that evaluate one criterion many times: they pass the same ``evaluation``."""
     function = _kernel_function.as_kernel_function(_NAME, kernel)
     _check_data(Z, X, Y)
-    noise_var = check_noise_variance(_NAME, noise_var, X)
+    noise_var = convert_noise_variance(_NAME, noise_var, X)
+    # On a GPU it is looked at only if the evaluation fails: the host would have to wait for it.
+    if X.is_cpu:
+        check_noise_is_positive(_NAME, noise_var)
     _check_options(noise_var, jitter, chunk)
     tensors = (Z, X, Y, noise_var, *function.parameters)
     if not skips_dispatcher(tensors):

@@ -360,4 +360,4 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float rsqrt(float x) { return rsqrtf(x); }
 using std::abs, std::copysign, std::fabs, std::fma, std::fmax, std::fmin, std::hypot, std::isfinite, std::isinf,
-    std::isnan, std::nan, std::ilogb, std::ldexp, std::log, std::exp, std::max, std::min, std::sqrt;
+    std::isnan, std::nan, std::ilogb, std::ldexp, std::log, std::log1p, std::exp, std::max, std::min, std::sqrt;

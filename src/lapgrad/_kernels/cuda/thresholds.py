@@ -45,6 +45,11 @@ SOLVE_BY_BLOCKS_COLUMNS = 256
 #: From this one on with any number of columns: a single one takes cuBLAS 9 ms at n = 16384.
 SOLVE_ANY_BY_BLOCKS_FROM = 4096
 
+#: A single column is solved for by cuBLAS's routine for vectors up to this order; above it by blocks.
+SOLVE_ONE_COLUMN_UP_TO = 6144
+#: Up to this order, and with long sums, a whole product is faster than one triangle of it by syrk.
+WHOLE_PRODUCT_UP_TO = 768
+
 # Batches of small matrices: the largest order, or side, that a kernel of its own serves. Up to the second
 # number of a pair the kernel uses a part of a warp, one warp or registers only; above it a block.
 POTRF_SMALL = 128
@@ -70,6 +75,8 @@ GESVD_SMALL = 64
 GESVD_VJP_MEDIUM = 512
 KALMAN_STATES = 32
 KALMAN_OBSERVATIONS = 16
+#: Columns of the features of a covariance function: a thread holds one point, and the gradient for it.
+FEATURES_IN_REGISTERS = 32
 
 #: Triangles above order TRIANGULAR_ALONE are left to a library, which gives each the whole device, in batches
 #: of up to TRIANGULAR_FEW items.
@@ -116,6 +123,20 @@ def eliminates_by_panels(items: int, n: int) -> bool:
 def solves_by_blocks(n: int, columns: int) -> bool:
     """Whether a triangular solve of order n is faster with inverted diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
+
+
+def solves_one_column(items: int, n: int, columns: int) -> bool:
+    """Whether a triangular solve is one of a single column that cuBLAS's routine for vectors is best at."""
+    return items == 1 and columns == 1 and n <= SOLVE_ONE_COLUMN_UP_TO
+
+
+def choose_inverse_block(n: int) -> int:
+    """Order of the diagonal blocks that are inverted on the way to an inverse; half of it for small matrices.
+
+    The blocks of a matrix of order 1024 would take as much memory as the matrix, to gain a twentieth of a
+    millisecond.
+    """
+    return INVERSE_BLOCK // 2 if n <= INVERSE_BLOCK else INVERSE_BLOCK
 
 
 def choose_product_cut(terms: int) -> int:
