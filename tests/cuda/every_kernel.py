@@ -124,7 +124,7 @@ def run_orthogonal(draw: Draw) -> None:
 
 
 def run_eigenvalues(draw: Draw) -> None:
-    for items, n, lower in ((9, 5, True), (5, 13, False), (3, 30, True), (3, 50, True)):
+    for items, n, lower in ((9, 5, True), (5, 13, False), (3, 30, True), (3, 50, True), (2, 66, False)):
         A = draw.positive_definite(items, n)
         pull_back(lapgrad.syevd(A, lower=lower), A)
         pull_back(lapgrad.syevd(A, lower=lower, vectors=False), A)
@@ -147,6 +147,7 @@ def _run_gesvd(draw: Draw, shape: tuple[int, int, int]) -> None:
     found = lapgrad.gesvd(A)
     pull_back(found, A)
     pull_back(found[:1], A)
+    pull_back(found[1:2], A)
 
 
 def _run_gesvd_values(draw: Draw, shape: tuple[int, int, int]) -> None:
@@ -184,9 +185,9 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "products": (run_products, ()),
     "packing": (run_packing, ("packing",)),
     "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_vjp_batch", "gelqf_wide")),
-    "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
+    "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_library", "syevd_vjp_batch", "syevd_vjp_tiles")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
-    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
+    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_tiles")),
     "filters": (run_filters, ("kalman_nll",)),
 }
 
@@ -205,6 +206,7 @@ def use_small_blocks() -> Iterator[None]:
     """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
+    small |= {"SYEVD_VJP_SMALL": 32, "GESVD_VJP_SMALL": 32}
     with mock.patch.multiple(_thresholds, **small):
         yield
 

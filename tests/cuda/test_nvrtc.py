@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -22,11 +23,12 @@ from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
-from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
 from lapgrad._kernels.cuda.small import kalman as _kalman_batch
 from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad._kernels.cuda.small import trmm as _trmm_batch
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
@@ -79,9 +81,14 @@ def launch_gelqf(n: int, dtype: torch.dtype) -> None:
 
 
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
+    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
+    for gU in (A, None):
+        _syevd_vjp_tiles.syevd_vjp(A.clone(), A, values, gU, values, "mask", 1e-10)
+    codes = torch.zeros(2, dtype=torch.int32)
+    _launch.launch(*_symmetric.plan_reading(A, A, True, codes, None))
+    _launch.launch(*_symmetric.plan_finishing(A, values, codes, codes, None))
     if n > _thresholds.SYEVD_SMALL:
         return
-    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
     for U in (A.clone(), None):
         _syevd_batch.syevd(values, U, A, True)
     _syevd_batch.syevd_vjp(A.clone(), A, values, A, values, "mask", 1e-10)
@@ -98,8 +105,10 @@ def launch_gesvd(n: int, dtype: torch.dtype) -> None:
         )
         for vectors in ((U, V), (None, None)):
             (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
-        gradient = _gesvd_batch if small else _gesvd_vjp_medium
-        gradient.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
+        for gU, gV in ((U, V), (None, None)):
+            _gesvd_vjp_tiles.gesvd_vjp(A.clone(), U, S, V, gU, S, gV, "mask", 1e-10)
+        if small:
+            _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
 def launch_kalman(n: int, dtype: torch.dtype) -> None:
@@ -149,6 +158,7 @@ def collect_expressions() -> dict[str, list[str]]:
         mock.patch.object(_launch, "launch", record),
         mock.patch.object(_items, "get_status_cell", _items.create_status_cell),
         mock.patch.object(_items, "read_first_failure", return_value=None),
+        mock.patch.object(_items.DeferredStatus, "acquire", return_value=None),
     ):
         for dtype in (torch.float64, torch.float32):
             for plan in BATCHES:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 
 import pytest
 import tolerances
 import torch
 from kernel_packages import on_cuda
+from stand_ins import decompose_symmetric, replace_gpu
 from torch import Tensor
 
 from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
+from lapgrad._kernels.cuda.runtime import stream as _stream
 
 #: The module; the package has a function of this name.
 routines = importlib.import_module("lapgrad._kernels.cuda.syevd")
@@ -36,20 +40,17 @@ def check(A: Tensor, eigenvalues: Tensor, U: Tensor) -> None:
 
 
 @pytest.fixture
-def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def solver(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors out, a status per item."""
     statuses = [0] * 16
 
     def solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-        assert rows.isfinite().all()
-        found, columns = torch.linalg.eigh(rows, UPLO="L" if lower else "U")
-        values.copy_(found)
-        rows.copy_(columns.mT if vectors else torch.nan)
+        decompose_symmetric(values, rows, status, lower, vectors)
         status.copy_(torch.tensor(statuses[: len(status)]))
 
-    monkeypatch.setattr(routines, "_solve", solve)
-    monkeypatch.setattr(routines._stream, "is_capturing", lambda: False)
-    return statuses
+    with replace_gpu():
+        monkeypatch.setattr(_symmetric, "decompose_batch", solve)
+        yield statuses
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -82,7 +83,7 @@ def test_failures(solver: list[int]) -> None:
 def test_nothing_is_read_while_a_graph_is_captured(
     solver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routines._stream, "is_capturing", lambda: True)
+    monkeypatch.setattr(_stream, "is_capturing", lambda: True)
     A = draw_symmetric(2)
     A[1, 0, 0] = torch.nan
     eigenvalues = A.new_empty(2, N)

@@ -22,8 +22,14 @@ LONG_SUM = 4096
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
-#: From this order on singular values are computed by a polar decomposition or the Gram matrix.
+#: From this order on singular values of one matrix are computed by QDWH or the Gram matrix.
 POLAR_FROM = 256
+
+#: Singular values of batches come from polar decompositions by products for short sides from here, to below
+#: here. Matrices that are wider by this factor go through an LQ factorisation first.
+GESVD_BATCHED_FROM = 65
+GESVD_BATCHED_BELOW = 1024
+GESVD_LQ_FROM = 3.0
 
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
 FEW = 4
@@ -48,8 +54,11 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: Above it every matrix fills the device by itself.
-GESVD_VJP_MEDIUM = 512
+#: Above it the gradients of both are products around kernels for pairs of tiles.
+SYEVD_VJP_SMALL = 32
+GESVD_VJP_SMALL = 32
+#: From this order on only a triangle of a symmetric gradient is multiplied.
+SYEVD_VJP_TRIANGLE = 2048
 KALMAN_STATES = 32
 KALMAN_OBSERVATIONS = 16
 
@@ -69,6 +78,7 @@ PACKING_MANY_THREADS = 1 << 20
 
 # Bytes of workspace: batches are cut into parts that stay below.
 GESVD_WORKSPACE = 64 * 2**20
+GESVD_BATCHED_WORKSPACE = 2**30
 SYEVD_WORKSPACE = 256 * 2**20  # cuSOLVER's is some 14 times its operand
 #: Predicted moments and sums of gradients of all series of a launch, and moments of one series.
 KALMAN_WORKSPACE = 1 << 27

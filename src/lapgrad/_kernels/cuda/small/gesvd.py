@@ -88,7 +88,7 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
     """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
-    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= _thresholds.GESVD_SMALL
+    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= _thresholds.GESVD_VJP_SMALL
 
 
 def gesvd_vjp(
