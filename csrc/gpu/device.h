@@ -86,6 +86,9 @@ enum Kernel {
 constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 128, kStrip = 8, kDepth = 16;
 constexpr unsigned kThreads = 256;
 
+// Rows of a cotangent that one warp of spectral_tiles.cuh measures.
+constexpr index_t kWarpRows = 8;
+
 inline void check_status(int status) {
     if (status != 0) throw std::runtime_error("a CUDA library returned status " + std::to_string(status));
 }
@@ -182,6 +185,16 @@ class Queue {
         check_status(fill_bytes(reinterpret_cast<unsigned long long>(data), 0, count * sizeof(T), stream_));
     }
 
+    // Launches one of the kernels that the queue was made with, by its number. Arguments are pointers, index_t and double.
+    template <class... Arguments>
+    void launch(int kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
+                Arguments... arguments) const {
+        if (x == 0 || y == 0 || z == 0) return;
+        void* addresses[] = {&arguments...};
+        check_status(launch_kernel(kernels_[kernel], narrow(x), narrow(y), narrow(z), threads, 1, 1,
+                            static_cast<unsigned>(shared), stream_, addresses, nullptr));
+    }
+
   private:
     // cuBLAS's flag (0: as stored, 1: transposed) and leading dimension with which it reads A' from A's memory.
     struct Operand {
@@ -199,15 +212,6 @@ class Queue {
     }
 
     static constexpr std::size_t tile_bytes() { return kTile * (kTile + 1) * sizeof(T); }
-
-    template <class... Arguments>
-    void launch(Kernel kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
-                Arguments... arguments) const {
-        if (x == 0 || y == 0 || z == 0) return;
-        void* addresses[] = {&arguments...};
-        check_status(launch_kernel(kernels_[kernel], narrow(x), narrow(y), narrow(z), threads, 1, 1,
-                            static_cast<unsigned>(shared), stream_, addresses, nullptr));
-    }
 
     void* handle_;
     void* stream_;

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -26,9 +26,9 @@ from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import tiles as _tiles
 
 _TYPES: dict[str, Any] = {"S": ctypes.c_float, "D": ctypes.c_double}
-_DTYPES = {4: torch.float32, 8: torch.float64}
 _SUCCESS, _FAILURE = 0, 1
 
 
@@ -102,11 +102,10 @@ def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) 
 
 
 def launch_kernel(function: int, *rest: int) -> int:
-    """Run a kernel emulated; ``function`` is the number that ``make_device`` gave to it."""
+    """Run a kernel emulated; ``function`` is the number that ``_number_kernel`` gave to it."""
     *geometry, shared, _, parameters, _ = rest
-    size, place = divmod(function, 100)
-    name = emulated.name_instance(_device._KERNELS[place], _DTYPES[size])
-    fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
+    stem, name = _numbered[function - 1]
+    fault = emulated.run(stem, name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
     print(f"{name}: {fault}")  # the compiled core would lose an exception
@@ -157,10 +156,25 @@ def bind() -> list[Any]:
     return kept
 
 
-def make_device(like: Tensor) -> tuple[Any, int, int]:
+#: (file, instance) of the kernels that have a number in place of a driver's handle.
+_numbered: list[tuple[str, str]] = []
+
+
+def _number_kernel(stem: str, name: str, dtype: torch.dtype) -> int:
+    kernel = stem, emulated.name_instance(name, dtype)
+    if kernel not in _numbered:
+        _numbered.append(kernel)
+    return _numbered.index(kernel) + 1
+
+
+def make_queue(stem: str, names: Sequence[str], like: Tensor) -> tuple[Any, int, int]:
     bind()
-    size = like.element_size()
-    return core.Device(size, [100 * size + place for place in range(len(_device._KERNELS))]), 0, 0
+    kernels = [_number_kernel(stem, name, like.dtype) for name in names]
+    return core.Device(like.element_size(), kernels), 0, 0
+
+
+def make_device(like: Tensor) -> tuple[Any, int, int]:
+    return make_queue("triangle", _device._KERNELS, like)
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
@@ -202,6 +216,7 @@ def replace_gpu() -> Iterator[None]:
     """While active, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
         mock.patch.object(_device, "_get_queue", make_device),
+        mock.patch.object(_tiles, "get_queue", make_queue),
         mock.patch.object(_launch, "launch", emulated.launch),
         mock.patch.object(_stream, "get_current_device", return_value=-1),
         mock.patch.object(_stream, "is_capturing", return_value=False),

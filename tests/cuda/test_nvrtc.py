@@ -82,8 +82,6 @@ def launch_gelqf(n: int, dtype: torch.dtype) -> None:
 
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
     A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
-    for gU in (A, None):
-        _syevd_vjp_tiles.syevd_vjp(A.clone(), A, values, gU, values, "mask", 1e-10)
     codes = torch.zeros(2, dtype=torch.int32)
     _launch.launch(*_symmetric.plan_reading(A, A, True, codes, None))
     _launch.launch(*_symmetric.plan_finishing(A, values, codes, codes, None))
@@ -105,8 +103,6 @@ def launch_gesvd(n: int, dtype: torch.dtype) -> None:
         )
         for vectors in ((U, V), (None, None)):
             (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
-        for gU, gV in ((U, V), (None, None)):
-            _gesvd_vjp_tiles.gesvd_vjp(A.clone(), U, S, V, gU, S, gV, "mask", 1e-10)
         if small:
             _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
@@ -146,6 +142,14 @@ OF_LARGE_MATRICES = (
 )
 
 
+#: Kernels that the compiled core launches, by file.
+OF_THE_CORE = {
+    "triangle": (*_device._KERNELS, *OF_LARGE_MATRICES),
+    "syevd_vjp_tiles": _syevd_vjp_tiles.KERNELS,
+    "gesvd_vjp_tiles": _gesvd_vjp_tiles.KERNELS,
+}
+
+
 @functools.cache
 def collect_expressions() -> dict[str, list[str]]:
     """Return, by source file, the kernel instances that launches need, planned with CPU tensors."""
@@ -158,14 +162,14 @@ def collect_expressions() -> dict[str, list[str]]:
         mock.patch.object(_launch, "launch", record),
         mock.patch.object(_items, "get_status_cell", _items.create_status_cell),
         mock.patch.object(_items, "read_first_failure", return_value=None),
-        mock.patch.object(_items.DeferredStatus, "acquire", return_value=None),
     ):
         for dtype in (torch.float64, torch.float32):
             for plan in BATCHES:
                 for n in ORDERS:
                     plan(n, dtype)
-            for name in (*_device._KERNELS, *OF_LARGE_MATRICES):
-                record("triangle", name, torch.empty(0, dtype=dtype))
+            for stem, names in OF_THE_CORE.items():
+                for name in names:
+                    record(stem, name, torch.empty(0, dtype=dtype))
     return {stem: list(names) for stem, names in found.items()}
 
 

@@ -9,7 +9,6 @@ import places
 import pytest
 import torch
 from kernel_packages import in_torch as _fallback
-from machines import MACHINES, Machine
 from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
@@ -313,32 +312,6 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
     gA, _ = run(U, S, V, (gU, gS, gV), "mask", 1e-14)
     again, _ = run(by_columns[0], S, by_columns[1], (by_columns[2], gS, by_columns[3]), "mask", 1e-14)
     assert torch.equal(gA, again)
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_strides_do_not_change_what_the_tiles_compute(machine: Machine) -> None:
-    """The kernels between library products give equal bits for equal products, whatever the strides."""
-    U, S, V, (gU, gS, gV) = make_problem(8, 12)
-    assert gU is not None
-    assert gS is not None
-    assert gV is not None
-    S[1, -2:] = 0.0  # the part of gV outside of the rows of V is needed
-    gU, gS, gV, S, U, V = (part.to(machine.device) for part in (gU, gS, gV, S, U, V))
-    products = gU @ U.mT, gV @ V.mT
-    results = []
-    for u, v, right in ((gU, gV, V), store_by_columns(gU, gV, V)):
-        G, Y = (product.clone() for product in products)
-        cell, inner = _items.create_status_cell(S), torch.empty_like(V)
-        rows = tuple(S.new_empty(S.numel()) for _ in range(3))
-        given = S, gS, u, v, right, "mask", 1e-14
-        machine.launch(_gesvd_vjp_tiles.plan_measuring(rows, inner, Y, *given))
-        machine.launch(_gesvd_vjp_tiles.plan_weighting(G, Y, rows, S, gS, *given[3:], cell))
-        results.append((G, inner, _items.read_first_failure(cell)))
-    (G, inner, failure), (again, inner_again, failure_again) = results
-    assert torch.equal(G, again)
-    assert torch.equal(inner, inner_again)
-    assert failure is not None
-    assert failure == failure_again
 
 
 def test_batches_as_the_operator_hands_them_over() -> None:

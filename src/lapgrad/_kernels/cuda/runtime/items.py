@@ -112,9 +112,15 @@ class DeferredStatus:
     def send(self) -> Callable[[], tuple[int, int] | None]:
         """Starts copying the status to the host; returns a function that waits for the copy and reads it."""
         self._mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
-        return self._receive
+        return self.receive
 
-    def _receive(self) -> tuple[int, int] | None:
+    def get_mailbox(self) -> int:
+        """The address of the mailbox, for routines of the core that send the status themselves."""
+        address: int = self._mailbox.address()
+        return address
+
+    def receive(self) -> tuple[int, int] | None:
+        """(item, code) of the first failure, None if there is none. Waits for the copy; once per send."""
         found: int = self._mailbox.receive()
         if found != NOTHING:
             self.cell.fill_(NOTHING)

@@ -1,74 +1,78 @@
-"""What the gradients of syevd and gesvd share for matrices above the small ones: products and geometries.
+"""What the gradients of syevd and gesvd share above the small orders: the queue, operands, and the check.
 
-See ``kernels/spectral_tiles.cuh``.
+See ``kernels/spectral_tiles.cuh`` and csrc/gpu/device_spectral.h, which launches products and kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lapgrad._formulas.gaps import POLICY_NUMBERS
+from lapgrad._kernels.cuda.runtime import compiler as _compile
+from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import libraries as _libraries
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.items import get_address
+from lapgrad._kernels.native import core
 
-#: ``kTile``, ``kTileThreads`` and ``kWarpRows`` in ``kernels/spectral_tiles.cuh``.
-_TILE, THREADS, _WARP_ROWS = 32, 256, 8
+#: Stands for an operand that is missing.
+NOTHING: _device.Blocks = (0, 0, 0, 0, 0, 0, 0)
 
-_WARPS = THREADS // 32
-
-
-def count_pairs(items: int, n: int) -> int:
-    """Blocks of a launch that gives each pair of mirrored tiles of (items, n, n) a block."""
-    tiles = -(-n // _TILE)
-    return items * (tiles * (tiles + 1) // 2)
+_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
-def count_row_blocks(rows: int) -> int:
-    """Blocks of a launch that gives each warp several rows to measure."""
-    return -(-rows // (_WARPS * _WARP_ROWS))
+def get_queue(stem: str, names: tuple[str, ...], like: Tensor) -> tuple[Any, int, int]:
+    """(kernels of ``kernels/<stem>.cu``, cuBLAS's handle, stream) for the device of ``like``."""
+    device = like.get_device()
+    kernels = _load_kernels(stem, names, device, like.dtype)
+    return kernels, torch.cuda.current_blas_handle(), _stream.get_current_stream(device)
 
 
-def count_warp_blocks(rows: int) -> int:
-    """Blocks of a launch that gives each warp one row."""
-    return -(-rows // _WARPS)
+@functools.cache
+def _load_kernels(stem: str, names: tuple[str, ...], device: int, dtype: torch.dtype) -> Any:
+    """The core's object for the kernels of one file, for one device and element type."""
+    _libraries.bind_cublas()
+    _libraries.bind_driver()
+    architecture = _stream.get_architecture(device)
+    loaded = [
+        _compile.load_kernel(stem, name.replace("{T}", _TYPES[dtype]), device, architecture) for name in names
+    ]
+    return core.Device(dtype.itemsize, [int(kernel.handle) for kernel in loaded])
 
 
-def count_bytes(tiles: int, dtype: torch.dtype) -> int:
-    """Shared memory of a block with that many tiles, and a number for each of its warps."""
-    return (tiles * _TILE * (_TILE + 1) + _WARPS) * dtype.itemsize
+def describe_operand(A: Tensor | None) -> _device.Blocks:
+    """A with one leading dimension, as the core takes it; it is kept alive by the caller."""
+    return NOTHING if A is None else _device.describe_blocks(A)
 
 
-def pack_operand(A: Tensor | None) -> tuple[int, ...]:
-    """Address and strides of A, which has one batch dimension; zeros for None."""
-    return (0, 0, 0, 0) if A is None else (A.data_ptr(), *A.stride())
-
-
-def multiply(A: Tensor, B: Tensor, out: Tensor) -> None:
-    """out := A B for batches with one leading dimension; of one item as a plain product, which is faster."""
-    if len(A) == 1:
-        torch.mm(A[0], B[0], out=out[0])
-    else:
-        torch.bmm(A, B, out=out)
+def flatten_operand(A: Tensor) -> Tensor:
+    """A, or a copy that cuBLAS can read, with one leading dimension."""
+    return _device.make_readable(_items.flatten_batch(A))
 
 
 class Check:
     """The status of the items of one call, which the host reads while the device goes on with products.
 
-    Attributes:
-        cell: What kernels report to; None: nobody reads it, while a graph is captured or without waiting.
+    Nothing is checked while a graph is captured, or inside of ``without_waiting``.
     """
 
     def __init__(self, like: Tensor) -> None:
         self._status = _items.DeferredStatus.acquire(like)
-        self._receive: Callable[[], tuple[int, int] | None] = _items.report_no_failure
-        self.cell = None if self._status is None else self._status.cell
 
-    def send(self) -> None:
-        """Called after the launch of the last kernel that reports."""
-        if self._status is not None:
-            self._receive = self._status.send()
+    def pack_rule(self, values: Tensor, slope: Tensor | None, degeneracy: str, tol: float) -> tuple[Any, ...]:
+        """What the core takes: values, slopes, policy, tolerance, and where failed items are reported."""
+        cell = 0 if self._status is None else self._status.cell.data_ptr()
+        return values.data_ptr(), get_address(slope), POLICY_NUMBERS[degeneracy], float(tol), cell
+
+    def get_mailbox(self) -> int:
+        """The address of the mailbox by which the core sends the status; 0: there is none."""
+        return 0 if self._status is None else self._status.get_mailbox()
 
     def receive(self) -> tuple[int, int] | None:
-        """(item, code) of the first failure, else None. The host waits for what was launched before send."""
-        return self._receive()
+        """(item, code) of the first failure, else None. The host waits for the kernels that report, only."""
+        return None if self._status is None else self._status.receive()
