@@ -8,6 +8,7 @@
 
 #include "bind/binding.h"
 #include "gpu/device_gelqf.h"
+#include "gpu/device_polar.h"
 #include "gpu/device_potrf.h"
 #include "gpu/device_potri.h"
 #include "gpu/device_spectral.h"
@@ -170,6 +171,16 @@ index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream
     });
 }
 
+bool iterate_polar(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& X, const Blocks& target,
+                   const Blocks& G, const Blocks& middle, const std::vector<std::tuple<double, double, double>>& weights) {
+    bool moved = false;
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        moved = device::iterate_polar(queue, as<T>(X), as<T>(target), as<T>(G), as<T>(middle), weights);
+    });
+    return moved;
+}
+
 // Launches one kernel and returns the driver's status. Python ints become pointers and 64-bit integers, floats become doubles.
 int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned shared, std::uintptr_t stream,
            nb::tuple arguments) {
@@ -302,6 +313,7 @@ void bind_device(nb::module_& m) {
     m.def("device_solve", &solve);
     m.def("device_gelqf_vjp", &gelqf_vjp);
     m.def("device_potri", &potri);
+    m.def("device_iterate_polar", &iterate_polar);
     m.def("device_syevd_vjp", &syevd_vjp);
     m.def("device_gesvd_vjp", &gesvd_vjp);
 }

@@ -39,12 +39,14 @@ struct Cublas {
 using launch_fn = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                           void**);
 using fill_fn = int (*)(unsigned long long, unsigned char, std::size_t, void*);
+using copy_fn = int (*)(unsigned long long, unsigned long long, std::size_t, void*);
 using copy_to_host_fn = int (*)(void*, unsigned long long, std::size_t, void*);
 using create_event_fn = int (*)(void**, unsigned);
 using record_event_fn = int (*)(void*, void*);
 using of_event_fn = int (*)(void*);
 inline launch_fn launch_kernel = nullptr;
 inline fill_fn fill_bytes = nullptr;
+inline copy_fn copy_bytes = nullptr;
 inline copy_to_host_fn copy_to_host = nullptr;
 inline create_event_fn create_event = nullptr;
 inline record_event_fn record_event = nullptr;
@@ -67,6 +69,7 @@ inline bool bind(const std::string& name, void* address) {
     };
     if (name == "cuLaunchKernel") return into(launch_kernel);
     if (name == "cuMemsetD8Async") return into(fill_bytes);
+    if (name == "cuMemcpyDtoDAsync_v2") return into(copy_bytes);
     if (name == "cuMemcpyDtoHAsync_v2") return into(copy_to_host);
     if (name == "cuEventCreate") return into(create_event);
     if (name == "cuEventRecord") return into(record_event);
@@ -193,6 +196,12 @@ class Queue {
         void* addresses[] = {&arguments...};
         check_status(launch_kernel(kernels_[kernel], narrow(x), narrow(y), narrow(z), threads, 1, 1,
                             static_cast<unsigned>(shared), stream_, addresses, nullptr));
+    }
+
+    // target := source, `count` consecutive numbers.
+    void copy_numbers(T* target, const T* source, index_t count) const {
+        check_status(copy_bytes(reinterpret_cast<unsigned long long>(target), reinterpret_cast<unsigned long long>(source),
+                                count * sizeof(T), stream_));
     }
 
   private:

@@ -206,7 +206,7 @@ def use_small_blocks() -> Iterator[None]:
     """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
-    small |= {"SYEVD_VJP_SMALL": 32, "GESVD_VJP_SMALL": 32}
+    small["SPECTRAL_VJP_SMALL"] = 32
     with mock.patch.multiple(_thresholds, **small):
         yield
 

@@ -144,6 +144,7 @@ def bind() -> list[Any]:
     driver = (
         ("cuLaunchKernel", ctypes.CFUNCTYPE(_I, _P, *[ctypes.c_uint] * 7, _P, _P, _P)(launch_kernel)),
         ("cuMemsetD8Async", ctypes.CFUNCTYPE(_I, _P, ctypes.c_ubyte, ctypes.c_size_t, _P)(fill_bytes)),
+        ("cuMemcpyDtoDAsync_v2", ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host)),
         ("cuMemcpyDtoHAsync_v2", ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host)),
         ("cuEventCreate", ctypes.CFUNCTYPE(_I, _P, ctypes.c_uint)(create_event)),
         ("cuEventRecord", ctypes.CFUNCTYPE(_I, _P, _P)(lambda event, stream: _SUCCESS)),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterator
 
 import pytest
 import tolerances
 import torch
 from kernel_packages import in_torch as _fallback
 from kernel_packages import on_cuda
-from stand_ins import decompose_symmetric
+from stand_ins import replace_gpu
 from torch import Tensor
 
 from lapgrad._formulas.gaps import find_row_signs
@@ -18,7 +19,6 @@ from lapgrad._formulas.gesvd import NOT_FINITE
 from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import polar as _polar
-from lapgrad._kernels.cuda.large import symmetric as _symmetric
 
 #: The module; the package has a function of this name.
 routines = importlib.import_module("lapgrad._kernels.cuda.gesvd")
@@ -27,11 +27,11 @@ DTYPES = (torch.float64, torch.float32)
 
 
 @pytest.fixture
-def solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LAPACK behind cuSOLVER's interface, and Householder reflections in place of the GPU's LQ."""
-
-    monkeypatch.setattr(_symmetric, "decompose_batch", decompose_symmetric)
+def solver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """LAPACK and NumPy behind the interfaces of cuSOLVER and cuBLAS, and Householder reflections for LQ."""
     monkeypatch.setattr(routines._gelqf, "gelqf", _fallback.gelqf)
+    with replace_gpu():
+        yield
 
 
 def decompose(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:

@@ -96,8 +96,8 @@ def test_nothing_is_read_while_a_graph_is_captured(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:
     A = draw_symmetric(5, n).to(dtype)
-    for work_space in (_thresholds.SYEVD_WORKSPACE, 1):  # the batch as a whole, and one item after another
-        monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE", work_space)
+    for part in (_thresholds.SYEVD_WORKSPACE_PART, 1 << 40):  # the batch as a whole, and in parts of one
+        monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE_PART", part)
         for lower in (True, False):
             seen = (A.tril() if lower else A.triu()).cuda()
             eigenvalues, U = seen.new_empty(5, n), torch.empty_like(seen)

@@ -108,9 +108,13 @@ def gesvd_vjp(
 def _serves_batch(A: Tensor) -> bool:
     """Whether ``_decompose_batch`` takes these matrices: middle sizes, and batches of larger ones."""
     k, items = min(A.shape[-2:]), A.shape[:-2].numel()
-    if not (_thresholds.GESVD_BATCHED_FROM <= k < _thresholds.GESVD_BATCHED_BELOW and items):
+    if not (_thresholds.GESVD_BATCHED_FROM <= k <= _thresholds.GESVD_BATCHED_MOST and items):
         return False
-    return A.dtype == torch.float32 or _stream.has_fast_float64(A.get_device())
+    if A.dtype == torch.float32:
+        # One matrix is decomposed faster by way of its Gram matrix in float64, where that is fast.
+        alone = items == 1 and k >= _thresholds.POLAR_FROM
+        return not (alone and _stream.has_fast_float64(A.get_device()))
+    return _stream.has_fast_float64(A.get_device())
 
 
 @in_full_precision

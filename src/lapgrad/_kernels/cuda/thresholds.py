@@ -25,10 +25,10 @@ LARGE = 128
 #: From this order on singular values of one matrix are computed by QDWH or the Gram matrix.
 POLAR_FROM = 256
 
-#: Singular values of batches come from polar decompositions by products for short sides from here, to below
-#: here. Matrices that are wider by this factor go through an LQ factorisation first.
+#: Singular values come from polar decompositions by products for short sides from GESVD_BATCHED_FROM to
+#: GESVD_BATCHED_MOST. Matrices that are wider by GESVD_LQ_FROM go through an LQ factorisation first.
 GESVD_BATCHED_FROM = 65
-GESVD_BATCHED_BELOW = 1024
+GESVD_BATCHED_MOST = 1024
 GESVD_LQ_FROM = 3.0
 
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
@@ -54,9 +54,11 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: Above it the gradients of both are products around kernels for pairs of tiles.
-SYEVD_VJP_SMALL = 32
-GESVD_VJP_SMALL = 32
+#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, in
+#: batches of more than SPECTRAL_VJP_FEW items from SPECTRAL_VJP_TILES on.
+SPECTRAL_VJP_SMALL = 64
+SPECTRAL_VJP_TILES = 33
+SPECTRAL_VJP_FEW = 64
 #: From this order on only a triangle of a symmetric gradient is multiplied.
 SYEVD_VJP_TRIANGLE = 2048
 KALMAN_STATES = 32
@@ -69,8 +71,13 @@ TRIANGULAR_FEW = 2
 #: The fewest items: a kernel gives one matrix one multiprocessor, a library gives it the whole device.
 GELQF_WIDE_FEWEST = 4
 GESVD_MEDIUM_FEWEST = 2
-#: cuSOLVER's batched routine is faster than one matrix after another up to this order, from two items on.
-SYEVD_BATCHED = 512
+#: Up to this long side the kernel is faster even for one matrix.
+GESVD_MEDIUM_ALONE = 256
+#: cuSOLVER's batched routine takes batches up to this order. From SYEVD_ONE_BY_ONE bytes per row on, it gives
+#: each matrix one multiprocessor, and one after another is faster for up to SYEVD_FEW.
+SYEVD_BATCHED = 2048
+SYEVD_ONE_BY_ONE = 1200
+SYEVD_FEW = 7
 #: The product of up to this many columns is added in the last pass over an inverse.
 POTRI_FEW_COLUMNS = 4
 #: From this many threads on each one moves several rows of a packed triangle.
@@ -79,7 +86,8 @@ PACKING_MANY_THREADS = 1 << 20
 # Bytes of workspace: batches are cut into parts that stay below.
 GESVD_WORKSPACE = 64 * 2**20
 GESVD_BATCHED_WORKSPACE = 2**30
-SYEVD_WORKSPACE = 256 * 2**20  # cuSOLVER's is some 14 times its operand
+#: The part of a device's memory that cuSOLVER's batched eigenvalues may have: some 14 times their operand.
+SYEVD_WORKSPACE_PART = 32
 #: Predicted moments and sums of gradients of all series of a launch, and moments of one series.
 KALMAN_WORKSPACE = 1 << 27
 KALMAN_KEPT = 1 << 19
@@ -88,6 +96,16 @@ KALMAN_KEPT = 1 << 19
 def serves_items_one_by_one(items: int, n: int) -> bool:
     """Whether a batch is served by the algorithms for one large matrix."""
     return items <= FEW or n >= ORDER_THAT_FILLS
+
+
+def has_small_spectral_gradient(items: int, n: int) -> bool:
+    """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
+    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
+
+
+def solves_eigenvalues_one_by_one(items: int, n: int, itemsize: int) -> bool:
+    """Whether cuSOLVER's batched routine is called for each matrix by itself."""
+    return items <= SYEVD_FEW and n * itemsize > SYEVD_ONE_BY_ONE
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:

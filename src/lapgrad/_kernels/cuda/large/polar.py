@@ -23,6 +23,8 @@ import math
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda.runtime import device as _device
+
 #: a, b and c for growing: p(1) = 1, a maximum of 1 at 0.41 and a minimum of 0.4 at 0.83.
 GROW = (3.82547952, -9.34420428, 6.51872476)
 LEAST = 0.4
@@ -49,17 +51,12 @@ def compute_polar_factor(A: Tensor) -> Tensor:
     """P of A = H P, (items, k, n) with k <= n. A is finite, and its entries are not beyond 1."""
     k, n = A.shape[-2:]
     size = torch.linalg.matrix_norm(A)[..., None, None]
-    X = A / size.masked_fill_(size == 0, 1.0)
+    X = (A / size.masked_fill_(size == 0, 1.0)).contiguous()
     X += draw_numbers(k, n, X) * (_ADDED * torch.finfo(A.dtype).eps / (math.sqrt(k) + math.sqrt(n)))
     G, middle, target = X.new_empty((len(X), k, k)), X.new_empty((len(X), k, k)), torch.empty_like(X)
     a, b, c = (factor / _MARGIN**power for factor, power in zip(GROW, (1, 3, 5), strict=True))
     steps = [(a, b, c)] * count_growing_steps(k, A.dtype) + [FINISH] * FINISHING_STEPS
-    for a, b, c in steps:
-        torch.bmm(X, X.mT, out=G)
-        torch.baddbmm(G, G, G, beta=b, alpha=c, out=middle)
-        torch.baddbmm(X, middle, X, beta=a, out=target)
-        X, target = target, X
-    return X
+    return _device.iterate_polar(X, target, G, middle, steps)
 
 
 def measure_distance(P: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import solver as _solver
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.items import Launch, get_address
 
 #: Threads of a block that reads a triangle, an entry each, or that finishes rows, a warp each.
@@ -41,8 +42,9 @@ def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, lower: bool, v
         )
         return sizes
 
-    together = items
-    while together > 1 and get_workspace_sizes(together)[0] > _thresholds.SYEVD_WORKSPACE:
+    together = 1 if _thresholds.solves_eigenvalues_one_by_one(items, n, rows.dtype.itemsize) else items
+    most = _stream.get_memory(device) // _thresholds.SYEVD_WORKSPACE_PART
+    while together > 1 and get_workspace_sizes(together)[0] > most:
         together = (together + 1) // 2
     on_device, on_host = get_workspace_sizes(together)
     device_memory, host_memory = _solver.allocate_workspace(on_device, on_host, rows)

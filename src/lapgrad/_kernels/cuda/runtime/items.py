@@ -39,6 +39,8 @@ class _ThreadCells(threading.local):
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, int], Tensor] = {}
+        #: By the address of a cell: reading through one takes half the time of torch's ``item``.
+        self.mailboxes: dict[int, Any] = {}
         self.unused: dict[tuple[int, int], list[DeferredStatus]] = {}
 
 
@@ -80,6 +82,8 @@ def get_status_cell(like: Tensor) -> Tensor | None:
     if cell is None:
         with torch.inference_mode(False):
             cell = _of_thread.cells[key] = create_status_cell(like)
+            if like.is_cuda:
+                _of_thread.mailboxes[cell.data_ptr()] = _create_mailbox()
     return cell
 
 
@@ -154,7 +158,13 @@ def read_status(cell: Tensor | None) -> int | None:
     """The number in a status cell, None if no item has failed; resets the cell."""
     if cell is None:
         return None
-    found = int(cell.item())
+    address = cell.data_ptr()
+    mailbox = _of_thread.mailboxes.get(address)
+    if mailbox is None:
+        found = int(cell.item())
+    else:
+        mailbox.send(address, _stream.get_current_stream(cell.get_device()))
+        found = mailbox.receive()
     if found == NOTHING:
         return None
     cell.fill_(NOTHING)

@@ -38,9 +38,11 @@ _THREADS = 256
 
 def serves(A: Tensor) -> bool:
     """Return whether ``gesvd`` below takes a batch of this shape and type; strides do not matter."""
-    k, needed = min(A.shape[-2:]), 0
+    k, needed, items = min(A.shape[-2:]), 0, A.shape[:-2].numel()
+    alone = items < _thresholds.GESVD_MEDIUM_FEWEST and max(A.shape[-2:]) > _thresholds.GESVD_MEDIUM_ALONE
     if (
-        A.shape[:-2].numel() < _thresholds.GESVD_MEDIUM_FEWEST
+        alone
+        or items == 0
         or not 0 < k <= _thresholds.GELQF_SMALL
         or A.dtype not in _TOGETHER
     ):

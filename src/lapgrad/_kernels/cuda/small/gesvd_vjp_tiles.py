@@ -46,17 +46,16 @@ def gesvd_vjp(
     of_u, of_v = (None if given is None else _tiles.flatten_operand(given) for given in (gU, gV))
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
     items, k, n = right.shape
-    inner, sizes = values.new_empty(right.numel()), values.new_empty(3 * items * k)
     # The memory of ``inner`` is free until gV Vᵀ has been read, unless S⁻¹ gV is written there before.
-    moved = inner if gV is None or k == n else values.new_empty(items * k * k)
+    moved = 0 if gV is None or k == n else right.numel()
+    place = right.numel() + (items * k * k if moved else 0)
+    inner = values.new_empty(place + 3 * items * k)
     core.device_gesvd_vjp(
         *_tiles.get_queue("gesvd_vjp_tiles", KERNELS, U),
         *(_tiles.describe_operand(operand) for operand in (result, left, right, of_u, of_v)),
         check.pack_rule(values, slope, degeneracy, tol),
         written.data_ptr(),
-        inner.data_ptr(),
-        moved.data_ptr(),
-        sizes.data_ptr(),
+        *(inner.data_ptr() + start * inner.element_size() for start in (0, moved, place)),
         check.get_mailbox(),
     )
     if written is not gA:

@@ -41,7 +41,7 @@ def syevd_vjp(
     result, vectors = flatten_batch(written), _tiles.flatten_operand(U)
     given = None if gU is None else _tiles.flatten_operand(gU)
     values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
-    inner, sizes = torch.empty_like(result), values.new_empty(2 * values.numel())
+    inner = values.new_empty(result.numel() + 2 * values.numel())
     n = U.shape[-1]
     core.device_syevd_vjp(
         *_tiles.get_queue("syevd_vjp_tiles", KERNELS, U),
@@ -50,7 +50,7 @@ def syevd_vjp(
         _tiles.describe_operand(given),
         check.pack_rule(values, steps, degeneracy, tol),
         inner.data_ptr(),
-        sizes.data_ptr(),
+        inner.data_ptr() + result.numel() * inner.element_size(),
         _thresholds.SYEVD_VJP_TRIANGLE,
         _thresholds.choose_product_cut(n),
         check.get_mailbox(),
