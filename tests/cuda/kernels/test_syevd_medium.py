@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import tolerances
@@ -40,7 +41,7 @@ def check(A: Tensor, eigenvalues: Tensor, U: Tensor) -> None:
 
 
 @pytest.fixture
-def solver(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def solver() -> Iterator[list[int]]:
     """LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors out, a status per item."""
     statuses = [0] * 16
 
@@ -48,8 +49,7 @@ def solver(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         decompose_symmetric(values, rows, status, lower, vectors)
         status.copy_(torch.tensor(statuses[: len(status)]))
 
-    with replace_gpu():
-        monkeypatch.setattr(_symmetric, "decompose_batch", solve)
+    with replace_gpu(), mock.patch.object(_symmetric, "decompose_batch", solve):
         yield statuses
 
 
@@ -106,3 +106,31 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype
     spoilt = A.cuda()
     spoilt[3, 2, 1] = torch.nan
     assert on_cuda.syevd(eigenvalues, U, spoilt, True) == (3, -1)
+
+
+def test_how_many_matrices_are_decomposed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small matrix is decomposed twice; of larger ones few are taken one after another."""
+    taken = []
+
+    def solve(
+        values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool, together: int
+    ) -> None:
+        taken.append((len(rows), together))
+        decompose_symmetric(values, rows, status, lower, vectors)
+
+    monkeypatch.setattr(_symmetric, "_call_solver", solve)
+    monkeypatch.setattr(_thresholds, "SYEVD_IN_BLOCK", 100 * 8)
+    for items, n, wanted in (
+        (1, 9, (2, 2)),
+        (3, 9, (3, 3)),
+        (1, 12, (1, 1)),
+        (7, 12, (7, 1)),
+        (8, 12, (8, 8)),
+    ):
+        A = draw_symmetric(items, n)
+        values, rows, status = A.new_empty(items, n), A.clone(), torch.ones(items, dtype=torch.int32)
+        _symmetric.decompose_batch(values, rows, status, True, True)
+        assert taken.pop() == wanted
+        assert not status.any()
+        difference = rows @ A @ rows.mT - torch.diag_embed(values)
+        assert float(difference.abs().max()) <= tolerances.SPECTRAL * n * torch.finfo(A.dtype).eps * n

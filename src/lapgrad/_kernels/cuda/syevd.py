@@ -1,7 +1,7 @@
 """syevd: eigenvalues and eigenvectors of a symmetric matrix, on CUDA.
 
-Small matrices have a kernel of their own, and batches of medium ones use cuSOLVER's batched routine. torch
-decomposes the others one after another.
+Small matrices have a kernel of their own, and medium ones use cuSOLVER's batched routine. torch decomposes
+large ones one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lapgrad._kernels.torch import syevd as _fallback
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     if _syevd_batch.serves(A):
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
-    if 0 < A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.shape[:-2].numel() > 1:
+    if A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.numel() > 0:
         return _decompose_batch(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
 

@@ -73,10 +73,10 @@ GELQF_WIDE_FEWEST = 4
 GESVD_MEDIUM_FEWEST = 2
 #: Up to this long side the kernel is faster even for one matrix.
 GESVD_MEDIUM_ALONE = 256
-#: cuSOLVER's batched routine takes batches up to this order. From SYEVD_ONE_BY_ONE bytes per row on, it gives
-#: each matrix one multiprocessor, and one after another is faster for up to SYEVD_FEW.
+#: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
+#: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
 SYEVD_BATCHED = 2048
-SYEVD_ONE_BY_ONE = 1200
+SYEVD_IN_BLOCK = 200 * 2**10
 SYEVD_FEW = 7
 #: The product of up to this many columns is added in the last pass over an inverse.
 POTRI_FEW_COLUMNS = 4
@@ -103,9 +103,15 @@ def has_small_spectral_gradient(items: int, n: int) -> bool:
     return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
 
 
-def solves_eigenvalues_one_by_one(items: int, n: int, itemsize: int) -> bool:
-    """Whether cuSOLVER's batched routine is called for each matrix by itself."""
-    return items <= SYEVD_FEW and n * itemsize > SYEVD_ONE_BY_ONE
+def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:
+    """How many of the matrices cuSOLVER's batched routine takes at a time: all or 1; 2 for one small matrix.
+
+    For one matrix it calls the routine for single ones, which takes twice as long as the batched one does for
+    two where that holds them in a multiprocessor.
+    """
+    if n * n * itemsize > SYEVD_IN_BLOCK:
+        return 1 if items <= SYEVD_FEW else items
+    return max(items, 2)
 
 
 def solves_by_blocks(n: int, columns: int) -> bool:

@@ -22,6 +22,21 @@ def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, lower: bool, v
     ``rows`` holds one triangle of finite symmetric matrices; the solver may never return from others. values:
     (items, n), ascending. status: int32 (items), 0 for an item that has converged.
     """
+    items, n, _ = rows.shape
+    together = _thresholds.choose_eigenvalue_batch(items, n, rows.element_size())
+    if together <= items:
+        _call_solver(values, rows, status, lower, vectors, together)
+        return
+    more = [X.expand(together, *X.shape[1:]).contiguous() for X in (values, rows, status)]
+    _call_solver(more[0], more[1], more[2], lower, vectors, together)
+    for target, source in zip((values, rows, status), more, strict=True):
+        target.copy_(source[:items])
+
+
+def _call_solver(
+    values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool, together: int
+) -> None:
+    """``decompose_batch`` of ``together`` items at a time, fewer if their workspace would be too large."""
     device = rows.get_device()
     items, n, _ = rows.shape
     kind = _solver.DATA_TYPES[rows.dtype]
@@ -42,7 +57,6 @@ def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, lower: bool, v
         )
         return sizes
 
-    together = 1 if _thresholds.solves_eigenvalues_one_by_one(items, n, rows.dtype.itemsize) else items
     most = _stream.get_memory(device) // _thresholds.SYEVD_WORKSPACE_PART
     while together > 1 and get_workspace_sizes(together)[0] > most:
         together = (together + 1) // 2
