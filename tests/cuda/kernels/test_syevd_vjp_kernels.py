@@ -8,6 +8,7 @@ import emulated
 import places
 import pytest
 import torch
+from kernel_packages import on_cuda
 from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad.ops import syevd as formulas
@@ -221,3 +223,20 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
     gA, _ = run(U, eigenvalues, gU, slope, "mask", 1e-14)
     again, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
     assert torch.equal(gA, again)
+
+
+@pytest.mark.parametrize("n", [7, 40])
+def test_cotangents_of_the_last_rows(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one kernel for small matrices, and by tiles."""
+    monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_SMALL", 32)
+    monkeypatch.setattr(_stream, "bind_context", lambda device: None)
+    U, eigenvalues, gU, slope = make_problem(3, n)
+    for cotangents in ((gU[:, -3:], slope[:, -3:]), (gU[:, -1:], None), (None, slope[:, -2:])):
+        assert on_cuda.serves_syevd_vjp(U, *cotangents)
+        gA = torch.empty_like(U)
+        with replace_gpu():
+            assert on_cuda.syevd_vjp(gA, U, eigenvalues, *cotangents, "mask", 1e-14) is None
+        assert_close(gA, compute_expected(U, eigenvalues, *cotangents, "mask", 1e-14), of_order(n) * n)
+    monkeypatch.setattr(_thresholds, "SYEVD_VJP_EXTENDED", n - 1)
+    assert not on_cuda.serves_syevd_vjp(U, gU[:, -3:], None)
+    assert on_cuda.serves_syevd_vjp(U, gU, slope)

@@ -33,11 +33,13 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Returns whether kernels compute this gradient: with cotangents of all rows.
+    """Returns whether kernels compute this gradient: if cotangents of all rows are given, or U is not large.
 
-    Else it is a few products, which the operator composes.
+    Else it is a few products with the last rows only, which the operator composes.
     """
-    return _syevd_vjp_tiles.serves(U, gU, slope)
+    n = U.shape[-1]
+    whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
+    return U.numel() > 0 and (whole or n <= _thresholds.SYEVD_VJP_EXTENDED)
 
 
 @on_its_device
@@ -50,8 +52,16 @@ def syevd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Any:
-    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
-    kernels = _syevd_batch if _syevd_batch.serves_vjp(U, gU, slope) else _syevd_vjp_tiles
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
+
+    Cotangents of the last rows only are extended by zeros.
+    """
+    n = U.shape[-1]
+    if gU is not None and gU.shape[-2] < n:
+        gU = torch.cat([gU.new_zeros((*gU.shape[:-2], n - gU.shape[-2], n)), gU], -2)
+    if slope is not None and slope.shape[-1] < n:
+        slope = torch.cat([slope.new_zeros((*slope.shape[:-1], n - slope.shape[-1])), slope], -1)
+    kernels = _syevd_batch if _syevd_batch.serves_vjp(U) else _syevd_vjp_tiles
     return kernels.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 

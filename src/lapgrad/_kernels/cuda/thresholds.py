@@ -59,6 +59,8 @@ GESVD_SMALL = 64
 SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_TILES = 33
 SPECTRAL_VJP_FEW = 64
+#: Up to this order cotangents of the last eigenvectors only are extended to all.
+SYEVD_VJP_EXTENDED = 1024
 #: From this order on only a triangle of a symmetric gradient is multiplied.
 SYEVD_VJP_TRIANGLE = 2048
 KALMAN_STATES = 32

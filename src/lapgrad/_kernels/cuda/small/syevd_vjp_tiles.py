@@ -20,12 +20,6 @@ from lapgrad._kernels.native import core
 KERNELS = ("measure<{T}>", "weigh<{T}>", "scale_rows<{T}>", "mirror<{T}>")
 
 
-def serves(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Return whether ``syevd_vjp`` below computes this gradient: with cotangents of all n eigenvectors."""
-    n = U.shape[-1]
-    return U.numel() > 0 and (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
-
-
 def syevd_vjp(
     gA: Tensor,
     U: Tensor,
@@ -35,7 +29,10 @@ def syevd_vjp(
     degeneracy: str,
     tol: float,
 ) -> tuple[int, int] | None:
-    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
+
+    U is not empty; gU and slope, if given, are cotangents of all eigenvectors and eigenvalues.
+    """
     check = _tiles.Check(U)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     result, vectors = flatten_batch(written), _tiles.flatten_operand(U)
