@@ -100,6 +100,16 @@ def serves_items_one_by_one(items: int, n: int) -> bool:
     return items <= FEW or n >= ORDER_THAT_FILLS
 
 
+def solves_by_blocks(n: int, columns: int) -> bool:
+    """Whether a triangular solve of order n is faster with inverted diagonal blocks."""
+    return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
+
+
+def choose_product_cut(terms: int) -> int:
+    """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
+    return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
+
+
 def has_small_spectral_gradient(items: int, n: int) -> bool:
     """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
     return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
@@ -114,13 +124,3 @@ def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:
     if n * n * itemsize > SYEVD_IN_BLOCK:
         return 1 if items <= SYEVD_FEW else items
     return max(items, 2)
-
-
-def solves_by_blocks(n: int, columns: int) -> bool:
-    """Whether a triangular solve of order n is faster with inverted diagonal blocks."""
-    return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
-
-
-def choose_product_cut(terms: int) -> int:
-    """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
-    return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
