@@ -54,7 +54,6 @@ nb::dict list_constants() {
     add("device_strip", device::kStrip);
     add("device_depth", device::kDepth);
     add("device_threads", device::kThreads);
-    add("device_warp_rows", device::kWarpRows);
     add("device_mirror_up", device::kMirrorUp);
     add("device_mirror_down", device::kMirrorDown);
     add("device_move_down", device::kMoveDown);

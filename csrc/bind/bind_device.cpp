@@ -250,14 +250,14 @@ class Mailbox {
     bool sent_ = false;
 };
 
-// The values, their cotangents or 0, the policy, its tolerance, and the cell of the status or 0.
-using Rule = std::tuple<std::uintptr_t, std::uintptr_t, index_t, double, std::uintptr_t>;
+// The values, their cotangents or 0, the policy, its tolerance, the cell of the status or 0, and how many rows a warp measures.
+using Rule = std::tuple<std::uintptr_t, std::uintptr_t, index_t, double, std::uintptr_t, index_t>;
 
 template <class T>
 device::SpectralRule<T> as_rule(const Rule& rule) {
-    const auto& [values, slope, policy, tol, cell] = rule;
+    const auto& [values, slope, policy, tol, cell, share] = rule;
     return {reinterpret_cast<const T*>(values), reinterpret_cast<const T*>(slope), policy, tol,
-            reinterpret_cast<long long*>(cell)};
+            reinterpret_cast<long long*>(cell), share};
 }
 
 // Returns a function that sends the status by a mailbox, of which the address is given; 0: there is none.

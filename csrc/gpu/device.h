@@ -89,9 +89,6 @@ enum Kernel {
 constexpr index_t kLeaf = 64, kTile = 32, kLargestMerge = 128, kStrip = 8, kDepth = 16;
 constexpr unsigned kThreads = 256;
 
-// Rows of a cotangent that one warp of spectral_tiles.cuh measures.
-constexpr index_t kWarpRows = 8;
-
 inline void check_status(int status) {
     if (status != 0) throw std::runtime_error("a CUDA library returned status " + std::to_string(status));
 }

@@ -12,14 +12,15 @@ enum GesvdKernel { kGesvdMeasure, kGesvdWeigh, kGesvdScale };
 
 constexpr index_t kWarps = kThreads / 32;
 
-// What the rule for close values takes beside matrices: the values and their cotangents (or null), the policy with its tolerance, and
-// the cell that failed items are reported to (or null).
+// What the rule for close values takes beside matrices: the values and their cotangents (or null), the policy with its tolerance, the
+// cell that failed items are reported to (or null), and how many rows a warp measures.
 template <class T>
 struct SpectralRule {
     const T *values, *slope;
     index_t policy;
     double tol;
     long long* failure;
+    index_t share;
 };
 
 inline index_t divide_up(index_t a, index_t b) { return (a + b - 1) / b; }
@@ -46,8 +47,8 @@ void syevd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, con
     const Batch<T> W{inner, gA.count, n * n, n, n, n, 1};
     if (gU.data != nullptr) {
         queue.gemm(gA, gU, U.t());
-        queue.launch(kSyevdMeasure, divide_up(rows, kWarps * kWarpRows), 1, 1, kThreads, 0, sizes, sizes + rows, gU.data,
-                     gU.batch_stride, gU.row_stride, gU.col_stride, gA.data, rows, n);
+        queue.launch(kSyevdMeasure, divide_up(rows, kWarps * rule.share), 1, 1, kThreads, 0, sizes, sizes + rows, gU.data,
+                     gU.batch_stride, gU.row_stride, gU.col_stride, gA.data, rule.share, rows, n);
         queue.launch(kSyevdWeigh, pairs, 1, 1, kThreads, count_tile_bytes<T>(2), gA.data, sizes, sizes + rows, rule.values,
                      rule.slope, rule.policy, rule.tol, rule.failure, n);
         send();
@@ -78,10 +79,10 @@ void gesvd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, con
         T* const inverse = outside ? sizes + 2 * rows : nullptr;
         if (has_u) queue.gemm(G, gU, U.t());
         if (has_v) queue.gemm(Y, gV, V.t());
-        queue.launch(kGesvdMeasure, divide_up(rows, kWarps * kWarpRows), 1, 1, kThreads, 0, most_u, most_v, inverse,
+        queue.launch(kGesvdMeasure, divide_up(rows, kWarps * rule.share), 1, 1, kThreads, 0, most_u, most_v, inverse,
                      outside ? W.data : nullptr, Y.data, rule.values, rule.slope, gU.data, gU.batch_stride, gU.row_stride,
                      gU.col_stride, gV.data, gV.batch_stride, gV.row_stride, gV.col_stride, V.data, V.batch_stride,
-                     V.row_stride, V.col_stride, rule.policy, rule.tol, rows, k, n);
+                     V.row_stride, V.col_stride, rule.policy, rule.tol, rule.share, rows, k, n);
         queue.launch(kGesvdWeigh, count_pairs(items, k), 1, 1, kThreads, count_tile_bytes<T>(4), G.data, Y.data, most_u,
                      most_v, inverse, rule.values, rule.slope, gV.data, gV.batch_stride, gV.row_stride, gV.col_stride,
                      V.data, V.batch_stride, V.row_stride, V.col_stride, rule.policy, rule.tol, rule.failure, k, n);

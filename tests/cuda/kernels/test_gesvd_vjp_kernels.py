@@ -14,6 +14,7 @@ from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
@@ -287,12 +288,14 @@ def store_by_columns(*parts: Tensor) -> list[Tensor]:
     return [part.mT.contiguous().mT for part in parts]
 
 
-def test_strides(run: Run) -> None:
+@pytest.mark.parametrize("many", [1, 1000])
+def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the formula: a library adds up a product in an order of its own for each layout.
 
     That changes its sums by a few units in the last place. What is read from the wrong place is off by as
     much as the numbers themselves are.
     """
+    monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_MANY_ROWS", many)
     U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gV is not None

@@ -209,8 +209,10 @@ def test_batches_as_the_operator_hands_them_over() -> None:
         assert_close(alone, wanted[4], of_order(7) * 7)
 
 
-def test_strides(run: Run) -> None:
+@pytest.mark.parametrize("many", [1, 1000])
+def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the formula: a library adds up a product in an order of its own for each layout."""
+    monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_MANY_ROWS", many)
     U, eigenvalues, gU, slope = make_problem(3, 10)
     gA, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
     wanted = compute_expected(U, eigenvalues, gU, slope, "mask", 1e-14)

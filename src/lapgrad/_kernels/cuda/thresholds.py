@@ -59,6 +59,8 @@ GESVD_SMALL = 64
 SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_TILES = 33
 SPECTRAL_VJP_FEW = 64
+#: From this many rows in a batch on, a warp measures several of them.
+SPECTRAL_VJP_MANY_ROWS = 1 << 14
 #: Up to this order cotangents of the last eigenvectors only are extended to all.
 SYEVD_VJP_EXTENDED = 1024
 #: From this order on only a triangle of a symmetric gradient is multiplied.

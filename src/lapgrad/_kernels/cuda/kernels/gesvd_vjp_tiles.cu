@@ -25,22 +25,21 @@ __device__ bool has_part_outside(const Matrix<const T>& gV, const Matrix<const T
 
 // most_u[row], most_v[row] := the largest entries of the rows of gU and gV, where those are not null. For a wide matrix with gV,
 // inner := diag(inverse) gV, contiguous, and inverse[row] := what replaces 1 / S there: 0 if the row has only rounding errors outside
-// the span of the rows of V. inverse and inner are null otherwise. Eight warps per block.
+// the span of the rows of V. inverse and inner are null otherwise. Eight warps per block, each with `share` rows.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
     measure(T* most_u, T* most_v, T* inverse, T* inner, const T* Y, const T* S, const T* gS, const T* gU, Index gu_item,
             Index gu_row, Index gu_col, const T* gV, Index gv_item, Index gv_row, Index gv_col, const T* V, Index v_item,
-            Index v_row, Index v_col, Index policy, double tol, Index rows, Index k, Index n) {
+            Index v_row, Index v_col, Index policy, double tol, Index share, Index rows, Index k, Index n) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Index first = (static_cast<Index>(blockIdx.x) * (kTileThreads / 32) + threadIdx.x / 32) * kWarpRows;
-  if (first >= rows) return;
-  const Index end = first + kWarpRows < rows ? first + kWarpRows : rows;
+  const RowShare own(rows, share);
+  if (own.first >= rows) return;
   const Operand<T> of_v{gV, gv_item, gv_row, gv_col};
-  if (gU) measure_rows(most_u, Operand<T>{gU, gu_item, gu_row, gu_col}, first, end, k, k, lane);
-  if (gV) measure_rows(most_v, of_v, first, end, k, n, lane);
+  if (gU) measure_rows(most_u, Operand<T>{gU, gu_item, gu_row, gu_col}, own, k, k, lane);
+  if (gV) measure_rows(most_v, of_v, own, k, n, lane);
   if (!inverse) return;
   __syncwarp();
-  for (Index row = first; row < end; ++row) {
+  for (Index row = own.first; row < own.end; ++row) {
     const Index item = row / k, i = row % k;
     const Gaps<T> gaps(static_cast<int>(policy), S[item * k], T(tol));
     const Matrix<const T> given = of_v.select(item), right = Operand<T>{V, v_item, v_row, v_col}.select(item);

@@ -83,14 +83,26 @@ __device__ T max_of_item(const T* numbers, Index count, T* scratch, const Team<k
   return max_team(most, scratch, team);
 }
 
-// Rows that one warp measures.
+// Rows that one warp measures where there are many.
 constexpr int kWarpRows = 8;
 
-// target[i] := the largest absolute value of row i, for up to kWarpRows rows from `first` on, of a batch of matrices with `height`
-// rows each; by a warp. Lanes read along rows, or eight rows at a time where neighbours in a column are neighbours in memory.
+// The rows that a warp of a block of kTileThreads measures: 1, or kWarpRows where there are many.
+struct RowShare {
+  Index first, end;
+  int share;
+
+  __device__ RowShare(Index rows, Index wanted) : share(static_cast<int>(wanted)) {
+    first = (static_cast<Index>(blockIdx.x) * (kTileThreads / 32) + threadIdx.x / 32) * share;
+    end = first + share < rows ? first + share : rows;
+  }
+};
+
+// target[i] := the largest absolute value of row i, for the rows of a warp, in a batch of matrices with `height` rows each. Lanes read
+// along rows, or eight rows at a time where neighbours in a column are neighbours in memory.
 template <typename T>
-__device__ void measure_rows(T* target, const Operand<T>& A, Index first, Index end, Index height, Index columns, int lane) {
-  if (A.col == 1 || A.row != 1) {
+__device__ void measure_rows(T* target, const Operand<T>& A, const RowShare& own, Index height, Index columns, int lane) {
+  const Index first = own.first, end = own.end;
+  if (own.share != kWarpRows || A.col == 1 || A.row != 1) {
     for (Index row = first; row < end; ++row) {
       const Matrix<const T> of_item = A.select(row / height);
       T most = 0;

@@ -2,16 +2,17 @@
 // syevd_vjp_batch.cu, which has the formulas: from P = gU U' to the middle matrix M of gA = U' M U.
 #include "spectral_tiles.cuh"
 
-// given[row], moved[row] := the largest entries of the rows of gU and of P, which is contiguous. Eight warps per block.
+// given[row], moved[row] := the largest entries of the rows of gU and of P, which is contiguous. Eight warps per block, each with
+// `share` rows.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
-    measure(T* given, T* moved, const T* gU, Index g_item, Index g_row, Index g_col, const T* P, Index rows, Index n) {
+    measure(T* given, T* moved, const T* gU, Index g_item, Index g_row, Index g_col, const T* P, Index share,
+            Index rows, Index n) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Index first = (static_cast<Index>(blockIdx.x) * (kTileThreads / 32) + threadIdx.x / 32) * kWarpRows;
-  if (first >= rows) return;
-  const Index end = first + kWarpRows < rows ? first + kWarpRows : rows;
-  measure_rows(given, Operand<T>{gU, g_item, g_row, g_col}, first, end, n, n, lane);
-  measure_rows(moved, Operand<T>{P, n * n, n, 1}, first, end, n, n, lane);
+  const RowShare own(rows, share);
+  if (own.first >= rows) return;
+  measure_rows(given, Operand<T>{gU, g_item, g_row, g_col}, own, n, n, lane);
+  measure_rows(moved, Operand<T>{P, n * n, n, 1}, own, n, n, lane);
 }
 
 // Replaces P by M. given, moved: see measure. slope may be null. An item on which the loss depends on vectors that the matrix does not

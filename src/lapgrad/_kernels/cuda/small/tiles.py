@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._formulas.gaps import POLICY_NUMBERS
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -22,6 +23,9 @@ from lapgrad._kernels.native import core
 
 #: Stands for an operand that is missing.
 NOTHING: _device.Blocks = (0, 0, 0, 0, 0, 0, 0)
+
+#: Rows of a cotangent that a warp measures where there are many: ``kWarpRows`` in the kernels.
+WARP_ROWS = 8
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -65,9 +69,10 @@ class Check:
         self._status = _items.DeferredStatus.acquire(like)
 
     def pack_rule(self, values: Tensor, slope: Tensor | None, degeneracy: str, tol: float) -> tuple[Any, ...]:
-        """What the core takes: values, slopes, policy, tolerance, and where failed items are reported."""
+        """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
         cell = 0 if self._status is None else self._status.cell.data_ptr()
-        return values.data_ptr(), get_address(slope), POLICY_NUMBERS[degeneracy], float(tol), cell
+        share = WARP_ROWS if values.numel() >= _thresholds.SPECTRAL_VJP_MANY_ROWS else 1
+        return values.data_ptr(), get_address(slope), POLICY_NUMBERS[degeneracy], float(tol), cell, share
 
     def get_mailbox(self) -> int:
         """The address of the mailbox by which the core sends the status; 0: there is none."""
