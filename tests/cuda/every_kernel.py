@@ -151,6 +151,12 @@ def run_eigenvalues(draw: Draw) -> None:
         pull_back(lapgrad.syevd(A, lower=lower, vectors=False), A)
 
 
+def run_medium_eigenvalues(draw: Draw) -> None:
+    A = draw.positive_definite(2, 66)
+    pull_back(lapgrad.syevd(A, lower=False), A)
+    pull_back(lapgrad.syevd(A, vectors=False), A)
+
+
 def run_singular_values(draw: Draw) -> None:
     for shape in ((5, 6, 8), (5, 40, 5), (5, 12, 12), (3, 10, 40), (3, 20, 30), (2, 20, 50), (2, 50, 34)):
         _run_gesvd(draw, shape)
@@ -168,6 +174,7 @@ def _run_gesvd(draw: Draw, shape: tuple[int, int, int]) -> None:
     found = lapgrad.gesvd(A)
     pull_back(found, A)
     pull_back(found[:1], A)
+    pull_back(found[1:2], A)
 
 
 def _run_gesvd_values(draw: Draw, shape: tuple[int, int, int]) -> None:
@@ -218,7 +225,8 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),
     "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
-    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
+    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_tiles")),
+    "medium_eigenvalues": (run_medium_eigenvalues, ("syevd_library", "syevd_vjp_tiles")),
     "filters": (run_filters, ("kalman_nll",)),
     "kernel_matrices": (run_kernel_matrices, ("kernel_matrix", "sgp_bound")),
 }
@@ -238,6 +246,7 @@ def use_small_blocks() -> Iterator[None]:
     """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
+    small["SPECTRAL_VJP_SMALL"] = 32
     with mock.patch.multiple(_thresholds, **small):
         yield
 

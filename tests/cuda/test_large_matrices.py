@@ -41,6 +41,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_thresholds, "SOLVE_BY_BLOCKS_FROM", 128)
     monkeypatch.setattr(_thresholds, "SOLVE_BY_BLOCKS_COLUMNS", 8)
     monkeypatch.setattr(_thresholds, "POLAR_FROM", 128)
+    monkeypatch.setattr(_thresholds, "GESVD_BATCHED_MOST", 0)
     monkeypatch.setattr(_thresholds, "POTRF_SMALL", 0)
     monkeypatch.setattr(_thresholds, "POTRF_ALONE", 0)
     monkeypatch.setattr(_thresholds, "GELQF_PANELS_ALONE", 0)

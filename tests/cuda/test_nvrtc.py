@@ -15,8 +15,9 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda import sgp_bound as _sgp_bound
 from lapgrad._kernels.cuda import thresholds as _thresholds
-from lapgrad._kernels.cuda.large import lu as _lu_large
 from lapgrad._kernels.cuda.large import kernel_matrix as _kernel_matrix
+from lapgrad._kernels.cuda.large import lu as _lu_large
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
@@ -27,13 +28,14 @@ from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
-from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
 from lapgrad._kernels.cuda.small import kalman as _kalman_batch
 from lapgrad._kernels.cuda.small import lu as _lu_batch
 from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
 from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad._kernels.cuda.small import trmm as _trmm_batch
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
@@ -118,9 +120,12 @@ def launch_lu(n: int, dtype: torch.dtype) -> None:
 
 
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
+    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
+    codes = torch.zeros(2, dtype=torch.int32)
+    _launch.launch(*_symmetric.plan_reading(A, A, True, codes, None))
+    _launch.launch(*_symmetric.plan_finishing(A, values, codes, codes, None))
     if n > _thresholds.SYEVD_SMALL:
         return
-    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
     for U in (A.clone(), None):
         _syevd_batch.syevd(values, U, A, True)
     _syevd_batch.syevd_vjp(A.clone(), A, values, A, values, "mask", 1e-10)
@@ -137,8 +142,8 @@ def launch_gesvd(n: int, dtype: torch.dtype) -> None:
         )
         for vectors in ((U, V), (None, None)):
             (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
-        gradient = _gesvd_batch if small else _gesvd_vjp_medium
-        gradient.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
+        if small:
+            _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
 def launch_kalman(n: int, dtype: torch.dtype) -> None:
@@ -203,6 +208,14 @@ OF_LARGE_MATRICES = (
 )
 
 
+#: Kernels that the compiled core launches, by file.
+OF_THE_CORE = {
+    "triangle": (*_device._KERNELS, *OF_LARGE_MATRICES),
+    "syevd_vjp_tiles": _syevd_vjp_tiles.KERNELS,
+    "gesvd_vjp_tiles": _gesvd_vjp_tiles.KERNELS,
+}
+
+
 @functools.cache
 def collect_expressions() -> dict[str, list[str]]:
     """Return, by source file, the kernel instances that launches need, planned with CPU tensors."""
@@ -220,8 +233,9 @@ def collect_expressions() -> dict[str, list[str]]:
             for plan in BATCHES:
                 for n in ORDERS:
                     plan(n, dtype)
-            for name in (*_device._KERNELS, *OF_LARGE_MATRICES):
-                record("triangle", name, torch.empty(0, dtype=dtype))
+            for stem, names in OF_THE_CORE.items():
+                for name in names:
+                    record(stem, name, torch.empty(0, dtype=dtype))
     return {stem: list(names) for stem, names in found.items()}
 
 

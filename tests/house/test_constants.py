@@ -22,9 +22,12 @@ from lapgrad._kernels.cuda.small import (
     gelqf,
     gelqf_wide,
     gesvd_medium,
+    gesvd_vjp_tiles,
     kalman,
     packing,
     potrf,
+    syevd_vjp_tiles,
+    tiles,
     triangular,
 )
 from lapgrad._kernels.native import available, core
@@ -121,6 +124,20 @@ def test_kernels_for_triangles() -> None:
     for name in ("leaf", "tile", "strip", "depth"):
         assert mine[f"device_{name}"] == theirs["k" + name.capitalize()]
     assert mine["device_threads"] == theirs["kTile"] * theirs["kTileRows"]
+
+
+@needs_core
+def test_kernels_for_spectral_gradients() -> None:
+    """Order of handles, and sizes: Python, csrc/gpu/device.h and device_spectral.h, spectral_tiles.cuh."""
+    mine, theirs = read_core_constants(), read_cuda_constants("spectral_tiles.cuh")
+    assert mine["device_tile"] == theirs["kTile"]
+    assert mine["device_threads"] == theirs["kTileThreads"]
+    assert theirs["kWarpRows"] == tiles.WARP_ROWS
+    source = (CORE / "gpu" / "device_spectral.h").read_text()
+    for module, letters in ((syevd_vjp_tiles, "Syevd"), (gesvd_vjp_tiles, "Gesvd")):
+        (listed,) = re.findall(rf"enum {letters}Kernel {{ ([^}}]+) }}", source)
+        names = [name.removeprefix(f"k{letters}").lower() for name in listed.split(", ")]
+        assert [name.partition("<")[0].partition("_")[0] for name in module.KERNELS] == names
 
 
 def test_sizes_of_tiles_and_panels() -> None:

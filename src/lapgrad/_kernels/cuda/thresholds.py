@@ -32,8 +32,14 @@ LONG_SUM = 4096
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
-#: From this order on singular values are computed by a polar decomposition or the Gram matrix.
+#: From this order on singular values of one matrix are computed by QDWH or the Gram matrix.
 POLAR_FROM = 256
+
+#: Singular values come from polar decompositions by products for short sides from GESVD_BATCHED_FROM to
+#: GESVD_BATCHED_MOST. Matrices that are wider by GESVD_LQ_FROM go through an LQ factorisation first.
+GESVD_BATCHED_FROM = 65
+GESVD_BATCHED_MOST = 1024
+GESVD_LQ_FROM = 3.0
 
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
 FEW = 4
@@ -71,8 +77,17 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: Above it every matrix fills the device by itself.
-GESVD_VJP_MEDIUM = 512
+#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, in
+#: batches of more than SPECTRAL_VJP_FEW items from SPECTRAL_VJP_TILES on.
+SPECTRAL_VJP_SMALL = 64
+SPECTRAL_VJP_TILES = 33
+SPECTRAL_VJP_FEW = 64
+#: From this many rows in a batch on, a warp measures several of them.
+SPECTRAL_VJP_MANY_ROWS = 1 << 14
+#: Up to this order cotangents of the last eigenvectors only are extended to all.
+SYEVD_VJP_EXTENDED = 1024
+#: From this order on only a triangle of a symmetric gradient is multiplied.
+SYEVD_VJP_TRIANGLE = 2048
 KALMAN_STATES = 32
 KALMAN_OBSERVATIONS = 16
 #: Columns of the features of a covariance function: a thread holds one point, and the gradient for it.
@@ -85,8 +100,13 @@ TRIANGULAR_FEW = 2
 #: The fewest items: a kernel gives one matrix one multiprocessor, a library gives it the whole device.
 GELQF_WIDE_FEWEST = 4
 GESVD_MEDIUM_FEWEST = 2
-#: cuSOLVER's batched routine is faster than one matrix after another up to this order, from two items on.
-SYEVD_BATCHED = 512
+#: Up to this long side the kernel is faster even for one matrix.
+GESVD_MEDIUM_ALONE = 256
+#: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
+#: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
+SYEVD_BATCHED = 2048
+SYEVD_IN_BLOCK = 200 * 2**10
+SYEVD_FEW = 7
 #: The product of up to this many columns is added in the last pass over an inverse.
 POTRI_FEW_COLUMNS = 4
 #: From this many threads on each one moves several rows of a packed triangle.
@@ -94,7 +114,9 @@ PACKING_MANY_THREADS = 1 << 20
 
 # Bytes of workspace: batches are cut into parts that stay below.
 GESVD_WORKSPACE = 64 * 2**20
-SYEVD_WORKSPACE = 256 * 2**20  # cuSOLVER's is some 14 times its operand
+GESVD_BATCHED_WORKSPACE = 2**30
+#: The part of a device's memory that cuSOLVER's batched eigenvalues may have: some 14 times their operand.
+SYEVD_WORKSPACE_PART = 32
 #: Predicted moments and sums of gradients of all series of a launch, and moments of one series.
 KALMAN_WORKSPACE = 1 << 27
 KALMAN_KEPT = 1 << 19
@@ -142,3 +164,19 @@ def choose_inverse_block(n: int) -> int:
 def choose_product_cut(terms: int) -> int:
     """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
+
+
+def has_small_spectral_gradient(items: int, n: int) -> bool:
+    """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
+    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
+
+
+def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:
+    """How many of the matrices cuSOLVER's batched routine takes at a time: all or 1; 2 for one small matrix.
+
+    For one matrix it calls the routine for single ones, which takes twice as long as the batched one does for
+    two where that holds them in a multiprocessor.
+    """
+    if n * n * itemsize > SYEVD_IN_BLOCK:
+        return 1 if items <= SYEVD_FEW else items
+    return max(items, 2)

@@ -174,6 +174,19 @@ def potri(B: Tensor, size: int) -> None:
     _run_with_workspace(core.device_potri, B, describe_blocks(B), size)
 
 
+def iterate_polar(
+    X: Tensor, target: Tensor, G: Tensor, middle: Tensor, weights: list[tuple[float, float, float]]
+) -> Tensor:
+    """X := (a I + b G + c G²) X, G = X Xᵀ, for each (a, b, c). Returns X or ``target``, which has the result.
+
+    All are contiguous, (items, k, n) and (items, k, k), and are overwritten.
+    """
+    moved: bool = core.device_iterate_polar(
+        *_get_queue(X), *(describe_blocks(operand) for operand in (X, target, G, middle)), weights
+    )
+    return target if moved else X
+
+
 def describe_blocks(A: Tensor) -> Blocks:
     """Address, sizes and strides of A: a matrix, or a batch whose items lie at equal distances."""
     if A.dim() == 2:
