@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
-from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.small import tiles as _tiles
 from lapgrad._kernels.native import core
 
@@ -35,21 +34,17 @@ def syevd_vjp(
     """
     check = _tiles.Check(U)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
-    result, vectors = flatten_batch(written), _tiles.flatten_operand(U)
-    given = None if gU is None else _tiles.flatten_operand(gU)
+    described = [_tiles.describe_operand(operand) for operand in (written, U, gU)]
     values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
-    inner = values.new_empty(result.numel() + 2 * values.numel())
-    n = U.shape[-1]
+    inner = values.new_empty(written.numel() + 2 * values.numel())
     core.device_syevd_vjp(
         *_tiles.get_queue("syevd_vjp_tiles", KERNELS, U),
-        _tiles.describe_operand(result),
-        _tiles.describe_operand(vectors),
-        _tiles.describe_operand(given),
+        *(blocks for blocks, _ in described),
         check.pack_rule(values, steps, degeneracy, tol),
         inner.data_ptr(),
-        inner.data_ptr() + result.numel() * inner.element_size(),
+        inner.data_ptr() + written.numel() * inner.element_size(),
         _thresholds.SYEVD_VJP_TRIANGLE,
-        _thresholds.choose_product_cut(n),
+        _thresholds.choose_product_cut(U.shape[-1]),
         check.get_mailbox(),
     )
     if written is not gA:
