@@ -222,6 +222,7 @@ def replace_gpu() -> Iterator[None]:
     """While active, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
         mock.patch.object(_device, "_get_queue", make_device),
+        mock.patch.object(_device, "_get_queue_of_products", make_device),
         mock.patch.object(_tiles, "get_queue", make_queue),
         mock.patch.object(_launch, "launch", emulated.launch),
         mock.patch.object(_launch, "load_kernel", load_kernel),
