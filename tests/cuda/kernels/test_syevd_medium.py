@@ -117,6 +117,7 @@ def test_how_many_matrices_are_decomposed_at_a_time(monkeypatch: pytest.MonkeyPa
         decompose_symmetric(values, rows, status, vectors)
 
     monkeypatch.setattr(_symmetric, "_call_solver", solve)
+    monkeypatch.setattr(_stream, "is_capturing", lambda: False)
     monkeypatch.setattr(_thresholds, "SYEVD_IN_BLOCK", 100 * 8)
     monkeypatch.setattr(_thresholds, "SYEVD_DOUBLED", 70)
     for items, n, wanted in (
@@ -132,5 +133,9 @@ def test_how_many_matrices_are_decomposed_at_a_time(monkeypatch: pytest.MonkeyPa
         _symmetric.decompose_batch(values, rows, status, True)
         assert taken.pop() == wanted
         assert not status.any()
+        monkeypatch.setattr(_stream, "is_capturing", lambda: True)
+        _symmetric.decompose_batch(values.clone(), A.clone(), status, True)
+        assert taken.pop() == (max(items, 2), max(items, 2))
+        monkeypatch.setattr(_stream, "is_capturing", lambda: False)
         difference = rows @ A @ rows.mT - torch.diag_embed(values)
         assert float(difference.abs().max()) <= tolerances.SPECTRAL * n * torch.finfo(A.dtype).eps * n

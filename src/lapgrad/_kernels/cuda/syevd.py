@@ -15,6 +15,7 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
@@ -35,7 +36,8 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 def _is_faster_alone(A: Tensor) -> bool:
     """Whether cuSOLVER is faster than the kernel for small matrices: for one of float64."""
     alone = A.dim() == 2 or A.shape[:-2].numel() == 1
-    return alone and A.dtype == torch.float64 and A.shape[-1] >= _thresholds.SYEVD_ALONE
+    alone = alone and A.dtype == torch.float64 and A.shape[-1] >= _thresholds.SYEVD_ALONE
+    return alone and not _stream.is_capturing()  # that part of cuSOLVER cannot be captured
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:

@@ -24,6 +24,8 @@ def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, vectors: bool)
     """
     items, n, _ = rows.shape
     together = _thresholds.choose_eigenvalue_batch(items, n, rows.element_size())
+    if _stream.is_capturing():
+        together = max(items, 2)  # the routine for single matrices decides on the host how to go on
     if together <= items:
         _call_solver(values, rows, status, vectors, together)
         return

@@ -36,7 +36,7 @@ def gesvd_vjp(
     tol: float,
 ) -> Tensor | None:
     """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
-    check = _tiles.Check(U)
+    check = _tiles.Check(U, wanted=degeneracy != "nan")
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     result, _ = _tiles.describe_operand(written)
     if U.shape[-1] > V.shape[-1]:

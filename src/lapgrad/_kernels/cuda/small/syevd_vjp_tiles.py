@@ -18,6 +18,9 @@ from lapgrad._kernels.native import core
 #: In the order of ``SyevdKernel`` in csrc/gpu/device_spectral.h.
 KERNELS = ("measure<{T}>", "weigh<{T}>", "scale_rows<{T}>", "mirror<{T}>")
 
+#: Policies under which nobody asks whether the loss has a derivative.
+_UNREPORTED = ("nan", "quiet")
+
 
 def syevd_vjp(
     gA: Tensor,
@@ -30,9 +33,10 @@ def syevd_vjp(
 ) -> tuple[int, int] | None:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
 
-    U is not empty; gU and slope, if given, are cotangents of all eigenvectors and eigenvalues.
+    The policies "nan" and "quiet" are not checked. U is not empty; gU and slope, if given, are cotangents of
+    all eigenvectors and eigenvalues.
     """
-    check = _tiles.Check(U)
+    check = _tiles.Check(U, wanted=degeneracy not in _UNREPORTED)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     described = [_tiles.describe_operand(operand) for operand in (written, U, gU)]
     values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()

@@ -69,11 +69,11 @@ def transpose_blocks(blocks: _device.Blocks) -> _device.Blocks:
 class Check:
     """The status of the items of one call, which the host reads while the device goes on with products.
 
-    Nothing is checked while a graph is captured, or inside of ``without_waiting``.
+    Nothing is checked while a graph is captured, inside of ``without_waiting``, or if that is not wanted.
     """
 
-    def __init__(self, like: Tensor) -> None:
-        self._status = _items.DeferredStatus.acquire(like)
+    def __init__(self, like: Tensor, wanted: bool = True) -> None:
+        self._status = _items.DeferredStatus.acquire(like) if wanted else None
 
     def pack_rule(self, values: Tensor, slope: Tensor | None, degeneracy: str, tol: float) -> tuple[Any, ...]:
         """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
