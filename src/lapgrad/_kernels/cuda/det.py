@@ -24,7 +24,7 @@ def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | N
     if not A.numel():
         return _fallback.det(d, LU, pivots, A)
     cell = _items.get_status_cell(A)
-    _lu.compute_determinants(LU, pivots, A, cell, determinant=d)
+    _lu.compute_determinants(LU, pivots, A, cell, _lu_batch.Determinants(d.view(-1)))
     failure = _items.read_first_failure(cell)
     if failure is None or _lu_batch.serves(A):
         return failure

@@ -21,7 +21,8 @@ def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tens
     if not A.numel():
         return _fallback.slogdet(sign, logabsdet, LU, pivots, A)
     cell = _items.get_status_cell(A)
-    _lu.compute_determinants(LU, pivots, A, cell, sign=sign, logarithm=logabsdet)
+    results = _lu_batch.Determinants(sign=sign.view(-1), logarithm=logabsdet.view(-1))
+    _lu.compute_determinants(LU, pivots, A, cell, results)
     failure = _items.read_first_failure(cell)
     if failure is None or _lu_batch.serves(A):
         return failure
