@@ -27,6 +27,11 @@ _CHECK_THREADS = 256
 _CHECK_BLOCKS = 1024
 
 
+def serves(A: Tensor) -> bool:
+    """Whether the functions here take a batch of this shape and type, or those of ``small/lu.py`` do."""
+    return _lu_batch.serves(A) or A.shape[:-2].numel() <= _thresholds.MOST_ITEMS
+
+
 def compute_determinants(
     LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | None, results: Determinants
 ) -> None:
