@@ -41,6 +41,9 @@ GESVD_BATCHED_FROM = 65
 GESVD_BATCHED_MOST = 1024
 GESVD_LQ_FROM = 3.0
 
+#: Most items of a launch that has the items in its second dimension.
+MOST_ITEMS = 65535
+
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
 FEW = 4
 ORDER_THAT_FILLS = 1024
@@ -99,6 +102,8 @@ TRIANGULAR_ALONE = 64
 TRIANGULAR_FEW = 2
 #: The fewest items: a kernel gives one matrix one multiprocessor, a library gives it the whole device.
 GELQF_WIDE_FEWEST = 4
+#: From this many items on the gradient of matrices with up to 16 rows, and any columns, is one kernel.
+GELQF_WIDE_MANY = 512
 GESVD_MEDIUM_FEWEST = 2
 #: Up to this long side the kernel is faster even for one matrix.
 GESVD_MEDIUM_ALONE = 4096
