@@ -66,9 +66,11 @@ def split_rows(n: int, width: int) -> Iterator[slice]:
 _BUFFERS, _PART_OF_FREE_MEMORY = 3, 0.25
 
 
-def _choose_entries(device: torch.device) -> int:
-    """Entries of K_c that are fast on a device, or fewer where there is little memory."""
+def _choose_entries(all_entries: int, device: torch.device) -> int:
+    """Entries of K_c that are fast on a device, or fewer where there is little memory; of K that many."""
     fast = _get_sizes(device).chunk
+    if all_entries <= fast / 4:  # not worth asking
+        return fast
     # While a graph is captured the driver is not asked: what fits has been seen in the rehearsals.
     is_known = device.type == "cuda" and torch.cuda.is_initialized()
     if not is_known or torch.cuda.is_current_stream_capturing():
@@ -86,7 +88,7 @@ def choose_chunk_width(n: int, inducing: int, chunk: int | None, device: torch.d
         return max(1, min(chunk, n))
     if not n:
         return 1
-    most = max(1, int(_LEAST_COLUMNS * inducing), _choose_entries(device) // max(inducing, 1))
+    most = max(1, int(_LEAST_COLUMNS * inducing), _choose_entries(n * inducing, device) // max(inducing, 1))
     columns = _get_sizes(device).columns
     return min(n, -(-n // -(-n // most) // columns) * columns)
 
