@@ -80,11 +80,11 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, in
-#: batches of more than SPECTRAL_VJP_FEW items from SPECTRAL_VJP_TILES on.
+#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, and
+#: from SPECTRAL_VJP_TILES on where the vectors of a side have more than SPECTRAL_VJP_FEW bytes.
 SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_TILES = 33
-SPECTRAL_VJP_FEW = 64
+SPECTRAL_VJP_FEW = 1 << 24
 #: From this many rows in a batch on, a warp measures several of them.
 SPECTRAL_VJP_MANY_ROWS = 1 << 14
 #: Up to this order cotangents of the last eigenvectors only are extended to all.
@@ -175,9 +175,10 @@ def choose_product_cut(terms: int) -> int:
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
 
 
-def has_small_spectral_gradient(items: int, n: int) -> bool:
+def has_small_spectral_gradient(items: int, n: int, itemsize: int) -> bool:
     """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
-    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
+    few = items * n * n * itemsize <= SPECTRAL_VJP_FEW
+    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and few)
 
 
 def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:

@@ -88,8 +88,8 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
     """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
-    longest = max(U.shape[-1], V.shape[-1])
-    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(U.shape[:-2].numel(), longest)
+    items, longest = U.shape[:-2].numel(), max(U.shape[-1], V.shape[-1])
+    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(items, longest, U.element_size())
 
 
 def gesvd_vjp(

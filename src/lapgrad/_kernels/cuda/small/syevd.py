@@ -69,7 +69,8 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor) -> bool:
     """Return whether the kernel computes the gradient of matrices of this size."""
-    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(U.shape[:-2].numel(), U.shape[-1])
+    items, n = U.shape[:-2].numel(), U.shape[-1]
+    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(items, n, U.element_size())
 
 
 def syevd_vjp(
