@@ -9,6 +9,7 @@
 - ``lapgrad.fused`` has whole criteria as one operator: ``mvn_nll``, ``kalman_nll``, ``sgp_nll``.
 - ``lapgrad.models`` and ``lapgrad.sklearn`` have Gaussian processes, Bayesian linear regression and state
   space models. They are imported when they are first used.
+- ``lapgrad.distributed`` spreads models over several processes.
 
 Example:
     >>> import torch, lapgrad
@@ -43,6 +44,7 @@ from lapgrad._errors import (
     NonFiniteError,
     NotPositiveDefiniteError,
     OptionError,
+    ProcessGroupError,
     RankDeficientError,
     ShapeError,
     SingularMatrixError,
@@ -115,6 +117,7 @@ __all__ = [
     "NotPositiveDefiniteError",
     "OptionError",
     "PivotedFactorisation",
+    "ProcessGroupError",
     "RankDeficientError",
     "ShapeError",
     "SingularMatrixError",

@@ -1,9 +1,9 @@
 """Work that is spread over several processes.
 
 ``init_group`` joins the processes that ``torchrun``, ``mpiexec`` or Slurm has started. Models and
-``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them learn
-the parameters that one process with all of the data would learn. Started alone, the same program runs in one
-process.
+``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them
+learn the parameters that one process with all of the data would learn. Started alone, the same program runs
+in one process.
 """
 
 from __future__ import annotations

@@ -23,6 +23,11 @@ cancels in the gradient of the parameters, and its rounding errors are larger th
 
 for 4 n U^2 flops in place of 2 n U^2. A solve is backward stable: its B_c belongs to a K_c that differs in
 the last digits only.
+
+With a group of processes each of them has some of the chunks. The sums are added up over the processes
+between the passes, so that all of them have the same value, M and a. What the second pass gives the
+parameters of the kernel is added up at the end; the part of K_uu, which all of them know, is that of the
+first process.
 """
 
 from __future__ import annotations
@@ -35,7 +40,9 @@ from torch import Tensor
 
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
+from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp import reduction as _reduction
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.bound import LOG_2_PI
 from lapgrad.fused._sgp.evaluation import (
@@ -46,23 +53,29 @@ from lapgrad.fused._sgp.evaluation import (
 )
 from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.rows import Rows, TensorRows
 from lapgrad.fused._sgp.statistics import ARITHMETIC, Statistics
 
 
 class Inputs(NamedTuple):
-    """The tensors of the criterion."""
+    """The tensors of the criterion. X and Y are None where rows are read from elsewhere.
+
+    The parameters are those of the kernel, and after them those that the targets depend on.
+    """
 
     Z: Tensor
-    X: Tensor
-    Y: Tensor
+    X: Tensor | None
+    Y: Tensor | None
     noise_var: Tensor
     parameters: tuple[Tensor, ...]
 
     @classmethod
-    def from_sequence(cls, values: Sequence[Tensor]) -> Inputs:
+    def from_sequence(cls, values: Sequence[Tensor | None]) -> Inputs:
         """From tensors in the order of the attributes, those of the parameters last."""
         Z, X, Y, noise_var, *parameters = values
-        return cls(Z, X, Y, noise_var, tuple(parameters))
+        assert Z is not None
+        assert noise_var is not None
+        return cls(Z, X, Y, noise_var, tuple(value for value in parameters if value is not None))
 
 
 class Needs(NamedTuple):
@@ -203,11 +216,21 @@ def evaluate(
     needs: Needs,
     jitter: float,
     width: int,
+    group: Group,
+    data: Rows | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """The value, and the gradients that are needed. ``operator`` is the name in messages."""
+    """The value, and the gradients that are needed. ``operator`` is the name in messages.
+
+    The rows are those of ``inputs``, or of ``data``.
+    """
+    if data is None:
+        assert inputs.X is not None
+        assert inputs.Y is not None
+        data = TensorRows(inputs.X.detach(), inputs.Y.detach())
     leaves = _Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
-    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:]))
-    problem = _Problem(operator, kernel, leaves, inputs, needs, jitter, width)
+    own = 1 + len(kernel.parameters)
+    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:own]))
+    problem = _Problem(operator, kernel, leaves, inputs, needs, jitter, width, group, data)
     return _kernel_function.call_with_parameters(
         kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
     )
@@ -215,11 +238,14 @@ def evaluate(
 
 def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tensor, Gradients]:
     """Evaluate with deferred checks on a GPU, and once more if an assumption turns out to be wrong."""
-    operator, kernel, leaves, inputs, needs, jitter, width = problem
-    X, Z = inputs.X.detach(), leaves.tensors[0]
-    prepared, assumption = _kernel_function.prepare_points(kernel, Z, X)
-    fast_problem = _Problem(operator, prepared, leaves, inputs, needs, jitter, width)
-    if not _defers_checks(X):
+    operator, jitter, data, Z = problem.operator, problem.jitter, problem.data, problem.leaves.tensors[0]
+    # All processes of a group have to repeat an evaluation or none, and rows that are read chunk by chunk are
+    # not known beforehand: the checks of each chunk are then made at once.
+    if problem.group.size > 1 or not isinstance(data, TensorRows):
+        return _evaluate_once(problem, ImmediateChecks(operator, jitter))
+    prepared, assumption = _kernel_function.prepare_points(problem.kernel, Z, data.X)
+    fast_problem = problem._replace(kernel=prepared)
+    if not _defers_checks(data.X):
         return _evaluate_once(fast_problem, ImmediateChecks(operator, jitter))
     checks = DeferredChecks(operator, jitter, Z, evaluation, assumption)
     with without_waiting():
@@ -227,7 +253,7 @@ def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tens
     if checks.hand_over() or checks.are_passed():
         return result
     del result
-    leaves.reset_sums()
+    problem.leaves.reset_sums()
     return _evaluate_once(problem, ImmediateChecks(operator, jitter, checks.found_imprecise))
 
 
@@ -246,56 +272,89 @@ class _Problem(NamedTuple):
     needs: Needs
     jitter: float
     width: int
+    group: Group
+    data: Rows
+
+    @property
+    def target_parameters(self) -> list[Tensor]:
+        """The tensors that the targets depend on, in float64."""
+        return self.leaves.tensors[1 + len(self.kernel.parameters) :]
 
 
 def _evaluate_once(problem: _Problem, checks: ImmediateChecks | DeferredChecks) -> tuple[Tensor, Gradients]:
-    operator, kernel, leaves, inputs, needs, jitter, width = problem
-    dtype, X, Y = inputs.Z.dtype, inputs.X.detach(), inputs.Y.detach()
-    v = inputs.noise_var.detach().to(ARITHMETIC)
-    Z, *parameters = leaves.tensors
-    statistics = _statistics.gather(
-        operator,
-        kernel,
-        Z,
-        X,
-        Y,
-        jitter,
-        width,
-        record=bool(leaves.wanted),
-        info=checks.factor_info,
-        # The precision of products is checked only if there is a gradient to compute.
-        may_invert=checks.are_products_precise and needs.any,
-    )
+    kernel, leaves, data, group = problem.kernel, problem.leaves, problem.data, problem.group
+    Z, needs = leaves.tensors[0], problem.needs
+    with group.expect_sum(_reduction.count_numbers(len(Z), data.outputs), Z.device) as pending:
+        own = _statistics.gather(
+            problem.operator,
+            kernel,
+            Z,
+            data,
+            problem.jitter,
+            problem.width,
+            target_parameters=problem.target_parameters,
+            record=bool(leaves.wanted),
+            info=checks.factor_info,
+            # The precision of products is checked only if there is a gradient to compute.
+            may_invert=checks.are_products_precise and needs.any,
+        )
+        sums = _reduction.StatisticsSum(pending, own, group.size == 1)
+        del own
+    found = 2 + sum(total.numel() for total in leaves.sums)
+    with group.expect_sum(found, Z.device) as pending:
+        value, of_noise, of_data = _pass_back(problem, checks, sums)
+        if group.size > 1:
+            # All processes know both, up to rounding. They go on with the numbers of the first one.
+            results = [number if group.is_first else torch.zeros_like(number) for number in (value, of_noise)]
+            pending.start([*results, *leaves.sums])
+            pending.wait()
+            value, of_noise = results
+    dtype = problem.inputs.Z.dtype
+    gX, gY = (None if gradient is None else gradient.to(dtype) for gradient in of_data)
+    gZ, *of_parameters = leaves.convert_sums()
+    gv = of_noise.to(dtype) if needs.noise_var else None
+    return value.to(dtype), Gradients(gZ, gX, gY, gv, tuple(of_parameters))
+
+
+def _pass_back(
+    problem: _Problem, checks: ImmediateChecks | DeferredChecks, sums: _reduction.StatisticsSum
+) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    """The value, the gradient of the noise variance and those of X and Y; those of leaves go to their sums.
+
+    Of the leaves' gradients that is the part of the rows of this process.
+    """
+    kernel, leaves, inputs, needs = problem.kernel, problem.leaves, problem.inputs, problem.needs
+    v, outputs = inputs.noise_var.detach().to(ARITHMETIC), problem.data.outputs
+    Z = leaves.tensors[0]
+    # Summed in float64: the contributions of the kernel's diagonal and of its matrices nearly cancel.
+    gX = torch.zeros_like(inputs.X, dtype=ARITHMETIC) if needs.X and inputs.X is not None else None
+    gY = torch.empty_like(inputs.Y) if needs.Y and inputs.Y is not None else None
+    # This needs no sums, so it is computed while they are on their way.
+    _differentiate_variances(kernel, leaves, problem.data, problem.target_parameters, gX, 0.5 * outputs / v)
+    statistics = sums.finish()
     Lm, a, value = _factor_and_value(problem, checks, statistics, v)
     if not needs.any:
-        return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
+        return value, torch.zeros_like(value), (None, None)
     with without_waiting():  # all factors are known to be regular now
-        gradients = _differentiate_matrices(statistics, Lm, a, v, jitter, Y, checks)
+        gradients = _differentiate_matrices(statistics, Lm, a, v, problem.jitter, outputs, checks)
     last, workspace = statistics.last, statistics.workspace
-    del statistics, Lm  # frees one of three U x U matrices
-    # Summed in float64: the contributions of the kernel's diagonal and of its matrices nearly cancel.
-    gX = torch.zeros_like(X, dtype=ARITHMETIC) if needs.X else None
-    gY = torch.empty_like(Y) if needs.Y else None
+    del statistics, Lm, sums  # frees one of three U x U matrices
     if needs.kernel or needs.Y:
-        _stream_back(kernel, leaves, gradients.chunks, (X, Y, v), (gX, gY), width, (last, workspace))
+        _stream_back(problem, gradients.chunks, v, (gX, gY), (last, workspace))
     gKuu, gv = gradients.Kuu, gradients.noise_var
     del gradients, last, workspace
-    if leaves.wanted:
+    if leaves.wanted and problem.group.is_first:
         with torch.enable_grad():
-            Kuu = kernel.matrix(Z, Z, *parameters)
+            Kuu = kernel.matrix(Z, Z, *kernel.parameters)
         leaves.add([Kuu], [gKuu])
-    gZ, *of_parameters = leaves.convert_sums()
-    gX = None if gX is None else gX.to(dtype)
-    return value.to(dtype), Gradients(
-        gZ, gX, gY, gv.to(dtype) if needs.noise_var else None, tuple(of_parameters)
-    )
+    return value, gv, (gX, gY)
 
 
 def _factor_and_value(
     problem: _Problem, checks: ImmediateChecks | DeferredChecks, statistics: Statistics, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The Cholesky factor of M, a, and the criterion."""
-    W, b, (n, k) = statistics.W, statistics.b, problem.inputs.Y.shape
+    W, b, n, k = statistics.W, statistics.b, statistics.count, problem.data.outputs
     Lm = W / v
     Lm.diagonal().add_(1.0)
     failure = lookup("potrf", Lm)(Lm, Lm, True, checks.sums_info)
@@ -319,12 +378,12 @@ def _differentiate_matrices(
     a: Tensor,
     v: Tensor,
     jitter: float,
-    Y: Tensor,
+    k: int,
     checks: ImmediateChecks | DeferredChecks,
 ) -> _MatrixGradients:
     """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu."""
-    whitening, W, b, squares, variances, *_ = statistics
-    U, (n, k) = len(W), Y.shape
+    whitening, W, b, squares, variances, n, *_ = statistics
+    U = len(W)
     unexplained = variances - W.diagonal().sum()
     inverse = Lm
     lookup("potri", Lm)(inverse, Lm, True)
@@ -339,7 +398,7 @@ def _differentiate_matrices(
     lookup("copyltu", W)(W, W, True)
     W.mul_(k / v)
     chunks: _ChunkProducts | _ChunkSolves
-    if checks.needs_solves(_bound_imprecision(whitening, g, v, statistics.last.detach(), k)):
+    if checks.needs_solves(_bound_imprecision(whitening, g, v, statistics.size, k)):
         assert isinstance(whitening, Substitution)  # see are_products_precise
         gKuu = whitening.sandwich(W.add_(S))
         chunks = _ChunkSolves(whitening.Lu, S.div_(v), -a / v)
@@ -352,69 +411,74 @@ def _differentiate_matrices(
     return _MatrixGradients(gv, gKuu, chunks)
 
 
-def _bound_imprecision(whitening: Substitution | Inverse, g: Tensor, v: Tensor, K: Tensor, k: int) -> Tensor:
-    """A bound of the rounding error of k_i^T G k_i, averaged over the columns k_i of K.
+def _bound_imprecision(
+    whitening: Substitution | Inverse, g: Tensor, v: Tensor, size: Tensor, k: int
+) -> Tensor:
+    """A bound of the rounding error of k_i^T G k_i, averaged over columns k_i of kernel matrices.
 
     k_i^T G k_i is what one observation adds to the derivative by the logarithm of the kernel's variance. With
     G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T the eigenvalues of M^-1 - I lie between -1 and 0, and the
     smallest pivot of Lu stands in for the root of K_uu's smallest eigenvalue. The bound is ten to a hundred
-    times the error that is measured.
+    times the error that is measured. ``size``: the sum of the squares of the columns, and their number.
     """
-    if not K.numel():
+    if not len(g):
         return v.new_zeros(())
-    size = k / (v * whitening.find_least_pivot().square()) + v * g.square().sum()
-    return torch.finfo(K.dtype).eps * K.square().sum() / K.shape[1] * size
+    weight = k / (v * whitening.find_least_pivot().square()) + v * g.square().sum()
+    return torch.finfo(size.dtype).eps * size[0] / size[1].clamp_min(1.0) * weight
 
 
 def _stream_back(
-    kernel: KernelFunction,
-    leaves: _Leaves,
+    problem: _Problem,
     chunks: _ChunkProducts | _ChunkSolves,
-    data: tuple[Tensor, Tensor, Tensor],
+    v: Tensor,
     gradients: tuple[Tensor | None, Tensor | None],
-    width: int,
     buffers: tuple[Tensor, Tensor],
 ) -> None:
     """The second pass over the data, from the last chunk to the first.
 
     ``buffers``: K_c of the last chunk, which the first pass has left, and a workspace of that size.
     """
-    (X, Y, v), (gX, gY) = data, gradients
-    Z, *parameters = leaves.tensors
+    kernel, leaves, data, (gX, gY) = problem.kernel, problem.leaves, problem.data, gradients
+    Z, parameters = leaves.tensors[0], kernel.parameters
     last, workspace = buffers
-    _differentiate_variances(kernel, leaves, X, gX, 0.5 * Y.shape[-1] / v)
-    for rows in reversed(list(_statistics.split_rows(len(X), width))):
-        inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
-        if gX is not None:
-            inputs = inputs.detach().requires_grad_()
+    for rows in reversed(list(_statistics.split_rows(data.count, problem.width))):
         with torch.enable_grad():
-            known = rows.stop == len(X) and gX is None
+            inputs, targets = data.read(rows, problem.target_parameters)
+            if gX is not None:
+                inputs = inputs.detach().requires_grad_()
+            known = rows.stop == data.count and gX is None
             K = last if known else kernel.matrix(Z, inputs, *parameters)
-        values = K.detach()
+        values, Y = K.detach(), targets.detach()
+        gT = chunks.differentiate_targets(values, Y, v) if gY is not None or targets.requires_grad else Y
         if gY is not None:
-            gY[rows] = chunks.differentiate_targets(values, targets, v)
+            gY[rows] = gT
         if not leaves.wanted and gX is None:
             continue
-        gK = chunks.differentiate_matrix(values, targets, workspace[: values.numel()].view(values.shape))
+        gK = chunks.differentiate_matrix(values, Y, workspace[: values.numel()].view(values.shape))
         further = [] if gX is None else [inputs]
-        found = leaves.add([K], [gK], further)
+        found = leaves.add([K, targets], [gK, gT], further)
         if gX is not None and found[0] is not None:
             gX[rows] += found[0]
         last = K = values = gK  # frees the graph of this chunk before the next one is made
 
 
 def _differentiate_variances(
-    kernel: KernelFunction, leaves: _Leaves, X: Tensor, gX: Tensor | None, weight: Tensor
+    kernel: KernelFunction,
+    leaves: _Leaves,
+    data: Rows,
+    target_parameters: Sequence[Tensor],
+    gX: Tensor | None,
+    weight: Tensor,
 ) -> None:
     """Adds the gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
     if not leaves.wanted and gX is None:
         return
-    for rows in _statistics.split_rows(len(X), _statistics.VARIANCE_ROWS):
-        inputs = X[rows].to(ARITHMETIC)
+    for rows in _statistics.split_rows(data.count, _statistics.VARIANCE_ROWS):
+        inputs = data.read(rows, target_parameters)[0]
         if gX is not None:
             inputs = inputs.detach().requires_grad_()
         with torch.enable_grad():
-            variances = kernel.diagonal(inputs, *leaves.tensors[1:])
+            variances = kernel.diagonal(inputs, *kernel.parameters)
         found = leaves.add([variances], [weight.expand_as(variances)], [] if gX is None else [inputs])
         if gX is not None and found[0] is not None:
             gX[rows] += found[0]

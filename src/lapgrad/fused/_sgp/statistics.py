@@ -11,7 +11,7 @@ to the jitter, and in those directions float32 would leave nothing but noise in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,9 +22,8 @@ from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution, invert_factor
 from lapgrad.fused._sgp.kernel_function import KernelFunction
-
-#: The dtype of all matrices of U x U and U x chunk.
-ARITHMETIC = torch.float64
+from lapgrad.fused._sgp.rows import ARITHMETIC as ARITHMETIC
+from lapgrad.fused._sgp.rows import Rows
 
 
 class _Sizes(NamedTuple):
@@ -82,6 +81,8 @@ class Statistics(NamedTuple):
         b: (U, k).
         squares: (), the sum of the squares of Y.
         variances: (), the sum of the kernel's diagonal over the data.
+        count: (), the number of rows.
+        size: (2,), the sum of the squares of the entries of the last K_c, and how many columns it has.
         last: K_c of the last chunk, which the second pass begins with.
         workspace: A buffer for one more matrix of the size of any K_c.
     """
@@ -91,6 +92,8 @@ class Statistics(NamedTuple):
     b: Tensor
     squares: Tensor
     variances: Tensor
+    count: Tensor
+    size: Tensor
     last: Tensor
     workspace: Tensor
 
@@ -130,11 +133,11 @@ def gather(
     operator: str,
     kernel: KernelFunction,
     Z: Tensor,
-    X: Tensor,
-    Y: Tensor,
+    data: Rows,
     jitter: float,
     width: int,
     *,
+    target_parameters: Sequence[Tensor] = (),
     record: bool = False,
     info: Tensor | None = None,
     may_invert: bool = False,
@@ -147,28 +150,28 @@ def gather(
         operator: The name in messages.
         kernel: With parameters in ``ARITHMETIC``.
         Z: (U, d), in ``ARITHMETIC``.
-        X: (n, d), of any dtype.
-        Y: (n, k), of any dtype.
+        data: Inputs (n, d) and targets (n, k).
         jitter: In units of the mean of K_uu's diagonal.
         width: Rows of a chunk.
+        target_parameters: What the targets depend on, in ``ARITHMETIC``.
         record: Record the last K_c for autograd.
         info: As in ``factorise_inducing``.
         may_invert: K_uu is far enough from singular to invert its factor where that is faster.
     """
-    U, n, k = len(Z), len(X), Y.shape[-1]
+    U, n, k = len(Z), data.count, data.outputs
     matrix, diagonal, parameters = kernel
     Kuu = matrix(Z, Z, *parameters)
     Lu = factorise_inducing(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
-    squares = Z.new_zeros(())
+    squares, variances = Z.new_zeros(()), Z.new_zeros(())
     workspace = Z.new_empty(U * width)
     with without_waiting():  # a Cholesky factor has no zeros on its diagonal
         inverts = may_invert and _get_sizes(Z.device).inverse <= U
         whitening = invert_factor(Lu) if inverts else Substitution(Lu)
     K = Z.new_empty(U, 0)
     for rows in split_rows(n, width):
-        inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
+        inputs, targets = data.read(rows, target_parameters)
         del K  # frees it before the next one is made
         with torch.set_grad_enabled(record and rows.stop == n):
             K = matrix(Z, inputs, *parameters)
@@ -178,7 +181,6 @@ def gather(
         lookup("syrk_add", W)(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
-    variances = Z.new_zeros(())
-    for rows in split_rows(n, VARIANCE_ROWS):
-        variances += diagonal(X[rows].to(ARITHMETIC), *parameters).sum()
-    return Statistics(whitening, W, b, squares, variances, K, workspace)
+        variances += diagonal(inputs, *parameters).sum()
+    size = torch.stack([K.detach().square().sum(), Z.new_full((), K.shape[1])])
+    return Statistics(whitening, W, b, squares, variances, Z.new_full((), n), size, K, workspace)

@@ -18,6 +18,7 @@ from torch import Tensor
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.inverse_factor import Substitution
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.rows import TensorRows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
@@ -75,7 +76,7 @@ def compute_posterior(
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
         kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
         width = _statistics.choose_chunk_width(len(X), len(Z), chunk, X.device)
-        sums = _statistics.gather(who, kernel, Z, X, Y, jitter, width)
+        sums = _statistics.gather(who, kernel, Z, TensorRows(X, Y), jitter, width)
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
         assert isinstance(sums.whitening, Substitution)

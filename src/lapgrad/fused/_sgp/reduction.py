@@ -1,0 +1,53 @@
+"""Sums of the statistics of a sparse Gaussian process over the processes of a group.
+
+Each process gathers the statistics of its own rows. Their sum over all processes takes U^2 / 2 + U k
+numbers, however many rows there are. It is started as soon as a process has passed over its rows, and
+finished when the sums are needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad.distributed.group import PendingSum
+from lapgrad.fused._sgp.statistics import Statistics
+from lapgrad.ops.extracttrian import extracttrian
+from lapgrad.ops.maketrian import maketrian
+
+#: Numbers of the statistics besides W and b: squares, variances, count, and two of ``size``.
+_NUMBERS = 5
+
+
+def count_numbers(inducing: int, outputs: int) -> int:
+    """Return how many numbers the statistics have."""
+    return inducing * (inducing + 1) // 2 + inducing * outputs + _NUMBERS
+
+
+class StatisticsSum:
+    """The sum of statistics over the ranks of a group, which is under way.
+
+    Args:
+        pending: The sum that ``Group.expect_sum`` announced.
+        own: The statistics of the rows of this rank.
+        is_alone: Whether there is only one rank: nothing is copied.
+    """
+
+    def __init__(self, pending: PendingSum, own: Statistics, is_alone: bool) -> None:
+        self._pending, self._own = pending, own
+        self._parts: list[Tensor] = []
+        if not is_alone:
+            numbers = torch.stack([own.squares, own.variances, own.count])
+            self._parts = [extracttrian(own.W), own.b, numbers, own.size]
+            pending.start(self._parts)
+
+    def finish(self) -> Statistics:
+        """Return the statistics of all rows, with the last chunk and the workspace of this rank."""
+        if not self._parts:
+            return self._own
+        self._pending.wait()
+        triangle, b, numbers, size = self._parts
+        squares, variances, count = numbers.unbind()
+        return self._own._replace(
+            W=maketrian(triangle), b=b, squares=squares, variances=variances, count=count, size=size
+        )
