@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lapgrad.distributed.group import Group as Group
     from lapgrad.distributed.group import init_group as init_group
+    from lapgrad.distributed.sharding import shard as shard
+    from lapgrad.distributed.streams import MappedRows as MappedRows
+    from lapgrad.distributed.streams import ParquetRows as ParquetRows
+    from lapgrad.distributed.streams import RowStream as RowStream
 
 #: Module of each public name. They are imported when they are first used: ``lapgrad`` itself imports this
 #: package, and some of the modules stand above it.
 _MODULES = {
     "Group": "group",
+    "MappedRows": "streams",
+    "ParquetRows": "streams",
+    "RowStream": "streams",
     "init_group": "group",
+    "shard": "sharding",
 }
 
 
@@ -35,4 +43,4 @@ def __dir__() -> list[str]:
     return sorted(_MODULES)
 
 
-__all__ = ["Group", "init_group"]
+__all__ = ["Group", "MappedRows", "ParquetRows", "RowStream", "init_group", "shard"]

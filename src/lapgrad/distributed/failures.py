@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import os
 import pickle
+import re
 import socket
 import time
 from pathlib import Path
@@ -87,7 +88,9 @@ class Watch:
         missing = dead or self._find_dead() or silent
         names = ", ".join(self._describe(rank) for rank in missing)
         what = f"{names} has ended or cannot be reached" if missing else "the connection to a rank was lost"
-        detail = f" ({reason.strip().splitlines()[0]})" if reason.strip() else ""
+        # Of gloo's messages: without the line of its source, and without its advice.
+        told = re.sub(r"^\[[^]]*\] *", "", reason.strip()).partition(". This is")[0].partition("\n")[0]
+        detail = f" ({told.removesuffix('.')})" if told else ""
         error = _errors.ProcessGroupError(f"rank {self._rank}: {what}{detail}.", tuple(missing))
         mark_as_shared(error)
         return error

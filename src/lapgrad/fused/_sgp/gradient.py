@@ -298,7 +298,7 @@ def _evaluate_once(problem: _Problem, checks: ImmediateChecks | DeferredChecks) 
             # The precision of products is checked only if there is a gradient to compute.
             may_invert=checks.are_products_precise and needs.any,
         )
-        sums = _reduction.StatisticsSum(pending, own, group.size == 1)
+        sums = _reduction.StatisticsSum(problem.operator, pending, own, group.size == 1)
         del own
     found = 2 + sum(total.numel() for total in leaves.sums)
     with group.expect_sum(found, Z.device) as pending:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lapgrad.distributed.group import PendingSum
+from lapgrad.fused._sgp.evaluation import explain_sums_failure, explain_value_failure
 from lapgrad.fused._sgp.statistics import Statistics
 from lapgrad.ops.extracttrian import extracttrian
 from lapgrad.ops.maketrian import maketrian
@@ -28,17 +29,26 @@ class StatisticsSum:
     """The sum of statistics over the ranks of a group, which is under way.
 
     Args:
+        operator: The name in messages.
         pending: The sum that ``Group.expect_sum`` announced.
         own: The statistics of the rows of this rank.
         is_alone: Whether there is only one rank: nothing is copied.
+
+    Raises:
+        NonFiniteError: A number of this rank is NaN or infinite.
     """
 
-    def __init__(self, pending: PendingSum, own: Statistics, is_alone: bool) -> None:
+    def __init__(self, operator: str, pending: PendingSum, own: Statistics, is_alone: bool) -> None:
         self._pending, self._own = pending, own
         self._parts: list[Tensor] = []
         if not is_alone:
             numbers = torch.stack([own.squares, own.variances, own.count])
             self._parts = [extracttrian(own.W), own.b, numbers, own.size]
+            # In the sum over all ranks a NaN would no longer tell whose it is.
+            if not self._parts[0].isfinite().all():
+                raise explain_sums_failure(operator, -1)
+            if not all(part.isfinite().all() for part in self._parts[1:]):
+                raise explain_value_failure(operator)
             pending.start(self._parts)
 
     def finish(self) -> Statistics:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp.rows import TensorRows
 from lapgrad.models import _scaling
 from lapgrad.models._deep import mean_functions as _mean_functions
 from lapgrad.models._deep.sparse_layer import COVARIANCES, SparseLayer
@@ -133,8 +134,8 @@ def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, no
         "SparseLayer",
         _kernel_function.wrap_module(last.kernel),
         last.inducing,
-        X,
-        y,
+        TensorRows(X, y),
+        (),
         noise_var,
         last.jitter,
         None,
