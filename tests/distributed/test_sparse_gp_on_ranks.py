@@ -1,0 +1,12 @@
+"""Sparse Gaussian processes on two ranks learn what one process learns from all rows; failures reach both."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import assert_all_passed
+
+pytestmark = pytest.mark.cpu
+
+
+def test_on_two_ranks(subtests: pytest.Subtests) -> None:
+    assert_all_passed("sparse_gp_on_ranks.py", subtests)
