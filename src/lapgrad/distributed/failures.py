@@ -16,7 +16,7 @@ import re
 import socket
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
@@ -58,6 +58,16 @@ class Member(NamedTuple):
         return False
 
 
+class KeyStore(Protocol):
+    """The part of torch's stores of keys and values that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set the value of a key, for all ranks."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether these keys have been set."""
+
+
 class Watch:
     """What one rank knows of the processes of its group.
 
@@ -67,7 +77,7 @@ class Watch:
         members: The processes by rank.
     """
 
-    def __init__(self, store: dist.Store | None, rank: int, members: list[Member]) -> None:
+    def __init__(self, store: KeyStore | None, rank: int, members: list[Member]) -> None:
         self._store, self._rank, self._members = store, rank, members
 
     def check(self) -> None:

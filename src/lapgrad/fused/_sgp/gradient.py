@@ -244,7 +244,7 @@ def _evaluate_and_check(problem: _Problem, evaluation: Evaluation) -> tuple[Tens
     if problem.group.size > 1 or not isinstance(data, TensorRows):
         return _evaluate_once(problem, ImmediateChecks(operator, jitter))
     prepared, assumption = _kernel_function.prepare_points(problem.kernel, Z, data.X)
-    fast_problem = problem._replace(kernel=prepared)
+    fast_problem = _Problem(operator, prepared, *problem[2:])
     if not _defers_checks(data.X):
         return _evaluate_once(fast_problem, ImmediateChecks(operator, jitter))
     checks = DeferredChecks(operator, jitter, Z, evaluation, assumption)
@@ -354,7 +354,7 @@ def _factor_and_value(
     problem: _Problem, checks: ImmediateChecks | DeferredChecks, statistics: Statistics, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The Cholesky factor of M, a, and the criterion."""
-    W, b, n, k = statistics.W, statistics.b, statistics.count, problem.data.outputs
+    W, b, n, k = statistics.W, statistics.b, statistics.total, problem.data.outputs
     Lm = W / v
     Lm.diagonal().add_(1.0)
     failure = lookup("potrf", Lm)(Lm, Lm, True, checks.sums_info)

@@ -16,7 +16,7 @@ from lapgrad.fused._sgp.statistics import Statistics
 from lapgrad.ops.extracttrian import extracttrian
 from lapgrad.ops.maketrian import maketrian
 
-#: Numbers of the statistics besides W and b: squares, variances, count, and two of ``size``.
+#: Numbers of the statistics besides W and b: squares, variances, total, and two of ``size``.
 _NUMBERS = 5
 
 
@@ -42,7 +42,7 @@ class StatisticsSum:
         self._pending, self._own = pending, own
         self._parts: list[Tensor] = []
         if not is_alone:
-            numbers = torch.stack([own.squares, own.variances, own.count])
+            numbers = torch.stack([own.squares, own.variances, own.total])
             self._parts = [extracttrian(own.W), own.b, numbers, own.size]
             # In the sum over all ranks a NaN would no longer tell whose it is.
             if not self._parts[0].isfinite().all():
@@ -57,7 +57,7 @@ class StatisticsSum:
             return self._own
         self._pending.wait()
         triangle, b, numbers, size = self._parts
-        squares, variances, count = numbers.unbind()
+        squares, variances, total = numbers.unbind()
         return self._own._replace(
-            W=maketrian(triangle), b=b, squares=squares, variances=variances, count=count, size=size
+            W=maketrian(triangle), b=b, squares=squares, variances=variances, total=total, size=size
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ class Rows(Protocol):
         """
 
 
-class TensorRows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class TensorRows:
     """The rows of X (n, d) and Y (n, k), of any dtype."""
 
     X: Tensor

@@ -81,7 +81,7 @@ class Statistics(NamedTuple):
         b: (U, k).
         squares: (), the sum of the squares of Y.
         variances: (), the sum of the kernel's diagonal over the data.
-        count: (), the number of rows.
+        total: (), the number of rows.
         size: (2,), the sum of the squares of the entries of the last K_c, and how many columns it has.
         last: K_c of the last chunk, which the second pass begins with.
         workspace: A buffer for one more matrix of the size of any K_c.
@@ -92,7 +92,7 @@ class Statistics(NamedTuple):
     b: Tensor
     squares: Tensor
     variances: Tensor
-    count: Tensor
+    total: Tensor
     size: Tensor
     last: Tensor
     workspace: Tensor

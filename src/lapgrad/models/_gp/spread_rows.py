@@ -7,8 +7,8 @@ see.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ SAMPLE = 1 << 17
 _ROWS = 1 << 16
 
 
-class Moments(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Moments:
     """Means and variances of the columns of some rows, in float64.
 
     Attributes:
