@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lapgrad.distributed.checkpoints import Checkpoint as Checkpoint
     from lapgrad.distributed.group import Group as Group
     from lapgrad.distributed.group import init_group as init_group
     from lapgrad.distributed.sharding import shard as shard
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 #: Module of each public name. They are imported when they are first used: ``lapgrad`` itself imports this
 #: package, and some of the modules stand above it.
 _MODULES = {
+    "Checkpoint": "checkpoints",
     "Group": "group",
     "MappedRows": "streams",
     "ParquetRows": "streams",
@@ -43,4 +45,4 @@ def __dir__() -> list[str]:
     return sorted(_MODULES)
 
 
-__all__ = ["Group", "MappedRows", "ParquetRows", "RowStream", "init_group", "shard"]
+__all__ = ["Checkpoint", "Group", "MappedRows", "ParquetRows", "RowStream", "init_group", "shard"]

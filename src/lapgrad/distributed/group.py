@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad.distributed import failures as _failures
+
+_Object = TypeVar("_Object")
 
 #: Numbers travel in this dtype: sums over ranks are as precise as those within one.
 _DTYPE = torch.float64
@@ -49,6 +51,7 @@ class Group:
 
     def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
         self.process_group, self.timeout = process_group, timeout
+        self._is_owner = False
         self.rank = 0 if process_group is None else process_group.rank()
         self.size = 1 if process_group is None else process_group.size()
         if self.rank < 0:
@@ -112,6 +115,28 @@ class Group:
             with torch.no_grad():
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)
+
+    def share_object(self, value: _Object) -> _Object:
+        """Return the object of rank 0 on all ranks. It must be one that can be pickled."""
+        if self.size == 1:
+            return value
+        sent = [value]
+        try:
+            dist.broadcast_object_list(sent, group=self.process_group, group_src=0)
+        except RuntimeError as error:
+            raise self._watch.explain(str(error)) from error
+        return sent[0]
+
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have called this."""
+        self.sum_numbers([0.0])
+
+    def close(self) -> None:
+        """Wait for all ranks, and end the process group if ``init_group`` has started it."""
+        self.wait_for_all()
+        if self._is_owner:
+            self._is_owner = False
+            dist.destroy_process_group()
 
     def is_any(self, flag: bool) -> bool:
         """Return whether ``flag`` is True on any rank."""
@@ -308,7 +333,9 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
         )
     except (RuntimeError, ValueError) as error:
         raise _errors.ProcessGroupError(f"init_group: rank {rank} of {size}: {error}") from error
-    return Group(dist.group.WORLD, timeout=timeout)
+    group = Group(dist.group.WORLD, timeout=timeout)
+    group._is_owner = True
+    return group
 
 
 def _find_launcher() -> tuple[int, int] | None:
