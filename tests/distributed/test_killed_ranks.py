@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh_process import environment
 from fit_that_is_killed import fit
+from fresh_process import environment
 from ranks import FOLDER
 
 pytestmark = pytest.mark.cpu

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.distributed.group import Group
+from lapgrad.distributed.losses import share_callback
 from lapgrad.models import _plots
 from lapgrad.models._training import lbfgs as _lbfgs
 from lapgrad.models._training import progress as _progress
@@ -171,14 +172,15 @@ def fit(
     if not parameters:
         raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
     started = time.perf_counter()
-    group, counter = _find_group(module), getattr(module, "row_counter", None)
+    group, counter = find_group(module), getattr(module, "row_counter", None)
     shows = progress and (group is None or group.is_first)
     rows = counter if getattr(module, "spread_rows", None) is not None else None
     with _progress.show_progress(shows, limit, who, rows) as show, warnings.catch_warnings():
         # Warnings at points that the line search only tried are useless; that of the last point comes below.
         warnings.simplefilter("ignore", _errors.JitterWarning)
         evaluation = _make_evaluation(module, loss, parameters)
-        run = _FitRun(who, module, parameters, evaluation, limit, tolerance, callback, show, group)
+        shared = share_callback(group, callback)
+        run = _FitRun(who, module, parameters, evaluation, limit, tolerance, shared, show, group)
         run.keep_state(None)
         try:
             if callable(lr):
@@ -193,10 +195,10 @@ def fit(
                 run.keep_state(run.get_state())
         except Exception as error:
             run.keep_state(None)
-            shared = run.share_failure(error)
-            if shared is error:
+            raised = run.share_failure(error)
+            if raised is error:
                 raise
-            raise shared from error
+            raise raised from error
         except BaseException:
             run.keep_state(None)
             raise
@@ -213,7 +215,7 @@ def fit(
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
 
 
-def _find_group(module: nn.Module) -> Group | None:
+def find_group(module: nn.Module) -> Group | None:
     """Return the processes that a module is learned by; None: this one alone."""
     group = getattr(module, "group", None)
     return group if isinstance(group, Group) and group.size > 1 else None
@@ -438,19 +440,8 @@ class _FitRun:
             for kept, parameter in zip(self.good, self.parameters, strict=True):
                 kept.copy_(parameter)
         self.show(self.steps, value)
-        if self._call_callback(value):
+        if self.callback is not None and self.callback(self.steps, value):
             raise _FitEnd("the callback asked to stop")
-
-    def _call_callback(self, value: float) -> bool:
-        """Return whether the callback wants to stop, on any process."""
-        if self.group is None:
-            return self.callback is not None and bool(self.callback(self.steps, value))
-        wish = torch.zeros(1, dtype=torch.float64)
-        with self.group.expect_sum(len(wish)) as pending:
-            wish += float(self.callback is not None and bool(self.callback(self.steps, value)))
-            pending.start([wish])
-            pending.wait()
-        return bool(wish > 0.0)
 
     def share_failure(self, error: Exception) -> BaseException:
         """Tell the other processes of an error that ends the fit; return the error to raise."""
