@@ -1,20 +1,22 @@
 """Programs with several ranks: how tests start them, and how such a program runs its checks and reports.
 
-A program is a file with functions ``check_<what>(group)``. All ranks run all of them, in one start of the
-processes, because a start takes seconds. Each function is a subtest to pytest.
+Modules ``<what>_on_ranks.py`` have functions ``check_<what>(group)``. All ranks run all of them, in one start
+of the processes, because a start takes seconds. Each function is a subtest to pytest.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,10 +58,10 @@ def start_ranks(program: Path, size: int, *arguments: str, **changes: str) -> li
     ]
 
 
-def run_checks(program: str, size: int) -> list[dict[str, str]]:
-    """Return for each rank the errors of the checks of a program of this folder, by name; "" if it passed."""
+def run_checks(modules: Sequence[str], size: int) -> list[dict[str, str]]:
+    """Return for each rank the errors of the checks of modules of this folder, by name; "" if it passed."""
     with tempfile.TemporaryDirectory() as folder:
-        processes = start_ranks(FOLDER / program, size, folder)
+        processes = start_ranks(FOLDER / "ranks.py", size, folder, *modules)
         outputs = [process.communicate(timeout=200)[0] for process in processes]
         reports = []
         for rank, output in enumerate(outputs):
@@ -69,10 +71,11 @@ def run_checks(program: str, size: int) -> list[dict[str, str]]:
         return reports
 
 
-def assert_all_passed(program: str, subtests: pytest.Subtests, size: int = 2) -> None:
-    """Run a program on ``size`` ranks; each of its checks is a subtest that must pass on all of them."""
-    reports = run_checks(program, size)
-    checks = list_checks(program)
+def assert_all_passed(modules: Sequence[str], subtests: pytest.Subtests, size: int = 2) -> None:
+    """Run the checks of some modules on ``size`` ranks; each is a subtest that must pass on all of them."""
+    reports = run_checks(modules, size)
+    sources = "".join((FOLDER / f"{module}.py").read_text() for module in modules)
+    checks = re.findall(r"^def (check_\w+)", sources, re.MULTILINE)
     assert checks
     for check in checks:
         with subtests.test(check):
@@ -82,24 +85,20 @@ def assert_all_passed(program: str, subtests: pytest.Subtests, size: int = 2) ->
             assert not failures, "\n".join(failures)
 
 
-def list_checks(program: str) -> list[str]:
-    """Return the names of the checks of a program of this folder."""
-    lines = (FOLDER / program).read_text().splitlines()
-    return [line[4:].partition("(")[0] for line in lines if line.startswith("def check_")]
-
-
-def run_all(names: dict[str, object]) -> None:
-    """Run all checks among ``names`` on this rank, and write a report into the folder of the command line."""
+def run_all(folder: Path, modules: Sequence[str]) -> None:
+    """Run all checks of some modules on this rank, and write a report into a folder."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     group = init_group(timeout=PATIENCE)
     report, seed = {}, int(os.environ.get("LAPGRAD_TEST_SEED", "0"))
-    for name, check in names.items():
-        if name.startswith("check_") and callable(check):
-            # Every rank draws the same numbers.
-            torch.default_generator.manual_seed(seed + len(name))
-            report[name] = _run(check, group)
-    (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(report))
+    for module in modules:
+        for name, check in vars(importlib.import_module(module)).items():
+            if name.startswith("check_"):
+                # Every rank draws the same numbers.
+                torch.default_generator.manual_seed(1000 * seed + len(name))
+                report[name] = _run(check, group)
+    (folder / f"{group.rank}.json").write_text(json.dumps(report))
+    group.close()
 
 
 def _run(check: Callable[[Group], None], group: Group) -> str:
@@ -117,3 +116,7 @@ def catch(function: Callable[[], object]) -> Exception:
     except (lapgrad.LapgradError, KeyError) as error:
         return error
     raise AssertionError("it should have failed")
+
+
+if __name__ == "__main__":
+    run_all(Path(sys.argv[1]), sys.argv[2:])

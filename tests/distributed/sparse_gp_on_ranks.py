@@ -1,4 +1,4 @@
-"""Checks of sparse Gaussian processes on several ranks; run by ``test_sparse_gp_on_ranks.py``."""
+"""Checks of sparse Gaussian processes on several ranks; run by ``test_on_ranks.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
-from ranks import catch, run_all
+from ranks import catch
 from tolerances import OVER_RANKS, assert_close
 from torch import Tensor, nn
 
@@ -262,7 +262,3 @@ def check_files_and_copies(group: Group) -> None:
     assert again.group is group
     again.load_state_dict(model.state_dict())
     assert_close(again.loss().detach(), model.loss().detach(), OVER_RANKS)
-
-
-if __name__ == "__main__":
-    run_all(dict(globals()))

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from lapgrad import _errors
 from lapgrad.distributed.group import Group, as_group
-from lapgrad.distributed.losses import share_callback, sum_loss
+from lapgrad.distributed.losses import sum_loss
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import has_joint_kernel
 from lapgrad.models import _checks, _inputs
@@ -38,7 +38,7 @@ from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
 from lapgrad.models._state_space.plotted_model import PlottedModel
 from lapgrad.models._state_space.search import SearchLimits, fit_series
-from lapgrad.models._state_space.spread_series import SharedEvaluation, gather_series, run_shared
+from lapgrad.models._state_space.spread_series import SharedEvaluation, gather_series, read_shared, run_shared
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
@@ -85,8 +85,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             loss is that of all series; forecasts and states are those of the own ones. None: one process.
 
     The hyper-parameters have the names of ``hyperparameters()``, such as ``noise_var``,
-    ``trend.slope_variance`` and
-    ``seasonal.variance``: ``set_values``, ``fix`` and ``free`` take them.
+    ``trend.slope_variance`` and ``seasonal.variance``: ``set_values``, ``fix`` and ``free`` take them.
 
     Attributes:
         component: The component; its hyper-parameters are learned.
@@ -127,7 +126,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         super().__init__()
         who = type(self).__name__
         self.group = as_group(who, group)
-        given = _reading.read_series(who, y, times)
+        given = read_shared(self.group, functools.partial(_reading.read_series, who, y, times))
         series = given.series
         p = series.values.shape[-1]
         if isinstance(component, int) and not isinstance(component, bool):
@@ -319,10 +318,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             functools.partial(_starts.shorten_way, numbers),
             SearchLimits(_LBFGS_STEPS if steps is None else steps, float(lr or 1.0), tolerance),
         )
-        shared = share_callback(self.group, callback)
-        if self.group is None:
-            return search(progress=progress, callback=shared)
-        return run_shared(self.group, learned, search, progress=progress, callback=shared)
+        return run_shared(self.group, learned, search, progress, callback)
 
     @torch.no_grad()
     def filter(self) -> Filtered:

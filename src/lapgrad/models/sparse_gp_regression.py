@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from os import PathLike
 from typing import Any, Self
 
 import torch
@@ -376,19 +375,9 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
 
     # Files.
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write data, parameters and description into one file; see ``Model.save``.
-
-        Raises:
-            OptionError: The rows are spread over processes, or are in files of their own: the model does not
-                have them. ``torch.save(model.state_dict(), path)`` keeps what it has learned.
-        """
-        if self.spread_rows is not None:
-            raise _errors.OptionError(
-                f"{type(self).__name__}.save: the rows are on several processes or in files. Use "
-                f"torch.save(model.state_dict(), path): it has all parameters, and no rows."
-            )
-        super().save(path)
+    def has_all_data(self) -> bool:
+        """Return whether the rows are here, not on other processes or in files."""
+        return self.spread_rows is None
 
     def config(self) -> dict[str, Any]:
         """Return options and the description of the kernel."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad.distributed.group import Group
+from lapgrad.distributed.losses import share_callback
 from lapgrad.models._state_space.likelihood import LossEvaluation, join_parameters
 from lapgrad.models._state_space.starts import Array
-from lapgrad.models._training.fitting import FitResult
+from lapgrad.models._training.fitting import Callback, FitResult
 
+_Input = TypeVar("_Input")
+
+#: Dimensions of the series, which processes tell each other first.
+_SIZES = 3
 #: Numbers of the series that all processes see, to start from.
 _SAMPLE = 1 << 22
 
@@ -28,7 +33,7 @@ def gather_series(who: str, values: Tensor, group: Group) -> Tensor:
     """
     if group.size == 1:
         return values
-    sizes = torch.zeros(group.size, 3, dtype=torch.float64)
+    sizes = torch.zeros(group.size, _SIZES, dtype=torch.float64)
     sizes[group.rank] = torch.tensor(values.shape)
     group.sum_tensors([sizes])
     counts, longest, widths = sizes[:, 0].long(), int(sizes[:, 1].max()), sizes[:, 2]
@@ -57,14 +62,28 @@ class SharedEvaluation:
         return self._evaluation(point.numpy())
 
 
-def run_shared(
-    group: Group, parameters: Sequence[nn.Parameter], fit: Callable[..., FitResult], **options: Any
-) -> FitResult:
-    """Return ``fit(**options)``; an error in it, on any process, ends it on all of them."""
-    if options.get("progress"):
-        options["progress"] = group.is_first
+def read_shared(group: Group | None, read: Callable[[], _Input]) -> _Input:
+    """Return ``read()``; an error in it, on any process, is raised on all of them by ``gather_series``."""
     try:
-        return fit(**options)
+        return read()
+    except Exception as error:
+        if group is None or group.size == 1:
+            raise
+        raise group.fail(error, _SIZES * group.size) from error
+
+
+def run_shared(
+    group: Group | None,
+    parameters: Sequence[nn.Parameter],
+    fit: Callable[..., FitResult],
+    progress: bool,
+    callback: Callback | None,
+) -> FitResult:
+    """Return ``fit(progress=, callback=)``; an error in it, on any process, ends it on all of them."""
+    if group is None or group.size == 1:
+        return fit(progress=progress, callback=callback)
+    try:
+        return fit(progress=progress and group.is_first, callback=share_callback(group, callback))
     except Exception as error:
         # The others are about to copy the parameters of the first process.
         raised = group.fail(error, len(join_parameters(parameters)))
