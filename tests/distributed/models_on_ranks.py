@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import torch
 from ranks import catch
 from tolerances import OVER_RANKS, assert_close
@@ -10,7 +12,14 @@ from torch import Tensor, nn
 import lapgrad
 from lapgrad.distributed import Checkpoint, Group, shard
 from lapgrad.distributed.losses import sum_loss
-from lapgrad.models import DeepGP, DeepGPRegression, LinearGaussianSSM, MultiTaskBLR, PolynomialFeatures
+from lapgrad.models import (
+    DeepGP,
+    DeepGPRegression,
+    FitResult,
+    LinearGaussianSSM,
+    MultiTaskBLR,
+    PolynomialFeatures,
+)
 from lapgrad.models.components import LocalLevel, Seasonal
 
 DOUBLE = torch.float64
@@ -20,6 +29,11 @@ def assert_same_parameters(one: nn.Module, two: nn.Module) -> None:
     for (name, first), second in zip(one.named_parameters(), two.parameters(), strict=True):
         assert first.shape == second.shape, name
         assert_close(second.detach(), first.detach(), OVER_RANKS)
+
+
+def assert_same_history(one: FitResult, two: FitResult) -> None:
+    first, second = (torch.tensor(result.history, dtype=DOUBLE) for result in (one, two))
+    assert_close(second, first, OVER_RANKS)
 
 
 def check_sum_of_losses(group: Group) -> None:
@@ -90,9 +104,8 @@ def check_series(group: Group) -> None:
         return group.rank == 1 and step >= 3
 
     assert two.fit("lbfgs", steps=20, callback=stop).reason == "the callback asked to stop"
-    error = catch(
-        lambda: LinearGaussianSSM([torch.zeros(2, 2, 2, 2)] if group.rank else own, LocalLevel(), group=group)
-    )
+    given = [torch.zeros(2, 2, 2, 2)] if group.rank == 1 else own
+    error = catch(lambda: LinearGaussianSSM(given, LocalLevel(), group=group))
     assert isinstance(error, lapgrad.LapgradError)
     assert "rank 1" in str(error)
 
@@ -113,11 +126,7 @@ def check_deep_gp(group: Group) -> None:
         common = {"steps": 12, "every": 4, "natural": natural, "generator": 1, "annealing": 5}
         expected = one.fit(Y, batch=20 * group.size, **common)
         found = two.fit(own, batch=20, **common)
-        assert_close(
-            torch.tensor(found.history, dtype=DOUBLE),
-            torch.tensor(expected.history, dtype=DOUBLE),
-            OVER_RANKS,
-        )
+        assert_same_history(expected, found)
         assert_same_parameters(one, two)
     assert two.sample(2, generator=0).shape == (2, 3)
 
@@ -134,9 +143,7 @@ def check_deep_gp_regression(group: Group) -> None:
         assert_close(losses[1], losses[0], OVER_RANKS)
     expected = one.fit(steps=10, batch=15 * group.size, every=5, generator=2)
     found = two.fit(steps=10, batch=15, every=5, generator=2)
-    assert_close(
-        torch.tensor(found.history, dtype=DOUBLE), torch.tensor(expected.history, dtype=DOUBLE), OVER_RANKS
-    )
+    assert_same_history(expected, found)
     assert_same_parameters(one, two)
     assert_close(two.predict(X[:4]).mean, one.predict(X[:4]).mean, OVER_RANKS)
     assert two.extra_repr() == one.extra_repr()
@@ -163,8 +170,6 @@ def check_failures_in_minibatches(group: Group) -> None:
 
 def check_checkpoints(group: Group) -> None:
     """A minibatch fit that is resumed ends where one that was never interrupted does."""
-    import tempfile
-
     Y = make_circle(60)
     own = shard(Y, group=group)
     folder = group.share_object(tempfile.mkdtemp() if group.is_first else "")

@@ -1,4 +1,4 @@
-"""Models on two ranks learn what one process learns from all data, and failures of one rank reach the other."""
+"""Models on two ranks learn what one process learns from all data; failures of one reach the other."""
 
 from __future__ import annotations
 
