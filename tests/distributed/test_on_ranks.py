@@ -9,4 +9,4 @@ pytestmark = pytest.mark.cpu
 
 
 def test_on_two_ranks(subtests: pytest.Subtests) -> None:
-    assert_all_passed(("sparse_gp_on_ranks", "models_on_ranks"), subtests)
+    assert_all_passed(("sparse_gp_on_ranks", "models_on_ranks", "dtensors_on_ranks"), subtests)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lapgrad.distributed.checkpoints import Checkpoint as Checkpoint
+    from lapgrad.distributed.dtensors import register_shardings as register_shardings
     from lapgrad.distributed.group import Group as Group
     from lapgrad.distributed.group import init_group as init_group
     from lapgrad.distributed.sharding import shard as shard
@@ -29,6 +30,7 @@ _MODULES = {
     "ParquetRows": "streams",
     "RowStream": "streams",
     "init_group": "group",
+    "register_shardings": "dtensors",
     "shard": "sharding",
 }
 
@@ -45,4 +47,13 @@ def __dir__() -> list[str]:
     return sorted(_MODULES)
 
 
-__all__ = ["Checkpoint", "Group", "MappedRows", "ParquetRows", "RowStream", "init_group", "shard"]
+__all__ = [
+    "Checkpoint",
+    "Group",
+    "MappedRows",
+    "ParquetRows",
+    "RowStream",
+    "init_group",
+    "register_shardings",
+    "shard",
+]

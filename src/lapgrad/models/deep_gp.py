@@ -102,7 +102,8 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         super().__init__()
         who = type(self).__name__
         self.group = as_group(who, group)
-        Y, share = share_rows(self.group, lambda data=Y: _checks.check_inputs(who, data, "Y").detach())
+        Y, share = share_rows(self.group, functools.partial(_checks.check_inputs, who, Y, "Y"))
+        Y = Y.detach()
         widths, hidden = list(widths), list(hidden)
         check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
         source = make_shared_generator(who, generator, Y.device, self.group)
