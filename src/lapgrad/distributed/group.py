@@ -51,7 +51,8 @@ class Group:
 
     def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
         self.process_group, self.timeout = process_group, timeout
-        self._is_owner = False
+        #: Whether ``close`` ends the process group.
+        self.is_owner = False
         self.rank = 0 if process_group is None else process_group.rank()
         self.size = 1 if process_group is None else process_group.size()
         if self.rank < 0:
@@ -134,8 +135,8 @@ class Group:
     def close(self) -> None:
         """Wait for all ranks, and end the process group if ``init_group`` has started it."""
         self.wait_for_all()
-        if self._is_owner:
-            self._is_owner = False
+        if self.is_owner:
+            self.is_owner = False
             dist.destroy_process_group()
 
     def is_any(self, flag: bool) -> bool:
@@ -334,7 +335,7 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
     except (RuntimeError, ValueError) as error:
         raise _errors.ProcessGroupError(f"init_group: rank {rank} of {size}: {error}") from error
     group = Group(dist.group.WORLD, timeout=timeout)
-    group._is_owner = True
+    group.is_owner = True
     return group
 
 

@@ -80,7 +80,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         jitter: Added to the diagonal of the kernel matrices of inducing inputs, in units of its mean.
         generator: Source of random numbers for ``init``, or a seed; None: torch's own.
         group: Processes that each have their own rows X and y, and learn together (``distributed.Group``).
-            Linear maps and inducing inputs start from a sample of up to 2^17 rows of all of them. None: one
+            Linear maps and inducing inputs start from a sample of up to 2^15 rows of all of them. None: one
             process.
 
     Attributes:

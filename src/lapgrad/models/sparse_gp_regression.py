@@ -85,7 +85,7 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         group: Processes that each have their own rows X and y, and learn together (``distributed.Group``):
             ``fit`` gives all of them the parameters that one process with all rows would learn. All of them
             call the same methods; after ``fit``, each can predict by itself. Rows are not kept in
-            ``state_dict()``, and starting values come from a sample of up to 2^17 rows. None: one process.
+            ``state_dict()``, and starting values come from a sample of up to 2^15 rows. None: one process.
 
     Attributes:
         noise_var: Variance of the noise; learned.

@@ -22,7 +22,7 @@ from lapgrad.models import _checks
 from lapgrad.models._training.progress import RowCounter
 
 #: Rows that all processes see, to start from.
-SAMPLE = 1 << 17
+SAMPLE = 1 << 15
 #: Rows that are read at a time where no matrices are made of them.
 _ROWS = 1 << 16
 
