@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 
 from lapgrad import _errors
@@ -138,29 +139,45 @@ class Watch:
         return everyone - waiting
 
 
-def wait_for(work: dist.Work, watch: Watch, limit: float) -> None:
+def wait_for(work: dist.Work, watch: Watch, limit: float, device: torch.device) -> None:
     """Wait for a collective; raise if a rank of it has failed.
 
     Args:
         work: The collective.
         watch: Looks after the other ranks.
         limit: Seconds after which the rank that is missing counts as failed.
+        device: Of the tensors.
 
     Raises:
         ProcessGroupError: A rank has ended, or has not joined within ``limit`` seconds.
     """
+    wait_a_while = _wait_on_host if device.type == "cpu" else _wait_for_device
     begun = time.monotonic()
-    while True:
-        try:
-            work.wait(datetime.timedelta(seconds=LOOK_EVERY))
-            return
-        except RuntimeError as error:
-            # A wait that has run out of time leaves the collective as it is.
-            if work.is_completed():
-                raise watch.explain(str(error)) from error
-            if time.monotonic() - begun > limit:
-                raise watch.explain(f"a collective was not joined within {limit:g} s") from error
+    while not wait_a_while(work):
+        if time.monotonic() - begun > limit:
+            raise watch.explain(f"a collective was not joined within {limit:g} s")
         watch.check()
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise watch.explain(str(error)) from error
+
+
+def _wait_on_host(work: dist.Work) -> bool:
+    """Wait for a collective of the host up to ``LOOK_EVERY`` seconds; return whether it has ended."""
+    # A wait that has run out of time leaves the collective as it is.
+    with contextlib.suppress(RuntimeError):
+        work.wait(datetime.timedelta(seconds=LOOK_EVERY))
+    return work.is_completed()
+
+
+def _wait_for_device(work: dist.Work) -> bool:
+    """Wait for a collective of a GPU in the same way. (NCCL would abort one whose wait runs out of time.)"""
+    begun, pause = time.monotonic(), 1e-5
+    while not work.is_completed() and time.monotonic() - begun < LOOK_EVERY:
+        time.sleep(pause)
+        pause = min(2.0 * pause, 1e-3)
+    return work.is_completed()
 
 
 class Report(NamedTuple):

@@ -180,10 +180,10 @@ class Group:
         except RuntimeError as error:
             raise self._watch.explain(str(error)) from error
 
-    def wait(self, work: dist.Work | None) -> None:
-        """Wait for a collective; raise if a rank has ended."""
+    def wait(self, work: dist.Work | None, device: torch.device) -> None:
+        """Wait for a collective of tensors on a device; raise if a rank has ended."""
         if work is not None:
-            _failures.wait_for(work, self._watch, self.timeout)
+            _failures.wait_for(work, self._watch, self.timeout, device)
 
     def exchange_error(self, status: Sequence[float], error: BaseException | None) -> BaseException:
         """Send the error of the rank that has the worst status to all ranks; return what this one raises."""
@@ -268,7 +268,7 @@ class PendingSum:
         """Return the sums, and the status of each rank."""
         assert self._buffer is not None
         buffer, self._buffer, self._group.unfinished = self._buffer, None, None
-        self._group.wait(self._work)
+        self._group.wait(self._work, self._device)
         status: list[float] = buffer[: self._group.size].tolist()
         return buffer[self._group.size :], status
 
