@@ -86,7 +86,7 @@ class Group:
         pending = PendingSum(self, count, device or torch.device("cpu"))
         try:
             yield pending
-        except BaseException as error:
+        except Exception as error:
             shared = pending.join_with_failure(error)
             if shared is error:
                 raise
@@ -277,7 +277,8 @@ def as_group(who: str, value: Group | dist.ProcessGroup | None) -> Group | None:
     """Return the argument ``group=`` of a model as a ``Group``; None stays None."""
     if value is None or isinstance(value, Group):
         return value
-    if isinstance(value, dist.ProcessGroup):
+    # Some builds of torch come without processes.
+    if dist.is_available() and isinstance(value, dist.ProcessGroup):
         return Group(value)
     raise _errors.OptionError(
         f"{who}: group must be a Group, a process group of torch.distributed or None, got "
@@ -316,7 +317,7 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
         >>> group.size
         1
     """
-    if dist.is_initialized():
+    if dist.is_available() and dist.is_initialized():
         return Group(dist.group.WORLD, timeout=timeout)
     found = _find_launcher()
     if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import warnings
 from collections.abc import Sequence
 from os import PathLike, fspath
@@ -43,6 +44,9 @@ class RowStream(abc.ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {self.dtype})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowStream:
+        return copy.copy(self)  # nobody writes to the rows
+
     @abc.abstractmethod
     def read(self, begin: int, end: int) -> Tensor:
         """Return rows ``begin`` to ``end`` of the source, (end - begin, d), on the CPU."""
@@ -59,8 +63,6 @@ class RowStream(abc.ABC):
 
     def select(self, begin: int, end: int) -> RowStream:
         """Return the stream of rows ``begin`` to ``end`` of this one; nothing is read."""
-        import copy
-
         part = copy.copy(self)
         part.shape, part.begin = (end - begin, self.shape[1]), self.begin + begin
         return part

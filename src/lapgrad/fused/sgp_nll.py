@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from lapgrad import _errors
 from lapgrad._torch import layout as _layout
@@ -22,6 +21,9 @@ from lapgrad.fused._sgp.kernel_function import KernelFunction
 from lapgrad.fused._sgp.reduction import count_numbers
 from lapgrad.fused._sgp.rows import Rows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _NAME = "fused.sgp_nll"
 

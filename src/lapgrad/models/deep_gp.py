@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
@@ -28,6 +27,9 @@ from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import make_plan
 from lapgrad.models._training.shares import share_rows
 from lapgrad.models.kernels.base import Kernel, part_of_state
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: Rows of data that determine the initial parameters, at most.
 _ROWS_AT_THE_START = 10_000

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from lapgrad import _errors
 from lapgrad.distributed.group import Group, as_group
@@ -26,6 +25,9 @@ from lapgrad.models._prediction import compute_expected_log_density
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
 from lapgrad.models._training.shares import BatchPart, DataShare
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _WIDEST = 30
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from lapgrad import _errors
 from lapgrad.distributed.group import Group, as_group
@@ -46,6 +45,9 @@ from lapgrad.models.components.base import Component, Sum, describe_component, m
 from lapgrad.models.components.structural import use_later_inputs
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: The entries of the description in a file.
 _ENTRIES = {

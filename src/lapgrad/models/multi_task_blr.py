@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import pad_sequence
 
 from lapgrad import _errors
@@ -26,6 +25,9 @@ from lapgrad.models._storage.entries import FLAG, INTEGERS, PART, TEXT, check_en
 from lapgrad.models.bayesian_linear_regression import compute_variance
 from lapgrad.models.criteria.blr_nll import blr_nll
 from lapgrad.models.features import describe_features, evaluate_features, fix_parameters, make_features
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from lapgrad import _errors, fused
 from lapgrad.distributed.group import Group, as_group
@@ -37,6 +36,9 @@ from lapgrad.models._training.progress import RowCounter
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: The entries of the description in a file.
 _ENTRIES = {

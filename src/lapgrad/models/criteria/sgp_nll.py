@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.distributed import ProcessGroup
 
 from lapgrad import _errors, fused
 from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, check_square_matrix
 from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def sgp_nll(
