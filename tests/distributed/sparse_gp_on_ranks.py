@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import runpy
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import matplotlib
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 import torch
 from ranks import catch
 from tolerances import OVER_RANKS, assert_close
@@ -252,6 +257,31 @@ def check_callbacks(group: Group) -> None:
     assert isinstance(error, KeyError if group.rank == 1 else lapgrad.ProcessGroupError)
     state = model.fit("adam", steps=4).loss
     assert np.isfinite(state)
+
+
+def check_example(group: Group) -> None:
+    """``examples/distributed_sparse_gp.py`` learns the same in one process and in all of them."""
+    matplotlib.use("Agg")
+    folder = Path(group.share_object(tempfile.mkdtemp() if group.is_first else ""))
+    shared = run_example(folder, "--checkpoint", str(folder / "fit.pt"))
+    assert shared["group"].size == group.size
+    assert len(shared["X"]) == shared["n"] // group.size
+    group.wait_for_all()
+    # Each rank alone, on its own.
+    own = folder / str(group.rank)
+    with mock.patch("lapgrad.distributed.init_group", Group):
+        alone = run_example(own)
+    assert alone["group"].size == 1
+    assert alone["result"].loss == pytest.approx(shared["result"].loss, rel=1e-6)
+    for path in (own / "distributed_sparse_gp.png", folder / "fit.pt", folder / "distributed_sparse_gp.png"):
+        assert path.exists()
+
+
+def run_example(output: Path, *options: str) -> dict[str, Any]:
+    """Run the example in its reduced form, and return its variables."""
+    example = Path(__file__).resolve().parents[2] / "examples" / "distributed_sparse_gp.py"
+    with mock.patch.object(sys, "argv", [str(example), "--quick", "--output", str(output), *options]):
+        return runpy.run_path(str(example), run_name="__main__")
 
 
 def check_files_and_copies(group: Group) -> None:

@@ -27,9 +27,13 @@ from lapgrad import _errors
 LOOK_EVERY = 1.0
 #: Seconds in which a rank that waits answers an alarm.
 _ANSWER_WITHIN = 3.0 * LOOK_EVERY
-_ALARM = "lapgrad/alarm"
 #: The name of the attribute of errors that all ranks raise together.
 _SHARED = "is_raised_by_all_ranks"
+
+
+def get_attempt() -> str:
+    """Return how many times torchrun has started this program again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 class Member(NamedTuple):
@@ -80,6 +84,8 @@ class Watch:
 
     def __init__(self, store: KeyStore | None, rank: int, members: list[Member]) -> None:
         self._store, self._rank, self._members = store, rank, members
+        #: The key of the alarm. An alarm of an earlier attempt does not count.
+        self._alarm = f"lapgrad/alarm/{get_attempt()}"
 
     def check(self) -> None:
         """Raise if a process of this host has ended, or if another rank has raised an alarm.
@@ -117,7 +123,7 @@ class Watch:
         if self._store is None:
             return False
         try:
-            return self._store.check([_ALARM])
+            return self._store.check([self._alarm])
         except (RuntimeError, ValueError):  # rank 0 keeps the store, and has ended
             return True
 
@@ -127,12 +133,12 @@ class Watch:
         if self._store is None:
             return everyone
         try:
-            self._store.set(_ALARM, "1")
-            self._store.set(f"{_ALARM}/{self._rank}", "1")
+            self._store.set(self._alarm, "1")
+            self._store.set(f"{self._alarm}/{self._rank}", "1")
             deadline = time.monotonic() + _ANSWER_WITHIN
             waiting = everyone - {self._rank}
             while waiting and time.monotonic() < deadline and not self._find_dead():
-                waiting = {rank for rank in waiting if not self._store.check([f"{_ALARM}/{rank}"])}
+                waiting = {rank for rank in waiting if not self._store.check([f"{self._alarm}/{rank}"])}
                 time.sleep(0.05)
         except (RuntimeError, ValueError):
             return everyone - {0}
