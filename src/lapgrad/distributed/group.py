@@ -326,12 +326,15 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(_find_local_rank(rank) % torch.cuda.device_count())
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     limit = datetime.timedelta(seconds=timeout)
     try:
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=limit))
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
         # torchrun keeps the store when it starts the processes again. Without a prefix they would find the
         # addresses of those that have ended.
-        store = dist.PrefixStore(f"lapgrad/{_failures.get_attempt()}", store)
+        store = PrefixStore(f"lapgrad/{_failures.get_attempt()}", store)
         kind = backend or ("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
         dist.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
