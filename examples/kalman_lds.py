@@ -50,7 +50,7 @@ print(
 )
 print(model.summary())
 mean, variance = model.forecast(10)
-print(f"forecast for {years[-1] + 1}: {mean[0]:.0f} ± {variance[0] ** 0.5:.0f}")
+print(f"forecast for {years[-1] + np.timedelta64(1, 'Y')}: {mean[0]:.0f} ± {variance[0] ** 0.5:.0f}")
 
 figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
 model.plot_diagnostics(axes=axes)

@@ -8,8 +8,10 @@
 
 #include "bind/binding.h"
 #include "gpu/device_gelqf.h"
+#include "gpu/device_polar.h"
 #include "gpu/device_potrf.h"
 #include "gpu/device_potri.h"
+#include "gpu/device_spectral.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -128,14 +130,14 @@ index_t potrf_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t st
 }
 
 // X := alpha times B after one or more solves with the same inverted blocks. Each letter of `steps` is a solve with M ("l", "r") or
-// M' ("L", "R") from the left or the right. The lower triangle of M is read. B may be X. `refine` applies to solves from the
-// left.
+// M' ("L", "R") from the left or the right. The lower triangle of M is read, with `unit` without its diagonal of ones. B may be X. `refine`
+// applies to solves from the left.
 index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream, std::uintptr_t work, const Blocks& X,
-              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, index_t size) {
+              const Blocks& B, const Blocks& M, const std::string& steps, double alpha, bool refine, bool unit, index_t size) {
     return device.with_work(handle, stream, work, [&](const auto* queue, auto& arena, auto type) {
         using T = decltype(type);
         const Batch<T> factor = as<T>(M), target = as<T>(X);
-        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size);
+        const InvertedBlocks<T> inverted = device::invert_blocks(queue, arena, factor, size, unit);
         Batch<T> right = as<T>(B);
         T scale = static_cast<T>(alpha);
         for (const char step : steps) {
@@ -149,6 +151,36 @@ index_t solve(const Device& device, std::uintptr_t handle, std::uintptr_t stream
             right = target;
             scale = 1;
         }
+    });
+}
+
+// (handle, columns, shared memory) of the kernels that factor panels, in the order of their columns.
+using PanelKernels = std::vector<std::tuple<std::uintptr_t, index_t, std::size_t>>;
+
+// The operands of device::Panels: rows, factors, right, product, signs, height of a panel.
+using PanelOperands = std::tuple<Blocks, Blocks, Blocks, Blocks, std::uintptr_t, index_t>;
+
+template <class T>
+device::Panels<T> as_panels(const PanelOperands& operands) {
+    const auto& [rows, factors, right, product, signs, height] = operands;
+    return {as<T>(rows), as<T>(factors), as<T>(right), as<T>(product), reinterpret_cast<T*>(signs), height};
+}
+
+void gelqf_factor(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const PanelOperands& operands,
+                  const Blocks& L, const PanelKernels& kernels, unsigned threads) {
+    std::vector<device::PanelKernel> known;
+    for (const auto& [kernel, columns, shared] : kernels) known.push_back({reinterpret_cast<void*>(kernel), columns, shared});
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        as_panels<T>(operands).factor(queue, as<T>(L), known, threads);
+    });
+}
+
+void gelqf_form(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const PanelOperands& operands,
+                const Blocks& Q) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        as_panels<T>(operands).form(queue, as<T>(Q));
     });
 }
 
@@ -167,6 +199,16 @@ index_t potri(const Device& device, std::uintptr_t handle, std::uintptr_t stream
         const auto matrix = as<decltype(type)>(B);
         device::invert_from_factor(queue, arena, matrix, device::invert_blocks(queue, arena, matrix, size));
     });
+}
+
+bool iterate_polar(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& X, const Blocks& target,
+                   const Blocks& G, const Blocks& middle, const std::vector<std::tuple<double, double, double>>& weights) {
+    bool moved = false;
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        moved = device::iterate_polar(queue, as<T>(X), as<T>(target), as<T>(G), as<T>(middle), weights);
+    });
+    return moved;
 }
 
 // Launches one kernel and returns the driver's status. Python ints become pointers and 64-bit integers, floats become doubles.
@@ -221,6 +263,8 @@ class Mailbox {
         sent_ = true;
     }
 
+    std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(this); }
+
     // Waits for the number and returns it.
     long long receive() {
         nb::gil_scoped_release unlocked;
@@ -236,6 +280,46 @@ class Mailbox {
     bool sent_ = false;
 };
 
+// The values, their cotangents or 0, the policy, its tolerance, the cell of the status or 0, and how many rows a warp measures.
+using Rule = std::tuple<std::uintptr_t, std::uintptr_t, index_t, double, std::uintptr_t, index_t>;
+
+template <class T>
+device::SpectralRule<T> as_rule(const Rule& rule) {
+    const auto& [values, slope, policy, tol, cell, share] = rule;
+    return {reinterpret_cast<const T*>(values), reinterpret_cast<const T*>(slope), policy, tol,
+            reinterpret_cast<long long*>(cell), share};
+}
+
+// Returns a function that sends the status by a mailbox, of which the address is given; 0: there is none.
+auto make_sender(std::uintptr_t mailbox, const Rule& rule, std::uintptr_t stream) {
+    return [=, cell = std::get<4>(rule)] {
+        if (mailbox != 0) reinterpret_cast<Mailbox*>(mailbox)->send(cell, stream);
+    };
+}
+
+// Memory: inner, sizes.
+void syevd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& gA, const Blocks& U,
+               const Blocks& gU, const Rule& rule, std::uintptr_t inner, std::uintptr_t sizes, index_t triangle, index_t cut,
+               std::uintptr_t mailbox) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        device::syevd_vjp(queue, as<T>(gA), as<T>(U), as<T>(gU), as_rule<T>(rule), reinterpret_cast<T*>(inner),
+                          reinterpret_cast<T*>(sizes), triangle, cut, make_sender(mailbox, rule, stream));
+    });
+}
+
+// Memory: middle, inner, moved, sizes.
+void gesvd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& gA, const Blocks& U,
+               const Blocks& V, const Blocks& gU, const Blocks& gV, const Rule& rule, std::uintptr_t middle,
+               std::uintptr_t inner, std::uintptr_t moved, std::uintptr_t sizes, std::uintptr_t mailbox) {
+    device.run(handle, stream, [&](const auto& queue, auto type) {
+        using T = decltype(type);
+        device::gesvd_vjp(queue, as<T>(gA), as<T>(U), as<T>(V), as<T>(gU), as<T>(gV), as_rule<T>(rule),
+                          reinterpret_cast<T*>(middle), reinterpret_cast<T*>(inner), reinterpret_cast<T*>(moved),
+                          reinterpret_cast<T*>(sizes), make_sender(mailbox, rule, stream));
+    });
+}
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
@@ -246,6 +330,7 @@ void bind_device(nb::module_& m) {
     nb::class_<Mailbox>(m, "Mailbox")
         .def(nb::init<nb::object, std::uintptr_t>())
         .def("send", &Mailbox::send)
+        .def("address", &Mailbox::address)
         .def("receive", &Mailbox::receive);
     m.def("device_launch", &launch);
     m.def("device_reshape", &reshape);
@@ -256,8 +341,13 @@ void bind_device(nb::module_& m) {
     m.def("device_triangular_product", &triangular_product);
     m.def("device_potrf_vjp", &potrf_vjp);
     m.def("device_solve", &solve);
+    m.def("device_gelqf_factor", &gelqf_factor);
+    m.def("device_gelqf_form", &gelqf_form);
     m.def("device_gelqf_vjp", &gelqf_vjp);
     m.def("device_potri", &potri);
+    m.def("device_iterate_polar", &iterate_polar);
+    m.def("device_syevd_vjp", &syevd_vjp);
+    m.def("device_gesvd_vjp", &gesvd_vjp);
 }
 
 }  // namespace lapgrad::binding

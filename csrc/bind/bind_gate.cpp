@@ -4,6 +4,8 @@
 // takes that decision here. It reads sizes through the DLPack exchange table of the tensor type (plain C structures, so
 // nothing of torch is included), and calls torch's own kernel, or a function of lapgrad, with the arguments it was given.
 // Every call that it does not decide goes to a Python function that does.
+//
+// Only the stable ABI of Python is used: one wheel serves every Python from 3.12 on.
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -65,33 +67,33 @@ struct Function {
 
     Function() = default;
     explicit Function(nb::object callable) : function(std::move(callable)) {
-        if (!PyMethod_Check(function.ptr())) return;
-        self = nb::borrow(PyMethod_GET_SELF(function.ptr()));
-        function = nb::borrow(PyMethod_GET_FUNCTION(function.ptr()));
+        if (!nb::hasattr(function, "__func__")) return;
+        self = nb::object(function.attr("__self__"));
+        function = nb::object(function.attr("__func__"));
     }
 
     bool is_none() const { return function.is_none(); }
 
     // function(keys, *arguments, **options) without the first `skipped` arguments; without keys if they are None.
     PyObject* call(const nb::object& keys, PyObject* arguments, Py_ssize_t skipped, PyObject* options) const {
-        const Py_ssize_t given = PyTuple_GET_SIZE(arguments) - skipped;
+        const Py_ssize_t given = PyTuple_Size(arguments) - skipped;
         const Py_ssize_t first = self.is_valid() + !keys.is_none();
         const nb::object all = nb::steal(PyTuple_New(first + given));
         if (!all.is_valid()) return nullptr;
         const auto put = [&](Py_ssize_t position, PyObject* value) {
             Py_INCREF(value);
-            PyTuple_SET_ITEM(all.ptr(), position, value);
+            PyTuple_SetItem(all.ptr(), position, value);
         };
         if (self.is_valid()) put(0, self.ptr());
         if (!keys.is_none()) put(first - 1, keys.ptr());
-        for (Py_ssize_t i = 0; i < given; ++i) put(first + i, PyTuple_GET_ITEM(arguments, skipped + i));
+        for (Py_ssize_t i = 0; i < given; ++i) put(first + i, PyTuple_GetItem(arguments, skipped + i));
         return PyObject_Call(function.ptr(), all.ptr(), options);
     }
 };
 
 // What a call of torch has to do with: set once by Python, see lapgrad.accelerate.gates.
 struct Settings {
-    nb::object scope;           // context variable: the choice of the innermost scope, or None
+    nb::object read_scope;      // function: the choice of the innermost scope, or None
     nb::object process;         // its attribute `current` is the choice outside of scopes
     nb::object name;            // the operator in `choice.names`
     nb::tuple tensor_types;     // types without behaviour of their own
@@ -120,7 +122,7 @@ class CallGate {
 public:
     explicit CallGate(nb::dict options) {
         const auto get = [&](const char* key) { return nb::borrow(options[key]); };
-        set_.scope = get("scope");
+        set_.read_scope = get("read_scope");
         set_.process = get("process");
         set_.name = get("name");
         set_.tensor_types = nb::cast<nb::tuple>(get("tensor_types"));
@@ -190,7 +192,7 @@ public:
     }
 
     int traverse(visitproc visit, void* arg) const {
-        for (const nb::object* held : {&set_.scope, &set_.process, &set_.name, &set_.exchange, &set_.decide,
+        for (const nb::object* held : {&set_.read_scope, &set_.process, &set_.name, &set_.exchange, &set_.decide,
                                        &set_.take.function, &set_.take_recorded.function, &set_.compute.function, &set_.compute.self, &set_.compute_keys,
                                        &set_.record.function, &set_.record.self, &set_.record_keys, &set_.is_grad_enabled,
                                        &set_.forward_level, &choice_})
@@ -220,18 +222,18 @@ private:
         if (!is_chosen_) return Verdict::refuse;
         const bool always = takes_always_;  // another thread may change it as soon as Python code has run
         const Py_ssize_t first = set_.has_keys ? 1 : 0;
-        if (PyTuple_GET_SIZE(arguments) < first + set_.tensors) return Verdict::decide;
+        if (PyTuple_Size(arguments) < first + set_.tensors) return Verdict::decide;
         if (set_.has_keys) {
-            const int plain = is_plain(PyTuple_GET_ITEM(arguments, 0));
+            const int plain = is_plain(PyTuple_GetItem(arguments, 0));
             if (plain <= 0) return plain < 0 ? Verdict::error : Verdict::decide;
         }
         std::array<TensorHeader, 2> headers;
         for (int i = 0; i < set_.tensors; ++i)
-            if (!read(PyTuple_GET_ITEM(arguments, first + i), headers[i])) return Verdict::decide;
+            if (!read(PyTuple_GetItem(arguments, first + i), headers[i])) return Verdict::decide;
         int has_gradient = 0;
         if (!set_.record.is_none()) {
             for (int i = 0; i < set_.tensors && has_gradient == 0; ++i)
-                has_gradient = is_true(PyObject_GetAttr(PyTuple_GET_ITEM(arguments, first + i), requires_grad_.ptr()));
+                has_gradient = is_true(PyObject_GetAttr(PyTuple_GetItem(arguments, first + i), requires_grad_.ptr()));
             if (has_gradient > 0) has_gradient = is_true(PyObject_CallNoArgs(set_.is_grad_enabled.ptr()));
             if (has_gradient < 0) return Verdict::error;
         }
@@ -249,10 +251,10 @@ private:
 
     // Whether the choice that holds for the caller has this operator. Returns false for a Python error.
     bool read_choice() {
-        PyObject* found = nullptr;
-        if (PyContextVar_Get(set_.scope.ptr(), nullptr, &found) < 0) return false;
-        if (found == nullptr || found == Py_None) {
-            Py_XDECREF(found);
+        PyObject* found = PyObject_CallNoArgs(set_.read_scope.ptr());
+        if (found == nullptr) return false;
+        if (found == Py_None) {
+            Py_DECREF(found);
             found = PyObject_GetAttr(set_.process.ptr(), current_.ptr());
             if (found == nullptr) return false;
         }
@@ -271,7 +273,7 @@ private:
 
     // 1 for ordinary tensors outside of transforms, modes and forward mode, 0 otherwise, -1 for a Python error.
     int is_plain(PyObject* keys) const {
-        const nb::object bits = nb::steal(PyObject_CallMethodNoArgs(keys, raw_repr_.ptr()));
+        const nb::object bits = nb::steal(PyObject_CallMethodObjArgs(keys, raw_repr_.ptr(), nullptr));
         if (!bits.is_valid()) return -1;
         if (PyLong_AsUnsignedLongLongMask(bits.ptr()) != set_.plain_keys) return 0;
         PyObject* const level = PyDict_GetItemWithError(set_.forward_level.ptr(), level_.ptr());
@@ -283,8 +285,8 @@ private:
 
     bool read(PyObject* tensor, TensorHeader& header) const {
         bool known = false;
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(set_.tensor_types.ptr()); ++i)
-            known |= reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == PyTuple_GET_ITEM(set_.tensor_types.ptr(), i);
+        for (Py_ssize_t i = 0; i < PyTuple_Size(set_.tensor_types.ptr()); ++i)
+            known |= reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == PyTuple_GetItem(set_.tensor_types.ptr(), i);
         if (!known) return false;
         if (read_header_(tensor, &header) == 0) return true;
         PyErr_Clear();

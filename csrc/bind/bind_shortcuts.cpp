@@ -122,6 +122,25 @@ nb::object potrf(nb::handle a, nb::handle lower) {
     return l;
 }
 
+// gA of the factorisation with cotangent gL. Items with a status are left to Python.
+nb::object potrf_vjp(nb::handle l, nb::handle cotangent, nb::handle info, nb::handle lower) {
+    TensorOperand L, gL;
+    if (!info.is_none() || !is_plain_eager() || !describe_tensor(l, L) || !describe_tensor(cotangent, gL) || !have_one_kind(L, gL))
+        return nb::none();
+    const index_t n = L.rows, count = L.count;
+    if (L.cols != n || gL.rows != n || gL.cols != n) return nb::none();
+    const bool flipped = !is_true(lower);
+    nb::object a = allocate_like(L);
+    Operand gA = make_dense(a, n, n);
+    if (flipped) std::swap(gA.row_stride, gA.col_stride);
+    compute(L, 2.0 * double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        potrf_vjp_batch<T>(L.flip_if(flipped).as<const T>(count, n, n), gL.flip_if(flipped).as<const T>(count, n, n),
+                           gA.as<T>(count, n, n), nullptr);
+    });
+    return a;
+}
+
 // (L, info), info 0 where an item could be factorised. Others become the identity.
 nb::object potrf_ex(nb::handle a, nb::handle lower) {
     TensorOperand A;
@@ -430,6 +449,7 @@ void bind_shortcuts(nb::module_& m) {
     m.def("syrk_shortcut", &syrk, any, any);
     m.def("gemmt_shortcut", &gemmt, any, any, any, any, any, any);
     m.def("potrf_shortcut", &potrf, any, any);
+    m.def("potrf_vjp_shortcut", &potrf_vjp, any, any, any, any);
     m.def("cho_solve_shortcut", &cho_solve, any, any, any);
     m.def("potri_shortcut", &potri, any, any);
     m.def("inverse_shortcut", &inverse, any);

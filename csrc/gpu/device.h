@@ -39,12 +39,14 @@ struct Cublas {
 using launch_fn = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                           void**);
 using fill_fn = int (*)(unsigned long long, unsigned char, std::size_t, void*);
+using copy_fn = int (*)(unsigned long long, unsigned long long, std::size_t, void*);
 using copy_to_host_fn = int (*)(void*, unsigned long long, std::size_t, void*);
 using create_event_fn = int (*)(void**, unsigned);
 using record_event_fn = int (*)(void*, void*);
 using of_event_fn = int (*)(void*);
 inline launch_fn launch_kernel = nullptr;
 inline fill_fn fill_bytes = nullptr;
+inline copy_fn copy_bytes = nullptr;
 inline copy_to_host_fn copy_to_host = nullptr;
 inline create_event_fn create_event = nullptr;
 inline record_event_fn record_event = nullptr;
@@ -67,6 +69,7 @@ inline bool bind(const std::string& name, void* address) {
     };
     if (name == "cuLaunchKernel") return into(launch_kernel);
     if (name == "cuMemsetD8Async") return into(fill_bytes);
+    if (name == "cuMemcpyDtoDAsync_v2") return into(copy_bytes);
     if (name == "cuMemcpyDtoHAsync_v2") return into(copy_to_host);
     if (name == "cuEventCreate") return into(create_event);
     if (name == "cuEventRecord") return into(record_event);
@@ -165,10 +168,11 @@ class Queue {
                source.batch_stride, source.row_stride, target.rows, target.cols);
     }
 
-    // The lower triangles of W's diagonal blocks of order kLeaf := the inverses of those of L.
-    void invert_leaves(const Batch<T>& W, const Batch<T>& L) const {
+    // The lower triangles of W's diagonal blocks of order kLeaf := the inverses of those of L, whose diagonal is 1 if `unit`.
+    void invert_leaves(const Batch<T>& W, const Batch<T>& L, bool unit) const {
         launch(kInvertLeaves, (L.rows + kLeaf - 1) / kLeaf, L.count, 1, kLeaf, kLeaf * (kLeaf + 1) * sizeof(T),
-               L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows);
+               L.data, L.batch_stride, L.row_stride, L.col_stride, W.data, W.batch_stride, W.row_stride, L.rows,
+               static_cast<index_t>(unit));
     }
 
     // Completes W from the inverses of diagonal blocks of order `half`, at most kLargestMerge, to those of order 2 half.
@@ -178,8 +182,32 @@ class Queue {
                W.batch_stride, W.row_stride, L.rows, half);
     }
 
+    // Launches a kernel by its handle; its arguments are pointers, index_t and double.
+    template <class... Arguments>
+    void launch_other(void* kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
+                      Arguments... arguments) const {
+        static_assert(((sizeof(Arguments) == 8) && ...));
+        if (x == 0 || y == 0 || z == 0) return;
+        void* addresses[] = {&arguments...};
+        check_status(launch_kernel(kernel, narrow(x), narrow(y), narrow(z), threads, 1, 1, static_cast<unsigned>(shared),
+                                   stream_, addresses, nullptr));
+    }
+
     void clear(T* data, index_t count) const {
         check_status(fill_bytes(reinterpret_cast<unsigned long long>(data), 0, count * sizeof(T), stream_));
+    }
+
+    // Launches one of the kernels that the queue was made with, by its number. Arguments are pointers, index_t and double.
+    template <class... Arguments>
+    void launch(int kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
+                Arguments... arguments) const {
+        launch_other(kernels_[kernel], x, y, z, threads, shared, arguments...);
+    }
+
+    // target := source, `count` consecutive numbers.
+    void copy_numbers(T* target, const T* source, index_t count) const {
+        check_status(copy_bytes(reinterpret_cast<unsigned long long>(target), reinterpret_cast<unsigned long long>(source),
+                                count * sizeof(T), stream_));
     }
 
   private:
@@ -199,15 +227,6 @@ class Queue {
     }
 
     static constexpr std::size_t tile_bytes() { return kTile * (kTile + 1) * sizeof(T); }
-
-    template <class... Arguments>
-    void launch(Kernel kernel, index_t x, index_t y, index_t z, unsigned threads, std::size_t shared,
-                Arguments... arguments) const {
-        if (x == 0 || y == 0 || z == 0) return;
-        void* addresses[] = {&arguments...};
-        check_status(launch_kernel(kernels_[kernel], narrow(x), narrow(y), narrow(z), threads, 1, 1,
-                            static_cast<unsigned>(shared), stream_, addresses, nullptr));
-    }
 
     void* handle_;
     void* stream_;

@@ -1,9 +1,59 @@
-// The gradient of an LQ factorisation on a GPU: gA = L^-T (gQ + Z Q), Z = copyltu(L' tril(gL) - gQ Q').
+// LQ factorisations of batches by panels of rows, and the gradient of an LQ factorisation, on a GPU.
 #pragma once
 
 #include "gpu/device_triangle.h"
 
 namespace lapgrad::device {
+
+// An instance of factor_panel in src/lapgrad/_kernels/cuda/kernels/gelqf_panel.cu: its handle, the most columns that it takes, and its
+// shared memory.
+struct PanelKernel {
+    void* handle;
+    index_t columns;
+    std::size_t shared;
+};
+
+// The operands of a factorisation by panels, all but L contiguous: rows (items x m x n) holds A and then the reflections V of all
+// panels, factors (items x panels x b x b) their triangles T, signs (items x rank) those of L's columns; right (items x b x n) and
+// product (items x m x b) are workspace.
+template <class T>
+struct Panels {
+    Batch<T> rows, factors, right, product;
+    T* signs;
+    index_t height;  // b
+
+    index_t rank() const { return std::min(rows.rows, rows.cols); }
+
+    // X := X (I - V' T V), or with T' for T, for the panel that starts at row `start`, and X without the columns before `start`, where
+    // V is zero.
+    void reflect(const Queue<T>& queue, const Batch<T>& X, index_t start, bool transpose) const {
+        const index_t order = std::min(height, rank() - start), columns = rows.cols - start;
+        const Batch<T> V = rows.block(start, start, order, columns), F = factors.block(start, 0, order, order);
+        const Batch<T> TV = right.block(0, start, order, columns), XV = product.block(0, 0, X.rows, order);
+        queue.gemm(TV, transpose ? F.t() : F, V);
+        queue.gemm(XV, X, V.t());
+        queue.gemm(X, XV, TV, T(-1), T(1));
+    }
+
+    // Factors all panels. Of L only the triangles on the diagonal are written; `kernels` are in the order of their columns.
+    void factor(const Queue<T>& queue, const Batch<T>& L, const std::vector<PanelKernel>& kernels, unsigned threads) const {
+        const index_t m = rows.rows, n = rows.cols, panels = (rank() + height - 1) / height;
+        for (index_t start = 0; start < rank(); start += height) {
+            std::size_t number = 0;
+            while (number + 1 < kernels.size() && kernels[number].columns < n - start) ++number;
+            queue.launch_other(kernels[number].handle, L.count, 1, 1, threads, kernels[number].shared, L.data, L.batch_stride,
+                               L.row_stride, L.col_stride, rows.data, factors.data, signs, m, n, rank(), start, panels);
+            const index_t below = start + std::min(height, rank() - start);
+            if (below < m) reflect(queue, rows.block(below, start, m - below, n - start), start, false);
+        }
+    }
+
+    // Q, which holds the identity with the signs, := the orthogonal factor, from the last panel back.
+    void form(const Queue<T>& queue, const Batch<T>& Q) const {
+        for (index_t start = (rank() - 1) / height * height; start >= 0; start -= height)
+            reflect(queue, Q.block(start, start, rank() - start, Q.cols - start), start, true);
+    }
+};
 
 // A := B for a row-major A and a B in either storage order.
 template <class T>
@@ -58,7 +108,7 @@ void finish_middle(const Queue<T>& queue, const Batch<T>& Z, const Batch<T>& L, 
     queue.reshape(kMirrorUp, Z);
 }
 
-// gA := the gradient. gQ.data or gL.data is null where there is no such cotangent. `size` is the order of the inverted blocks, and
+// The gradient gA := L^-T (gQ + Z Q), Z = copyltu(L' tril(gL) - gQ Q'). gQ.data or gL.data is null where there is no such cotangent. `size` is the order of the inverted blocks, and
 // `cut` as in triangular_product. The largest product comes first, so that the device is busy while the host launches the small
 // ones.
 template <class T>

@@ -49,22 +49,41 @@ void merge_by_products(const Queue<T>& queue, const Batch<T>& L, const Batch<T>&
     }
 }
 
-// Returns the inverted diagonal blocks of L, whose lower triangle is read, in either storage order. Without a queue nothing is
+// The same for all items at once, one pair of blocks after the other. `held` is a workspace of half^2 numbers per item.
+template <class T>
+void merge_items_by_products(const Queue<T>& queue, const Batch<T>& L, const Batch<T>& W, T* held, index_t half) {
+    for (index_t start = 0; start + half < L.rows; start += 2 * half) {
+        const index_t middle = start + half, below = std::min(half, L.rows - middle);
+        const Batch<T> product{held, L.count, half * half, below, half, half, 1};
+        queue.gemm(product, L.block(middle, start, below, half), W.block(start, start, half, half));
+        queue.gemm(W.block(middle, start, below, half), W.block(middle, middle, below, below), product, T(-1));
+    }
+}
+
+// Returns the inverted diagonal blocks of L, whose lower triangle is read, in either storage order; with `unit` its diagonal is 1. Without a queue nothing is
 // launched and only the workspace is measured; that holds for all functions below that take a pointer to a queue.
 template <class T>
-InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size) {
+InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Batch<T>& L, index_t size, bool unit = false) {
     const index_t n = L.rows, row = std::min(n, size), space = n * (row + 1);
     const Batch<T> W{arena.take(L.count * space), L.count, space, n, n, row, 1};
     const index_t mark = arena.mark();
-    T* const held = arena.take(n * row / 4 + n);
+    // Few large items are taken one after another, many small ones together: whichever makes fewer products.
+    const bool together = L.count > (n + 4 * kLargestMerge - 1) / (4 * kLargestMerge);
+    index_t largest = 0;  // order of the largest blocks that are merged by products
+    for (index_t order = 2 * kLargestMerge; order < size && order < n; order *= 2) largest = order;
+    T* const held = arena.take(together ? L.count * largest * largest : n * row / 4 + n);
     arena.release(mark);
     if (queue == nullptr) return {W, size};
     queue->clear(W.data, L.count * space);
-    queue->invert_leaves(W, L);
+    queue->invert_leaves(W, L, unit);
     index_t half = kLeaf;
     for (; half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
-    for (; half < size && half < n; half *= 2)
-        for (index_t item = 0; item < L.count; ++item) merge_by_products(*queue, L.item(item), W.item(item), held, half);
+    for (; half < size && half < n; half *= 2) {
+        if (together)
+            merge_items_by_products(*queue, L, W, held, half);
+        else
+            for (index_t item = 0; item < L.count; ++item) merge_by_products(*queue, L.item(item), W.item(item), held, half);
+    }
     return {W, size};
 }
 

@@ -28,7 +28,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from lapgrad import fused, linalg
-from lapgrad._errors import (
+from lapgrad._exceptions import (
     ConvergenceError,
     DegenerateSpectrumError,
     DegenerateSpectrumWarning,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lapgrad
+from lapgrad._kernels import cpu as _cpu
 from lapgrad._torch import private as _torch_private
 from lapgrad.accelerate import gates, kernels, registry
 from lapgrad.accelerate.choices import SCOPE, Choice
@@ -109,7 +110,7 @@ def test_choices_are_read_at_each_call() -> None:
 
 
 def test_gradients_and_what_is_not_plain() -> None:
-    gate = make_gate(ROUTE["linalg_cholesky_ex"], Counts(), records=True)
+    gate = make_gate(ROUTE["linalg_qr"], Counts(), records=True)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU) | torch._C.DispatchKeySet(
         torch._C.DispatchKey.AutogradCPU
     )
@@ -177,7 +178,7 @@ def test_counts() -> None:
     assert not counts.items()
 
 
-@pytest.mark.parametrize("function", ["cholesky_ex", "eigh", "svd", "qr", "inv_ex", "cholesky"])
+@pytest.mark.parametrize("function", ["eigh", "svd", "qr", "inv_ex"])
 def test_recorded_calls_that_are_passed_on_are_those_of_torch(function: str) -> None:
     A = torch.randn(4, 4, dtype=torch.float64)
     A = (A @ A.mT + torch.eye(4, dtype=torch.float64)).requires_grad_()
@@ -199,6 +200,27 @@ def test_recorded_calls_that_are_passed_on_are_those_of_torch(function: str) -> 
     for of_torch, passed_on in zip(results[0][0] + results[0][1], results[1][0] + results[1][1], strict=True):
         assert torch.equal(of_torch, passed_on)
     assert lapgrad.accelerate.stats().taken == 0
+
+
+@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
+def test_recorded_calls_for_small_matrices_are_taken() -> None:
+    """torch's own gradient calls solve_triangular, and each such call would have to pass a gate."""
+    A = torch.randn(4, 4, dtype=torch.float64)
+    A = (A @ A.mT + torch.eye(4, dtype=torch.float64)).requires_grad_()
+    indefinite = (A.detach() - 10 * torch.eye(4, dtype=torch.float64)).requires_grad_()
+    of_torch, factor_by_torch = torch.linalg.cholesky_ex(indefinite), torch.linalg.cholesky(A, upper=True)
+    with lapgrad.accelerate():
+        failed, factor = torch.linalg.cholesky_ex(indefinite), torch.linalg.cholesky(A, upper=True)
+        assert lapgrad.accelerate.stats().passed_on == 0
+        with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+            torch.linalg.cholesky(indefinite)
+        gradient = torch.autograd.grad(factor, A, torch.ones_like(A))
+        assert lapgrad.accelerate.stats().passed_on == 0
+    assert torch.equal(of_torch.L, failed.L)
+    assert torch.equal(of_torch.info, failed.info)
+    assert factor.stride() == factor_by_torch.stride()
+    torch.testing.assert_close(factor, factor_by_torch)
+    torch.testing.assert_close(gradient, torch.autograd.grad(factor_by_torch, A, torch.ones_like(A)))
 
 
 def test_modes_and_transforms_see_torchs_operators() -> None:

@@ -219,7 +219,7 @@ def test_small_matrices_are_left_to_torch() -> None:
     A = positive_definite(4)
     with lapgrad.accelerate():
         torch.linalg.cholesky(A)
-        torch.linalg.cholesky(A.requires_grad_())
+        torch.linalg.qr(A.requires_grad_())
     assert lapgrad.accelerate.stats().taken == 0
     assert {entry.reason for entry in lapgrad.accelerate.stats()} == {"faster in torch"}
 
@@ -256,9 +256,9 @@ def test_calls_that_are_passed_on_are_counted_each_time() -> None:
         for _ in range(5):
             torch.linalg.cholesky(A)
             torch.linalg.solve_triangular(A, B, upper=False)
-            torch.linalg.cholesky(A.clone().requires_grad_())
+            torch.linalg.qr(A.clone().requires_grad_())
     found = {entry.operator: entry.calls for entry in lapgrad.accelerate.stats()}
-    assert found == {"linalg_cholesky_ex": 10, "linalg_solve_triangular": 5}
+    assert found == {"linalg_cholesky_ex": 5, "linalg_solve_triangular": 5, "linalg_qr": 5}
     with everything():
         torch.linalg.cholesky(A)
     assert lapgrad.accelerate.stats().taken == 1

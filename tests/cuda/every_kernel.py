@@ -25,6 +25,8 @@ import lapgrad
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import libraries as _libraries
+from lapgrad.models import GPRegression
+from lapgrad.models.kernels import RBF
 
 #: (file, kernel)
 Kernel = tuple[str, str]
@@ -115,7 +117,16 @@ def run_packing(draw: Draw) -> None:
 
 
 def run_orthogonal(draw: Draw) -> None:
-    for shape in ((5, 3, 4), (5, 7, 13), (5, 16, 9), (3, 40, 50), (2, 20, 100), (4, 12, 200), (150, 200)):
+    for shape in (
+        (5, 3, 4),
+        (5, 7, 13),
+        (5, 16, 9),
+        (3, 40, 50),
+        (2, 20, 100),
+        (4, 12, 200),
+        (2, 40, 140),
+        (150, 200),
+    ):
         A = draw.normal(*shape)
         Q, L = lapgrad.gelqf(A)
         pull_back((Q, L), A)
@@ -123,11 +134,27 @@ def run_orthogonal(draw: Draw) -> None:
             pull_back(lapgrad.gelqf(A, mode="l"), A)
 
 
+def run_elimination(draw: Draw) -> None:
+    for items, n in ((5, 3), (5, 7), (2, 40), (2, 130), (1, 130)):
+        A, B = draw.normal(items, n, n), draw.normal(items, n, 3)
+        pull_back(lapgrad.det(A), A)
+        pull_back(lapgrad.slogdet(A)[1], A)
+        pull_back(lapgrad.inverse(A), A)
+        for transpose in (False, True):
+            pull_back(lapgrad.gesv(A, B, transpose=transpose), A, B)
+
+
 def run_eigenvalues(draw: Draw) -> None:
     for items, n, lower in ((9, 5, True), (5, 13, False), (3, 30, True), (3, 50, True)):
         A = draw.positive_definite(items, n)
         pull_back(lapgrad.syevd(A, lower=lower), A)
         pull_back(lapgrad.syevd(A, lower=lower, vectors=False), A)
+
+
+def run_medium_eigenvalues(draw: Draw) -> None:
+    A = draw.positive_definite(2, 66)
+    pull_back(lapgrad.syevd(A, lower=False), A)
+    pull_back(lapgrad.syevd(A, vectors=False), A)
 
 
 def run_singular_values(draw: Draw) -> None:
@@ -147,6 +174,7 @@ def _run_gesvd(draw: Draw, shape: tuple[int, int, int]) -> None:
     found = lapgrad.gesvd(A)
     pull_back(found, A)
     pull_back(found[:1], A)
+    pull_back(found[1:2], A)
 
 
 def _run_gesvd_values(draw: Draw, shape: tuple[int, int, int]) -> None:
@@ -177,17 +205,30 @@ def run_filters(draw: Draw) -> None:
         pull_back(lapgrad.fused.kalman_nll(*operands), *operands)
 
 
+def run_kernel_matrices(draw: Draw) -> None:
+    X, Z = draw.normal(150, 2), draw.normal(40, 2)
+    kernel = RBF(lengthscale=[0.5, 0.7]).to(X)
+    pull_back((kernel(X), kernel(X, Z)), X, Z, *kernel.parameters())
+    model = GPRegression(X.detach(), X[:, 0].detach(), kernel, noise_var=0.1)
+    pull_back(model.loss(), *model.parameters())
+    noise = torch.full_like(X[0, 0], 0.1)
+    pull_back(lapgrad.fused.sgp_nll(kernel, Z, X, X.detach(), noise), Z, *kernel.parameters())
+
+
 #: Groups of operators, and the kernel files of which each group must launch every kernel.
 GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
     "triangular": (run_triangular, ("triangular_batch",)),
     "products": (run_products, ()),
     "packing": (run_packing, ("packing",)),
-    "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_vjp_batch", "gelqf_wide")),
+    "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_panel", "gelqf_vjp_batch", "gelqf_wide")),
+    "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),
     "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
-    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_medium")),
+    "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_tiles")),
+    "medium_eigenvalues": (run_medium_eigenvalues, ("syevd_library", "syevd_vjp_tiles")),
     "filters": (run_filters, ("kalman_nll",)),
+    "kernel_matrices": (run_kernel_matrices, ("kernel_matrix", "sgp_bound")),
 }
 
 
@@ -205,6 +246,7 @@ def use_small_blocks() -> Iterator[None]:
     """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
+    small["SPECTRAL_VJP_SMALL"] = 32
     with mock.patch.multiple(_thresholds, **small):
         yield
 

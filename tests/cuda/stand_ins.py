@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -21,13 +21,14 @@ from torch import Tensor
 
 from lapgrad._kernels.cpu import core
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import tiles as _tiles
 
 _TYPES: dict[str, Any] = {"S": ctypes.c_float, "D": ctypes.c_double}
-_DTYPES = {4: torch.float32, 8: torch.float64}
 _SUCCESS, _FAILURE = 0, 1
 
 
@@ -100,12 +101,16 @@ def syrk(kind: Any, _: int, upper: int, trans: int, n: int, k: int, *rest: int) 
     return _SUCCESS
 
 
+def load_kernel(stem: str, name: str, like: Tensor) -> int:
+    """Return the number of a kernel, as ``_launch.load_kernel`` returns its handle."""
+    return _number_kernel(stem, name, like.dtype)
+
+
 def launch_kernel(function: int, *rest: int) -> int:
-    """Run a kernel emulated; ``function`` is the number that ``make_device`` gave to it."""
+    """Run a kernel emulated; ``function`` is the number that ``_number_kernel`` gave to it."""
     *geometry, shared, _, parameters, _ = rest
-    size, place = divmod(function, 100)
-    name = emulated.name_instance(_device._KERNELS[place], _DTYPES[size])
-    fault = emulated.run("triangle", name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
+    stem, name = _numbered[function - 1]
+    fault = emulated.run(stem, name, (*geometry, shared, 0), ctypes.c_void_p(parameters))
     if fault is None:
         return _SUCCESS
     print(f"{name}: {fault}")  # the compiled core would lose an exception
@@ -144,6 +149,7 @@ def bind() -> list[Any]:
     driver = (
         ("cuLaunchKernel", ctypes.CFUNCTYPE(_I, _P, *[ctypes.c_uint] * 7, _P, _P, _P)(launch_kernel)),
         ("cuMemsetD8Async", ctypes.CFUNCTYPE(_I, _P, ctypes.c_ubyte, ctypes.c_size_t, _P)(fill_bytes)),
+        ("cuMemcpyDtoDAsync_v2", ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host)),
         ("cuMemcpyDtoHAsync_v2", ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host)),
         ("cuEventCreate", ctypes.CFUNCTYPE(_I, _P, ctypes.c_uint)(create_event)),
         ("cuEventRecord", ctypes.CFUNCTYPE(_I, _P, _P)(lambda event, stream: _SUCCESS)),
@@ -156,10 +162,25 @@ def bind() -> list[Any]:
     return kept
 
 
-def make_device(like: Tensor) -> tuple[Any, int, int]:
+#: (file, instance) of the kernels that have a number in place of a driver's handle.
+_numbered: list[tuple[str, str]] = []
+
+
+def _number_kernel(stem: str, name: str, dtype: torch.dtype) -> int:
+    kernel = stem, emulated.name_instance(name, dtype)
+    if kernel not in _numbered:
+        _numbered.append(kernel)
+    return _numbered.index(kernel) + 1
+
+
+def make_queue(stem: str, names: Sequence[str], like: Tensor) -> tuple[Any, int, int]:
     bind()
-    size = like.element_size()
-    return core.Device(size, [100 * size + place for place in range(len(_device._KERNELS))]), 0, 0
+    kernels = [_number_kernel(stem, name, like.dtype) for name in names]
+    return core.Device(like.element_size(), kernels), 0, 0
+
+
+def make_device(like: Tensor) -> tuple[Any, int, int]:
+    return make_queue("triangle", _device._KERNELS, like)
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
@@ -168,6 +189,15 @@ def factorise_upper(A: Tensor, code: int) -> None:
     A.copy_(torch.where(torch.ones_like(A, dtype=torch.bool).triu(), factor, A))
     codes = (ctypes.c_int32 * status.numel()).from_address(code)
     codes[:] = status.flatten().tolist()
+
+
+def decompose_symmetric(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
+    """Put LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors or scratch out."""
+    assert rows.isfinite().all()
+    found, columns = torch.linalg.eigh(rows, UPLO="L" if lower else "U")
+    values.copy_(found)
+    rows.copy_(columns.mT if vectors else torch.nan)
+    status.zero_()
 
 
 def copy_to_host(place: int, address: int, count: int, stream: int) -> int:
@@ -192,13 +222,16 @@ def replace_gpu() -> Iterator[None]:
     """While active, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
         mock.patch.object(_device, "_get_queue", make_device),
+        mock.patch.object(_tiles, "get_queue", make_queue),
         mock.patch.object(_launch, "launch", emulated.launch),
+        mock.patch.object(_launch, "load_kernel", load_kernel),
         mock.patch.object(_stream, "get_current_device", return_value=-1),
         mock.patch.object(_stream, "is_capturing", return_value=False),
         mock.patch.object(_stream, "has_fast_float64", return_value=True),
         mock.patch.object(_items, "_create_mailbox", make_pinned_elsewhere),
         mock.patch.object(_stream, "get_current_stream", return_value=0),
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
+        mock.patch.object(_symmetric, "decompose_batch", decompose_symmetric),
     )
     for patch in patches:
         patch.start()

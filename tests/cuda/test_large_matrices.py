@@ -41,7 +41,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_thresholds, "SOLVE_BY_BLOCKS_FROM", 128)
     monkeypatch.setattr(_thresholds, "SOLVE_BY_BLOCKS_COLUMNS", 8)
     monkeypatch.setattr(_thresholds, "POLAR_FROM", 128)
+    monkeypatch.setattr(_thresholds, "GESVD_BATCHED_MOST", 0)
     monkeypatch.setattr(_thresholds, "POTRF_SMALL", 0)
+    monkeypatch.setattr(_thresholds, "POTRF_ALONE", 0)
+    monkeypatch.setattr(_thresholds, "GELQF_PANELS_ALONE", 0)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     with replace_gpu():
         yield
@@ -207,6 +210,23 @@ def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
     assert on_cuda.potrf(results[0], A, lower, None) == (1, 8)
 
 
+@pytest.mark.parametrize("lower", [True, False])
+def test_one_matrix_is_factorised_with_few_launches(lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leaves to the longer way: failures, and a NaN in the triangle that does not count."""
+    A = make_positive_definite(150)
+    L, wanted = torch.full_like(A, torch.nan), torch.linalg.cholesky(A, upper=not lower)
+    monkeypatch.setattr(_thresholds, "POTRF_ALONE", 150)
+    with mock.patch.object(_cholesky, "factorise_upper", side_effect=AssertionError("the longer way")):
+        assert on_cuda.potrf(L, A, lower, None) is None
+    assert_near(L, wanted)
+    other = torch.ones_like(A).triu(1) if lower else torch.ones_like(A).tril(-1)
+    assert on_cuda.potrf(L, torch.where(other != 0, torch.nan, A), lower, None) is None
+    assert_near(L, wanted)
+    A[77, 77] = -1.0
+    assert on_cuda.potrf(L, A, lower, None) == (0, 78)
+    assert torch.equal(L, torch.eye(150).to(L))
+
+
 def test_a_zero_pivot_is_found() -> None:
     L = factor(2, ORDER)
     L[1, 33, 33] = 0.0
@@ -317,8 +337,8 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
 def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs with slow float64, algorithms that compute in float64 are left to the library."""
     monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
-    A = torch.randn(150, 200)
-    Q, L, S = torch.empty(150, 200), torch.empty(150, 150), torch.empty(150)
+    A = torch.randn(150, 1100)
+    Q, L, S = torch.empty(150, 1100), torch.empty(150, 150), torch.empty(150)
     with pytest.raises(AssertionError, match="gone the slow way"), forbid_fallback("gelqf"):
         on_cuda.gelqf(L, Q, A, False)
     with pytest.raises(AssertionError, match="gone the slow way"), forbid_fallback("gesvd"):

@@ -13,20 +13,29 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import sgp_bound as _sgp_bound
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large import kernel_matrix as _kernel_matrix
+from lapgrad._kernels.cuda.large import lu as _lu_large
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import compiler as _compile
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
+from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
-from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
 from lapgrad._kernels.cuda.small import kalman as _kalman_batch
+from lapgrad._kernels.cuda.small import lu as _lu_batch
+from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
 from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad._kernels.cuda.small import trmm as _trmm_batch
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
@@ -78,10 +87,45 @@ def launch_gelqf(n: int, dtype: torch.dtype) -> None:
     _gelqf_wide.gelqf(A, wide.clone(), wide)
 
 
+def launch_panels(n: int, dtype: torch.dtype) -> None:
+    if n != 1:
+        return
+    for columns in (100, 200, 300, 600):
+        work = make_zeros(40, dtype, columns)
+        with mock.patch.object(_device, "multiply_blocks"):
+            for rows_of_warp in (2, 4):
+                for name, _, _ in _gelqf_panels.list_kernels(columns, rows_of_warp, dtype):
+                    _launch.launch("gelqf_panel", name, work)
+            _launch.launch(*_gelqf_panels.plan_finish(work, None, work, work, 32, None))
+            _lu_panels.factorise(make_zeros(columns, dtype), torch.zeros(2, columns, dtype=torch.int32))
+
+
+def launch_lu(n: int, dtype: torch.dtype) -> None:
+    A, pivots, cell = (
+        make_zeros(n, dtype),
+        torch.zeros(2, n + 1, dtype=torch.int32),
+        _items.create_status_cell,
+    )
+    _launch.launch(*_lu_batch.plan_factorisation(A, LU=A, pivots=pivots, cell=cell(A)))
+    _launch.launch(*_lu_batch.plan_solution(A.clone(), A, pivots, A, False))
+    if n <= _thresholds.LU_IN_WARP:
+        _launch.launch(*_lu_batch.plan_small_inverse(A.clone(), A, reported=0, cell=None))
+    else:
+        _launch.launch(*_lu_batch.plan_inverse(A.clone(), A, pivots, reported=0, cell=None))
+    _lu_large.finish(A, pivots, None)
+    _lu_large.scale_items(A.clone(), A, pivots)
+    with mock.patch.object(_device, "solve"), mock.patch.object(torch.linalg, "lu_solve"):
+        _lu_large.invert(A.clone(), A, pivots)
+        _lu_large.solve(A.clone(), A, pivots, A, False)
+
+
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
+    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
+    codes = torch.zeros(2, dtype=torch.int32)
+    _launch.launch(*_symmetric.plan_reading(A, A, True, codes, None))
+    _launch.launch(*_symmetric.plan_finishing(A, values, codes, codes, None))
     if n > _thresholds.SYEVD_SMALL:
         return
-    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
     for U in (A.clone(), None):
         _syevd_batch.syevd(values, U, A, True)
     _syevd_batch.syevd_vjp(A.clone(), A, values, A, values, "mask", 1e-10)
@@ -98,8 +142,8 @@ def launch_gesvd(n: int, dtype: torch.dtype) -> None:
         )
         for vectors in ((U, V), (None, None)):
             (_gesvd_batch if small else _gesvd_medium).gesvd(S, *vectors, A)
-        gradient = _gesvd_batch if small else _gesvd_vjp_medium
-        gradient.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
+        if small:
+            _gesvd_batch.gesvd_vjp(A.clone(), U, S, V, U, S, V, "mask", 1e-10)
 
 
 def launch_kalman(n: int, dtype: torch.dtype) -> None:
@@ -119,14 +163,40 @@ def launch_packing(n: int, dtype: torch.dtype) -> None:
         _launch.launch(*_packing.plan_unpacking(A, v, 0, lower))
 
 
+def launch_formulas(n: int, dtype: torch.dtype) -> None:
+    """Launch every formula once, and the two combinations."""
+    if n > 1:
+        return
+    formulas = {name: f"{name}<2>" for name in ("Rbf", "Matern12", "Matern32", "Matern52", "Linear")}
+    of_pairs = f"Sum<Product<{formulas['Rbf']}, Constant>, Product<White, RationalQuadratic<1>>>"
+    for text, features, count in (*((text, 2, 1) for text in formulas.values()), (of_pairs, 3, 5)):
+        F, scalars, K = (torch.zeros(shape, dtype=dtype) for shape in ((4, features), (count,), (4, 4)))
+        _launch.launch(*_kernel_matrix.plan_fill(K, text, scalars, F, None, None, False))
+        sums = torch.zeros(1, count, dtype=torch.float64)
+        _launch.launch(*_kernel_matrix.plan_gradient(F[None], sums, text, scalars, F, F, K, (1, 16), 1.0))
+
+
+def launch_bound(n: int, dtype: torch.dtype) -> None:
+    if n > 1:
+        return
+    out, W, ones = (torch.zeros(shape, dtype=dtype) for shape in (3, (2, 2), (2, 1)))
+    with mock.patch.multiple(_stream, get_current_device=lambda: -1, bind_context=lambda device: None):
+        _sgp_bound.sgp_bound(out, W, ones[0], W, ones, ones[0, 0], ones[0, 0], 3)
+        _sgp_bound.sgp_bound_vjp(out, out, W, ones, ones, W[0], True, ones[0, 0], ones[0, 0], 3, 1.0)
+
+
 BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_potrf,
     launch_triangular,
     launch_gelqf,
+    launch_panels,
+    launch_lu,
     launch_syevd,
     launch_gesvd,
     launch_kalman,
     launch_packing,
+    launch_formulas,
+    launch_bound,
 )
 
 #: Kernels for large matrices that ``_device`` does not load; launching them would need NVIDIA's libraries.
@@ -134,7 +204,16 @@ OF_LARGE_MATRICES = (
     "take_triangle<{T}>",
     *(f"finish_factor<{{T}}, {kind}>" for kind in (_device.MOVE_DOWN, _device.CLEAR_LOWER)),
     "finish_inverse<{T}>",
+    "place_factor<{T}>",
 )
+
+
+#: Kernels that the compiled core launches, by file.
+OF_THE_CORE = {
+    "triangle": (*_device._KERNELS, *OF_LARGE_MATRICES),
+    "syevd_vjp_tiles": _syevd_vjp_tiles.KERNELS,
+    "gesvd_vjp_tiles": _gesvd_vjp_tiles.KERNELS,
+}
 
 
 @functools.cache
@@ -154,8 +233,9 @@ def collect_expressions() -> dict[str, list[str]]:
             for plan in BATCHES:
                 for n in ORDERS:
                     plan(n, dtype)
-            for name in (*_device._KERNELS, *OF_LARGE_MATRICES):
-                record("triangle", name, torch.empty(0, dtype=dtype))
+            for stem, names in OF_THE_CORE.items():
+                for name in names:
+                    record(stem, name, torch.empty(0, dtype=dtype))
     return {stem: list(names) for stem, names in found.items()}
 
 

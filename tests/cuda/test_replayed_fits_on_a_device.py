@@ -1,4 +1,4 @@
-"""Sparse Gaussian processes learned on a GPU from recordings of their loss."""
+"""Gaussian processes, exact and sparse, learned on a GPU from recordings of their loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import tolerances
 import torch
 
-from lapgrad.models import SparseGPRegression
+from lapgrad.models import GPRegression, SparseGPRegression
 from lapgrad.models._training import cuda_graph as _cuda_graph
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -51,6 +51,17 @@ def test_same_fit(optimizer: str, inducing: int, monkeypatch: pytest.MonkeyPatch
     tolerances.assert_close(
         history, torch.tensor(expected.history, dtype=torch.float64), tolerances.OF_JITTER
     )
+
+
+@pytest.mark.parametrize("n", [60, 700])
+def test_same_fit_of_an_exact_process(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = model()
+    X, y = given.X[:n], given.y[:n]
+    found = GPRegression(X, y, noise_var=0.1).fit("adam", steps=20)
+    monkeypatch.setattr(GPRegression, "replayable", False)
+    expected = GPRegression(X, y, noise_var=0.1).fit("adam", steps=20)
+    histories = [torch.tensor(result.history, dtype=torch.float64) for result in (found, expected)]
+    tolerances.assert_close(*histories, tolerances.ON_A_DEVICE)
 
 
 def test_wrong_guesses() -> None:

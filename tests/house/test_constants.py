@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from lapgrad._formulas import gaps
+from lapgrad._kernels.cuda import sgp_bound
+from lapgrad._kernels.cuda.large import kernel_matrix
 from lapgrad._kernels.cuda.potrf import _TILE as TILE_OF_POTRF
 from lapgrad._kernels.cuda.potri import _TILE as TILE_OF_POTRI
 from lapgrad._kernels.cuda.runtime import device, items
@@ -20,9 +22,12 @@ from lapgrad._kernels.cuda.small import (
     gelqf,
     gelqf_wide,
     gesvd_medium,
+    gesvd_vjp_tiles,
     kalman,
     packing,
     potrf,
+    syevd_vjp_tiles,
+    tiles,
     triangular,
 )
 from lapgrad._kernels.native import available, core
@@ -121,6 +126,20 @@ def test_kernels_for_triangles() -> None:
     assert mine["device_threads"] == theirs["kTile"] * theirs["kTileRows"]
 
 
+@needs_core
+def test_kernels_for_spectral_gradients() -> None:
+    """Order of handles, and sizes: Python, csrc/gpu/device.h and device_spectral.h, spectral_tiles.cuh."""
+    mine, theirs = read_core_constants(), read_cuda_constants("spectral_tiles.cuh")
+    assert mine["device_tile"] == theirs["kTile"]
+    assert mine["device_threads"] == theirs["kTileThreads"]
+    assert theirs["kWarpRows"] == tiles.WARP_ROWS
+    source = (CORE / "gpu" / "device_spectral.h").read_text()
+    for module, letters in ((syevd_vjp_tiles, "Syevd"), (gesvd_vjp_tiles, "Gesvd")):
+        (listed,) = re.findall(rf"enum {letters}Kernel {{ ([^}}]+) }}", source)
+        names = [name.removeprefix(f"k{letters}").lower() for name in listed.split(", ")]
+        assert [name.partition("<")[0].partition("_")[0] for name in module.KERNELS] == names
+
+
 def test_sizes_of_tiles_and_panels() -> None:
     panel = read_cuda_constants("batch.cuh")["kPanel"]
     assert {module._PANEL for module in (gelqf, gelqf_wide, potrf, triangular)} == {panel}
@@ -128,6 +147,13 @@ def test_sizes_of_tiles_and_panels() -> None:
     assert tile == TILE_OF_POTRF == TILE_OF_POTRI
     theirs = read_cuda_constants("packing.cu")
     assert (theirs["kPackingTile"], theirs["kPackingThreads"]) == (packing._TILE, packing._THREADS)
+    matrix = read_cuda_constants("kernel_matrix.cu")
+    assert (matrix["kFillRows"], matrix["kPoints"], matrix["kStep"]) == (
+        kernel_matrix.FILL_ROWS,
+        kernel_matrix.POINTS,
+        kernel_matrix.STEP,
+    )
+    assert read_cuda_constants("sgp_bound.cu")["kBoundThreads"] == sgp_bound._THREADS
     medium = read_cuda_constants("gesvd_medium.cu")
     assert (
         medium["kRows"],

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lapgrad
 from lapgrad._kernels import cpu as _cpu
 from lapgrad._kernels import table as _kernels
+from lapgrad.ops import potrf as _potrf
 
 pytestmark = pytest.mark.cpu
 
@@ -36,6 +37,10 @@ def positive(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def lower(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.linalg.cholesky(positive(*shape, dtype=dtype))
+
+
+def pull_back_factor(L: Tensor, gL: Tensor, lower: bool = True) -> Any:
+    return _potrf.operator_vjp.call(L, gL, None, lower)
 
 
 #: name -> (the public function, makes operands of a batch and an order, flags).
@@ -74,6 +79,11 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., tuple[Tensor, ...]], li
         [{}, {"lower": False}],
     ),
     "potrf": (lapgrad.potrf, lambda *s, **k: (positive(*s, **k),), [{}, {"lower": False}]),
+    "potrf_vjp": (
+        pull_back_factor,
+        lambda *s, **k: (lower(*s, **k), general(*s, **k)),
+        [{}, {"lower": False}],
+    ),
     "syevd": (lapgrad.syevd, lambda *s, **k: (positive(*s, **k),), [{}, {"lower": False}]),
     "gesvd": (lapgrad.gesvd, lambda *s, **k: (general(*s[:-1], s[-1] + 1, **k),), [{}]),
     "gelqf": (lapgrad.gelqf, lambda *s, **k: (general(*s[:-1], s[-1] + 2, **k),), [{}, {"positive": True}]),
@@ -244,6 +254,7 @@ def test_what_cannot_be_read_is_left_alone(name: str) -> None:
         "maketrian": (True,),
         "syrk": (False,),
         "potrf": (True,),
+        "potrf_vjp": (None, True),
         "syevd": (True,),
         "gelqf": (False,),
         "cho_solve": (True,),

@@ -138,6 +138,7 @@ def compute_step_vjp(
     m: Tensor,
     P: Tensor,
     seen: FilterStep,
+    running: Tensor,
     gs: Tensor,
     W: Tensor,
     gm: Tensor,
@@ -152,9 +153,10 @@ def compute_step_vjp(
     gR = gS + K^T gP+ K, gB = 2 gS B P + u (P gm+)^T - 2 K^T gP+ P+ - gv m^T
     gm = gm+ - B^T gv, gP = (I - K B)^T gP+ (I - K B) + B^T gS B + sym(gm+ (B^T u)^T)
 
-    Of gc and gy the first column counts. W is that of ``FlatPrior``, 1 without flat directions.
+    Of gc and gy the first column counts. W is that of ``FlatPrior``, 1 without flat directions. ``running``
+    is False for series without a later observation: their gm and gP are zero, and their A may be anything.
     """
-    A, u, K = model.at("A", t), seen.u, seen.K
+    A, u, K = torch.where(running[:, None, None], model.at("A", t), 0.0), seen.u, seen.K
     gA = gm @ seen.m.mT + 2 * gP @ A @ seen.P
     filtered_gm, filtered_gP = A.mT @ gm, A.mT @ gP @ A
     w = K.mT @ filtered_gm
@@ -189,7 +191,7 @@ def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
     gm, gP = torch.zeros_like(m), torch.zeros_like(P)
     found: dict[str, list[Tensor]] = {name: [] for name in ("y", "A", "B", "Q", "R", "c")}
     for t in reversed(range(times)):
-        at, gm, gP = compute_step_vjp(model, t, *steps[t], gs, W, gm, gP)
+        at, gm, gP = compute_step_vjp(model, t, *steps[t], going_on[:, t], gs, W, gm, gP)
         for name, gradient in at.items():
             found[name].append(gradient)
     result = {

@@ -218,6 +218,7 @@ def define_fused(
     fake: Callable[..., Any],
     composite: Callable[..., Any],
     vmap: VmapRule = apply_to_batch,
+    shortcut: Callable[..., Any] | None = None,
 ) -> Operator:
     """Register an operator with the derivatives of a composite formula; return the functions to call it by.
 
@@ -228,6 +229,7 @@ def define_fused(
         fake: The same for shapes, dtypes and devices only.
         composite: The same function of the same arguments, in differentiable operators.
         vmap: The rule under torch.func.vmap.
+        shortcut: As for ``define``.
     """
     dispatched = _register(name, schema, kernel, fake, vmap)
     if not _torch_private.AVAILABLE:
@@ -257,6 +259,7 @@ def define_fused(
             return dispatched(*arguments)
         return kernel(*arguments)
 
+    call = _put_shortcut_before(shortcut, call)
     return Operator(call, call, call, dispatched)
 
 
@@ -271,7 +274,7 @@ def _make_recording_function(name: str, kernel: Callable[..., Any], formulas: Fo
         # The plain eager path calls the kernel itself, and has no tangents.
         forward_mode = compute is not kernel
         save(ctx, needs, arguments, result, forward_mode)
-        ctx.results_of_nothing = result if forward_mode and _are_empty(arguments[:operands]) else None
+        ctx.results_of_nothing = result if forward_mode and _layout.are_empty(arguments[:operands]) else None
         return result
 
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -282,27 +285,11 @@ def _make_recording_function(name: str, kernel: Callable[..., Any], formulas: Fo
     def push_forward(ctx: Any, _: None, *tangents: Any) -> Any:
         if ctx.results_of_nothing is not None:
             # torch's legacy vmap, which its Jacobians use, refuses operators of ours on a batch of size 0.
-            return _make_zero_tangents(ctx.results_of_nothing, formulas.constant_results)
+            return _layout.make_zero_tangents(ctx.results_of_nothing, formulas.constant_results)
         return _torch_private.run_in_forward_mode(jvp, ctx.saved_tensors, ctx.flags, tangents[:operands])
 
     return _torch_private.make_single_level_function(
         name, forward=forward, backward=backward, jvp=push_forward
-    )
-
-
-def _are_empty(operands: Sequence[Tensor]) -> bool:
-    """Whether no operand has an element; sizes that a tracer does not know count as positive."""
-    sizes = [operand.numel() for operand in operands]
-    return all(type(size) is int and size == 0 for size in sizes)
-
-
-def _make_zero_tangents(results: Any, constant_results: tuple[int, ...]) -> Any:
-    """The tangents of results that depend on nothing: zeros, None for those without a derivative."""
-    if isinstance(results, Tensor):
-        return torch.zeros_like(results)
-    return tuple(
-        None if position in constant_results else torch.zeros_like(result)
-        for position, result in enumerate(results)
     )
 
 

@@ -158,3 +158,19 @@ def batch_operands(batch_size: int, in_dims: Sequence[int | None], arguments: Se
         else argument.movedim(dim, 0)
         for dim, argument in zip(in_dims, arguments, strict=True)
     ]
+
+
+def are_empty(operands: Sequence[Tensor]) -> bool:
+    """Whether no operand has an element; sizes that a tracer does not know count as positive."""
+    sizes = [operand.numel() for operand in operands]
+    return all(type(size) is int and size == 0 for size in sizes)
+
+
+def make_zero_tangents(results: Any, constant_results: tuple[int, ...]) -> Any:
+    """The tangents of results that depend on nothing: zeros, None for those without a derivative."""
+    if isinstance(results, Tensor):
+        return torch.zeros_like(results)
+    return tuple(
+        None if position in constant_results else torch.zeros_like(result)
+        for position, result in enumerate(results)
+    )

@@ -36,6 +36,18 @@ def record_cholesky_ex(
     return L, info
 
 
+def record_cholesky_ex_eagerly(
+    A: Tensor, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``record_cholesky_ex`` for plain eager calls, sooner back from a small matrix."""
+    if A.is_cpu:
+        try:
+            return _record_definite(A, upper), allocate_status(A)
+        except _NotPositiveDefiniteError:
+            pass
+    return record_cholesky_ex(A, upper=upper, check_errors=check_errors)
+
+
 def compute_cholesky(A: Tensor, upper: bool = False) -> Tensor:
     """The factor, column-major; raises torch's error where a matrix is not positive definite."""
     L, info = _factor(A, upper)
@@ -48,6 +60,47 @@ def record_cholesky(A: Tensor, upper: bool = False) -> Tensor:
     L, info = operator.call(A, upper)
     _torch_private.check_status(info, "cholesky", A.dim() == 2)
     return L
+
+
+def record_cholesky_eagerly(A: Tensor, upper: bool = False) -> Tensor:
+    """``record_cholesky`` for plain eager calls, sooner back from a small matrix."""
+    if A.is_cpu:
+        try:
+            factor: Tensor = _record_definite(A, upper)
+            return factor
+        except _NotPositiveDefiniteError:
+            pass
+    return record_cholesky(A, upper)
+
+
+class _NotPositiveDefiniteError(Exception):
+    """A matrix has no Cholesky factor: the caller asks for status and partial results."""
+
+
+def _factor_definite(ctx: Any, A: Tensor, upper: bool) -> Tensor:
+    """The forward of a ``Function`` for matrices that have a factor."""
+    n = A.shape[-1]
+    L = allocate_column_major(A, n, n)
+    if lookup("potrf", A)(L, A, not upper, None) is not None:
+        raise _NotPositiveDefiniteError
+    ctx.save_for_backward(L)
+    ctx.upper = upper
+    ctx.set_materialize_grads(False)
+    return L
+
+
+def _pull_back_definite(ctx: Any, gL: Tensor | None) -> tuple[Tensor | None, None]:
+    if gL is None:
+        return None, None
+    (L,) = ctx.saved_tensors
+    return _potrf.operator_vjp.call(L, gL, None, not ctx.upper), None
+
+
+_record_definite: Any = None
+if _torch_private.AVAILABLE:
+    _record_definite = _torch_private.make_single_level_function(
+        "linalg_cholesky_ex", forward=_factor_definite, backward=_pull_back_definite
+    )
 
 
 def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:

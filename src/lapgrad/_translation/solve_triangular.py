@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import layout as _layout
+from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
 from lapgrad._translation._results import allocate_column_major_batch
 from lapgrad._translation._torch_kernels import run_torch
@@ -20,6 +22,8 @@ from lapgrad.ops import trmm as _trmm
 #: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
 #: faster at it than the core, and what is gained is the gradient.
 _FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
+
+_take_shortcut = make_shortcut("trsm")
 
 
 def compute_solve_triangular(
@@ -37,6 +41,15 @@ def record_solve_triangular(
     """``compute_solve_triangular`` with derivatives, for triangles whose diagonal is read."""
     assert not unitriangular
     return operator.call(*_expand_to_common_batch(A, B), upper, left)
+
+
+def record_solve_triangular_eagerly(
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """``record_solve_triangular`` for plain eager calls, sooner back from a small matrix."""
+    assert not unitriangular
+    X: Tensor = _record_eagerly(*_expand_to_common_batch(A, B), upper, left)
+    return X
 
 
 def compute_triangular_solve(
@@ -85,7 +98,9 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """gB = A^-T gX, and gA = -tri(gB X^T); on the right gB = gX A^-T and gA = -tri(X^T gB)."""
     (A, X), (upper, left) = saved, flags
-    gB = operator.call(A.mT, gX, not upper, left)
+    gB = None if is_compiling() else _take_shortcut(A, gX, not upper, True, not left)
+    if gB is None:
+        gB = operator.call(A.mT, gX, not upper, left)
     gA = None
     if needs[0]:
         gA = _triangular.compute_triangle_vjp(gB, X, not upper, False, not left, -1.0)
@@ -100,6 +115,27 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: T
     moved = _trmm.operator.call(dA, X, not upper, False, not left)
     return operator.call(A, -moved if dB is None else dB - moved, upper, left)
 
+
+def _solve_and_save(ctx: Any, A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
+    """The forward of a ``Function`` for plain eager calls."""
+    X = _solve(A, B, upper, left)
+    ctx.save_for_backward(A, X if ctx.needs_input_grad[0] else None)
+    ctx.flags = upper, left
+    ctx.set_materialize_grads(False)
+    return X
+
+
+def _pull_back(ctx: Any, gX: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+    if gX is None:
+        return None, None, None, None
+    return *_vjp(ctx.needs_input_grad[:2], ctx.saved_tensors, ctx.flags, gX), None, None
+
+
+_record_eagerly: Any = None
+if _torch_private.AVAILABLE:
+    _record_eagerly = _torch_private.make_single_level_function(
+        "linalg_solve_triangular", forward=_solve_and_save, backward=_pull_back
+    )
 
 _A, _B, _X = 0, 1, 2
 

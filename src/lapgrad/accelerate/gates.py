@@ -81,7 +81,7 @@ def make_gate(
     if exchange is None:
         return by_lapgrad.decide
     options = {
-        "scope": SCOPE,
+        "read_scope": SCOPE.get,
         "process": PROCESS,
         "name": route.name,
         "tensor_types": (torch.Tensor, torch.nn.Parameter),

@@ -73,7 +73,7 @@ def make_taking_kernel(route: Route, device: str, records: bool, otherwise: Kern
         counts: Where calls are counted.
     """
     operator, position, serves = route.operator, route.matrix, route.serves
-    function = route.record if records else route.compute
+    function = (route.record_eagerly or route.record) if records else route.compute
     has_derivatives = route.records
     assert function is not None
 
@@ -141,11 +141,12 @@ def make_autograd_kernel(
         choice = SCOPE.get() or PROCESS.current
         is_plain = is_plain_call(found, plain)
         operands = arguments[:tensors]
-        if is_plain and not _records_gradient(operands):
+        has_gradient = _records_gradient(operands)
+        if is_plain and not has_gradient:
             return backend(*arguments, **options)
         # A graph that is traced for many sizes is not decided by that of one.
         if name in choice.names and (is_plain or all(map(_has_numbers_for_sizes, operands))):
-            reason = judge(choice, True, arguments, options)
+            reason = judge(choice, has_gradient, arguments, options)
             if reason is None and records(*arguments, **options):
                 A = arguments[0]
                 counts.cell(operator, TAKEN, device, A.dtype, A.shape)[0] += 1

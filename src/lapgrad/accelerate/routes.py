@@ -81,6 +81,7 @@ class Route:
         operator: Its name in torch's dispatcher.
         compute: The values; see ``lapgrad._translation``.
         record: The values with derivatives; None: the derivatives are torch's.
+        record_eagerly: The same for plain eager calls, if there is a shorter way.
         out: Overload with ``out=``, and the names of its results there; None where another operator does it.
         matrix: Position of the matrix whose order and number decide.
         right_side: Position of the right-hand side, if there is one.
@@ -105,6 +106,7 @@ class Route:
     must: Predicate | None = None
     safe_order: int | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
+    record_eagerly: Callable[..., Any] | None = None
 
 
 ROUTES = (
@@ -114,9 +116,16 @@ ROUTES = (
         cholesky.compute_cholesky_ex,
         cholesky.record_cholesky_ex,
         ("L", ("L", "info")),
+        record_eagerly=cholesky.record_cholesky_ex_eagerly,
     ),
     # With out= it calls itself without.
-    Route("cholesky", "cholesky", cholesky.compute_cholesky, cholesky.record_cholesky),
+    Route(
+        "cholesky",
+        "cholesky",
+        cholesky.compute_cholesky,
+        cholesky.record_cholesky,
+        record_eagerly=cholesky.record_cholesky_eagerly,
+    ),
     Route(
         "solve_triangular",
         "linalg_solve_triangular",
@@ -126,6 +135,7 @@ ROUTES = (
         right_side=1,
         tensors=2,
         serves=_fits_triangle,
+        record_eagerly=solve_triangular.record_solve_triangular_eagerly,
     ),
     Route(
         "solve_triangular",

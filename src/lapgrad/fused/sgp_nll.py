@@ -14,10 +14,11 @@ from lapgrad._torch.private import skips_dispatcher
 from lapgrad.distributed.group import Group, as_group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
-from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
+from lapgrad.fused._sgp.bound import check_noise_is_positive, compute_bound, convert_noise_variance
 from lapgrad.fused._sgp.evaluation import Evaluation
-from lapgrad.fused._sgp.gradient import Gradients, Inputs, Needs, evaluate
+from lapgrad.fused._sgp.gradient import evaluate
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.problem import Gradients, Inputs, Needs
 from lapgrad.fused._sgp.reduction import count_numbers
 from lapgrad.fused._sgp.rows import Rows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
@@ -55,8 +56,8 @@ def sgp_nll(
         Y: (n, k), outputs, independent of each other. A single vector y is ``y[:, None]``.
         noise_var: A positive number, or a scalar tensor.
         jitter: Added to the diagonal of K_uu, in units of its mean.
-        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (64 MB on a GPU), or a
-            third of K_uu.
+        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (256 MB on a GPU, less
+            where little memory is free), or a third of K_uu.
         group: Processes that each pass their own rows X and Y, and the same of everything else: s is that of
             all rows, and gradients of shared tensors are the whole ones, on every process. None: all rows
             are here.
@@ -84,15 +85,17 @@ def sgp_nll(
 
     Memory:
         3 U^2 + 2 U chunk (3 U chunk where chunks are solved for), and what the kernel's autograd needs for
-        one chunk, in float64. U^2 / 4 more on a GPU from U = 1024 on, where products with the inverse of Lu
-        replace solves. For float32 data X once more, or its gradient, in float64.
+        one chunk, in float64. On a GPU, for sums and products of ``models.kernels`` that need at most 32
+        features, nothing for autograd in chunks, but the features of X and their gradient.
+        For float32 data X once more, or its gradient, in float64.
 
     Cost:
-        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for; 17/4 n U^2 + 137/24 U^3 with
-        the inverse, which a GPU does sooner); 2 n U^2 + 2/3 U^3 for the value alone. All arithmetic is in
-        float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a few hundred inducing inputs
-        on. float32 data give float32 results, right to the last digits but one or two. With a group, n is
-        the number of rows of each process, and each sends U^2 / 2 + U k numbers and the gradient.
+        4 n U^2 + 10/3 U^3 flops (6 n U^2 + 7/3 U^3 where chunks are solved for; on a GPU up to 6 n U^2 and
+        13 U^3 in large products, by the inverse of Lu, which it does sooner); 2 n U^2 + 2/3 U^3 for the value
+        alone. All arithmetic is in float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a
+        few hundred inducing inputs on. float32 data give float32 results, right to the last digits but one
+        or two. With a group, n is the number of rows of each process, and each sends U^2 / 2 + U k numbers
+        and the gradient.
 
     Example:
         >>> import torch, lapgrad
@@ -127,7 +130,10 @@ def evaluate_criterion(
     try:
         function = _kernel_function.as_kernel_function(_NAME, kernel)
         _check_data(Z, X, Y)
-        noise_var = check_noise_variance(_NAME, noise_var, X)
+        noise_var = convert_noise_variance(_NAME, noise_var, X)
+        # On a GPU it is looked at only if the evaluation fails: the host would have to wait for it.
+        if X.is_cpu:
+            check_noise_is_positive(_NAME, noise_var)
         _check_options(noise_var, jitter, chunk)
         tensors = (Z, X, Y, noise_var, *function.parameters)
         is_streamed = skips_dispatcher(tensors)
@@ -157,9 +163,12 @@ def evaluate_rows(
 ) -> Tensor:
     """``sgp_nll`` of rows that are read chunk by chunk, with targets that depend on parameters."""
     function = _kernel_function.as_kernel_function(_NAME, kernel)
-    noise_var = check_noise_variance(_NAME, noise_var, Z)
-    tensors = (Z, None, None, noise_var, *function.parameters, *target_parameters)
-    if not skips_dispatcher([tensor for tensor in tensors if tensor is not None]):
+    noise_var = convert_noise_variance(_NAME, noise_var, Z)
+    check_noise_is_positive(_NAME, noise_var)
+    # In memory there are no rows.
+    X, Y = Z.new_empty(0, Z.shape[1]), Z.new_empty(0, data.outputs)
+    tensors = (Z, X, Y, noise_var, *function.parameters, *target_parameters)
+    if not skips_dispatcher(tensors):
         raise _not_over_processes()
     width = _statistics.choose_chunk_width(data.count, len(Z), chunk, Z.device)
     return _evaluate_streamed(_Options(evaluation, function, jitter, width, group, data), tensors)
@@ -183,8 +192,8 @@ class _Options(NamedTuple):
     data: Rows | None
 
 
-def _evaluate_streamed(options: _Options, tensors: Sequence[Tensor | None]) -> Tensor:
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+def _evaluate_streamed(options: _Options, tensors: Sequence[Tensor]) -> Tensor:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         value: Tensor = _Streamed.apply(options, *tensors)
         return value
     with torch.no_grad():
@@ -192,7 +201,7 @@ def _evaluate_streamed(options: _Options, tensors: Sequence[Tensor | None]) -> T
 
 
 def _evaluate(
-    options: _Options, tensors: Sequence[Tensor | None], needs: Sequence[bool]
+    options: _Options, tensors: Sequence[Tensor], needs: Sequence[bool]
 ) -> tuple[Tensor, Gradients]:
     evaluation, kernel, jitter, width, group, data = options
     inputs = Inputs.from_sequence(tensors)
@@ -222,7 +231,7 @@ class _Streamed(torch.autograd.Function):
     """Computes the gradient along with the value: it is no larger than the inputs, and is kept."""
 
     @staticmethod
-    def forward(ctx: Any, options: _Options, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, options: _Options, *tensors: Tensor) -> Tensor:
         value, gradients = _evaluate(options, tensors, ctx.needs_input_grad[1:])
         *of_data, of_parameters = gradients
         ctx.options, ctx.gradients = options, (*of_data, *of_parameters)

@@ -135,7 +135,7 @@ class Hyperparameter:
 
     def decode(self, module: nn.Module, raw: Tensor) -> Tensor:
         """Return the value that a module stores as ``raw``."""
-        bounds = get_all_bounds(module).get(self.name)
+        bounds = find_bounds(module, self.name)
         if bounds is not None:
             return bounds.decode(raw)
         value = self.from_raw(raw)
@@ -143,7 +143,7 @@ class Hyperparameter:
 
     def encode(self, module: nn.Module, value: Tensor) -> Tensor:
         """Return what a module stores for a value that is allowed, in float64."""
-        bounds = get_all_bounds(module).get(self.name)
+        bounds = find_bounds(module, self.name)
         if bounds is not None:
             return bounds.encode(value)
         return self.to_raw(value if self.floor is None else value - getattr(module, self.floor).to(value))
@@ -204,6 +204,12 @@ def get_all_bounds(module: nn.Module) -> dict[str, Bounds]:
     """Return the bounds of a module (not of its parts) by name, to be read and changed."""
     bounds: dict[str, Bounds] = module.__dict__.setdefault("_bounds", {})
     return bounds
+
+
+def find_bounds(module: nn.Module, name: str) -> Bounds | None:
+    """Return the bounds of a hyper-parameter of a module, if it has any; also inside compiled graphs."""
+    known: dict[str, Bounds] | None = getattr(module, "_bounds", None)
+    return None if known is None else known.get(name)
 
 
 def positive(default: float | None = None) -> Any:

@@ -211,6 +211,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda L, gL, info, lower: L.new_empty(L.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("potrf_vjp"),
 )
 
 _A, _L, _INFO = 0, 1, 2

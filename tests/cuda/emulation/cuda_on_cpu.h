@@ -342,6 +342,17 @@ UNWATCHED __attribute__((noinline)) T atomicCAS(T* target, T compare, T value) {
   return before;
 }
 
+inline long long __double_as_longlong(double value) {
+  long long bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __ffsll(long long bits) { return __builtin_ffsll(bits); }
 
@@ -349,4 +360,4 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float rsqrt(float x) { return rsqrtf(x); }
 using std::abs, std::copysign, std::fabs, std::fma, std::fmax, std::fmin, std::hypot, std::isfinite, std::isinf,
-    std::isnan, std::nan, std::ilogb, std::ldexp, std::log, std::exp, std::max, std::min, std::sqrt;
+    std::isnan, std::nan, std::ilogb, std::ldexp, std::log, std::log1p, std::exp, std::max, std::min, std::sqrt;

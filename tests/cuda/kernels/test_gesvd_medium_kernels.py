@@ -150,7 +150,9 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not serves(2, 128, 128, memory=163 * 1024)
     assert serves(2, 70, 1000)
     assert not serves(2, 129, 130)
-    assert not serves(1, 100, 100)
+    assert serves(100, 100)
+    assert not serves(1, 100, 1000)
+    assert not serves(0, 100, 100)
     assert not serves(2, 0, 70)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from unittest import mock
 
 import emulated
 import places
 import pytest
 import torch
 from kernel_packages import in_torch as _fallback
-from machines import MACHINES, Machine
 from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
@@ -19,7 +17,7 @@ from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
-from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
 
 Run = Callable[..., tuple[Tensor, int | None]]
 Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -52,31 +50,29 @@ def run_on_device(
     return gA.cpu(), None if marked is None else int(marked.int().argmax())
 
 
-def run_medium_emulated(
+def run_tiles_emulated(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
-    """Run ``_gesvd_vjp_medium.gesvd_vjp`` with an emulated kernel, on a batch that is cut into two parts."""
+    """Run ``_gesvd_vjp_tiles.gesvd_vjp`` with emulated kernels."""
     gA = S.new_full((len(S), U.shape[-1], V.shape[-1]), 7.0)
-    k, n = sorted(gA.shape[-2:])
-    two_items = 2 * k * (2 * k + n) * S.element_size()
-    with replace_gpu(), mock.patch.object(_thresholds, "GESVD_WORKSPACE", two_items):
-        marked = _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
+    with replace_gpu():
+        marked = _gesvd_vjp_tiles.gesvd_vjp(gA, U, S, V, *cotangents, degeneracy, tol)
     return gA, None if marked is None else int(marked.int().argmax())
 
 
-def run_medium_on_device(
+def run_tiles_on_device(
     U: Tensor, S: Tensor, V: Tensor, cotangents: Cotangents, degeneracy: str, tol: float
 ) -> tuple[Tensor, int | None]:
     gU, gS, gV = (None if given is None else given.cuda() for given in cotangents)
     gA = torch.empty((len(S), U.shape[-1], V.shape[-1]), dtype=S.dtype, device="cuda")
-    marked = _gesvd_vjp_medium.gesvd_vjp(gA, U.cuda(), S.cuda(), V.cuda(), gU, gS, gV, degeneracy, tol)
+    marked = _gesvd_vjp_tiles.gesvd_vjp(gA, U.cuda(), S.cuda(), V.cuda(), gU, gS, gV, degeneracy, tol)
     return gA.cpu(), None if marked is None else int(marked.int().argmax())
 
 
 @pytest.fixture(
     params=[
         *places.make_places(run_emulated, run_on_device),
-        *places.make_places(run_medium_emulated, run_medium_on_device, "medium, "),
+        *places.make_places(run_tiles_emulated, run_tiles_on_device, "tiles, "),
     ]
 )
 def run(request: pytest.FixtureRequest) -> Run:
@@ -123,6 +119,29 @@ def test_against_the_formula(run: Run, m: int, n: int, dtype: torch.dtype) -> No
         wanted, _ = compute_expected(U.double(), S.double(), V.double(), (a, b, c), "mask", tol)
         assert marked is None
         assert_close(gA, wanted.to(dtype), of_order(max(m, n)) * max(m, n))
+
+
+@pytest.mark.parametrize("run", places.make_places(run_tiles_emulated, run_tiles_on_device))
+@pytest.mark.parametrize(("m", "n"), [(70, 70), (40, 75), (90, 33)])
+def test_several_tiles(run: Run, m: int, n: int) -> None:
+    """Ties lie within a tile, between two, and at zero; those of item 2 are even on equal values."""
+    U, S, V, (gU, gS, gV) = make_problem(m, n)
+    assert gU is not None
+    assert gS is not None
+    assert gV is not None
+    k = min(m, n)
+    P = torch.randn(k, k, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    S[1, 30:33], S[1, k - 1], S[2, 30:33] = S[1, 31].clone(), 0.0, S[2, 31].clone()
+    gU[2], gV[2], gS[2] = (P + P.mT) @ U[2], (P + P.mT) @ V[2], 1.0
+    tol = _gaps.choose_tolerance(k, torch.float64, None)
+    for cotangents in ((gU, gS, gV), (gU, None, None), (None, None, gV), (None, gS, None)):
+        gA, marked = run(U, S, V, cotangents, "mask", tol)
+        wanted, ambiguous = compute_expected(U, S, V, cotangents, "mask", tol)
+        assert marked == ambiguous == 1
+        assert_close(gA, wanted, of_order(max(m, n)) * max(m, n))
+        only_even = [None if given is None else given[2:] for given in cotangents]
+        _, marked = run(U[2:], S[2:], V[2:], only_even, "mask", tol)
+        assert marked is None
 
 
 def test_order_of_threads_does_not_matter() -> None:
@@ -269,12 +288,14 @@ def store_by_columns(*parts: Tensor) -> list[Tensor]:
     return [part.mT.contiguous().mT for part in parts]
 
 
-def test_strides(run: Run) -> None:
+@pytest.mark.parametrize("many", [1, 1000])
+def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the formula: a library adds up a product in an order of its own for each layout.
 
     That changes its sums by a few units in the last place. What is read from the wrong place is off by as
     much as the numbers themselves are.
     """
+    monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_MANY_ROWS", many)
     U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gV is not None
@@ -296,31 +317,7 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
     assert torch.equal(gA, again)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_strides_do_not_change_what_the_medium_kernel_computes(machine: Machine) -> None:
-    """The kernel between two library products gives equal bits for equal products, whatever the strides."""
-    U, S, V, (gU, gS, gV) = make_problem(8, 12)
-    assert gU is not None
-    assert gS is not None
-    assert gV is not None
-    S[1, -2:] = 0.0  # the part of gV outside of the rows of V is needed
-    gU, gS, gV, S, U, V = (part.to(machine.device) for part in (gU, gS, gV, S, U, V))
-    products = gU @ U.mT, gV @ V.mT
-    results = []
-    for u, v, right in ((gU, gV, V), store_by_columns(gU, gV, V)):
-        G, Y = (product.clone() for product in products)
-        inverse, cell = torch.empty_like(S), _items.create_status_cell(S)
-        plan = _gesvd_vjp_medium.plan_weighting(G, Y, S, gS, u, v, right, inverse, "mask", 1e-14, cell, 0)
-        machine.launch(plan)
-        results.append((G, inverse, _items.read_first_failure(cell)))
-    (G, inverse, failure), (again, inverse_again, failure_again) = results
-    assert torch.equal(G, again)
-    assert torch.equal(inverse, inverse_again)
-    assert failure is not None
-    assert failure == failure_again
-
-
-def test_medium_batches_as_the_operator_hands_them_over() -> None:
+def test_batches_as_the_operator_hands_them_over() -> None:
     """Any leading dimensions, and a result whose leading dimensions are no single one."""
     U, S, V, (gU, gS, gV) = make_problem(9, 11)
     assert gU is not None
@@ -330,7 +327,7 @@ def test_medium_batches_as_the_operator_hands_them_over() -> None:
     U, S, V, gU, gS, gV = (part.unflatten(0, (2, 3)) for part in parts)
     gA = S.new_empty(3, 2, 9, 11).transpose(0, 1)
     with replace_gpu():
-        assert _gesvd_vjp_medium.gesvd_vjp(gA, U, S, V, gU, gS, gV, "mask", 1e-14) is None
+        assert _gesvd_vjp_tiles.gesvd_vjp(gA, U, S, V, gU, gS, gV, "mask", 1e-14) is None
     wanted = torch.empty_like(gA)
     _fallback.gesvd_vjp(wanted, U, S, V, gU, gS, gV, "mask", 1e-14)
     assert_close(gA, wanted, of_order(11) * 11)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import tolerances
 import torch
 from kernel_packages import on_cuda
+from stand_ins import decompose_symmetric, replace_gpu
 from torch import Tensor
 
 from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels import cuda as _cuda
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
+from lapgrad._kernels.cuda.runtime import stream as _stream
 
 #: The module; the package has a function of this name.
 routines = importlib.import_module("lapgrad._kernels.cuda.syevd")
@@ -36,20 +41,16 @@ def check(A: Tensor, eigenvalues: Tensor, U: Tensor) -> None:
 
 
 @pytest.fixture
-def solver(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def solver() -> Iterator[list[int]]:
     """LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors out, a status per item."""
     statuses = [0] * 16
 
     def solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-        assert rows.isfinite().all()
-        found, columns = torch.linalg.eigh(rows, UPLO="L" if lower else "U")
-        values.copy_(found)
-        rows.copy_(columns.mT if vectors else torch.nan)
+        decompose_symmetric(values, rows, status, lower, vectors)
         status.copy_(torch.tensor(statuses[: len(status)]))
 
-    monkeypatch.setattr(routines, "_solve", solve)
-    monkeypatch.setattr(routines._stream, "is_capturing", lambda: False)
-    return statuses
+    with replace_gpu(), mock.patch.object(_symmetric, "decompose_batch", solve):
+        yield statuses
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -82,7 +83,7 @@ def test_failures(solver: list[int]) -> None:
 def test_nothing_is_read_while_a_graph_is_captured(
     solver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routines._stream, "is_capturing", lambda: True)
+    monkeypatch.setattr(_stream, "is_capturing", lambda: True)
     A = draw_symmetric(2)
     A[1, 0, 0] = torch.nan
     eigenvalues = A.new_empty(2, N)
@@ -95,8 +96,8 @@ def test_nothing_is_read_while_a_graph_is_captured(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:
     A = draw_symmetric(5, n).to(dtype)
-    for work_space in (_thresholds.SYEVD_WORKSPACE, 1):  # the batch as a whole, and one item after another
-        monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE", work_space)
+    for part in (_thresholds.SYEVD_WORKSPACE_PART, 1 << 40):  # the batch as a whole, and in parts of one
+        monkeypatch.setattr(_thresholds, "SYEVD_WORKSPACE_PART", part)
         for lower in (True, False):
             seen = (A.tril() if lower else A.triu()).cuda()
             eigenvalues, U = seen.new_empty(5, n), torch.empty_like(seen)
@@ -105,3 +106,31 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype
     spoilt = A.cuda()
     spoilt[3, 2, 1] = torch.nan
     assert on_cuda.syevd(eigenvalues, U, spoilt, True) == (3, -1)
+
+
+def test_how_many_matrices_are_decomposed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small matrix is decomposed twice; of larger ones few are taken one after another."""
+    taken = []
+
+    def solve(
+        values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool, together: int
+    ) -> None:
+        taken.append((len(rows), together))
+        decompose_symmetric(values, rows, status, lower, vectors)
+
+    monkeypatch.setattr(_symmetric, "_call_solver", solve)
+    monkeypatch.setattr(_thresholds, "SYEVD_IN_BLOCK", 100 * 8)
+    for items, n, wanted in (
+        (1, 9, (2, 2)),
+        (3, 9, (3, 3)),
+        (1, 12, (1, 1)),
+        (7, 12, (7, 1)),
+        (8, 12, (8, 8)),
+    ):
+        A = draw_symmetric(items, n)
+        values, rows, status = A.new_empty(items, n), A.clone(), torch.ones(items, dtype=torch.int32)
+        _symmetric.decompose_batch(values, rows, status, True, True)
+        assert taken.pop() == wanted
+        assert not status.any()
+        difference = rows @ A @ rows.mT - torch.diag_embed(values)
+        assert float(difference.abs().max()) <= tolerances.SPECTRAL * n * torch.finfo(A.dtype).eps * n

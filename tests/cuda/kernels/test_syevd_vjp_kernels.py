@@ -1,4 +1,4 @@
-"""The gradient of syevd on CUDA: the kernel for small matrices, run on the CPU, and on a device."""
+"""The gradient of syevd on CUDA: kernels for small matrices and for tiles, on the CPU and on a device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import places
 import pytest
 import torch
 from kernel_packages import on_cuda
+from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad.ops import syevd as formulas
 
 Run = Callable[..., tuple[Tensor, tuple[int, int] | None]]
@@ -41,11 +45,33 @@ def run_on_device(
 ) -> tuple[Tensor, tuple[int, int] | None]:
     there = [None if given is None else given.cuda() for given in (U, eigenvalues, gU, slope)]
     gA = torch.empty(U.shape, dtype=U.dtype, device="cuda")
-    failure = on_cuda.syevd_vjp(gA, *there, degeneracy, tol)
+    failure = _syevd_batch.syevd_vjp(gA, *there, degeneracy, tol)
     return gA.cpu(), failure
 
 
-@pytest.fixture(params=places.make_places(run_emulated, run_on_device))
+def run_tiles_emulated(
+    U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
+) -> tuple[Tensor, tuple[int, int] | None]:
+    """Run ``_syevd_vjp_tiles.syevd_vjp`` with emulated kernels."""
+    gA = torch.full(U.shape, 7.0, dtype=U.dtype)
+    with replace_gpu():
+        failure = _syevd_vjp_tiles.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
+    return gA, failure
+
+
+def run_tiles_on_device(
+    U: Tensor, eigenvalues: Tensor, gU: Tensor | None, slope: Tensor | None, degeneracy: str, tol: float
+) -> tuple[Tensor, tuple[int, int] | None]:
+    there = [None if given is None else given.cuda() for given in (U, eigenvalues, gU, slope)]
+    gA = torch.empty(U.shape, dtype=U.dtype, device="cuda")
+    failure = _syevd_vjp_tiles.syevd_vjp(gA, *there, degeneracy, tol)
+    return gA.cpu(), failure
+
+
+_TILES = places.make_places(run_tiles_emulated, run_tiles_on_device, "tiles, ")
+
+
+@pytest.fixture(params=[*places.make_places(run_emulated, run_on_device), *_TILES])
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
@@ -147,8 +173,72 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dt
         assert float(gA[2].abs().max()) > 0.01 / gap
 
 
-def test_strides(run: Run) -> None:
+@pytest.mark.parametrize("run", _TILES)
+@pytest.mark.parametrize("triangle", [1, 1000])
+def test_several_tiles(run: Run, triangle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties within a tile and between two; those of item 2 are even on equal eigenvalues."""
+    n = 70
+    monkeypatch.setattr(_thresholds, "SYEVD_VJP_TRIANGLE", triangle)
+    monkeypatch.setattr(_thresholds, "PRODUCT_CUT", 40)
+    U, eigenvalues, gU, slope = make_problem(3, n)
+    S = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    eigenvalues[1, 30:33], eigenvalues[2, 30:33] = eigenvalues[1, 31].clone(), eigenvalues[2, 31].clone()
+    gU[2], slope[2] = (S + S.mT) @ U[2], 1.0
+    tol = _gaps.choose_tolerance(n, torch.float64, None)
+    for cotangents in ((gU, slope), (gU, None), (None, slope)):
+        gA, failure = run(U, eigenvalues, *cotangents, "mask", tol)
+        assert failure == (1, 1)
+        assert torch.equal(gA, gA.mT)
+        assert_close(gA, compute_expected(U, eigenvalues, *cotangents, "mask", tol), of_order(n) * n)
+        of_last = [None if given is None else given[2:] for given in cotangents]
+        assert run(U[2:], eigenvalues[2:], *of_last, "mask", tol)[1] is None
+
+
+def test_batches_as_the_operator_hands_them_over() -> None:
+    """Any leading dimensions, one matrix, and a result that is not contiguous."""
+    U, eigenvalues, gU, slope = make_problem(6, 7)
+    wanted = compute_expected(U, eigenvalues, gU, slope, "mask", 1e-14)
+    shaped = [part.unflatten(0, (2, 3)) for part in (U, eigenvalues, gU, slope)]
+    gA = U.new_empty(3, 2, 7, 7).transpose(0, 1)
+    with replace_gpu():
+        assert _syevd_vjp_tiles.syevd_vjp(gA, *shaped, "mask", 1e-14) is None
+        assert_close(gA.flatten(0, 1), wanted, of_order(7) * 7)
+        alone = torch.empty(7, 7, dtype=torch.float64)
+        single = [part[4] for part in (U, eigenvalues, gU, slope)]
+        assert _syevd_vjp_tiles.syevd_vjp(alone, *single, "mask", 1e-14) is None
+        assert_close(alone, wanted[4], of_order(7) * 7)
+
+
+@pytest.mark.parametrize("many", [1, 1000])
+def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the formula: a library adds up a product in an order of its own for each layout."""
+    monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_MANY_ROWS", many)
+    U, eigenvalues, gU, slope = make_problem(3, 10)
+    gA, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
+    wanted = compute_expected(U, eigenvalues, gU, slope, "mask", 1e-14)
+    assert_close(gA, wanted, of_order(10) * 10)
+
+
+@pytest.mark.parametrize("run", places.make_places(run_emulated, run_on_device))
+def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
     U, eigenvalues, gU, slope = make_problem(3, 10)
     gA, _ = run(U, eigenvalues, gU, slope, "mask", 1e-14)
     again, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
     assert torch.equal(gA, again)
+
+
+@pytest.mark.parametrize("n", [7, 40])
+def test_cotangents_of_the_last_rows(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one kernel for small matrices, and by tiles."""
+    monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_SMALL", 32)
+    monkeypatch.setattr(_stream, "bind_context", lambda device: None)
+    U, eigenvalues, gU, slope = make_problem(3, n)
+    for cotangents in ((gU[:, -3:], slope[:, -3:]), (gU[:, -1:], None), (None, slope[:, -2:])):
+        assert on_cuda.serves_syevd_vjp(U, *cotangents)
+        gA = torch.empty_like(U)
+        with replace_gpu():
+            assert on_cuda.syevd_vjp(gA, U, eigenvalues, *cotangents, "mask", 1e-14) is None
+        assert_close(gA, compute_expected(U, eigenvalues, *cotangents, "mask", 1e-14), of_order(n) * n)
+    monkeypatch.setattr(_thresholds, "SYEVD_VJP_EXTENDED", n - 1)
+    assert not on_cuda.serves_syevd_vjp(U, gU[:, -3:], None)
+    assert on_cuda.serves_syevd_vjp(U, gU, slope)

@@ -200,7 +200,7 @@ def test_float32_is_float64_rounded() -> None:
         X.double(), y.double(), RBF(1.0), inducing=X.double(), noise_var=0.1, normalise=False
     )
     with pytest.raises(lapgrad.NotPositiveDefiniteError):
-        lapgrad.potrf(single.kernel(X) + 1e-6 * torch.eye(300, device=DEVICE))
+        lapgrad.potrf(single.kernel(X))
     with torch.no_grad():  # the parameters of both are the same to the last bit of float32
         for one, other in zip(double.parameters(), single.parameters(), strict=True):
             one.copy_(other)

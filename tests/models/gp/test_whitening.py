@@ -24,6 +24,11 @@ def factor(n: int) -> Tensor:
     return torch.linalg.cholesky(X @ X.mT / max(n, 1) + torch.eye(n, dtype=DOUBLE))
 
 
+def find_least_pivot(whitening: _whitening.Inverse | _whitening.Substitution) -> Tensor:
+    pivots, are_reciprocal = whitening.get_pivots()
+    return pivots.max().reciprocal() if are_reciprocal else pivots.min()
+
+
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 130, 256, 257, 300])
 def test_inverse_and_substitution(n: int) -> None:
     L, source = factor(n), torch.Generator().manual_seed(0)
@@ -38,7 +43,7 @@ def test_inverse_and_substitution(n: int) -> None:
         whitening.apply(K, B)
         X = whitening.sandwich(S.clone())
         assert torch.equal(X, X.mT)
-        results.append([B, whitening.apply_transposed(a), X, whitening.find_least_pivot()])
+        results.append([B, whitening.apply_transposed(a), X, find_least_pivot(whitening)])
     tolerances.assert_all_close(*results, tolerances.DEFAULT)
 
 
@@ -74,8 +79,27 @@ def test_criterion_and_gradient(inducing: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_widths_of_chunks() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert _statistics.choose_chunk_width(8611, 3200, None, gpu) % 64 == 0
+    assert _statistics.choose_chunk_width(18611, 3200, None, gpu) % 64 == 0
     assert _statistics.choose_chunk_width(8611, 3200, 17, gpu) == 17
     for n in (0, 1, 63, 64, 65, 1000):
         for device in (gpu, cpu):
             assert _statistics.choose_chunk_width(n, 10, None, device) == max(n, 1)
+
+
+@pytest.mark.parametrize(
+    ("free", "kept", "part"), [(8 << 30, 0, 1.0), (1 << 27, 0, 1 / 24), (1 << 27, 1 << 27, 1 / 12)]
+)
+def test_chunks_fit_into_free_memory(free: int, kept: int, part: float) -> None:
+    """Three buffers take at most a quarter of what the driver has free, and torch keeps for later."""
+    gpu, inducing, rows = torch.device("cuda"), 500, 10**6
+    wanted = _statistics.choose_chunk_width(rows, inducing, None, gpu)
+    with mock.patch.multiple(
+        torch.cuda,
+        is_initialized=mock.Mock(return_value=True),
+        is_current_stream_capturing=mock.Mock(return_value=False),
+        mem_get_info=mock.Mock(return_value=(free, 8 << 30)),
+        memory_reserved=mock.Mock(return_value=kept),
+        memory_allocated=mock.Mock(return_value=0),
+    ):
+        found = _statistics.choose_chunk_width(rows, inducing, None, gpu)
+    assert found == pytest.approx(part * wanted, rel=0.03)

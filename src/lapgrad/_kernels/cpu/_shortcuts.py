@@ -14,25 +14,4 @@ def list_shortcuts() -> dict[str, Callable[..., Any]]:
     names = find_names_for_shortcuts()
     if names is None or not core.bind_torch(names):
         return {}
-    return {
-        "trsm_shortcut": core.trsm_shortcut,
-        "trmm_shortcut": core.trmm_shortcut,
-        "syrk_shortcut": core.syrk_shortcut,
-        "gemmt_shortcut": core.gemmt_shortcut,
-        "potrf_shortcut": core.potrf_shortcut,
-        "cho_solve_shortcut": core.cho_solve_shortcut,
-        "potri_shortcut": core.potri_shortcut,
-        "inverse_shortcut": core.inverse_shortcut,
-        "gesv_shortcut": core.gesv_shortcut,
-        "sumlogdiag_shortcut": core.sumlogdiag_shortcut,
-        "makediag_shortcut": core.makediag_shortcut,
-        "syevd_shortcut": core.syevd_shortcut,
-        "gesvd_shortcut": core.gesvd_shortcut,
-        "gelqf_shortcut": core.gelqf_shortcut,
-        "extractdiag_shortcut": core.extractdiag_shortcut,
-        "potrf_ex_shortcut": core.potrf_ex_shortcut,
-        "gemm_shortcut": core.gemm_shortcut,
-        "extracttrian_shortcut": core.extracttrian_shortcut,
-        "maketrian_shortcut": core.maketrian_shortcut,
-        "gemm2_shortcut": core.gemm2_shortcut,
-    }
+    return {name: getattr(core, name) for name in dir(core) if name.endswith("_shortcut")}

@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cpu._operands import (
-    count_items,
-    describe_operand,
-    make_readable,
-    make_writable,
-    transpose_operand,
-)
+from lapgrad._kernels.cpu._operands import count_items, hand_over, make_writable
 from lapgrad._kernels.native import core
 
 
@@ -26,16 +20,14 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
             A.element_size(), A.data_ptr(), square, row, col, L.data_ptr(), square, row, col, count, n, 0
         )
         return failure
-    source, target = make_readable(A), make_writable(L)
-    read, written = describe_operand(source), describe_operand(target)
-    if not lower:
-        read, written = transpose_operand(read), transpose_operand(written)
+    source, read = hand_over(A, not lower)
+    target, written = hand_over(make_writable(L), not lower)
     status = info if info is None or info.is_contiguous() else torch.empty(info.shape, dtype=info.dtype)
     failure = core.potrf(
         A.element_size(),
         *read,
         *written,
-        count_items(A),
+        count_items(source),
         A.shape[-1],
         0 if status is None else status.data_ptr(),
     )
@@ -53,14 +45,9 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
         operands = L.data_ptr(), *strides, gL.data_ptr(), *strides, gA.data_ptr(), *strides
         core.potrf_vjp(L.element_size(), *operands, count_items(L), n, 0)
         return
-    L, gL = make_readable(L), make_readable(gL)
-    factor, cotangent, gradient = describe_operand(L), describe_operand(gL), describe_operand(gA)
-    if not lower:
-        factor, cotangent, gradient = (
-            transpose_operand(factor),
-            transpose_operand(cotangent),
-            transpose_operand(gradient),
-        )
+    L, factor = hand_over(L, not lower)
+    gL, cotangent = hand_over(gL, not lower)
+    _, gradient = hand_over(gA, not lower)
     status = None if info is None else info.contiguous()
     core.potrf_vjp(
         L.element_size(),

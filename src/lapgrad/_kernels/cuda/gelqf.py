@@ -1,4 +1,4 @@
-"""gelqf: LQ factorisation, on CUDA: batches by own Householder kernels, large matrices by ``large/lq.py``."""
+"""gelqf: LQ factorisation, on CUDA: own Householder kernels, and ``large/lq.py`` for large matrices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
+from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.torch import gelqf as _fallback
 
@@ -27,6 +28,8 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
         return _gelqf_wide.gelqf(L, Q, A)
     m, n = A.shape[-2:]
     rank, items = min(m, n), A.shape[:-2].numel()
+    if _gelqf_panels.serves(A) and (items > 1 or n <= _thresholds.GELQF_PANELS_ALONE):
+        return _gelqf_panels.gelqf(L, Q, A)
     serves = (
         rank >= _thresholds.LARGE
         and _thresholds.serves_items_one_by_one(items, rank)
@@ -34,7 +37,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     )
     serves = serves and _stream.has_fast_float64(A.get_device())
     if not serves or not (Q is None or _device.is_storable(Q)):
-        return _fallback.gelqf(L, Q, A, True)
+        return _gelqf_panels.gelqf(L, Q, A) if _gelqf_panels.serves(A) else _fallback.gelqf(L, Q, A, True)
     _prepare_torch_solver(A)
     matrices, factors, rows = (None if X is None else _device.flatten_batch(X) for X in (A, L, Q))
     assert matrices is not None
@@ -92,9 +95,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     if _gelqf_batch.serves_vjp(Q, L):
         _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
         return
-    rank, items = Q.shape[-2], Q.shape[:-2].numel()
-    wide = L.shape[-2] == rank and _thresholds.solves_by_blocks(rank, Q.shape[-1])
-    if not wide or not _thresholds.serves_items_one_by_one(items, rank) or not _device.is_storable(gA):
+    if not Q.numel() or L.shape[-2] > Q.shape[-2] or not _device.is_storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
     of_q, of_l = (None if gradient is None else _device.make_readable(gradient) for gradient in (gQ, gL))
@@ -107,17 +108,11 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 @on_its_device
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     """``gelqf_vjp`` with Q = L^-1 A and without gQ."""
-    rank = L.shape[-1]
-    wide = L.shape[-2] == rank
+    wide = L.shape[-2] == L.shape[-1]
     if wide and _gelqf_batch.serves_vjp(A, L):
         _gelqf_batch.gelqf_l_vjp(gA, A, L, gL)
         return
-    if (
-        not wide
-        or not _thresholds.serves_items_one_by_one(A.shape[:-2].numel(), rank)
-        or not _thresholds.solves_by_blocks(rank, A.shape[-1])
-        or not A.numel()
-    ):
+    if not A.numel() or not wide:
         _fallback.gelqf_l_vjp(gA, A, L, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)

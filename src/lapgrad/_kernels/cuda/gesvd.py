@@ -1,8 +1,8 @@
 """gesvd: singular value decomposition, on CUDA.
 
-Batches of matrices with sides up to 128 have kernels of their own. For one large matrix cuSOLVER's drivers
-take ten times as long as eigenvalues of a symmetric matrix, which are used instead. The long side goes first:
-A = L Q.
+Batches of matrices with sides up to 128 have kernels of their own. For others cuSOLVER's drivers take ten
+times as long as eigenvalues of a symmetric matrix, which are used instead. ``_decompose_batch`` serves middle
+sizes, ``_decompose`` one large matrix. There the long side goes first: A = L Q.
 
 float32, in float64: L Lᵀ = Uᵀ Λ U, and U L = D V by a second LQ, in which D is diagonal up to eps64 |A|² / σ,
 which is below eps32 |A| for every σ that float32 can tell from zero.
@@ -27,16 +27,24 @@ import torch
 from torch import Tensor
 
 from lapgrad._formulas import gaps as _gaps
+from lapgrad._formulas.gesvd import NOT_CONVERGED, NOT_FINITE
+from lapgrad._kernels.cuda import gelqf as _gelqf
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.large import polar as _polar
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
-from lapgrad._kernels.cuda.small import gesvd_vjp_medium as _gesvd_vjp_medium
+from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
+from lapgrad._kernels.cuda.small.gesvd import make_contiguous
 from lapgrad._kernels.torch import gesvd as _fallback
+from lapgrad._torch.precision import in_full_precision
+from lapgrad._torch.synchronisation import may_read
 
 _MOST_STEPS = 9
 _CHOLESKY_BELOW = 100.0
@@ -51,6 +59,8 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
         failure = kernels.gesvd(S, U, V, A)
         # Rare, and torch's driver may still find an answer; what has none gets the same message from it.
         return None if failure is None else _fallback.gesvd(S, U, V, A)
+    if _serves_batch(A):
+        return _decompose_batch(S, U, V, A)
     m, n = A.shape[-2:]
     large = min(m, n) >= _thresholds.POLAR_FROM and _thresholds.serves_items_one_by_one(
         A.shape[:-2].numel(), min(m, n)
@@ -88,11 +98,106 @@ def gesvd_vjp(
     kernels = (
         _gesvd_batch
         if _gesvd_batch.serves_vjp(U, V)
-        else _gesvd_vjp_medium
-        if _gesvd_vjp_medium.serves(U, V)
+        else _gesvd_vjp_tiles
+        if _gesvd_vjp_tiles.serves(U, V)
         else _fallback
     )
     return kernels.gesvd_vjp(gA, U, S, V, gU, gS, gV, degeneracy, tol)
+
+
+def _serves_batch(A: Tensor) -> bool:
+    """Whether ``_decompose_batch`` takes these matrices: middle sizes, and batches of larger ones."""
+    k, items = min(A.shape[-2:]), A.shape[:-2].numel()
+    if not (_thresholds.GESVD_BATCHED_FROM <= k <= _thresholds.GESVD_BATCHED_MOST and items):
+        return False
+    if A.dtype == torch.float32:
+        # One matrix is decomposed faster by way of its Gram matrix in float64, where that is fast.
+        alone = items == 1 and k >= _thresholds.POLAR_FROM
+        return not (alone and _stream.has_fast_float64(A.get_device()))
+    return _stream.has_fast_float64(A.get_device())
+
+
+@in_full_precision
+def _decompose_batch(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    """``gesvd`` by polar decompositions, A = H P, and eigenvalues of the symmetric factors, H = Wᵀ diag(l) W.
+
+    S = |l|, and the vectors are W and sign(l) W P. A tall matrix is transposed. Parts of a large batch follow
+    one after another. The host waits once, for the check at the end.
+    """
+    source = flatten_batch(A)
+    items, m, n = source.shape
+    values = make_contiguous(S).view(items, -1)
+    left = right = None
+    if U is not None and V is not None:
+        left, right = (flatten_batch(make_contiguous(X)) for X in (U, V))
+    codes = torch.empty(items, dtype=torch.int32, device=A.device)
+    one = 4 * min(m, n) * (min(m, n) + max(m, n)) * A.element_size()
+    together = max(1, _thresholds.GESVD_BATCHED_WORKSPACE // one)
+    for begin in range(0, items, together):
+        part = slice(begin, begin + together)
+        vectors = None if left is None or right is None else (left[part], right[part])
+        codes[part] = _decompose_part(values[part], vectors, source[part])
+    for target, filled in ((S, values), (U, left), (V, right)):
+        if target is not None and filled is not None and target.data_ptr() != filled.data_ptr():
+            target.copy_(filled.view(target.shape))
+    if not may_read(A) or not bool(codes.any()):
+        return None
+    return _repair(S, U, V, A, codes.cpu())
+
+
+def _decompose_part(values: Tensor, vectors: tuple[Tensor, Tensor] | None, A: Tensor) -> Tensor:
+    """Fills values (items, k) and vectors (U, V). Returns an int32 per item: 0, or the code of a failure."""
+    tall = A.shape[-2] > A.shape[-1]
+    largest = torch.linalg.vector_norm(A, math.inf, dim=(-2, -1))
+    finite = largest.isfinite()
+    scale = largest.masked_fill(~finite | (largest == 0), 1.0)
+    L = torch.where(finite[:, None, None], A.mT if tall else A, 0.0) / scale[:, None, None]
+    Q = None
+    items, k, n = L.shape
+    if n >= _thresholds.GESVD_LQ_FROM * k:
+        Q, L = L, L.new_empty((items, k, k))
+        _gelqf.gelqf(L, Q, Q.clone(), True)
+    P = _polar.compute_polar_factor(L)
+    H = torch.bmm(L, P.mT)
+    H = H.add_(H.mT.clone()).mul_(0.5)
+    found, status = torch.empty_like(values), torch.empty(items, dtype=torch.int32, device=A.device)
+    _symmetric.decompose_batch(found, H, status, lower=True, vectors=vectors is not None)
+    # A singular value of the size of rounding may come out negative: its sign moves to a vector.
+    sizes, order = found.abs().sort(-1, descending=True)
+    torch.mul(sizes, scale[:, None], out=values)
+    if vectors is not None:
+        W = H.gather(1, order[..., None].expand(H.shape))
+        other = torch.bmm(W, P)
+        if Q is not None:
+            other = torch.bmm(other, Q)
+        negative = found.gather(1, order) < 0
+        other.mul_(torch.where(negative, -1.0, 1.0).to(other.dtype)[..., None])
+        signs = _gaps.find_row_signs(other if tall else W)[..., None]
+        short, long = reversed(vectors) if tall else vectors
+        torch.mul(W, signs, out=short)
+        torch.mul(other, signs, out=long)
+    good = (status == 0) & (_polar.measure_distance(P) < _NEARLY_ORTHOGONAL) & sizes.isfinite().all(-1)
+    return torch.where(finite, torch.where(good, 0, NOT_CONVERGED), NOT_FINITE)
+
+
+def _repair(
+    S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, codes: Tensor
+) -> tuple[int, int] | None:
+    """Has torch's driver decompose the items with code ``NOT_CONVERGED``; returns the first failure.
+
+    An item that is not finite is a failure; then nothing is computed.
+    """
+    spoilt = (codes == NOT_FINITE).nonzero()
+    if len(spoilt):
+        return int(spoilt[0]), NOT_FINITE
+    for item in codes.nonzero().flatten().tolist():
+        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(item), A.shape[:-2]))
+        own = [None if X is None else X[place] for X in (S, U, V)]
+        assert own[0] is not None
+        failure = _fallback.gesvd(own[0], own[1], own[2], A[place])
+        if failure is not None:
+            return item, failure[1]
+    return None
 
 
 def _decompose(A: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

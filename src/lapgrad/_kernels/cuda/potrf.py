@@ -16,9 +16,9 @@ from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+from lapgrad._kernels.cuda.small import potrf_blocks as _potrf_blocks
 from lapgrad._kernels.torch import potrf as _fallback
 
 _TILE = 32
@@ -30,30 +30,57 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if _potrf_batch.serves(A):
         return _potrf_batch.potrf(L, A, lower, info)
     items, n = A.shape[:-2].numel(), A.shape[-1]
-    if not A.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(L):
+    if not A.numel() or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
+    alone = items == 1 and n <= _thresholds.POTRF_ALONE and info is None and L.data_ptr() != A.data_ptr()
+    if alone and _factorise_alone(L.view(n, n), A.reshape(n, n), lower) is None:
+        return None
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
-    # Rows: LAPACK's code, the first row with a NaN or an infinity, and the status made of both; per item.
-    notes = torch.zeros(3, items, dtype=torch.int32, device=L.device)
-    code, spoilt, status = (notes.data_ptr() + 4 * items * row for row in range(3))
+    by_blocks = _thresholds.factorises_by_blocks(items, n)
+    size = _thresholds.choose_potrf_block(items) if by_blocks else n
+    blocks = -(-n // size)
+    # Rows: the first row with a NaN or an infinity, and LAPACK's codes of the diagonal blocks; per item.
+    notes = torch.zeros(1 + blocks, items, dtype=torch.int32, device=L.device)
+    spoilt, code = notes.data_ptr(), notes.data_ptr() + 4 * items
+    status = info if info is None or info.is_contiguous() else torch.empty_like(notes[0])
+    cell = _items.get_status_cell(A) if info is None else None
     tiles = -(-n // _TILE)
     grid, tile_bytes = (tiles * (tiles + 1) // 2, items), _TILE * (_TILE + 1) * L.element_size()
     _launch.launch(
         "triangle", "take_triangle<{T}>", L, grid, _THREADS, tile_bytes,
         target.data_ptr(), *target.stride()[:2], source.data_ptr(), *source.stride(), n, spoilt,
     )  # fmt: skip
-    _cholesky.factorise_upper(target, code)
+    if by_blocks:
+        _potrf_blocks.factorise_upper(target, size, notes[1:])
+    else:
+        _cholesky.factorise_upper(target, code)
     kind = _device.MOVE_DOWN if lower else _device.CLEAR_LOWER
     _launch.launch(
         "triangle", f"finish_factor<{{T}}, {kind}>", L, grid, _THREADS, 2 * tile_bytes,
-        target.data_ptr(), *target.stride()[:2], n, code, spoilt, status,
+        target.data_ptr(), *target.stride()[:2], n, code, blocks, size, spoilt,
+        _items.get_address(status), _items.get_address(cell),
     )  # fmt: skip
-    if info is not None:
-        info.copy_(notes[2].view(info.shape))
-        return None
-    if _stream.is_capturing():
-        return None
-    return next(((item, failure) for item, failure in enumerate(notes[2].tolist()) if failure), None)
+    if info is not None and status is not None and status is not info:
+        info.copy_(status.view(info.shape))
+    return _items.read_first_failure(cell)
+
+
+def _factorise_alone(L: Tensor, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """L := the factor of one matrix by torch's own routine, with few launches. Returns any failure at all.
+
+    It is for those who may wait, and for A without a failure: a NaN in the other triangle is one here, too.
+    """
+    cell, n = _items.get_status_cell(A), A.shape[-1]
+    if cell is None:
+        return 0, 1
+    factor, code = torch.linalg.cholesky_ex(A if lower else A.mT)
+    target, tiles = L if lower else L.mT, -(-n // _TILE)
+    columns = factor if factor.stride(0) == 1 else factor.mT.contiguous().mT
+    _launch.launch(
+        "triangle", "place_factor<{T}>", L, (tiles, tiles), _THREADS, _TILE * (_TILE + 1) * L.element_size(),
+        target.data_ptr(), *target.stride(), columns.data_ptr(), n, code.data_ptr(), cell.data_ptr(),
+    )  # fmt: skip
+    return _items.read_first_failure(cell)
 
 
 @on_its_device
@@ -61,8 +88,7 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
     if _potrf_batch.serves(L):
         _potrf_batch.potrf_vjp(gA, L, gL, lower, info)
         return
-    items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not L.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(gA):
+    if not L.numel() or not _device.is_storable(gA):
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)

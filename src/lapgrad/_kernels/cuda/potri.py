@@ -85,4 +85,4 @@ def _invert(B: Tensor, L: Tensor, lower: bool) -> None:
         B.copy_(L if lower else L.mT)
     elif not lower:
         _device.reshape_triangle(B, _device.MOVE_DOWN)
-    _device.potri(B, _thresholds.INVERSE_BLOCK)
+    _device.potri(B, _thresholds.choose_inverse_block(B.shape[-1]))

@@ -1,7 +1,7 @@
 """syevd: eigenvalues and eigenvectors of a symmetric matrix, on CUDA.
 
-Small matrices have a kernel of their own, and batches of medium ones use cuSOLVER's batched routine. torch
-decomposes the others one after another.
+Small matrices have a kernel of their own, and medium ones use cuSOLVER's batched routine. torch decomposes
+large ones one after another.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad._formulas.gaps import fix_signs
 from lapgrad._kernels.cuda import thresholds as _thresholds
-from lapgrad._kernels.cuda.runtime import solver as _solver
-from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.large import symmetric as _symmetric
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
+from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
+from lapgrad._kernels.cuda.small.gesvd import make_contiguous
 from lapgrad._kernels.torch import syevd as _fallback
 
 
@@ -24,17 +27,19 @@ from lapgrad._kernels.torch import syevd as _fallback
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     if _syevd_batch.serves(A):
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
-    if 0 < A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.shape[:-2].numel() > 1:
+    if A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.numel() > 0:
         return _decompose_batch(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Returns whether the kernel computes this gradient: of small matrices, with cotangents of all rows.
+    """Returns whether kernels compute this gradient: if cotangents of all rows are given, or U is not large.
 
-    Else it is a few products, which the operator composes.
+    Else it is a few products with the last rows only, which the operator composes.
     """
-    return _syevd_batch.serves_vjp(U, gU, slope)
+    n = U.shape[-1]
+    whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
+    return U.numel() > 0 and (whole or n <= _thresholds.SYEVD_VJP_EXTENDED)
 
 
 @on_its_device
@@ -47,72 +52,35 @@ def syevd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Any:
-    """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
-    return _syevd_batch.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
+    """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
+
+    Cotangents of the last rows only are extended by zeros.
+    """
+    n = U.shape[-1]
+    if gU is not None and gU.shape[-2] < n:
+        gU = torch.cat([gU.new_zeros((*gU.shape[:-2], n - gU.shape[-2], n)), gU], -2)
+    if slope is not None and slope.shape[-1] < n:
+        slope = torch.cat([slope.new_zeros((*slope.shape[:-1], n - slope.shape[-1])), slope], -1)
+    kernels = _syevd_batch if _syevd_batch.serves_vjp(U) else _syevd_vjp_tiles
+    return kernels.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 
 def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """``syevd`` by cusolverDnXsyevBatched, which overwrites a copy of A with the eigenvectors.
+    """``syevd`` by cuSOLVER's batched routine, which replaces a triangle of A by the eigenvectors.
 
     They are columns to cuSOLVER, and rows of our row-major memory.
     """
     n, items = A.shape[-1], A.shape[:-2].numel()
-    source = A.reshape(items, n, n)
-    rows = source.tril() if lower else source.triu()
-    spoilt = ~rows.isfinite().flatten(-2).all(-1)
-    rows.masked_fill_(spoilt[:, None, None], 0.0)  # the solver may never return from NaN or infinity
-    values = torch.empty((items, n), dtype=A.dtype, device=A.device)
-    status = torch.empty(items, dtype=torch.int32, device=A.device)
-    _solve(values, rows, status, lower, vectors=U is not None)
-    values.masked_fill_(spoilt[:, None], float("nan"))
-    eigenvalues.copy_(values.view(eigenvalues.shape))
-    if U is not None:
-        fix_signs(rows)
-        U.copy_(rows.view(U.shape))
-    if _stream.is_capturing():
-        return None
-    codes = torch.where(values.isfinite().all(-1), (status != 0).int(), -1)
-    return _find_first_failure(codes)
-
-
-def _solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-    """Overwrites ``rows``, triangles of symmetric matrices, with eigenvectors, or scratch if not wanted."""
-    device = rows.get_device()
-    items, n, _ = rows.shape
-    kind = _solver.DATA_TYPES[rows.dtype]
-    handle = _solver.get_handle(device)
-    problem = (
-        _solver.get_parameters(device),
-        _solver.WITH_VECTORS if vectors else _solver.VALUES_ONLY,
-        _solver.UPPER if lower else _solver.LOWER,  # of the transpose, which is what cuSOLVER sees
-        n,
+    cell, source = _items.get_status_cell(A), flatten_batch(A)
+    values = make_contiguous(eigenvalues)
+    rows = torch.empty(A.shape, dtype=A.dtype, device=A.device) if U is None else make_contiguous(U)
+    spoilt, status = torch.zeros((2, items), dtype=torch.int32, device=A.device)
+    _launch.launch(*_symmetric.plan_reading(rows, source, lower, spoilt, cell))
+    _symmetric.decompose_batch(
+        values.view(items, n), rows.view(items, n, n), status, lower, vectors=U is not None
     )
-
-    def pack_operands(begin: int) -> tuple[int, ...]:
-        return kind, rows[begin].data_ptr(), n, kind, values[begin].data_ptr(), kind
-
-    def get_workspace_sizes(count: int) -> tuple[int, int]:
-        sizes: tuple[int, int] = _solver.get_routine("xsyev_batched_buffer_size")(
-            handle, *problem, *pack_operands(0), count
-        )
-        return sizes
-
-    together = items
-    while together > 1 and get_workspace_sizes(together)[0] > _thresholds.SYEVD_WORKSPACE:
-        together = (together + 1) // 2
-    on_device, on_host = get_workspace_sizes(together)
-    device_memory, host_memory = _solver.allocate_workspace(on_device, on_host, rows)
-    memory = (device_memory.data_ptr(), on_device, host_memory.data_ptr(), on_host)
-    for begin in range(0, items, together):
-        count = min(together, items - begin)
-        _solver.get_routine("xsyev_batched")(
-            handle, *problem, *pack_operands(begin), *memory, status[begin].data_ptr(), count
-        )
-
-
-def _find_first_failure(codes: Tensor) -> tuple[int, int] | None:
-    """(item, code) of the first code that is not 0; None, after one read from the device, if all are."""
-    if not bool(codes.any()):
-        return None
-    item = int((codes != 0).int().argmax())
-    return item, int(codes[item])
+    _launch.launch(*_symmetric.plan_finishing(None if U is None else rows, values, status, spoilt, cell))
+    for target, filled in ((eigenvalues, values), (U, rows)):
+        if target is not None and target is not filled:
+            target.copy_(filled)
+    return _items.read_first_failure(cell)

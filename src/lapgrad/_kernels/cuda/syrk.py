@@ -29,4 +29,8 @@ def syrk_add(B: Tensor, A: Tensor) -> None:
     if not A.numel() or not _device.is_storable(B):
         _fallback.syrk_add(B, A)
         return
-    _device.syrk(B, _device.make_readable(A), lower=True, beta=1.0)
+    source = _device.make_readable(A)
+    if len(B) <= _thresholds.WHOLE_PRODUCT_UP_TO <= A.shape[-1]:
+        _device.gemm(B, source, source.mT, beta=1.0)
+        return
+    _device.syrk(B, source, lower=True, beta=1.0)

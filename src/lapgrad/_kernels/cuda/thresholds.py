@@ -12,6 +12,16 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
+#: Order of the diagonal blocks of a batched Cholesky factorisation, and that of batches of more than
+#: POTRF_MANY items: a large block takes all the memory of a multiprocessor.
+POTRF_BLOCK = 128
+POTRF_BLOCK_OF_MANY = 64
+POTRF_MANY = 256
+#: Up to this order the launches of one matrix's factorisation take as long as the factorisation.
+POTRF_ALONE = 1024
+#: Two matrices up to this order are factorised together, larger ones one after another; three together.
+POTRF_PAIR = 512
+
 #: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
 PRODUCT_CUT = 1024
 
@@ -22,8 +32,14 @@ LONG_SUM = 4096
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 
-#: From this order on singular values are computed by a polar decomposition or the Gram matrix.
+#: From this order on singular values of one matrix are computed by QDWH or the Gram matrix.
 POLAR_FROM = 256
+
+#: Singular values come from polar decompositions by products for short sides from GESVD_BATCHED_FROM to
+#: GESVD_BATCHED_MOST. Matrices that are wider by GESVD_LQ_FROM go through an LQ factorisation first.
+GESVD_BATCHED_FROM = 65
+GESVD_BATCHED_MOST = 1024
+GESVD_LQ_FROM = 3.0
 
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
 FEW = 4
@@ -35,6 +51,11 @@ SOLVE_BY_BLOCKS_COLUMNS = 256
 #: From this one on with any number of columns: a single one takes cuBLAS 9 ms at n = 16384.
 SOLVE_ANY_BY_BLOCKS_FROM = 4096
 
+#: A single column is solved for by cuBLAS's routine for vectors up to this order; above it by blocks.
+SOLVE_ONE_COLUMN_UP_TO = 6144
+#: Up to this order, and with long sums, a whole product is faster than one triangle of it by syrk.
+WHOLE_PRODUCT_UP_TO = 768
+
 # Batches of small matrices: the largest order, or side, that a kernel of its own serves. Up to the second
 # number of a pair the kernel uses a part of a warp, one warp or registers only; above it a block.
 POTRF_SMALL = 128
@@ -43,15 +64,34 @@ POTRF_IN_WARP = 32
 #: compile, and no longer fit the instruction cache.
 GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
+#: A panel of 16 rows of float64 fits into the registers of a multiprocessor.
+GELQF_PANEL_COLUMNS = 1024
+#: One matrix with more columns is factorised by Cholesky factorisations, which fill the device.
+GELQF_PANELS_ALONE = 256
+LU_SMALL = 128
+LU_IN_WARP = 32
+#: A panel has a thread for each row.
+LU_PANELS = 1024
 TRIANGULAR_SMALL = 128
 TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: Above it every matrix fills the device by itself.
-GESVD_VJP_MEDIUM = 512
+#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, in
+#: batches of more than SPECTRAL_VJP_FEW items from SPECTRAL_VJP_TILES on.
+SPECTRAL_VJP_SMALL = 64
+SPECTRAL_VJP_TILES = 33
+SPECTRAL_VJP_FEW = 64
+#: From this many rows in a batch on, a warp measures several of them.
+SPECTRAL_VJP_MANY_ROWS = 1 << 14
+#: Up to this order cotangents of the last eigenvectors only are extended to all.
+SYEVD_VJP_EXTENDED = 1024
+#: From this order on only a triangle of a symmetric gradient is multiplied.
+SYEVD_VJP_TRIANGLE = 2048
 KALMAN_STATES = 32
 KALMAN_OBSERVATIONS = 16
+#: Columns of the features of a covariance function: a thread holds one point, and the gradient for it.
+FEATURES_IN_REGISTERS = 32
 
 #: Triangles above order TRIANGULAR_ALONE are left to a library, which gives each the whole device, in batches
 #: of up to TRIANGULAR_FEW items.
@@ -60,8 +100,13 @@ TRIANGULAR_FEW = 2
 #: The fewest items: a kernel gives one matrix one multiprocessor, a library gives it the whole device.
 GELQF_WIDE_FEWEST = 4
 GESVD_MEDIUM_FEWEST = 2
-#: cuSOLVER's batched routine is faster than one matrix after another up to this order, from two items on.
-SYEVD_BATCHED = 512
+#: Up to this long side the kernel is faster even for one matrix.
+GESVD_MEDIUM_ALONE = 256
+#: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
+#: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
+SYEVD_BATCHED = 2048
+SYEVD_IN_BLOCK = 200 * 2**10
+SYEVD_FEW = 7
 #: The product of up to this many columns is added in the last pass over an inverse.
 POTRI_FEW_COLUMNS = 4
 #: From this many threads on each one moves several rows of a packed triangle.
@@ -69,7 +114,9 @@ PACKING_MANY_THREADS = 1 << 20
 
 # Bytes of workspace: batches are cut into parts that stay below.
 GESVD_WORKSPACE = 64 * 2**20
-SYEVD_WORKSPACE = 256 * 2**20  # cuSOLVER's is some 14 times its operand
+GESVD_BATCHED_WORKSPACE = 2**30
+#: The part of a device's memory that cuSOLVER's batched eigenvalues may have: some 14 times their operand.
+SYEVD_WORKSPACE_PART = 32
 #: Predicted moments and sums of gradients of all series of a launch, and moments of one series.
 KALMAN_WORKSPACE = 1 << 27
 KALMAN_KEPT = 1 << 19
@@ -80,11 +127,56 @@ def serves_items_one_by_one(items: int, n: int) -> bool:
     return items <= FEW or n >= ORDER_THAT_FILLS
 
 
+def factorises_by_blocks(items: int, n: int) -> bool:
+    """Whether a batch is factorised by blocks of all its items at once, and not one item after another."""
+    return items > 2 or (items == 2 and n <= POTRF_PAIR)
+
+
+def choose_potrf_block(items: int) -> int:
+    """The order of the diagonal blocks of a batched Cholesky factorisation."""
+    return POTRF_BLOCK if items <= POTRF_MANY else POTRF_BLOCK_OF_MANY
+
+
+def eliminates_by_panels(items: int, n: int) -> bool:
+    """Whether LU factorisations above order LU_SMALL are computed by panels of all items at once."""
+    return items > 1 and n <= LU_PANELS
+
+
 def solves_by_blocks(n: int, columns: int) -> bool:
     """Whether a triangular solve of order n is faster with inverted diagonal blocks."""
     return n >= SOLVE_BY_BLOCKS_FROM and (columns >= SOLVE_BY_BLOCKS_COLUMNS or n >= SOLVE_ANY_BY_BLOCKS_FROM)
 
 
+def solves_one_column(items: int, n: int, columns: int) -> bool:
+    """Whether a triangular solve is one of a single column that cuBLAS's routine for vectors is best at."""
+    return items == 1 and columns == 1 and n <= SOLVE_ONE_COLUMN_UP_TO
+
+
+def choose_inverse_block(n: int) -> int:
+    """Order of the diagonal blocks that are inverted on the way to an inverse; half of it for small matrices.
+
+    The blocks of a matrix of order 1024 would take as much memory as the matrix, to gain a twentieth of a
+    millisecond.
+    """
+    return INVERSE_BLOCK // 2 if n <= INVERSE_BLOCK else INVERSE_BLOCK
+
+
 def choose_product_cut(terms: int) -> int:
     """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
+
+
+def has_small_spectral_gradient(items: int, n: int) -> bool:
+    """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
+    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
+
+
+def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:
+    """How many of the matrices cuSOLVER's batched routine takes at a time: all or 1; 2 for one small matrix.
+
+    For one matrix it calls the routine for single ones, which takes twice as long as the batched one does for
+    two where that holds them in a multiprocessor.
+    """
+    if n * n * itemsize > SYEVD_IN_BLOCK:
+        return 1 if items <= SYEVD_FEW else items
+    return max(items, 2)

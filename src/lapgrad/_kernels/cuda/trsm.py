@@ -1,11 +1,13 @@
 """trsm: triangular solve, on CUDA.
 
 cuBLAS's own substitution reaches a fifth of the speed of its product at n = 2048. With inverted diagonal
-blocks a solve consists of products, which is faster from some hundred rows and columns on.
+blocks a solve consists of products, which is faster from some hundred rows and columns on. For a single
+column cuBLAS has another routine, which torch calls: it is six times as fast as the one for several.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
@@ -33,6 +35,9 @@ def trsm(
         if failure is not None:
             return failure
     answer = _items.report_no_failure if in_place else find_zero_pivot_later(L)
+    if _thresholds.solves_one_column(items, n, X.shape[-2] if rightside else X.shape[-1]) and not rightside:
+        X.copy_(torch.linalg.solve_triangular(L.mT if transpose else L, A, upper=lower == transpose))
+        return answer()
     factor = _device.make_readable(L)
     by_blocks = _thresholds.solves_by_blocks(n, X.shape[-2] if rightside else X.shape[-1])
     source = A if by_blocks and _device.is_storable(A) else X
@@ -45,3 +50,13 @@ def trsm(
     else:
         _device.trsm(X, factor.mT if transpose else factor, lower != transpose, rightside)
     return answer()
+
+
+@on_its_device
+def invert_triangle(W: Tensor, L: Tensor) -> None:
+    n = len(L)
+    if n < _thresholds.LARGE or not _device.is_storable(W):
+        _fallback.invert_triangle(W, L)
+        return
+    W.zero_().diagonal().fill_(1.0)
+    _device.solve(W, _device.make_readable(L), "l", _thresholds.INVERSE_BLOCK)

@@ -23,3 +23,9 @@ def trsm(
         )
     )
     return None
+
+
+def invert_triangle(W: Tensor, L: Tensor) -> None:
+    """W := L^-1, with zeros above the diagonal. One matrix, whose pivots are known not to be 0."""
+    identity = torch.eye(len(L), dtype=L.dtype, device=L.device)
+    W.copy_(torch.linalg.solve_triangular(L, identity, upper=False))

@@ -21,17 +21,28 @@ LOG_2_PI = math.log(2.0 * math.pi)
 
 def check_noise_variance(operator: str, value: Tensor | float, like: Tensor) -> Tensor:
     """``value`` as a tensor of the dtype and device of ``like``; raises if it is not positive."""
+    value = convert_noise_variance(operator, value, like)
+    check_noise_is_positive(operator, value)
+    return value
+
+
+def convert_noise_variance(operator: str, value: Tensor | float, like: Tensor) -> Tensor:
+    """``value`` as a tensor of the dtype and device of ``like``."""
     if not isinstance(value, Tensor):
         value = like.new_tensor(value)
     if value.dtype is not like.dtype:
         raise _errors.mixed_dtypes(operator, {"X": like, "noise_var": value})
     if value.device != like.device:
         raise _errors.mixed_devices(operator, {"X": like, "noise_var": value})
+    return value
+
+
+def check_noise_is_positive(operator: str, value: Tensor) -> None:
+    """Raises if a number is not positive, where it may be looked at."""
     if skips_dispatcher((value,)) and may_read(value) and not (value > 0).all():
         raise _errors.OptionError(
             f"{operator}: noise_var must be positive, got {value.detach().min().item():g}."
         )
-    return value
 
 
 def compute_bound(

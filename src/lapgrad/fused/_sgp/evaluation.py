@@ -10,7 +10,9 @@ nearly always true. If it is not, the evaluation is repeated with what is known 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +22,13 @@ from lapgrad.fused._sgp import statistics as _statistics
 
 #: The bound of rounding errors, in units of the criterion, above which each chunk is solved for.
 IMPRECISE = 1e-6
+
+
+class Checks(Protocol):
+    """Numbers on a device that say whether an evaluation can be used."""
+
+    def are_passed(self) -> bool:
+        """Read them. Raise if something has failed; return False if the evaluation must be repeated."""
 
 
 class Evaluation:
@@ -35,10 +44,10 @@ class Evaluation:
 
     def __init__(self) -> None:
         self.is_imprecise = False
-        self.deferred: list[DeferredChecks] | None = None
+        self.deferred: list[Checks] | None = None
 
     @contextlib.contextmanager
-    def defer_checks(self) -> Iterator[list[DeferredChecks]]:
+    def defer_checks(self) -> Iterator[list[Checks]]:
         """Evaluations inside leave their checks to the caller, in the list that this yields.
 
         A CUDA graph is recorded this way: the caller reads the checks after each replay.
@@ -95,21 +104,21 @@ class DeferredChecks:
         self.operator, self.jitter, self._evaluation = operator, jitter, evaluation
         self.is_imprecise = evaluation.is_imprecise
         self.are_products_precise = not self.is_imprecise
-        info = torch.zeros(2, dtype=torch.int32, device=like.device)
-        self.factor_info, self.sums_info = info.unbind()
-        self._assumption = torch.ones_like(info[0], dtype=torch.bool) if assumption is None else assumption
-        self._finite, self._imprecision = torch.ones_like(self._assumption), like.new_zeros(())
-        self._is_choice_used = False
+        self._info = torch.zeros(2, dtype=torch.int32, device=like.device)
+        self.factor_info, self.sums_info = self._info.unbind()
+        self._assumption = assumption
+        self._value: Tensor | None = None
+        self._imprecision: Tensor | None = None
         #: After ``are_passed`` has returned False: whether products are imprecise, if that can be told.
         self.found_imprecise: bool | None = None
 
     def check_value(self, value: Tensor) -> None:
-        """Keeps whether the criterion is finite."""
-        self._finite = value.isfinite()
+        """Keeps the criterion, which has to be finite."""
+        self._value = value
 
     def needs_solves(self, imprecision: Tensor) -> bool:
         """Whether each chunk is solved for: the choice of the last evaluation."""
-        self._imprecision, self._is_choice_used = imprecision, True
+        self._imprecision = imprecision
         return self.is_imprecise
 
     def hand_over(self) -> bool:
@@ -121,7 +130,7 @@ class DeferredChecks:
         if self._evaluation.deferred is not None:
             self._evaluation.deferred.append(self)
             return True
-        if self._imprecision.is_cuda and torch.cuda.is_current_stream_capturing():
+        if self._info.is_cuda and torch.cuda.is_current_stream_capturing():
             raise _errors.OptionError(
                 f"{self.operator}: it must look at its results, and cannot be captured in a CUDA graph. "
                 f"SparseGPRegression.fit uses one by itself."
@@ -133,20 +142,20 @@ class DeferredChecks:
 
         If the kernel's assumption does not hold, the matrices may be wrong, and nothing else is concluded.
         """
-        states = (self._assumption, self.factor_info, self.sums_info, self._finite, self._imprecision)
-        numbers = torch.stack([state.to(self._imprecision.dtype) for state in states]).tolist()
-        factor_code, sums_code = int(numbers[1]), int(numbers[2])
-        if not numbers[0]:
+        kept = (self._assumption, self._value, self._imprecision)
+        read = [tensor.reshape(1).to(_statistics.ARITHMETIC) for tensor in kept if tensor is not None]
+        factor_code, sums_code, *numbers = torch.cat([self._info.to(_statistics.ARITHMETIC), *read]).tolist()
+        if self._assumption is not None and not numbers.pop(0):
             return False
         if factor_code:
-            raise _statistics.explain_factor_failure(self.operator, self.jitter, factor_code)
+            raise _statistics.explain_factor_failure(self.operator, self.jitter, int(factor_code))
         if sums_code:
-            raise explain_sums_failure(self.operator, sums_code)
-        if not numbers[3]:
+            raise explain_sums_failure(self.operator, int(sums_code))
+        if self._value is not None and not math.isfinite(numbers.pop(0)):
             raise explain_value_failure(self.operator)
-        if not self._is_choice_used:
+        if self._imprecision is None:
             return True
-        self.found_imprecise = self._evaluation.is_imprecise = numbers[4] > IMPRECISE
+        self.found_imprecise = self._evaluation.is_imprecise = numbers.pop(0) > IMPRECISE
         return self.found_imprecise == self.is_imprecise
 
 

@@ -17,9 +17,13 @@ from lapgrad._kernels.table import lookup
 #: Order up to which L^-T X L^-1 is computed by two plain solves: twice the flops, but fewer launches.
 _TWO_SOLVES = {"cpu": 256}
 _TWO_SOLVES_ELSEWHERE = 4096
+#: Order up to which W^T X W is computed by two plain products.
+_TWO_PRODUCTS = 1536
 #: The inverse is multiplied in at most this many block rows, which leave out the zeros above the diagonal.
 #: The rows of a block are a multiple of _ROWS.
 _BLOCKS, _ROWS = 4, 64
+#: Entries of a product from which on it takes two blocks, and all of them; and rows from which on all.
+_TWO_BLOCKS_FROM, _ALL_BLOCKS_FROM, _MANY_ROWS = 1 << 22, 1 << 24, 768
 
 
 class Substitution(NamedTuple):
@@ -41,9 +45,9 @@ class Substitution(NamedTuple):
         """X := Lu^-T X Lu^-1 for a symmetric X, in place. The result is symmetric to the last bit."""
         return _sandwich(X, self.Lu)
 
-    def find_least_pivot(self) -> Tensor:
-        """The smallest diagonal entry of Lu."""
-        return self.Lu.diagonal().min()
+    def get_pivots(self) -> tuple[Tensor, bool]:
+        """The diagonal (U,) of Lu; and whether these are the reciprocals."""
+        return self.Lu.diagonal(), False
 
 
 class Inverse(NamedTuple):
@@ -52,8 +56,12 @@ class Inverse(NamedTuple):
     W: Tensor
 
     def apply(self, K: Tensor, out: Tensor) -> None:
-        """out := W K (U, m), in 5/4 U^2 m flops."""
-        for part in _split_into_blocks(len(K)):
+        """out := W K (U, m), in 5/4 U^2 m flops if the matrices are large."""
+        parts = _split_into_blocks(len(K), _choose_blocks(len(K), K.shape[1]))
+        if len(parts) == 1:
+            torch.mm(self.W, K, out=out)
+            return
+        for part in parts:
             torch.mm(self.W[part, : part.stop], K[: part.stop], out=out[part])
 
     def apply_transposed(self, a: Tensor) -> Tensor:
@@ -61,55 +69,49 @@ class Inverse(NamedTuple):
         return self.W.mT @ a
 
     def sandwich(self, X: Tensor) -> Tensor:
-        """X := W^T X W for a symmetric X, in place: 15/8 U^3 flops. Symmetric to the last bit.
+        """X := W^T X W for a symmetric X, in place: 15/8 U^3 flops, or 4 U^3. Symmetric to the last bit.
 
-        X W is formed by columns from the left: each block needs only columns of X that are not overwritten
-        yet. Then W^T (X W) is formed by rows from the top, the lower triangle only.
+        Of large matrices X W is formed by columns from the left: each block needs only columns of X that are
+        not overwritten yet. Then W^T (X W) is formed by rows from the top, the lower triangle only.
         """
-        W, parts = self.W, _split_into_blocks(len(X))
-        for part in parts:
-            X[:, part] = X[:, part.start :] @ W[part.start :, part]
-        for part in parts:
-            X[part, : part.stop] = W[part.start :, part].mT @ X[part.start :, : part.stop]
+        W = self.W
+        if len(X) <= _TWO_PRODUCTS:
+            torch.mm(W.mT, X @ W, out=X)
+        else:
+            parts = _split_into_blocks(len(X), _BLOCKS)
+            for part in parts:
+                X[:, part] = X[:, part.start :] @ W[part.start :, part]
+            for part in parts:
+                X[part, : part.stop] = W[part.start :, part].mT @ X[part.start :, : part.stop]
         lookup("copyltu", X)(X, X, True)
         return X
 
-    def find_least_pivot(self) -> Tensor:
-        """The smallest diagonal entry of Lu."""
-        return self.W.diagonal().max().reciprocal()
+    def get_pivots(self) -> tuple[Tensor, bool]:
+        """The reciprocals (U,) of the diagonal of Lu; and whether they are reciprocals."""
+        return self.W.diagonal(), True
 
 
 def invert_factor(Lu: Tensor) -> Inverse:
-    """The inverse, in the memory of Lu, whose upper triangle must be zero. 5/8 U^3 flops.
+    """The inverse of Lu, in memory of its own."""
+    W = torch.empty_like(Lu)
+    lookup("invert_triangle", Lu)(W, Lu)
+    return Inverse(W)
 
-    By block rows from the top, where W_i is the inverse of diagonal block i: W_i,<i = -W_i (L_i,<i W_<i).
+
+def _choose_blocks(rows: int, columns: int) -> int:
+    """Into how many block rows the inverse is cut, where a product has so many columns.
+
+    Each of them must keep a GPU busy: what zeros save is lost otherwise.
     """
-    parts = _split_into_blocks(len(Lu))
-    _invert_diagonal_blocks(Lu, parts)
-    for part in parts[1:]:
-        left = Lu[part, : part.start]
-        product = left @ Lu[: part.start, : part.start]
-        torch.addmm(left, Lu[part, part], product, beta=0.0, alpha=-1.0, out=left)
-    return Inverse(Lu)
+    if rows * columns < _TWO_BLOCKS_FROM:
+        return 1
+    return _BLOCKS if rows >= _MANY_ROWS or rows * columns >= _ALL_BLOCKS_FROM else 2
 
 
-def _split_into_blocks(n: int) -> list[slice]:
-    """Rows 0 to n in blocks of one size, but for the last."""
-    size = max(1, -(-n // (_BLOCKS * _ROWS))) * _ROWS
+def _split_into_blocks(n: int, blocks: int) -> list[slice]:
+    """Rows 0 to n in at most so many blocks of one size, but for the last."""
+    size = max(1, -(-n // (blocks * _ROWS))) * _ROWS
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
-
-
-def _invert_diagonal_blocks(L: Tensor, parts: list[slice]) -> None:
-    """Inverts the diagonal blocks in place: all of one size at once, then the last one if it is smaller."""
-    size = parts[0].stop if parts else 0
-    whole = sum(part.stop - part.start == size for part in parts)
-    row, column = L.stride()
-    blocks = [L.as_strided((whole, size, size), (size * (row + column), row, column), L.storage_offset())]
-    blocks += [L[part, part][None] for part in parts[whole:]]
-    for block in blocks:
-        inverse = torch.eye(block.shape[-1], dtype=L.dtype, device=L.device).repeat(len(block), 1, 1)
-        lookup("trsm", inverse)(inverse, block, inverse, lower=True, transpose=False, rightside=False)
-        block.copy_(inverse)
 
 
 def _sandwich(X: Tensor, L: Tensor) -> Tensor:

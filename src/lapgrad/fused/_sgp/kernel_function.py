@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from lapgrad import _errors
+from lapgrad.fused._kernel_matrix import Formula, has_formulas
 
 _Result = TypeVar("_Result")
 
@@ -67,6 +68,30 @@ class ChunkedKernel(Protocol):
 
         Z None: the matrix of X with itself, exactly symmetric. ``shortcuts``: None, or of ``find_shortcuts``.
         """
+
+
+class PointFormulas(NamedTuple):
+    """The formula of a kernel with the features of two sets of points, recorded for autograd.
+
+    Attributes:
+        Z: With the features of Z.
+        X: With the features of X.
+        variances: (n,), the kernel's diagonal at X.
+        inputs: X itself, (n, d).
+    """
+
+    Z: Formula
+    X: Formula
+    variances: Tensor
+    inputs: Tensor
+
+
+@runtime_checkable
+class KernelWithFormula(Protocol):
+    """A kernel module whose matrices a kernel of the device may compute."""
+
+    def find_formulas(self, Z: Tensor, X: Tensor) -> tuple[Formula, Formula, Tensor] | None:
+        """Its formula with the features of Z, with those of X, and its diagonal at X; None: there is none."""
 
 
 @runtime_checkable
@@ -130,6 +155,17 @@ class _ModuleMatrix:
         shortcuts, flag = self._call(lambda kernel: kernel.find_shortcuts(A, B.to(A)), parameters, A)
         return functools.partial(self._evaluate, shortcuts), flag
 
+    def find_formulas(self, Z: Tensor, X: Tensor, *parameters: Tensor) -> PointFormulas | None:
+        """The formula of the kernel, with the features of Z and X; None: there is none."""
+        kernel = self._caller.kernel
+        if not isinstance(kernel, KernelWithFormula):
+            return None
+        found = self._call(lambda kernel: kernel.find_formulas(Z, X), parameters, Z)
+        if found is None:
+            return None
+        at_Z, at_X, variances = found
+        return PointFormulas(at_Z, at_X, variances, X)
+
     def _evaluate(self, shortcuts: object, A: Tensor, B: Tensor, *parameters: Tensor) -> Tensor:
         # Kernels make the matrix of points with themselves symmetric to the last bit.
         other = None if B is A else B
@@ -188,6 +224,20 @@ def call_with_parameters(kernel: KernelFunction, like: Tensor, body: Callable[[]
     if isinstance(kernel.matrix, _ModuleMatrix):
         return kernel.matrix.call_with_parameters(kernel.parameters, like, body)
     return body()
+
+
+def find_formulas(
+    kernel: KernelFunction, Z: Tensor, X: Tensor, *, needs_inputs: bool
+) -> PointFormulas | None:
+    """The formula of the kernel at Z and X in the dtype of Z, if the device has a kernel for it, else None.
+
+    ``needs_inputs``: gradients are wanted for X.
+    """
+    if not isinstance(kernel.matrix, _ModuleMatrix) or not has_formulas(Z):
+        return None
+    with torch.enable_grad():
+        inputs = X.detach().to(Z.dtype).requires_grad_(needs_inputs)
+        return kernel.matrix.find_formulas(Z, inputs, *kernel.parameters)
 
 
 def prepare_points(kernel: KernelFunction, Z: Tensor, X: Tensor) -> tuple[KernelFunction, Tensor | None]:

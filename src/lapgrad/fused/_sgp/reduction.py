@@ -12,11 +12,12 @@ from torch import Tensor
 
 from lapgrad.distributed.group import PendingSum
 from lapgrad.fused._sgp.evaluation import explain_sums_failure, explain_value_failure
-from lapgrad.fused._sgp.statistics import Statistics
+from lapgrad.fused._sgp.statistics import OtherRows, Statistics
 from lapgrad.ops.extracttrian import extracttrian
 from lapgrad.ops.maketrian import maketrian
 
-#: Numbers of the statistics besides W and b: squares, variances, total, and two of ``size``.
+#: Numbers of the statistics besides W and b: sums of squares and variances, rows, and of the last K_c the
+#: sum of the squares of its entries, and its columns.
 _NUMBERS = 5
 
 
@@ -32,18 +33,23 @@ class StatisticsSum:
         operator: The name in messages.
         pending: The sum that ``Group.expect_sum`` announced.
         own: The statistics of the rows of this rank.
+        count: How many rows these are.
         is_alone: Whether there is only one rank: nothing is copied.
 
     Raises:
         NonFiniteError: A number of this rank is NaN or infinite.
     """
 
-    def __init__(self, operator: str, pending: PendingSum, own: Statistics, is_alone: bool) -> None:
+    def __init__(
+        self, operator: str, pending: PendingSum, own: Statistics, count: int, is_alone: bool
+    ) -> None:
         self._pending, self._own = pending, own
         self._parts: list[Tensor] = []
         if not is_alone:
-            numbers = torch.stack([own.squares, own.variances, own.total])
-            self._parts = [extracttrian(own.W), own.b, numbers, own.size]
+            norm, columns = own.measure_columns()
+            of_rows = [own.squares.sum(), own.variances, norm.square()]
+            numbers = torch.stack([*of_rows, norm.new_full((), count), norm.new_full((), columns)])
+            self._parts = [extracttrian(own.W), own.b, numbers]
             # In the sum over all ranks a NaN would no longer tell whose it is.
             if not self._parts[0].isfinite().all():
                 raise explain_sums_failure(operator, -1)
@@ -56,8 +62,12 @@ class StatisticsSum:
         if not self._parts:
             return self._own
         self._pending.wait()
-        triangle, b, numbers, size = self._parts
-        squares, variances, total = numbers.unbind()
+        triangle, b, numbers = self._parts
+        total, columns = (int(number) for number in numbers[3:].tolist())
         return self._own._replace(
-            W=maketrian(triangle), b=b, squares=squares, variances=variances, total=total, size=size
+            W=maketrian(triangle),
+            b=b,
+            squares=numbers[:1],
+            variances=numbers[1],
+            others=OtherRows(total, numbers[2].sqrt(), columns),
         )

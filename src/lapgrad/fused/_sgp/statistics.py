@@ -42,9 +42,9 @@ class _Sizes(NamedTuple):
 
 #: 4 MB of K_c stay in the cache while several operations read them.
 _ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
-#: A launch on a GPU takes the time of 10^8 flops, so a few large products (64 MB of K_c) are best. An odd
-#: number of columns makes them slower by a fifth.
-_ON_GPU = _Sizes(chunk=1 << 23, columns=64, inverse=1024)
+#: A launch on a GPU takes the time of 10^8 flops, so a few large products (256 MB of K_c) are best, if that
+#: much memory is free. An odd number of columns makes them slower by a fifth.
+_ON_GPU = _Sizes(chunk=1 << 25, columns=64, inverse=128)
 #: A chunk has at least this many columns per inducing input. Each chunk reads a U x U matrix, and with fewer
 #: columns that would take longer than the products.
 _LEAST_COLUMNS = 1 / 3
@@ -61,15 +61,47 @@ def split_rows(n: int, width: int) -> Iterator[slice]:
     return (slice(begin, min(begin + width, n)) for begin in range(0, n, width))
 
 
+#: Buffers of the size of a chunk, at most, and the part of the free memory that they may take.
+_BUFFERS, _PART_OF_FREE_MEMORY = 3, 0.25
+
+
+def _choose_entries(device: torch.device) -> int:
+    """Entries of K_c that are fast on a device, or fewer where there is little memory."""
+    fast = _get_sizes(device).chunk
+    # While a graph is captured the driver is not asked: what fits has been seen in the rehearsals.
+    is_known = device.type == "cuda" and torch.cuda.is_initialized()
+    if not is_known or torch.cuda.is_current_stream_capturing():
+        return fast
+    needed = _BUFFERS * fast * ARITHMETIC.itemsize / _PART_OF_FREE_MEMORY
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < needed:  # what torch keeps for later is free, too, but it takes long to ask how much that is
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(fast, int(fast * free / needed))
+
+
 def choose_chunk_width(n: int, inducing: int, chunk: int | None, device: torch.device) -> int:
     """Rows of data per chunk: ``chunk``, or if that is None as many as suit the device, in equal chunks."""
     if chunk is not None:
         return max(1, min(chunk, n))
-    most = max(1, int(_LEAST_COLUMNS * inducing), _get_sizes(device).chunk // max(inducing, 1))
     if not n:
         return 1
+    most = max(1, int(_LEAST_COLUMNS * inducing), _choose_entries(device) // max(inducing, 1))
     columns = _get_sizes(device).columns
     return min(n, -(-n // -(-n // most) // columns) * columns)
+
+
+class OtherRows(NamedTuple):
+    """What processes with rows of their own know of each other.
+
+    Attributes:
+        total: How many rows all of them have.
+        norm: (), the norm of the last K_c of all of them.
+        columns: How many columns these have.
+    """
+
+    total: int
+    norm: Tensor
+    columns: int
 
 
 class Statistics(NamedTuple):
@@ -79,12 +111,11 @@ class Statistics(NamedTuple):
         whitening: Applies Lu^-1, for the Cholesky factor Lu of K_uu + jitter I.
         W: (U, U); only the lower triangle is set.
         b: (U, k).
-        squares: (), the sum of the squares of Y.
+        squares: (1,) or (k,), whose sum is that of the squares of Y.
         variances: (), the sum of the kernel's diagonal over the data.
-        total: (), the number of rows.
-        size: (2,), the sum of the squares of the entries of the last K_c, and how many columns it has.
         last: K_c of the last chunk, which the second pass begins with.
         workspace: A buffer for one more matrix of the size of any K_c.
+        others: What the sums over several processes are of; None: this one has all rows.
     """
 
     whitening: Substitution | Inverse
@@ -92,10 +123,19 @@ class Statistics(NamedTuple):
     b: Tensor
     squares: Tensor
     variances: Tensor
-    total: Tensor
-    size: Tensor
     last: Tensor
     workspace: Tensor
+    others: OtherRows | None = None
+
+    def count_rows(self, own: int) -> int:
+        """How many rows the sums are of, if this process has ``own``."""
+        return own if self.others is None else self.others.total
+
+    def measure_columns(self) -> tuple[Tensor, int]:
+        """The norm of the last K_c, and how many columns it has; of those of all processes together."""
+        if self.others is None:
+            return torch.linalg.vector_norm(self.last.detach()), self.last.shape[1]
+        return self.others.norm, self.others.columns
 
 
 def factorise_inducing(operator: str, Kuu: Tensor, jitter: float, info: Tensor | None = None) -> Tensor:
@@ -127,6 +167,14 @@ def explain_factor_failure(operator: str, jitter: float, code: int) -> _errors.L
         (),
         code,
     )
+
+
+def choose_whitening(Lu: Tensor, may_invert: bool) -> Substitution | Inverse:
+    """Products with the inverse of Lu, which is overwritten, or solves with Lu: whichever is faster."""
+    if not may_invert or len(Lu) < _get_sizes(Lu.device).inverse:
+        return Substitution(Lu)
+    with without_waiting():  # a Cholesky factor has no zeros on its diagonal
+        return invert_factor(Lu)
 
 
 def gather(
@@ -164,11 +212,9 @@ def gather(
     Lu = factorise_inducing(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
-    squares, variances = Z.new_zeros(()), Z.new_zeros(())
+    squares, variances = Z.new_zeros(1), Z.new_zeros(())
     workspace = Z.new_empty(U * width)
-    with without_waiting():  # a Cholesky factor has no zeros on its diagonal
-        inverts = may_invert and _get_sizes(Z.device).inverse <= U
-        whitening = invert_factor(Lu) if inverts else Substitution(Lu)
+    whitening = choose_whitening(Lu, may_invert)
     K = Z.new_empty(U, 0)
     for rows in split_rows(n, width):
         inputs, targets = data.read(rows, target_parameters)
@@ -182,5 +228,4 @@ def gather(
         b.addmm_(B, targets)
         squares += targets.square().sum()
         variances += diagonal(inputs, *parameters).sum()
-    size = torch.stack([K.detach().square().sum(), Z.new_full((), K.shape[1])])
-    return Statistics(whitening, W, b, squares, variances, Z.new_full((), n), size, K, workspace)
+    return Statistics(whitening, W, b, squares, variances, K, workspace)

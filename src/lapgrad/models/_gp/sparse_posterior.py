@@ -84,7 +84,7 @@ def compute_posterior(
         width = _statistics.choose_chunk_width(data.count, len(Z), chunk, Z.device)
         with group.expect_sum(_reduction.count_numbers(len(Z), data.outputs), Z.device) as pending:
             own = _statistics.gather(who, kernel, Z, data, jitter, width, target_parameters=targets)
-            sums = _reduction.StatisticsSum(who, pending, own, group.size == 1).finish()
+            sums = _reduction.StatisticsSum(who, pending, own, data.count, group.size == 1).finish()
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
         assert isinstance(sums.whitening, Substitution)

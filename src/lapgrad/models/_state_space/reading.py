@@ -112,7 +112,10 @@ def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
     array = _inputs.get_coordinates(labels)
     if array is None or len(array) == 0:
         return None
-    usual = np.median(np.diff(array)) if len(array) > 1 else np.asarray(1)
+    if len(array) > 1:
+        usual = np.median(np.diff(array))
+    else:  # one step in the unit of the only label
+        usual = (array - array)[0] + np.asarray(1, dtype=(array - array).dtype)
     later = array[-1] + np.arange(1, steps + 1) * usual.astype(
         array.dtype if array.dtype.kind == "f" else usual.dtype
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
-from lapgrad.fused._sgp.evaluation import DeferredChecks
+from lapgrad.fused._sgp.evaluation import Checks
 from lapgrad.models._training import cuda_graph as _cuda_graph
 
 #: Give up recording after so many evaluations in a row whose replay could not be used.
@@ -75,7 +75,7 @@ class ReplayedEvaluation(Evaluation):
         self._failures = 0
         self._storage = _cuda_graph.describe_storage(module)
         self._results: tuple[Tensor, Sequence[Tensor | None]]
-        self._checks: list[DeferredChecks]
+        self._checks: list[Checks]
         self._jitter = 0.0
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:

@@ -9,6 +9,9 @@ A symmetric matrix is computed in its lower triangle and mirrored, so that it is
 K(i, j) = K(j, i)ᵀ for blocks i > j, the cotangent of the computed block is gK(i, j) + gK(j, i)ᵀ. If the
 caller is a factorisation, which reads one triangle only and has a symmetric cotangent, nothing is mirrored
 and the cotangent is 2 gK(i, j).
+
+A GPU that knows the formula of a kernel needs no blocks: it fills the whole matrix in one pass, and reads the
+cotangent in another (``fused/_kernel_matrix.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +22,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from lapgrad.fused import _kernel_matrix
+from lapgrad.fused._kernel_matrix import Formula
+
 #: A tensor, or a tuple of trees.
 Tree: TypeAlias = Any
 #: matrix(scalars, features of the rows, features of the columns; None: those of the rows) -> (*batch, n, m)
 Matrix = Callable[[Tree, Tree, Tree | None], Tensor]
+#: express(scalars, features) -> the formula of ``matrix`` with these arguments
+Express = Callable[[Tree, Tree], Formula | None]
 
 #: Elements of a block: four megabytes (float64) on a CPU; more elsewhere, to keep a GPU busy.
 _ELEMENTS = {"cpu": 1 << 19}
@@ -56,29 +64,35 @@ def evaluate_in_blocks(
     G: Tree | None,
     added_diagonal: Tensor | None = None,
     lower_only: bool = False,
+    express: Express | None = None,
 ) -> Tensor:
     """Return ``matrix(scalars, F, G)``, with ``added_diagonal`` (a scalar, or (*batch, n)) on the diagonal.
 
     With ``lower_only``, blocks above the diagonal are left undefined, and backward assumes that its cotangent
-    is symmetric.
+    is symmetric. ``express`` gives the formula of the matrix, if the device of the points serves it.
     """
     arguments = _Arguments(
-        _get_structure(scalars), _get_structure(F), None if G is None else _get_structure(G), lower_only
+        _get_structure(scalars),
+        _get_structure(F),
+        None if G is None else _get_structure(G),
+        lower_only,
+        express,
     )
     tensors = [*flatten_tree(scalars), *flatten_tree(F), *([] if G is None else flatten_tree(G))]
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, added_diagonal) if t is not None):
         result: Tensor = _BlockedMatrix.apply(matrix, arguments, added_diagonal, *tensors)
         return result
-    return _compute_matrix(matrix, scalars, F, G, added_diagonal, lower_only)
+    return _compute_matrix(matrix, (scalars, F, G), added_diagonal, arguments)
 
 
 class _Arguments(NamedTuple):
-    """The structure of the arguments of ``matrix``: trees with () in place of tensors."""
+    """The structure of the arguments of ``matrix``, trees with () in place of tensors, and options."""
 
     scalars: Tree
     F: Tree
     G: Tree | None
     lower_only: bool
+    express: Express | None
 
     def group(self, values: Sequence[Any]) -> tuple[Tree, Tree, Tree | None]:
         remaining = iter(values)
@@ -102,7 +116,7 @@ class _BlockedMatrix(torch.autograd.Function):
         ctx.matrix, ctx.arguments = matrix, arguments
         ctx.diagonal_shape = None if added_diagonal is None else added_diagonal.shape
         ctx.save_for_backward(*tensors)
-        return _compute_matrix(matrix, *arguments.group(tensors), added_diagonal, arguments.lower_only)
+        return _compute_matrix(matrix, arguments.group(tensors), added_diagonal, arguments)
 
     @staticmethod
     def backward(ctx: Any, gK: Tensor) -> Any:
@@ -112,6 +126,8 @@ class _BlockedMatrix(torch.autograd.Function):
             g_diagonal = gK.diagonal(dim1=-2, dim2=-1).sum_to_size(ctx.diagonal_shape)
         # With gradients enabled, the caller wants to differentiate this backward.
         compute = _compute_differentiable_gradients if torch.is_grad_enabled() else _compute_gradients
+        if ctx.arguments.express is not None and not torch.is_grad_enabled():
+            compute = _compute_gradients_by_formula
         gradients = compute(ctx.matrix, ctx.arguments, tensors, needs[3:], gK)
         return (None, None, g_diagonal, *gradients)
 
@@ -129,12 +145,14 @@ def _take_rows(tree: Tree, rows: slice) -> Tree:
 
 def _compute_matrix(
     matrix: Matrix,
-    scalars: Tree,
-    F: Tree,
-    G: Tree | None,
+    tensors: tuple[Tree, Tree, Tree | None],
     added_diagonal: Tensor | None,
-    lower_only: bool,
+    arguments: _Arguments,
 ) -> Tensor:
+    scalars, F, G = tensors
+    if arguments.express is not None:
+        return _compute_matrix_by_formula(arguments.express, tensors, added_diagonal, arguments.lower_only)
+    lower_only = arguments.lower_only
     with torch.no_grad():
         of_rows, of_columns = flatten_tree(F), flatten_tree(F if G is None else G)
         n, m = of_rows[0].shape[-2], of_columns[0].shape[-2]
@@ -154,6 +172,65 @@ def _compute_matrix(
         if added_diagonal is not None:
             K.diagonal(dim1=-2, dim2=-1).add_(added_diagonal)
     return K
+
+
+def _express(express: Express, scalars: Tree, F: Tree) -> tuple[Formula, Tensor]:
+    """Return the formula, and its features as one matrix."""
+    formula = express(scalars, F)
+    assert formula is not None
+    return formula, formula.join_features(flatten_tree(F)[0].shape[-2])
+
+
+def _compute_matrix_by_formula(
+    express: Express,
+    tensors: tuple[Tree, Tree, Tree | None],
+    added_diagonal: Tensor | None,
+    lower_only: bool,
+) -> Tensor:
+    scalars, F, G = tensors
+    formula, rows = _express(express, scalars, F)
+    columns = None if G is None else _express(express, scalars, G)[1]
+    noise = None if added_diagonal is None else added_diagonal.detach().to(rows)
+    if noise is not None and noise.dim():
+        noise = noise.expand(len(rows))
+    return _kernel_matrix.fill_matrix(
+        formula.text, formula.join_scalars(), rows, columns, noise=noise, lower_only=lower_only
+    )
+
+
+def _compute_gradients_by_formula(
+    matrix: Matrix, arguments: _Arguments, tensors: Sequence[Tensor], needs: Sequence[bool], gK: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients of all tensors: of scalars and rows in one pass over gK, of columns in another."""
+    assert arguments.express is not None
+    scalars, F, G = arguments.group(tensors)
+    formula, rows = _express(arguments.express, scalars, F)
+    joined = formula.join_scalars()
+    # Each tensor may occur in the formula once, or not at all (such as the points of a constant).
+    found: dict[int, Tensor] = {}
+    columns = None
+    if G is not None:
+        of_columns, columns = _express(arguments.express, scalars, G)
+        if any(need for f, need in zip(tensors, needs, strict=True) if any(f is g for g in flatten_tree(G))):
+            both = _kernel_matrix.differentiate_matrix(formula.text, joined, columns, rows, gK.mT)
+            gradients = of_columns.split_gradients(*both)
+            _gather_gradients(found, of_columns.features, gradients[len(of_columns.scalars) :])
+    both = _kernel_matrix.differentiate_matrix(
+        formula.text, joined, rows, columns, gK, is_symmetric=arguments.lower_only and G is None
+    )
+    _gather_gradients(found, formula.tensors, formula.split_gradients(*both))
+    return [
+        found.get(id(tensor), torch.zeros_like(tensor)) if need else None
+        for tensor, need in zip(tensors, needs, strict=True)
+    ]
+
+
+def _gather_gradients(
+    found: dict[int, Tensor], tensors: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> None:
+    """Add the gradients of some tensors to those found before."""
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        found[id(tensor)] = found[id(tensor)] + gradient if id(tensor) in found else gradient
 
 
 def _compute_differentiable_gradients(

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch.private import skips_dispatcher
+from lapgrad.fused import _kernel_matrix
+from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models import _checks
 from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.models._parameters import ParametrisedModule, get_names_not_given
@@ -48,6 +50,9 @@ class Kernel(ParametrisedModule, abc.ABC):
 
     #: Whether ``matrix`` and ``diagonal`` are functions of their arguments alone.
     pure: ClassVar[bool] = False
+    #: The name of the formula of ``matrix`` in kernels for GPUs; see ``express``. A subclass does not inherit
+    #: it, because it may have a matrix of its own.
+    formula: ClassVar[str | None] = None
 
     def __init__(self, *, active_dims: Sequence[int] | None = None, name: str | None = None) -> None:
         super().__init__()
@@ -85,6 +90,18 @@ class Kernel(ParametrisedModule, abc.ABC):
     @abc.abstractmethod
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """Return the diagonal (*batch, n) of ``matrix(scalars, F, None)``."""
+
+    def express(self, scalars: Tree, F: Tree) -> Formula | None:
+        """Return the formula by which a GPU computes ``matrix(scalars, F, ·)``; None: there is none.
+
+        Only classes that say ``formula`` themselves have one.
+        """
+        name = vars(type(self)).get("formula")
+        return None if name is None else self._fill_formula(name, scalars, F)
+
+    def _fill_formula(self, name: str, scalars: Tree, F: Tree) -> Formula | None:
+        """Return the formula of this name with its arguments: all columns of F, and all scalars."""
+        return Formula(f"{name}<{F.shape[-1]}>", tuple(_blocks.flatten_tree(scalars)), (F,))
 
     def config(self) -> dict[str, Any]:
         """Return the arguments of the constructor without hyper-parameters, in types that JSON knows."""
@@ -206,8 +223,11 @@ class Kernel(ParametrisedModule, abc.ABC):
         X = self._check_points("X", X)
         if Z is None:
             return _evaluate(self, X, None, None, near=near)
-        F, G = self.features(X), self.features(self._check_points("Z", Z))
-        return self.evaluate_matrix(_get_scalars_like(self, X), F, G, near)
+        Z = self._check_points("Z", Z)
+        scalars, F, G = get_scalars_like(self, X), self.features(X), self.features(Z)
+        if find_formula(self, X, scalars, F) is not None:
+            return _blocks.evaluate_in_blocks(self.matrix, scalars, F, G, express=self.express)
+        return self.evaluate_matrix(scalars, F, G, near)
 
     @torch.no_grad()
     def find_shortcuts(self, X: Tensor, Z: Tensor) -> tuple[object, Tensor | None]:
@@ -222,6 +242,19 @@ class Kernel(ParametrisedModule, abc.ABC):
             return frozenset(kernel for kernel, is_near in near.items() if is_near), None
         return frozenset(near), torch.stack(tuple(near.values())).all()
 
+    def find_formulas(self, Z: Tensor, X: Tensor) -> tuple[Formula, Formula, Tensor] | None:
+        """Return the formula of this kernel at Z and at X, and its diagonal at X; None: no device has it.
+
+        For callers that evaluate many matrices of the same points: ``fused.sgp_nll``.
+        """
+        scalars, F = get_scalars_like(self, Z), self.features(Z)
+        formula = find_formula(self, Z, scalars, F)
+        if formula is None:
+            return None
+        G = self.features(X)
+        of_columns = self.express(scalars, G)
+        return None if of_columns is None else (formula, of_columns, self.diagonal(scalars, G))
+
     def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
         """Return whether points are near each other, for each part that has a faster formula in that case."""
         return {}
@@ -233,7 +266,7 @@ class Kernel(ParametrisedModule, abc.ABC):
     def diag(self, X: Tensor) -> Tensor:
         """Return the diagonal of ``kernel(X)``, (*batch, n), without computing the matrix."""
         X = self._check_points("X", X)
-        return self.diagonal(_get_scalars_like(self, X), self.features(X))
+        return self.diagonal(get_scalars_like(self, X), self.features(X))
 
     def features(self, X: Tensor) -> Tree:
         """Return ``embed`` of the columns in ``active_dims``."""
@@ -374,9 +407,13 @@ def _evaluate(
     near: Set[Kernel] = _NONE,
 ) -> Tensor:
     """Return kernel(X, Z) with ``noise_var`` added to the diagonal, in blocks where that saves memory."""
-    scalars, F = _get_scalars_like(kernel, X), kernel.features(X)
+    scalars, F = get_scalars_like(kernel, X), kernel.features(X)
     G = None if Z is None else kernel.features(Z)
     rows, columns = X.shape[-2], (X if Z is None else Z).shape[-2]
+    if find_formula(kernel, X, scalars, F) is not None:
+        return _blocks.evaluate_in_blocks(
+            kernel.matrix, scalars, F, G, noise_var, lower_only, express=kernel.express
+        )
     matrix = functools.partial(kernel.evaluate_matrix, near=near) if near else kernel.matrix
     in_blocks = kernel.pure and (noise_var is not None or _blocks.is_worthwhile(rows, columns))
     if in_blocks and skips_dispatcher(_blocks.flatten_tree((scalars, F, () if G is None else G))):
@@ -385,7 +422,18 @@ def _evaluate(
     return K if noise_var is None else add_to_diagonal(K, noise_var)
 
 
-def _get_scalars_like(kernel: Kernel, X: Tensor) -> Tree:
+def find_formula(kernel: Kernel, X: Tensor, scalars: Tree, F: Tree) -> Formula | None:
+    """Return the formula of a kernel at X (n, d), if a kernel of the device of X serves it, else None."""
+    if X.dim() != 2 or not skips_dispatcher((X,)) or not _kernel_matrix.has_formulas(X):
+        return None
+    formula = kernel.express(scalars, F)
+    if formula is None or not skips_dispatcher(formula.tensors) or not _kernel_matrix.serves(formula, X):
+        return None
+    return formula
+
+
+def get_scalars_like(kernel: Kernel, X: Tensor) -> Tree:
+    """Return the scalars of a kernel in the dtype and on the device of X."""
     return _blocks.map_tree(lambda scalar: scalar.to(X), kernel.scalars())
 
 

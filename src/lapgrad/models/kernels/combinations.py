@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._storage.entries import NUMBER, PART, PARTS, check_entries
 from lapgrad.models.kernels._blocks import Tree
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
@@ -86,6 +87,18 @@ class _Combination(Kernel):
             for part, scalar, f, g in zip(self.kernels(), scalars, F, columns, strict=True)
         )
 
+    def _fill_formula(self, name: str, scalars: Tree, F: Tree) -> Formula | None:
+        parts = [part.express(s, f) for part, s, f in zip(self.kernels(), scalars, F, strict=True)]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        text = functools.reduce(lambda left, right: f"{name}<{left}, {right}>", [part.text for part in known])
+        return Formula(
+            text,
+            tuple(scalar for part in known for scalar in part.scalars),
+            tuple(features for part in known for features in part.features),
+        )
+
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
         """The diagonals of the parts, combined."""
         return self._combine(
@@ -122,6 +135,8 @@ class Sum(_Combination):
         [5.0, 5.0]
     """
 
+    formula = "Sum"
+
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
         """Start all parts with equal shares of the variance."""
         for part in self.kernels():
@@ -140,6 +155,8 @@ class Product(_Combination):
         >>> kernel.diag(torch.zeros(2)).tolist()
         [6.0, 6.0]
     """
+
+    formula = "Product"
 
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
         """Choose starting values of all factors from the data.

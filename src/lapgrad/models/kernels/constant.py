@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels._blocks import Tree, expand_scalar
 from lapgrad.models.kernels.base import Kernel
@@ -27,6 +28,7 @@ class Constant(Kernel):
     """
 
     pure = True
+    formula = "Constant"
     variance = positive(default=1.0)
 
     def __init__(
@@ -42,6 +44,9 @@ class Constant(Kernel):
     def scalars(self) -> Tree:
         """The variance."""
         return self.variance
+
+    def _fill_formula(self, name: str, scalars: Tree, F: Tree) -> Formula | None:
+        return Formula(name, (scalars,), ())
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """The variance everywhere: one number in memory."""
@@ -73,6 +78,7 @@ class White(Kernel):
     """
 
     pure = True
+    formula = "White"
     variance = positive(default=1.0)
 
     def __init__(
@@ -92,6 +98,9 @@ class White(Kernel):
     def scalars(self) -> Tree:
         """The variance."""
         return self.variance
+
+    def _fill_formula(self, name: str, scalars: Tree, F: Tree) -> Formula | None:
+        return Formula(name, (scalars,), ())
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · I, or 0."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._parameters import get_names_not_given
 from lapgrad.models._storage.entries import PART, TEXT, check_entries
 from lapgrad.models.kernels._blocks import Tree
@@ -71,6 +72,10 @@ class Deep(Kernel):
     def pure(self) -> bool:  # type: ignore[override]  # a class says it, this one asks its parts
         """Whether ``base`` is pure: the network is part of ``embed``, not of ``matrix``."""
         return self.base.pure
+
+    def express(self, scalars: Tree, F: Tree) -> Formula | None:
+        """Return the formula of ``base``; of a subclass there is none."""
+        return self.base.express(scalars, F) if type(self) is Deep else None
 
     def embed(self, X: Tensor) -> Tree:
         """The features that ``base`` computes from the outputs of the network."""

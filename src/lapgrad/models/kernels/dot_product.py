@@ -36,6 +36,7 @@ class Linear(Kernel):
     """
 
     pure = True
+    formula = "Linear"
     variance = positive(default=1.0)
 
     def __init__(

@@ -36,6 +36,7 @@ class Periodic(RBF):
         1.0
     """
 
+    formula = "Rbf"
     period = positive(default=1.0)
 
     def __init__(

@@ -130,6 +130,8 @@ class RBF(Stationary):
                 [0.6065, 1.0000]])
     """
 
+    formula = "Rbf"
+
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · exp(-S / 2), by one product and one exponential where that is precise enough."""
         return self._evaluate_gaussian(scalars, F, G, are_near=False)
@@ -173,6 +175,8 @@ class Matern12(Stationary):
         0.3678...
     """
 
+    formula = "Matern12"
+
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """exp(-r)."""
         return torch.exp(-take_root(S))
@@ -199,6 +203,8 @@ class Matern32(Stationary):
         >>> Matern32()(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.4833...
     """
+
+    formula = "Matern32"
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """(1 + √3 r) exp(-√3 r)."""
@@ -227,6 +233,8 @@ class Matern52(Stationary):
         >>> Matern52()(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.5239...
     """
+
+    formula = "Matern52"
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:
         """(1 + √5 r + 5/3 S) exp(-√5 r)."""
@@ -258,6 +266,8 @@ class RationalQuadratic(Stationary):
         >>> RationalQuadratic(mixture=1.0)(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.6666...
     """
+
+    formula = "RationalQuadratic"
 
     mixture = positive(default=1.0)
 

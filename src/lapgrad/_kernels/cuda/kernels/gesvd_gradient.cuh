@@ -6,7 +6,7 @@
 // The values of one item, and the thresholds for its entries.
 template <typename T>
 struct Weights {
-  const T *s, *slope;             // values and their cotangents
+  const T *s, *slope;                // values and their cotangents; slope may be null
   const T *row_most_u, *row_most_v;  // the largest entry of each row of gU and gV; null where those are
   const T* inverse;                  // what replaces 1 / S, for a wide matrix
   T allowed, allowed_slope, relative;
@@ -25,6 +25,8 @@ struct Weights {
     relative = allowed_slope > by_vectors ? allowed_slope : by_vectors;
   }
 
+  __device__ T slope_of(int i) const { return slope ? slope[i] : T(0); }
+
   // Returns the rounding error bound of row i of gU U' and gV V' together.
   __device__ T noise(int i) const {
     return (row_most_u ? units_u * row_most_u[i] : T(0)) + (row_most_v ? units_v * row_most_v[i] : T(0));
@@ -41,7 +43,7 @@ struct Weights {
       target[i] = gaps.invert(s[i]);
       marks[i] = 0;
       const T most = row_most_v[i];
-      if (gaps.policy != kMask || !is_only_rounding(T(0), units_v * most, s[i], close, slope[i])) continue;
+      if (gaps.policy != kMask || !is_only_rounding(T(0), units_v * most, s[i], close, slope_of(i))) continue;
       T all = 0, inside = 0;
       for (Index c = 0; c < n; ++c) all += gV(i, c) / most * (gV(i, c) / most);
       for (int j = 0; j < k; ++j) inside += Y(i, j) / most * (Y(i, j) / most);
@@ -76,7 +78,7 @@ struct Weights {
   __device__ bool combine(const Left& G, const Right& Y, int i, int j) const {
     const T si = s[i], sj = s[j], inverse_i = wide ? inverse[i] : T(0);
     if (i == j) {
-      G(i, i) = slope[i] - (wide ? inverse_i * Y(i, i) : T(0));
+      G(i, i) = slope_of(i) - (wide ? inverse_i * Y(i, i) : T(0));
       return false;
     }
     const T gap = si - sj, F = gaps.invert(gap);
@@ -90,15 +92,15 @@ struct Weights {
       const bool one_side = null && ((row_most_u && absolute(turn_u) > threshold_for_zeros(row_most_u, i, j)) ||
                                      (row_most_v && absolute(turn_v) > threshold_for_zeros(row_most_v, i, j)));
       const bool turned = null ? one_side : absolute(turn_u + turn_v) > allowed;
-      ambiguous = turned || absolute(slope[i] - slope[j]) > allowed_slope;
+      ambiguous = turned || absolute(slope_of(i) - slope_of(j)) > allowed_slope;
     }
     T upper = turn_u * above - turn_v * below, lower = turn_v * above - turn_u * below;
     if (gaps.policy == kMask && !null && gap < close) {
       // With u = turn_u and v = turn_v, upper is 1/2 [(u + v) / gap - (u - v) / (si + sj)]. A quotient whose numerator is only
       // rounding is dropped.
       const T both = noise(i) + noise(j);
-      const bool drops_difference = tie || is_only_rounding(turn_u + turn_v, both, gap, close, slope[i] - slope[j]);
-      const bool drops_sum = is_only_rounding(turn_u - turn_v, both, si + sj, close, slope[i] + slope[j]);
+      const bool drops_difference = tie || is_only_rounding(turn_u + turn_v, both, gap, close, slope_of(i) - slope_of(j));
+      const bool drops_sum = is_only_rounding(turn_u - turn_v, both, si + sj, close, slope_of(i) + slope_of(j));
       if (drops_difference || drops_sum) {
         const T by_gap = drops_difference ? T(0) : T(0.5) * (turn_u + turn_v) * F;
         const T by_sum = drops_sum ? T(0) : T(0.5) * (turn_u - turn_v) * scale;

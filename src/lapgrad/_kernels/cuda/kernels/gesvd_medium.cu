@@ -395,22 +395,7 @@ __global__ void turn_rows(T* deciding, T* other, Index rows, Index length, Index
   const Index row = static_cast<Index>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   T* const entries = deciding + row * length;
-  T most = 0;
-  for (Index c = lane; c < length; c += 32) most = absolute(entries[c]) > most ? absolute(entries[c]) : most;
-  most = max_lanes(most) * T(kSameSize);
-  Index decisive = length;
-  bool negative = false;
-  for (Index c = lane; c < length && decisive == length; c += 32)
-    if (absolute(entries[c]) >= most) {
-      decisive = c;
-      negative = entries[c] < T(0);
-    }
-  Index first = decisive;
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const Index found = __shfl_xor_sync(kAllLanes, first, distance);
-    first = found < first ? found : first;
-  }
-  if (!__any_sync(kAllLanes, negative && decisive == first)) return;
+  if (!has_negative_lead(entries, length, lane)) return;
   for (Index c = lane; c < length; c += 32) entries[c] = -entries[c];
   for (Index c = lane; c < other_length; c += 32) other[row * other_length + c] = -other[row * other_length + c];
 }

@@ -9,6 +9,19 @@ __device__ inline int combine_status(int minor, int spoilt_row) {
   return spoilt_row && (minor == 0 || minor >= spoilt_row) ? -spoilt_row : minor;
 }
 
+// A square root and its reciprocal. In float64 both come from the reciprocal, which takes a third of the time of a root and a division;
+// one step of Newton's method makes the root as accurate as sqrt to a unit in the last place.
+__device__ inline void take_root(double value, double& root, double& inverse) {
+  inverse = rsqrt(value);
+  root = value * inverse;
+  root = fma(0.5 * inverse, fma(-root, root, value), root);
+}
+
+__device__ inline void take_root(float value, float& root, float& inverse) {
+  root = sqrt(value);
+  inverse = 1.0f / root;
+}
+
 // Lane i has row i of A's lower triangle, zeros above, and gets row i of L. Returns the order of the first minor that
 // is not positive, else 0; later entries are then meaningless. Groups of N lanes:
 //     l_kk = sqrt(a_kk), l_ik = a_ik / l_kk, a_ij -= l_ik l_jk
@@ -22,7 +35,8 @@ __device__ int factor_rows(T (&a)[N], int lane) {
       failed = failed ? failed : k + 1;
       pivot = 1;
     }
-    const T root = sqrt(pivot), inverse = T(1) / root;
+    T root, inverse;
+    take_root(pivot, root, inverse);
     a[k] = lane == k ? root : lane > k ? a[k] * inverse : T(0);
 #pragma unroll
     for (int j = k + 1; j < N; ++j) a[j] -= a[k] * __shfl_sync(kAllLanes, a[k], j, N);

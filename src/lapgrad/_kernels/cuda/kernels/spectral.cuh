@@ -41,6 +41,27 @@ __device__ inline unsigned select_group(unsigned ballot, int lane, int width) {
   return width == 32 ? ballot : ballot >> (lane / width * width) & ((1u << width) - 1u);
 }
 
+// Returns, to all lanes of a warp, whether the leading entry of `length` contiguous numbers is negative.
+template <typename T>
+__device__ bool has_negative_lead(const T* entries, Index length, int lane) {
+  T most = 0;
+  for (Index c = lane; c < length; c += 32) most = absolute(entries[c]) > most ? absolute(entries[c]) : most;
+  most = max_lanes(most) * T(kSameSize);
+  Index decisive = length;
+  bool negative = false;
+  for (Index c = lane; c < length && decisive == length; c += 32)
+    if (absolute(entries[c]) >= most) {
+      decisive = c;
+      negative = entries[c] < T(0);
+    }
+  Index first = decisive;
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const Index found = __shfl_xor_sync(kAllLanes, first, distance);
+    first = found < first ? found : first;
+  }
+  return __any_sync(kAllLanes, negative && decisive == first) != 0;
+}
+
 // The threads that compute one matrix: part of a warp, or a block.
 template <int threads>
 struct Team {

@@ -1,5 +1,5 @@
 // Triangles of large matrices: mirroring, clearing, copies, and the inverses of diagonal blocks.
-#include "block.cuh"
+#include "batch.cuh"
 
 constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // 32 x 8 threads: each moves four rows of a tile
@@ -88,11 +88,22 @@ __global__ void take_triangle(T* data, Index item, Index row, const T* source, I
 
 // The last step of a Cholesky factorisation. status := LAPACK's code (k > 0: minor k is not positive), or -k if row k is the first with
 // a NaN or an infinity and no smaller minor failed. A failed item becomes the identity; the triangle of the others is reshaped.
+// `code` (blocks x items) has the codes of diagonal blocks of order `size`, each counted from the block's first row; the first that is
+// not 0 counts. `status` may be null; the first item that failed is reported.
 template <typename T, int kind>
-__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, const int* spoilt, int* status) {
-  const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y], lapack = code[blockIdx.y];
+__global__ void finish_factor(T* data, Index item, Index row, Index n, const int* code, Index blocks, Index size, const int* spoilt,
+                              int* status, Index* first_failure) {
+  const int row_met = static_cast<int>(n) + 1 - spoilt[blockIdx.y];
+  int lapack = 0;
+  for (Index block = 0; block < blocks && lapack == 0; ++block) {
+    const int found = code[block * gridDim.y + blockIdx.y];
+    if (found != 0) lapack = static_cast<int>(block * size) + (found < 0 ? -found : found);
+  }
   const int result = row_met <= n && (lapack == 0 || lapack >= row_met) ? -row_met : lapack;
-  if (blockIdx.x == 0 && threadIdx.x == 0) status[blockIdx.y] = result;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (status) status[blockIdx.y] = result;
+    if (result != 0) report_failure(first_failure, blockIdx.y, result);
+  }
   const Matrix<T> A{data + blockIdx.y * item, row, 1};
   if (result == 0) {
     reshape_tiles<T, kind>(A, n);
@@ -106,6 +117,30 @@ __global__ void finish_factor(T* data, Index item, Index row, Index n, const int
     if (i < n && j < n) A(i, j) = T(i == j);
     const Index p = tj * kTile + r, q = ti * kTile + column;
     if (p < n && q < n) A(p, q) = T(p == q);
+  }
+}
+
+// L := the lower triangular F, stored by columns, of one matrix; L is stored by rows, or is the transpose of such a matrix. Reports a
+// failure, with code 1, if `code` is not 0 or an entry is not finite. grid = (tiles, tiles); shared memory: one padded tile.
+template <typename T>
+__global__ void place_factor(T* L, Index l_row, Index l_col, const T* F, Index n, const int* code, Index* first_failure) {
+  T* const tile = shared_memory<T>();
+  const Matrix<T> to{L, l_row, l_col};
+  const Index top = static_cast<Index>(blockIdx.x) * kTile, left = static_cast<Index>(blockIdx.y) * kTile;
+  const int lane = threadIdx.x % kTile, first = threadIdx.x / kTile;
+  bool finite = *code == 0;
+  for (int c = first; c < kTile; c += kTileRows) {
+    if (left + c >= n || top + lane >= n) continue;
+    const T value = top + lane >= left + c ? F[(left + c) * n + top + lane] : T(0);
+    finite = finite && isfinite(value);
+    tile[lane * (kTile + 1) + c] = value;
+  }
+  if (!finite) report_failure(first_failure, 0, 1);
+  __syncthreads();
+  const bool by_rows = l_col == 1;  // consecutive threads write consecutive addresses
+  for (int r = first; r < kTile; r += kTileRows) {
+    const int i = by_rows ? r : lane, j = by_rows ? lane : r;
+    if (top + i < n && left + j < n) to(top + i, left + j) = tile[i * (kTile + 1) + j];
   }
 }
 
@@ -175,13 +210,13 @@ __global__ void copy_transposed(T* target, Index t_item, Index t_row, const T* s
 // W := L^-1 for every diagonal block of order 64 of every item. Reads only the lower triangle of L and writes only the lower triangle
 // of W. grid = (blocks, items); 64 threads. Thread j holds column j of W in registers and solves L w = e_j from the top: once
 // w_i is known, l_ki w_i is subtracted from all w_k below. These products are independent, and all threads read the same l_ki. The
-// last block is padded by the identity.
+// last block is padded by the identity. With `unit` the diagonal of L is not read: it is 1.
 // Shared memory: L, column by column, 64 x 64, and 1 / l_ii.
 constexpr int kLeaf = 64;
 
 template <typename T>
 __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col, T* W, Index w_item, Index w_row,
-                              Index n) {
+                              Index n, Index unit) {
   T* const column = shared_memory<T>();
   T* const reciprocal = column + kLeaf * kLeaf;
   const Index start = static_cast<Index>(blockIdx.x) * kLeaf;
@@ -195,7 +230,7 @@ __global__ void invert_leaves(const T* L, Index l_item, Index l_row, Index l_col
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {
       const int i = l_col == 1 ? first + k : j, c = l_col == 1 ? j : first + k;
-      values[k] = c <= i && i < size ? source(i, c) : T(i == c);
+      values[k] = c <= i && i < size && !(unit && i == c) ? source(i, c) : T(i == c);
     }
 #pragma unroll
     for (int k = 0; k < at_once; ++k) {

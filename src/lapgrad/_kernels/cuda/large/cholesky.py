@@ -15,8 +15,17 @@ def factorise_upper(A: Tensor, code: int) -> None:
     device, kind, (n, row) = A.get_device(), _solver.DATA_TYPES[A.dtype], (A.shape[-1], A.stride(-2))
     handle, choices = _solver.get_handle(device), _solver.get_parameters(device)
     items, step = (1, 0) if A.dim() == 2 else (A.shape[0], A.stride(0) * A.element_size())
-    size, host_size = _solver.get_routine("xpotrf_buffer_size")(
-        handle, choices, _solver.LOWER, n, kind, A.data_ptr(), row, kind
+    size, host_size = _solver.get_workspace_size(
+        "xpotrf_buffer_size",
+        (device, n, row, kind),
+        handle,
+        choices,
+        _solver.LOWER,
+        n,
+        kind,
+        A.data_ptr(),
+        row,
+        kind,
     )
     work, host_work = _solver.allocate_workspace(size, host_size, A)
     for item in range(items):

@@ -42,6 +42,32 @@ def gemm(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0)
     core.device_gemm(*_get_queue(C), describe_blocks(C), describe_blocks(A), describe_blocks(B), alpha, beta)
 
 
+class BlockedBatch:
+    """A batch of matrices (items, m, n), any strides, of which rectangular blocks are operands of products.
+
+    Args:
+        A: The batch.
+
+    Slicing three tensors takes longer than the launch of their product; this only computes addresses.
+    """
+
+    def __init__(self, A: Tensor) -> None:
+        self._address, self._size, self._items = A.data_ptr(), A.element_size(), len(A)
+        self._step, self._row, self._column = A.stride()
+
+    def block(self, top: int, bottom: int, left: int, right: int) -> Blocks:
+        """Rows ``top`` to ``bottom``, columns ``left`` to ``right`` of every item, the ends not included."""
+        address = self._address + (top * self._row + left * self._column) * self._size
+        return address, self._items, self._step, bottom - top, right - left, self._row, self._column
+
+
+def multiply_blocks(
+    like: Tensor, C: Blocks, A: Blocks, B: Blocks, alpha: float = 1.0, beta: float = 0.0
+) -> None:
+    """``gemm`` of blocks of tensors on the device of ``like``, and of its type."""
+    core.device_gemm(*_get_queue(like), C, A, B, alpha, beta)
+
+
 def trmm(C: Tensor, L: Tensor, B: Tensor, lower: bool, rightside: bool) -> None:
     """C := L B, or B L; only the named triangle of L is read."""
     core.device_trmm(
@@ -84,17 +110,18 @@ def solve(
     size: int,
     alpha: float = 1.0,
     refine: bool = False,
+    unit: bool = False,
     source: Tensor | None = None,
 ) -> None:
     """X := alpha M⁻¹ B and so on, with the inverses of the blocks of M's lower triangle.
 
     Each letter of ``steps`` is a solve: ``l`` with M from the left, ``r`` from the right; ``L``, ``R``: Mᵀ.
     B is ``source``, row-major as X is, else X itself. ``refine``: a step of refinement per block, in solves
-    from the left.
+    from the left. ``unit``: the diagonal of M is 1, whatever is stored there.
     """
     right = describe_blocks(X if source is None else source)
     _run_with_workspace(
-        core.device_solve, M, describe_blocks(X), right, describe_blocks(M), steps, alpha, refine, size
+        core.device_solve, M, describe_blocks(X), right, describe_blocks(M), steps, alpha, refine, unit, size
     )
 
 
@@ -115,9 +142,49 @@ def gelqf_vjp(
     )
 
 
+class PanelFactorisation:
+    """LQ factorisation of a batch by panels: ``kernels/gelqf_panel.cu`` and csrc/gpu/device_gelqf.h.
+
+    Args:
+        rows: (items, m, n), contiguous, overwritten.
+        height: Rows of a panel.
+    """
+
+    def __init__(self, rows: Tensor, height: int) -> None:
+        items, m, n = rows.shape
+        rank = min(m, n)
+        self._rows = rows
+        self._factors = rows.new_empty(items, -(-rank // height) * height, height)
+        self._right, self._product = rows.new_empty(items, height, n), rows.new_empty(items, m, height)
+        self.signs = rows.new_empty(items, rank)
+        buffers = (rows, self._factors, self._right, self._product)
+        self._operands = *map(describe_blocks, buffers), self.signs.data_ptr(), height
+
+    def factor(self, L: Tensor, kernels: list[tuple[int, int, int]], threads: int) -> None:
+        """Factors all panels. ``kernels``: (handle, columns, bytes) of kernels, in the order of columns."""
+        core.device_gelqf_factor(*_get_queue(L), self._operands, describe_blocks(L), kernels, threads)
+
+    def form(self, Q: Tensor) -> None:
+        """Completes Q, which holds the identity with the signs of L's columns."""
+        core.device_gelqf_form(*_get_queue(Q), self._operands, describe_blocks(Q))
+
+
 def potri(B: Tensor, size: int) -> None:
     """The lower triangle of B, which holds L in it, becomes that of (L Lᵀ)⁻¹."""
     _run_with_workspace(core.device_potri, B, describe_blocks(B), size)
+
+
+def iterate_polar(
+    X: Tensor, target: Tensor, G: Tensor, middle: Tensor, weights: list[tuple[float, float, float]]
+) -> Tensor:
+    """X := (a I + b G + c G²) X, G = X Xᵀ, for each (a, b, c). Returns X or ``target``, which has the result.
+
+    All are contiguous, (items, k, n) and (items, k, k), and are overwritten.
+    """
+    moved: bool = core.device_iterate_polar(
+        *_get_queue(X), *(describe_blocks(operand) for operand in (X, target, G, middle)), weights
+    )
+    return target if moved else X
 
 
 def describe_blocks(A: Tensor) -> Blocks:

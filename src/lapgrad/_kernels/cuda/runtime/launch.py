@@ -36,13 +36,18 @@ def launch(
     if 0 in grid:
         return
     device = like.get_device()
-    kernel = _load_kernel(stem, name, like.dtype, device)
+    kernel = load_kernel(stem, name, like)
     status = core.device_launch(kernel, grid, block, shared, _stream.get_current_stream(device), arguments)
     if status:
         raise RuntimeError(
             f"lapgrad: the driver refused to launch {name} of {stem} with grid {grid}, {block} threads and "
             f"{shared} bytes of shared memory: CUresult {status}"
         )
+
+
+def load_kernel(stem: str, name: str, like: Tensor) -> int:
+    """The driver's handle of a kernel for the device of ``like``; arguments as those of ``launch``."""
+    return _load_kernel(stem, name, like.dtype, like.get_device())
 
 
 @functools.cache

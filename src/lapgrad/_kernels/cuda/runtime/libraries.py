@@ -11,6 +11,7 @@ _CUBLAS = ("gemm", "gemmStridedBatched", "trmm", "trsm", "syrk")
 _DRIVER = (
     "cuLaunchKernel",
     "cuMemsetD8Async",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuEventCreate",
     "cuEventRecord",

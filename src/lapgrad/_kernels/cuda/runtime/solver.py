@@ -23,10 +23,11 @@ LOWER, UPPER = 0, 1  # CUBLAS_FILL_MODE_*, of the matrix as cuSOLVER reads it
 
 
 class _ThreadHandles(threading.local):
-    """(handle, parameters) of the current thread by device."""
+    """(handle, parameters) of the current thread by device, and sizes of workspace by what they are for."""
 
     def __init__(self) -> None:
         self.by_device: dict[int, tuple[int, int]] = {}
+        self.sizes: dict[tuple[int | str, ...], tuple[int, int]] = {}
 
 
 # A thread-local, because a handle must not be used by two threads at a time.
@@ -51,6 +52,18 @@ def get_routine(name: str) -> Any:
     from nvmath.bindings import cusolverDn
 
     return getattr(cusolverDn, name)
+
+
+def get_workspace_size(routine: str, key: tuple[int, ...], *arguments: int) -> tuple[int, int]:
+    """Bytes on the device and on the host that a query, named ``routine``, returns for these arguments.
+
+    It is asked once for each ``key``, all that its answer depends on: the call takes as long as a launch.
+    """
+    known = _of_thread.sizes.get((routine, *key))
+    if known is None:
+        on_device, on_host = get_routine(routine)(*arguments)
+        known = _of_thread.sizes[(routine, *key)] = int(on_device), int(on_host)
+    return known
 
 
 def allocate_workspace(device_bytes: int, host_bytes: int, like: Tensor) -> tuple[Tensor, Tensor]:

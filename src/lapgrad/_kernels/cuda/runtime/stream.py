@@ -93,6 +93,12 @@ def get_block_memory(device: int) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
 
 
+@functools.cache
+def get_memory(device: int) -> int:
+    """Bytes of memory of a device."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
 #: How many times faster float32 may be than float64: it is 2 on data centre GPUs, 32 or 64 on consumer ones.
 _LARGEST_RATIO = 4
 

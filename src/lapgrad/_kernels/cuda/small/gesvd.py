@@ -88,7 +88,8 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
     """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
-    return U.numel() > 0 and max(U.shape[-1], V.shape[-1]) <= _thresholds.GESVD_SMALL
+    longest = max(U.shape[-1], V.shape[-1])
+    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(U.shape[:-2].numel(), longest)
 
 
 def gesvd_vjp(

@@ -67,11 +67,9 @@ def plan_decomposition(
     )
 
 
-def serves_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Return whether the kernel computes this gradient: small matrices, cotangents of all n eigenvectors."""
-    n = U.shape[-1]
-    whole = (gU is None or gU.shape[-2] == n) and (slope is None or slope.shape[-1] == n)
-    return whole and serves(U)
+def serves_vjp(U: Tensor) -> bool:
+    """Return whether the kernel computes the gradient of matrices of this size."""
+    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(U.shape[:-2].numel(), U.shape[-1])
 
 
 def syevd_vjp(

@@ -1,0 +1,60 @@
+"""gesv: solve with a general matrix by LU factorisation, on CUDA."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._kernels.cuda.large import lu as _lu
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import lu as _lu_batch
+from lapgrad._kernels.torch import gesv as _fallback
+
+
+@on_its_device
+def gesv(
+    X: Tensor, LU: Tensor, pivots: Tensor, A: Tensor, B: Tensor, transpose: bool
+) -> tuple[int, int] | None:
+    if not A.numel():
+        return _fallback.gesv(X, LU, pivots, A, B, transpose)
+    cell = _items.get_status_cell(A)
+    matrices, (items, n) = _items.flatten_batch(A), (A.shape[:-2].numel(), A.shape[-1])
+    factors, exchanges = LU.view(items, n, n), pivots.view(items, n + 1)
+    if _lu_batch.serves(A):
+        reported = _lu_batch.NON_FINITE | _lu_batch.ZERO_PIVOT
+        _launch.launch(
+            *_lu_batch.plan_factorisation(
+                matrices, LU=factors, pivots=exchanges, scaled=True, reported=reported, cell=cell
+            )
+        )
+        _solve(X, LU, pivots, B, transpose)
+        return _items.read_first_failure(cell)
+    _lu.factorise(factors, exchanges, matrices)
+    exchanges[:, n] = 0
+    _solve(X, LU, pivots, B, transpose)
+    if cell is None:
+        return None
+    _lu.finish(factors, exchanges, cell, A=matrices, strict=True)
+    if _items.read_first_failure(cell) is None:
+        return None
+    return _fallback.gesv(X, LU, pivots, A, B, transpose)
+
+
+@on_its_device
+def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) -> None:
+    _solve(X, LU, pivots, B, transpose)
+
+
+def _solve(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) -> None:
+    """X := A⁻¹ B, or A⁻ᵀ B, from what ``gesv`` has left in LU and pivots."""
+    target = _items.view_batch(X)
+    if not X.numel() or target is None:
+        _fallback.gesv_factored(X, LU, pivots, B, transpose)
+        return
+    n = LU.shape[-1]
+    right, factors, exchanges = _items.flatten_batch(B), LU.reshape(-1, n, n), pivots.reshape(-1, n + 1)
+    if _lu_batch.serves(LU):
+        _launch.launch(*_lu_batch.plan_solution(target, factors, exchanges, right, transpose))
+        return
+    _lu.solve(target, factors, exchanges, right, transpose)

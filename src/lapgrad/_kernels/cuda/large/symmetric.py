@@ -1,0 +1,112 @@
+"""Eigenvalues and eigenvectors of batches of symmetric matrices by cuSOLVER's batched routine.
+
+See ``kernels/syevd_library.cu`` for what is done before and after it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import solver as _solver
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.items import Launch, get_address
+
+#: Threads of a block that reads a triangle, an entry each, or that finishes rows, a warp each.
+_THREADS = 256
+
+
+def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
+    """Overwrites ``rows``, (items, n, n), with eigenvectors as rows, or scratch if they are not wanted.
+
+    ``rows`` holds one triangle of finite symmetric matrices; the solver may never return from others. values:
+    (items, n), ascending. status: int32 (items), 0 for an item that has converged.
+    """
+    items, n, _ = rows.shape
+    together = _thresholds.choose_eigenvalue_batch(items, n, rows.element_size())
+    if together <= items:
+        _call_solver(values, rows, status, lower, vectors, together)
+        return
+    more = [X.expand(together, *X.shape[1:]).contiguous() for X in (values, rows, status)]
+    _call_solver(more[0], more[1], more[2], lower, vectors, together)
+    for target, source in zip((values, rows, status), more, strict=True):
+        target.copy_(source[:items])
+
+
+def _call_solver(
+    values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool, together: int
+) -> None:
+    """``decompose_batch`` of ``together`` items at a time, fewer if their workspace would be too large."""
+    device = rows.get_device()
+    items, n, _ = rows.shape
+    kind = _solver.DATA_TYPES[rows.dtype]
+    handle = _solver.get_handle(device)
+    problem = (
+        _solver.get_parameters(device),
+        _solver.WITH_VECTORS if vectors else _solver.VALUES_ONLY,
+        _solver.UPPER if lower else _solver.LOWER,  # of the transpose, which is what cuSOLVER sees
+        n,
+    )
+
+    def pack_operands(begin: int) -> tuple[int, ...]:
+        return kind, rows[begin].data_ptr(), n, kind, values[begin].data_ptr(), kind
+
+    def get_workspace_sizes(count: int) -> tuple[int, int]:
+        sizes: tuple[int, int] = _solver.get_routine("xsyev_batched_buffer_size")(
+            handle, *problem, *pack_operands(0), count
+        )
+        return sizes
+
+    most = _stream.get_memory(device) // _thresholds.SYEVD_WORKSPACE_PART
+    while together > 1 and get_workspace_sizes(together)[0] > most:
+        together = (together + 1) // 2
+    on_device, on_host = get_workspace_sizes(together)
+    device_memory, host_memory = _solver.allocate_workspace(on_device, on_host, rows)
+    memory = (device_memory.data_ptr(), on_device, host_memory.data_ptr(), on_host)
+    for begin in range(0, items, together):
+        count = min(together, items - begin)
+        _solver.get_routine("xsyev_batched")(
+            handle, *problem, *pack_operands(begin), *memory, status[begin].data_ptr(), count
+        )
+
+
+def plan_reading(rows: Tensor, A: Tensor, lower: bool, spoilt: Tensor, cell: Tensor | None) -> Launch:
+    """The launch that copies one triangle of A, (items, n, n), to contiguous rows, and checks it."""
+    items, n, _ = A.shape
+    return (
+        "syevd_library",
+        "read_triangles<{T}>",
+        A,
+        (-(-A.numel() // _THREADS),),
+        _THREADS,
+        0,
+        rows.data_ptr(),
+        A.data_ptr(),
+        *A.stride(),
+        int(lower),
+        spoilt.data_ptr(),
+        get_address(cell),
+        items,
+        n,
+    )
+
+
+def plan_finishing(
+    rows: Tensor | None, values: Tensor, status: Tensor, spoilt: Tensor, cell: Tensor | None
+) -> Launch:
+    """The launch that turns eigenvectors to the signs that are promised, and reports failed items."""
+    return (
+        "syevd_library",
+        "finish_rows<{T}>",
+        values,
+        (-(-values.numel() // (_THREADS // 32)),),
+        _THREADS,
+        0,
+        get_address(rows),
+        values.data_ptr(),
+        status.data_ptr(),
+        spoilt.data_ptr(),
+        get_address(cell),
+        values.numel(),
+        values.shape[-1],
+    )

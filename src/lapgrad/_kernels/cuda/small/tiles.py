@@ -1,0 +1,83 @@
+"""What the gradients of syevd and gesvd share above the small orders: the queue, operands, and the check.
+
+See ``kernels/spectral_tiles.cuh`` and csrc/gpu/device_spectral.h, which launches products and kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapgrad._formulas.gaps import POLICY_NUMBERS
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import compiler as _compile
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import libraries as _libraries
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.runtime.items import get_address
+from lapgrad._kernels.native import core
+
+#: Stands for an operand that is missing.
+NOTHING: _device.Blocks = (0, 0, 0, 0, 0, 0, 0)
+
+#: Rows of a cotangent that a warp measures where there are many: ``kWarpRows`` in the kernels.
+WARP_ROWS = 8
+
+_TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+def get_queue(stem: str, names: tuple[str, ...], like: Tensor) -> tuple[Any, int, int]:
+    """(kernels of ``kernels/<stem>.cu``, cuBLAS's handle, stream) for the device of ``like``."""
+    device = like.get_device()
+    kernels = _load_kernels(stem, names, device, like.dtype)
+    return kernels, torch.cuda.current_blas_handle(), _stream.get_current_stream(device)
+
+
+@functools.cache
+def _load_kernels(stem: str, names: tuple[str, ...], device: int, dtype: torch.dtype) -> Any:
+    """The core's object for the kernels of one file, for one device and element type."""
+    _libraries.bind_cublas()
+    _libraries.bind_driver()
+    architecture = _stream.get_architecture(device)
+    loaded = [
+        _compile.load_kernel(stem, name.replace("{T}", _TYPES[dtype]), device, architecture) for name in names
+    ]
+    return core.Device(dtype.itemsize, [int(kernel.handle) for kernel in loaded])
+
+
+def describe_operand(A: Tensor | None) -> _device.Blocks:
+    """A with one leading dimension, as the core takes it; it is kept alive by the caller."""
+    return NOTHING if A is None else _device.describe_blocks(A)
+
+
+def flatten_operand(A: Tensor) -> Tensor:
+    """A, or a copy that cuBLAS can read, with one leading dimension."""
+    return _device.make_readable(_items.flatten_batch(A))
+
+
+class Check:
+    """The status of the items of one call, which the host reads while the device goes on with products.
+
+    Nothing is checked while a graph is captured, or inside of ``without_waiting``.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._status = _items.DeferredStatus.acquire(like)
+
+    def pack_rule(self, values: Tensor, slope: Tensor | None, degeneracy: str, tol: float) -> tuple[Any, ...]:
+        """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
+        cell = 0 if self._status is None else self._status.cell.data_ptr()
+        share = WARP_ROWS if values.numel() >= _thresholds.SPECTRAL_VJP_MANY_ROWS else 1
+        return values.data_ptr(), get_address(slope), POLICY_NUMBERS[degeneracy], float(tol), cell, share
+
+    def get_mailbox(self) -> int:
+        """The address of the mailbox by which the core sends the status; 0: there is none."""
+        return 0 if self._status is None else self._status.get_mailbox()
+
+    def receive(self) -> tuple[int, int] | None:
+        """(item, code) of the first failure, else None. The host waits for the kernels that report, only."""
+        return None if self._status is None else self._status.receive()

@@ -1,0 +1,74 @@
+"""The criterion of exact Gaussian process regression by the formula of its kernel, where a device has one."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lapgrad._torch.private import skips_dispatcher
+from lapgrad.fused._gp_nll import compute_gp_nll
+from lapgrad.fused._kernel_matrix import Formula
+from lapgrad.fused._sgp.evaluation import Evaluation
+from lapgrad.fused.mvn_nll import mvn_nll
+from lapgrad.models._gp.diagonal import add_to_diagonal
+from lapgrad.models.kernels._blocks import map_tree
+from lapgrad.models.kernels.base import Kernel, find_formula, get_scalars_like
+
+#: From this many observations on the host launches faster than a GPU factorises, and a recording would only
+#: keep memory from others.
+_LARGEST_RECORDED = 8192
+
+
+class ReplayableLikelihood(nn.Module):
+    """A mixin for exact Gaussian processes whose loss is a formula, and can be recorded as a CUDA graph.
+
+    Attributes:
+        evaluation: Where checks of the loss go while a graph is recorded.
+        criterion: What is learned: "likelihood", or something else that is not recorded.
+    """
+
+    X: Tensor
+    kernel: Kernel
+    evaluation: Evaluation
+    criterion: str
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a fit on a GPU may record the loss as a CUDA graph, and replay it.
+
+        It may if model and kernel consist of classes of lapgrad and torch (code of users may do something
+        else in each evaluation), the GPU knows the formula of the kernel, and observations are not too many.
+        """
+        if self.criterion != "likelihood" or len(self.X) > _LARGEST_RECORDED:
+            return False
+        if not all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.modules()):
+            return False
+        return self.kernel.find_formulas(self.X, self.X[:0]) is not None
+
+
+def compute_loss_by_formula(
+    evaluation: Evaluation, kernel: Kernel, inputs: Tensor, noise: Tensor, residuals: Tensor
+) -> Tensor | None:
+    """Return -Σ log N(r | 0, K + noise) over the columns r of the residuals; None: no device kernel can.
+
+    Args:
+        evaluation: Passed on to ``compute_gp_nll``.
+        kernel: Gives K at the inputs.
+        inputs: (n, d).
+        noise: A scalar, or (n,).
+        residuals: (n, k).
+    """
+    if not residuals.numel():
+        return None
+    scalars, F = get_scalars_like(kernel, inputs), kernel.features(inputs)
+    formula = find_formula(kernel, inputs, scalars, F)
+    if formula is None or not skips_dispatcher((noise, residuals)):
+        return None
+    known = formula
+
+    def compute_composite(given: Formula, noise: Tensor, residuals: Tensor) -> Tensor:
+        new = {id(old): tensor for old, tensor in zip(known.tensors, given.tensors, strict=True)}
+        own, features = (map_tree(lambda tensor: new.get(id(tensor), tensor), tree) for tree in (scalars, F))
+        K = kernel.matrix(own, features, None)
+        return mvn_nll(add_to_diagonal(K, noise), residuals, overwrite=True)
+
+    return compute_gp_nll(evaluation, formula, noise, residuals, compute_composite)
