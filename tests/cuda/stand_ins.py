@@ -191,10 +191,10 @@ def factorise_upper(A: Tensor, code: int) -> None:
     codes[:] = status.flatten().tolist()
 
 
-def decompose_symmetric(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-    """Put LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors or scratch out."""
+def decompose_symmetric(values: Tensor, rows: Tensor, status: Tensor, vectors: bool) -> None:
+    """Put LAPACK behind cuSOLVER's interface: upper triangles in, rows of eigenvectors or scratch out."""
     assert rows.isfinite().all()
-    found, columns = torch.linalg.eigh(rows, UPLO="L" if lower else "U")
+    found, columns = torch.linalg.eigh(rows, UPLO="U")
     values.copy_(found)
     rows.copy_(columns.mT if vectors else torch.nan)
     status.zero_()
@@ -222,6 +222,7 @@ def replace_gpu() -> Iterator[None]:
     """While active, functions of ``lapgrad._kernels.cuda`` take CPU tensors."""
     patches = (
         mock.patch.object(_device, "_get_queue", make_device),
+        mock.patch.object(_device, "_get_queue_of_products", make_device),
         mock.patch.object(_tiles, "get_queue", make_queue),
         mock.patch.object(_launch, "launch", emulated.launch),
         mock.patch.object(_launch, "load_kernel", load_kernel),

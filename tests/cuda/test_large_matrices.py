@@ -210,6 +210,26 @@ def test_failures_of_potrf_are_those_of_the_fallback(lower: bool) -> None:
     assert on_cuda.potrf(results[0], A, lower, None) == (1, 8)
 
 
+def test_more_items_than_a_launch_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thresholds, "MOST_ITEMS", 1)
+    A, square = make_positive_definite(2, 140), torch.empty(2, 140, 140, dtype=torch.float64)
+    LU, pivots, d = torch.empty_like(A), torch.empty(2, 141, dtype=torch.int32), torch.empty(2, dtype=A.dtype)
+    calls: dict[str, tuple[Any, ...]] = {
+        "potrf": (square, A, True, None),
+        "potrf_vjp": (square, A, A, True, None),
+        "gelqf_vjp": (square, A, A, A, A),
+        "gelqf_l_vjp": (square, A, A, A),
+        "inverse": (square, A),
+        "det": (d, LU, pivots[:, 1:], A),
+        "gesv": (square, LU, pivots, A, A, False),
+    }
+    for name, arguments in calls.items():
+        module = importlib.import_module(f"lapgrad._kernels.torch.{name.partition('_')[0]}")
+        with mock.patch.object(module, name, return_value=None) as fallback:
+            getattr(on_cuda, name)(*arguments)
+        fallback.assert_called_once()
+
+
 @pytest.mark.parametrize("lower", [True, False])
 def test_one_matrix_is_factorised_with_few_launches(lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it leaves to the longer way: failures, and a NaN in the triangle that does not count."""

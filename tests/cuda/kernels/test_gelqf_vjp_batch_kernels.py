@@ -13,7 +13,7 @@ from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 WITH = pytest.mark.parametrize(("with_q", "with_l"), [(True, True), (True, False), (False, True)])
-CASES = [((m, n), torch.float64) for m, n in ((1, 1), (3, 5), (16, 16), (17, 40), (50, 50))]
+CASES = [((m, n), torch.float64) for m, n in ((1, 1), (3, 5), (16, 16), (17, 40), (50, 50), (3, 150))]
 CASES += [((20, 33), torch.float32)]
 
 

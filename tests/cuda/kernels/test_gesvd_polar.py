@@ -100,6 +100,15 @@ def test_hard_matrices(m: int, n: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("solver")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_larger_matrices_are_not_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distance from orthonormal rows that counts as rounding grows with the order."""
+    monkeypatch.setattr(routines, "_repair", None)
+    A = torch.randn(2, 150, 170, dtype=torch.float64).to(dtype)
+    check(A, *decompose(A))
+
+
+@pytest.mark.usefixtures("solver")
 def test_parts_of_a_batch_and_several_leading_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
     A = torch.randn(2, 3, 9, 12, dtype=torch.float64)
     whole = decompose(A)

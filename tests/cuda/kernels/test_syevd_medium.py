@@ -45,8 +45,8 @@ def solver() -> Iterator[list[int]]:
     """LAPACK behind cuSOLVER's interface: one triangle in, rows of eigenvectors out, a status per item."""
     statuses = [0] * 16
 
-    def solve(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
-        decompose_symmetric(values, rows, status, lower, vectors)
+    def solve(values: Tensor, rows: Tensor, status: Tensor, vectors: bool) -> None:
+        decompose_symmetric(values, rows, status, vectors)
         status.copy_(torch.tensor(statuses[: len(status)]))
 
     with replace_gpu(), mock.patch.object(_symmetric, "decompose_batch", solve):
@@ -112,16 +112,17 @@ def test_how_many_matrices_are_decomposed_at_a_time(monkeypatch: pytest.MonkeyPa
     """One small matrix is decomposed twice; of larger ones few are taken one after another."""
     taken = []
 
-    def solve(
-        values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool, together: int
-    ) -> None:
+    def solve(values: Tensor, rows: Tensor, status: Tensor, vectors: bool, together: int) -> None:
         taken.append((len(rows), together))
-        decompose_symmetric(values, rows, status, lower, vectors)
+        decompose_symmetric(values, rows, status, vectors)
 
     monkeypatch.setattr(_symmetric, "_call_solver", solve)
+    monkeypatch.setattr(_stream, "is_capturing", lambda: False)
     monkeypatch.setattr(_thresholds, "SYEVD_IN_BLOCK", 100 * 8)
+    monkeypatch.setattr(_thresholds, "SYEVD_DOUBLED", 70)
     for items, n, wanted in (
-        (1, 9, (2, 2)),
+        (1, 9, (1, 1)),
+        (1, 66, (2, 2)),
         (3, 9, (3, 3)),
         (1, 12, (1, 1)),
         (7, 12, (7, 1)),
@@ -129,8 +130,12 @@ def test_how_many_matrices_are_decomposed_at_a_time(monkeypatch: pytest.MonkeyPa
     ):
         A = draw_symmetric(items, n)
         values, rows, status = A.new_empty(items, n), A.clone(), torch.ones(items, dtype=torch.int32)
-        _symmetric.decompose_batch(values, rows, status, True, True)
+        _symmetric.decompose_batch(values, rows, status, True)
         assert taken.pop() == wanted
         assert not status.any()
+        monkeypatch.setattr(_stream, "is_capturing", lambda: True)
+        _symmetric.decompose_batch(values.clone(), A.clone(), status, True)
+        assert taken.pop() == (max(items, 2), max(items, 2))
+        monkeypatch.setattr(_stream, "is_capturing", lambda: False)
         difference = rows @ A @ rows.mT - torch.diag_embed(values)
         assert float(difference.abs().max()) <= tolerances.SPECTRAL * n * torch.finfo(A.dtype).eps * n

@@ -129,7 +129,8 @@ def test_policies_at_close_eigenvalues(run: Run, degeneracy: str) -> None:
     eigenvalues[2] = 0.0
     tol = 1e-3
     gA, failure = run(U, eigenvalues, gU, slope, degeneracy, tol)
-    assert failure == (1, 1)
+    unread = degeneracy in ("nan", "quiet") and run in (run_tiles_emulated, run_tiles_on_device)
+    assert failure == (None if unread else (1, 1))
     wanted = compute_expected(U, eigenvalues, gU, slope, degeneracy, tol)
     if degeneracy == "nan":
         gA, wanted = gA[[0, 3]], wanted[[0, 3]]

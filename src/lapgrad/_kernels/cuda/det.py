@@ -21,10 +21,10 @@ _ALL = _lu_batch.NON_FINITE | _lu_batch.ZERO_PIVOT | _lu_batch.OVERFLOW
 
 @on_its_device
 def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:
-    if not A.numel():
+    if not A.numel() or not _lu.serves(A):
         return _fallback.det(d, LU, pivots, A)
     cell = _items.get_status_cell(A)
-    _lu.compute_determinants(LU, pivots, A, cell, determinant=d)
+    _lu.compute_determinants(LU, pivots, A, cell, _lu_batch.Determinants(d.view(-1)))
     failure = _items.read_first_failure(cell)
     if failure is None or _lu_batch.serves(A):
         return failure
@@ -35,7 +35,7 @@ def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | N
 def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> None:
     """gA := weight times the matrix of cofactors, as ``_fallback.det_vjp`` computes it."""
     target = _items.view_batch(gA)
-    if not A.numel() or target is None:
+    if not A.numel() or target is None or not _lu.serves(A):
         _fallback.det_vjp(gA, A, LU, pivots, weight)
         return
     n, weights = A.shape[-1], weight.reshape(-1)

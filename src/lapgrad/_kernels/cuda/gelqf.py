@@ -95,7 +95,10 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     if _gelqf_batch.serves_vjp(Q, L):
         _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
         return
-    if not Q.numel() or L.shape[-2] > Q.shape[-2] or not _device.is_storable(gA):
+    serves = (
+        0 < Q.shape[:-2].numel() <= _thresholds.MOST_ITEMS and L.shape[-2] == Q.shape[-2] and Q.numel() > 0
+    )
+    if not serves or not _device.is_storable(gA):
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
         return
     of_q, of_l = (None if gradient is None else _device.make_readable(gradient) for gradient in (gQ, gL))
@@ -112,7 +115,7 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     if wide and _gelqf_batch.serves_vjp(A, L):
         _gelqf_batch.gelqf_l_vjp(gA, A, L, gL)
         return
-    if not A.numel() or not wide:
+    if not A.numel() or not wide or A.shape[:-2].numel() > _thresholds.MOST_ITEMS:
         _fallback.gelqf_l_vjp(gA, A, L, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)

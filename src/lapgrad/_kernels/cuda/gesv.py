@@ -16,7 +16,7 @@ from lapgrad._kernels.torch import gesv as _fallback
 def gesv(
     X: Tensor, LU: Tensor, pivots: Tensor, A: Tensor, B: Tensor, transpose: bool
 ) -> tuple[int, int] | None:
-    if not A.numel():
+    if not A.numel() or not _lu.serves(A):
         return _fallback.gesv(X, LU, pivots, A, B, transpose)
     cell = _items.get_status_cell(A)
     matrices, (items, n) = _items.flatten_batch(A), (A.shape[:-2].numel(), A.shape[-1])
@@ -30,13 +30,16 @@ def gesv(
         )
         _solve(X, LU, pivots, B, transpose)
         return _items.read_first_failure(cell)
-    _lu.factorise(factors, exchanges, matrices)
+    # The factors are those of Aᵀ: in the memory of A they are copied as they are.
+    _lu.factorise(factors, exchanges, matrices.mT)
     exchanges[:, n] = 0
     _solve(X, LU, pivots, B, transpose)
     if cell is None:
         return None
     _lu.finish(factors, exchanges, cell, A=matrices, strict=True)
     if _items.read_first_failure(cell) is None:
+        return None
+    if _fallback.gesv(X, LU, pivots, A.mT, B, not transpose) is None:
         return None
     return _fallback.gesv(X, LU, pivots, A, B, transpose)
 
@@ -49,12 +52,13 @@ def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
 def _solve(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) -> None:
     """X := A⁻¹ B, or A⁻ᵀ B, from what ``gesv`` has left in LU and pivots."""
     target = _items.view_batch(X)
-    if not X.numel() or target is None:
-        _fallback.gesv_factored(X, LU, pivots, B, transpose)
+    n, small = LU.shape[-1], _lu_batch.serves(LU)
+    if not X.numel() or target is None or not _lu.serves(LU):
+        of_transpose = not small and _lu.serves(LU)
+        _fallback.gesv_factored(X, LU, pivots, B, transpose != of_transpose)
         return
-    n = LU.shape[-1]
     right, factors, exchanges = _items.flatten_batch(B), LU.reshape(-1, n, n), pivots.reshape(-1, n + 1)
-    if _lu_batch.serves(LU):
+    if small:
         _launch.launch(*_lu_batch.plan_solution(target, factors, exchanges, right, transpose))
         return
-    _lu.solve(target, factors, exchanges, right, transpose)
+    _lu.solve(target, factors, exchanges, right, not transpose)

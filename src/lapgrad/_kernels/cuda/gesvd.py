@@ -161,7 +161,7 @@ def _decompose_part(values: Tensor, vectors: tuple[Tensor, Tensor] | None, A: Te
     H = torch.bmm(L, P.mT)
     H = H.add_(H.mT.clone()).mul_(0.5)
     found, status = torch.empty_like(values), torch.empty(items, dtype=torch.int32, device=A.device)
-    _symmetric.decompose_batch(found, H, status, lower=True, vectors=vectors is not None)
+    _symmetric.decompose_batch(found, H, status, vectors=vectors is not None)
     # A singular value of the size of rounding may come out negative: its sign moves to a vector.
     sizes, order = found.abs().sort(-1, descending=True)
     torch.mul(sizes, scale[:, None], out=values)
@@ -176,7 +176,7 @@ def _decompose_part(values: Tensor, vectors: tuple[Tensor, Tensor] | None, A: Te
         short, long = reversed(vectors) if tall else vectors
         torch.mul(W, signs, out=short)
         torch.mul(other, signs, out=long)
-    good = (status == 0) & (_polar.measure_distance(P) < _NEARLY_ORTHOGONAL) & sizes.isfinite().all(-1)
+    good = (status == 0) & _polar.is_orthogonal(P) & sizes.isfinite().all(-1)
     return torch.where(finite, torch.where(good, 0, NOT_CONVERGED), NOT_FINITE)
 
 

@@ -7,19 +7,19 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import lu as _lu
-from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import lu as _lu_batch
 from lapgrad._kernels.torch import inverse as _fallback
+from lapgrad._torch.precision import in_full_precision
 
 _ALL = _lu_batch.NON_FINITE | _lu_batch.ZERO_PIVOT | _lu_batch.OVERFLOW
 
 
 @on_its_device
 def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
-    if not A.numel():
+    if not A.numel() or not _lu.serves(A):
         return _fallback.inverse(B, A)
     # A is needed again where the inverse fails, or overflows on the way.
     source = A.clone() if B.data_ptr() == A.data_ptr() else A
@@ -54,11 +54,12 @@ def _invert(B: Tensor, A: Tensor, cell: Tensor | None) -> None:
 
 
 @on_its_device
+@in_full_precision
 def inverse_vjp(gA: Tensor, B: Tensor, gB: Tensor) -> None:
     """gA := -B^T gB B^T."""
-    if not (B.numel() and _device.is_storable(gA)):
+    target = _items.view_batch(gA)
+    if target is None or not B.numel():
         _fallback.inverse_vjp(gA, B, gB)
         return
-    turned, middle = _device.make_readable(B).mT, torch.empty_like(gA)
-    _device.gemm(middle, turned, _device.make_readable(gB))
-    _device.gemm(gA, middle, turned, alpha=-1.0)
+    turned = _items.flatten_batch(B).mT
+    torch.baddbmm(target, turned @ _items.flatten_batch(gB), turned, beta=0, alpha=-1, out=target)

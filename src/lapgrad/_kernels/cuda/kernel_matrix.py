@@ -59,8 +59,8 @@ def kernel_matrix_vjp(
     else:
         _launch.launch(*_plans.plan_gradient(of_rows, sums, *operands, gK, cut, 1.0))
     if not is_single:
-        rest = of_rows[slices:], sums[slices * blocks :]
-        _launch.launch(*_plans.plan_gradient(*rest, *operands, gK.mT, cut, 1.0))
+        others, unused = of_rows[slices:], sums[slices * blocks :]
+        _launch.launch(*_plans.plan_gradient(others, unused, *operands, gK.mT, cut, 1.0))
         sums = sums[: slices * blocks]
     g_scalars = sums.sum(0) if scalars.dtype is torch.float64 else sums.sum(0).to(scalars.dtype)
     return g_scalars, of_rows[0] if parts == 1 else of_rows.sum(0)

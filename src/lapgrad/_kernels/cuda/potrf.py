@@ -30,7 +30,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if _potrf_batch.serves(A):
         return _potrf_batch.potrf(L, A, lower, info)
     items, n = A.shape[:-2].numel(), A.shape[-1]
-    if not A.numel() or not _device.is_storable(L):
+    if not A.numel() or items > _thresholds.MOST_ITEMS or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
     alone = items == 1 and n <= _thresholds.POTRF_ALONE and info is None and L.data_ptr() != A.data_ptr()
     if alone and _factorise_alone(L.view(n, n), A.reshape(n, n), lower) is None:
@@ -88,7 +88,8 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
     if _potrf_batch.serves(L):
         _potrf_batch.potrf_vjp(gA, L, gL, lower, info)
         return
-    if not L.numel() or not _device.is_storable(gA):
+    too_many = L.shape[:-2].numel() > _thresholds.MOST_ITEMS
+    if not L.numel() or too_many or not _device.is_storable(gA):
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)

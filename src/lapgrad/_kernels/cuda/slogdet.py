@@ -18,10 +18,11 @@ _SINGULAR = _lu_batch.NON_FINITE | _lu_batch.ZERO_PIVOT
 
 @on_its_device
 def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | None:
-    if not A.numel():
+    if not A.numel() or not _lu.serves(A):
         return _fallback.slogdet(sign, logabsdet, LU, pivots, A)
     cell = _items.get_status_cell(A)
-    _lu.compute_determinants(LU, pivots, A, cell, sign=sign, logarithm=logabsdet)
+    results = _lu_batch.Determinants(sign=sign.view(-1), logarithm=logabsdet.view(-1))
+    _lu.compute_determinants(LU, pivots, A, cell, results)
     failure = _items.read_first_failure(cell)
     if failure is None or _lu_batch.serves(A):
         return failure
@@ -32,7 +33,7 @@ def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tens
 def slogdet_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> tuple[int, int] | None:
     """gA := weight A^-T, 0 where A is singular. Returns the first (item, status) of those with a weight."""
     target = _items.view_batch(gA)
-    if not A.numel() or target is None:
+    if not A.numel() or target is None or not _lu.serves(A):
         return _fallback.slogdet_vjp(gA, A, LU, pivots, weight)
     n, weights = A.shape[-1], weight.reshape(-1)
     if not _lu_batch.serves(A):

@@ -15,6 +15,7 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
@@ -25,11 +26,18 @@ from lapgrad._kernels.torch import syevd as _fallback
 
 @on_its_device
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    if _syevd_batch.serves(A):
+    if _syevd_batch.serves(A) and not _is_faster_alone(A):
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
     if A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.numel() > 0:
         return _decompose_batch(eigenvalues, U, A, lower)
     return _fallback.syevd(eigenvalues, U, A, lower)
+
+
+def _is_faster_alone(A: Tensor) -> bool:
+    """Whether cuSOLVER is faster than the kernel for small matrices: for one of float64."""
+    alone = A.dim() == 2 or A.shape[:-2].numel() == 1
+    alone = alone and A.dtype == torch.float64 and A.shape[-1] >= _thresholds.SYEVD_ALONE
+    return alone and not _stream.is_capturing()  # that part of cuSOLVER cannot be captured
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
@@ -76,9 +84,7 @@ def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bo
     rows = torch.empty(A.shape, dtype=A.dtype, device=A.device) if U is None else make_contiguous(U)
     spoilt, status = torch.zeros((2, items), dtype=torch.int32, device=A.device)
     _launch.launch(*_symmetric.plan_reading(rows, source, lower, spoilt, cell))
-    _symmetric.decompose_batch(
-        values.view(items, n), rows.view(items, n, n), status, lower, vectors=U is not None
-    )
+    _symmetric.decompose_batch(values.view(items, n), rows.view(items, n, n), status, vectors=U is not None)
     _launch.launch(*_symmetric.plan_finishing(None if U is None else rows, values, status, spoilt, cell))
     for target, filled in ((eigenvalues, values), (U, rows)):
         if target is not None and target is not filled:

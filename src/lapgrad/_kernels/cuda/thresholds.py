@@ -41,6 +41,9 @@ GESVD_BATCHED_FROM = 65
 GESVD_BATCHED_MOST = 1024
 GESVD_LQ_FROM = 3.0
 
+#: Most items of a launch that has the items in its second dimension.
+MOST_ITEMS = 65535
+
 #: Matrices of a batch are taken one after another when they are few, or when each fills the device.
 FEW = 4
 ORDER_THAT_FILLS = 1024
@@ -99,14 +102,20 @@ TRIANGULAR_ALONE = 64
 TRIANGULAR_FEW = 2
 #: The fewest items: a kernel gives one matrix one multiprocessor, a library gives it the whole device.
 GELQF_WIDE_FEWEST = 4
+#: From this many items on the gradient of matrices with up to 16 rows, and any columns, is one kernel.
+GELQF_WIDE_MANY = 512
 GESVD_MEDIUM_FEWEST = 2
 #: Up to this long side the kernel is faster even for one matrix.
-GESVD_MEDIUM_ALONE = 256
+GESVD_MEDIUM_ALONE = 4096
 #: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
 #: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
 SYEVD_BATCHED = 2048
 SYEVD_IN_BLOCK = 200 * 2**10
 SYEVD_FEW = 7
+#: One matrix is decomposed as a batch of two up to this order.
+SYEVD_DOUBLED = 160
+#: One matrix of float64 is left to cuSOLVER from this order on.
+SYEVD_ALONE = 28
 #: The product of up to this many columns is added in the last pass over an inverse.
 POTRI_FEW_COLUMNS = 4
 #: From this many threads on each one moves several rows of a packed triangle.
@@ -172,11 +181,11 @@ def has_small_spectral_gradient(items: int, n: int) -> bool:
 
 
 def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:
-    """How many of the matrices cuSOLVER's batched routine takes at a time: all or 1; 2 for one small matrix.
+    """How many matrices cuSOLVER's eigenvalue routines take at a time: all, or 1; 2 for one of some sizes.
 
-    For one matrix it calls the routine for single ones, which takes twice as long as the batched one does for
-    two where that holds them in a multiprocessor.
+    With 1 the routine for single matrices is called. For some sizes it takes longer than the batched one does
+    for two.
     """
-    if n * n * itemsize > SYEVD_IN_BLOCK:
-        return 1 if items <= SYEVD_FEW else items
-    return max(items, 2)
+    if items == 1:
+        return 2 if SYEVD_SMALL < n <= SYEVD_DOUBLED else 1
+    return 1 if items <= SYEVD_FEW and n * n * itemsize > SYEVD_IN_BLOCK else items

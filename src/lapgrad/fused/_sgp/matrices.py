@@ -72,8 +72,11 @@ class ChunkProducts(NamedTuple):
 
     G: Tensor
     g: Tensor
-    needs_targets = False
-    """Whether the second buffer of ``differentiate_stacked`` must have Y_c^T in its last rows."""
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether the second buffer of ``differentiate_stacked`` must have Y_c^T in its last rows."""
+        return False
 
     def join(self, columns: int) -> Tensor:
         """[G, g, 0], with that many columns."""
@@ -98,8 +101,11 @@ class ChunkSolves(NamedTuple):
     Lu: Tensor
     S: Tensor
     s: Tensor
-    needs_targets = True
-    """As in ``ChunkProducts``."""
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether the second buffer of ``differentiate_stacked`` must have Y_c^T in its last rows."""
+        return True
 
     def join(self, columns: int) -> Tensor:
         """[S, s, 0], with that many columns."""

@@ -2,8 +2,9 @@
 // eigenvectors are determined.
 #include "spectral.cuh"
 
-// rows := one triangle of each A (n x n), zeros in the other one, and for numbers that are not finite: cuSOLVER may never return
-// from those. Their items are marked in `spoilt`, zeros before, and reported with code -1. One thread per entry; rows is contiguous.
+// The upper triangle of rows := one triangle of each A (n x n), transposed if it is the lower one; zeros below, and for numbers that
+// are not finite: cuSOLVER may never return from those. Their items are marked in `spoilt`, zeros before, and reported with code -1.
+// One thread per entry; rows is contiguous.
 template <typename T>
 __global__ void read_triangles(T* rows, const T* A, Index a_item, Index a_row, Index a_col, Index lower, int* spoilt,
                                Index* failure, Index items, Index n) {
@@ -11,8 +12,8 @@ __global__ void read_triangles(T* rows, const T* A, Index a_item, Index a_row, I
   if (place >= items * n * n) return;
   const Index item = place / (n * n), i = place / n % n, j = place % n;
   T value = 0;
-  if (lower ? i >= j : i <= j) {
-    value = A[item * a_item + i * a_row + j * a_col];
+  if (i <= j) {
+    value = A[item * a_item + (lower ? j * a_row + i * a_col : i * a_row + j * a_col)];
     if (!(absolute(value) <= Numbers<T>::largest)) {
       value = 0;
       spoilt[item] = 1;

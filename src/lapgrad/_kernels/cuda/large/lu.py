@@ -19,6 +19,7 @@ from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import get_address
 from lapgrad._kernels.cuda.small import lu as _lu_batch
 from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
+from lapgrad._kernels.cuda.small.lu import Determinants
 
 _THREADS = 128
 #: Threads of a block that checks a matrix, and blocks for all items together: they fill the device.
@@ -26,10 +27,15 @@ _CHECK_THREADS = 256
 _CHECK_BLOCKS = 1024
 
 
+def serves(A: Tensor) -> bool:
+    """Whether the functions here take a batch of this shape and type, or those of ``small/lu.py`` do."""
+    return _lu_batch.serves(A) or A.shape[:-2].numel() <= _thresholds.MOST_ITEMS
+
+
 def compute_determinants(
-    LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | None, **results: Tensor
+    LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | None, results: Determinants
 ) -> None:
-    """Writes ``results`` (as in ``finish``); LU and pivots := the factors of A, unless they are empty.
+    """Writes ``results``; LU and pivots := the factors of A, unless they are empty.
 
     Items with entries that are not finite are reported.
     """
@@ -37,15 +43,19 @@ def compute_determinants(
     items, n, _ = matrices.shape
     keeps = LU.numel() > 0
     if _lu_batch.serves(A):
-        factors = {"LU": LU, "pivots": pivots.view(items, n)} if keeps else {}
-        _launch.launch(*_lu_batch.plan_factorisation(matrices, **factors, **results, cell=cell))
+        plan = _lu_batch.plan_factorisation(
+            matrices,
+            LU=LU if keeps else None,
+            pivots=pivots.view(items, n) if keeps else None,
+            determinants=results,
+            cell=cell,
+        )
+        _launch.launch(*plan)
         return
-    factor = (
-        LU.view(items, n, n) if keeps else torch.empty_like(matrices, memory_format=torch.contiguous_format)
-    )
+    factors = LU.view(items, n, n) if keeps else torch.empty(items, n, n, dtype=A.dtype, device=A.device)
     exchanges = pivots.view(items, n) if keeps else A.new_empty(items, n, dtype=torch.int32)
-    factorise(factor, exchanges, matrices)
-    finish(factor, exchanges, cell, A=matrices, **results)
+    factorise(factors, exchanges, matrices)
+    finish(factors, exchanges, cell, A=matrices, determinants=results)
 
 
 def factorise(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
@@ -69,22 +79,21 @@ def finish(
     *,
     A: Tensor | None = None,
     X: Tensor | None = None,
-    determinant: Tensor | None = None,
-    sign: Tensor | None = None,
-    logarithm: Tensor | None = None,
+    determinants: Determinants | None = None,
     mantissa: Tensor | None = None,
     exponent: Tensor | None = None,
     strict: bool = False,
 ) -> None:
     """Computes determinants, and reports items with entries that are not finite, in A, its factors or X.
 
+    They are ``mantissa`` times two to ``exponent``, too, where those are given.
     ``strict``: items that are singular, or near the ends of the range, are reported, too.
     """
     items, n, _ = LU.shape
     warps = _CHECK_THREADS // 32
     blocks = max(1, min(-(-n // warps), _CHECK_BLOCKS // items)) if cell is not None else 1
     operands = ((0, 0, 0, 0) if M is None else (M.data_ptr(), *M.stride()) for M in (A, X))
-    results = map(get_address, (determinant, sign, logarithm, mantissa, exponent))
+    results = map(get_address, (*(determinants or Determinants()), mantissa, exponent))
     _launch.launch(
         "lu_panel", "finish_factors<{T}>", LU, (blocks, items), _CHECK_THREADS, 3 * warps * LU.element_size(),
         LU.data_ptr(), pivots.data_ptr(), pivots.stride(0), *itertools.chain(*operands), *results, n,

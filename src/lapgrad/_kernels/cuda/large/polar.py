@@ -43,6 +43,9 @@ _ADDED = 1.0
 #: thousands has less.
 _LUCK = 1.0 / 600.0
 
+#: The distance from orthonormal rows that is taken for rounding, in units of (8 + k) eps.
+_ALLOWED = 8.0
+
 #: Factors and shifts of splitmix64 (Steele, Lea & Flood 2014).
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
@@ -59,12 +62,15 @@ def compute_polar_factor(A: Tensor) -> Tensor:
     return _device.iterate_polar(X, target, G, middle, steps)
 
 
-def measure_distance(P: Tensor) -> Tensor:
-    """|P Pᵀ - I| in the Frobenius norm, (items,)."""
+def is_orthogonal(P: Tensor) -> Tensor:
+    """Whether the rows of P are orthonormal up to rounding, bool (items,).
+
+    |P Pᵀ - I| in the Frobenius norm is below k eps after the last step, far above if a value was too small.
+    """
     G = torch.bmm(P, P.mT)
     diagonal = G.diagonal(dim1=-2, dim2=-1)
     diagonal -= 1.0
-    return torch.linalg.matrix_norm(G)
+    return torch.linalg.matrix_norm(G) < _ALLOWED * (8 + P.shape[-2]) * torch.finfo(P.dtype).eps
 
 
 def count_growing_steps(k: int, dtype: torch.dtype) -> int:

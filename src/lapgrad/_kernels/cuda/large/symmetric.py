@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of batches of symmetric matrices by cuSOLVER's batched routine.
+"""Eigenvalues and eigenvectors of symmetric matrices by cuSOLVER, batches by its batched routine.
 
 See ``kernels/syevd_library.cu`` for what is done before and after it.
 """
@@ -16,26 +16,26 @@ from lapgrad._kernels.cuda.runtime.items import Launch, get_address
 _THREADS = 256
 
 
-def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool) -> None:
+def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, vectors: bool) -> None:
     """Overwrites ``rows``, (items, n, n), with eigenvectors as rows, or scratch if they are not wanted.
 
-    ``rows`` holds one triangle of finite symmetric matrices; the solver may never return from others. values:
-    (items, n), ascending. status: int32 (items), 0 for an item that has converged.
+    The upper triangles of ``rows`` hold finite symmetric matrices; the solver may never return from others.
+    values: (items, n), ascending. status: int32 (items), 0 for an item that has converged.
     """
     items, n, _ = rows.shape
     together = _thresholds.choose_eigenvalue_batch(items, n, rows.element_size())
+    if _stream.is_capturing():
+        together = max(items, 2)  # the routine for single matrices decides on the host how to go on
     if together <= items:
-        _call_solver(values, rows, status, lower, vectors, together)
+        _call_solver(values, rows, status, vectors, together)
         return
     more = [X.expand(together, *X.shape[1:]).contiguous() for X in (values, rows, status)]
-    _call_solver(more[0], more[1], more[2], lower, vectors, together)
+    _call_solver(more[0], more[1], more[2], vectors, together)
     for target, source in zip((values, rows, status), more, strict=True):
         target.copy_(source[:items])
 
 
-def _call_solver(
-    values: Tensor, rows: Tensor, status: Tensor, lower: bool, vectors: bool, together: int
-) -> None:
+def _call_solver(values: Tensor, rows: Tensor, status: Tensor, vectors: bool, together: int) -> None:
     """``decompose_batch`` of ``together`` items at a time, fewer if their workspace would be too large."""
     device = rows.get_device()
     items, n, _ = rows.shape
@@ -44,34 +44,37 @@ def _call_solver(
     problem = (
         _solver.get_parameters(device),
         _solver.WITH_VECTORS if vectors else _solver.VALUES_ONLY,
-        _solver.UPPER if lower else _solver.LOWER,  # of the transpose, which is what cuSOLVER sees
+        _solver.LOWER,  # what cuSOLVER sees is the transpose
         n,
     )
+    routine = "xsyevd" if together == 1 else "xsyev_batched"
 
     def pack_operands(begin: int) -> tuple[int, ...]:
         return kind, rows[begin].data_ptr(), n, kind, values[begin].data_ptr(), kind
 
     def get_workspace_sizes(count: int) -> tuple[int, int]:
-        sizes: tuple[int, int] = _solver.get_routine("xsyev_batched_buffer_size")(
-            handle, *problem, *pack_operands(0), count
+        counts = () if together == 1 else (count,)
+        sizes: tuple[int, int] = _solver.get_routine(f"{routine}_buffer_size")(
+            handle, *problem, *pack_operands(0), *counts
         )
         return sizes
 
+    count = together
     most = _stream.get_memory(device) // _thresholds.SYEVD_WORKSPACE_PART
-    while together > 1 and get_workspace_sizes(together)[0] > most:
-        together = (together + 1) // 2
-    on_device, on_host = get_workspace_sizes(together)
+    while count > 1 and get_workspace_sizes(count)[0] > most:
+        count = (count + 1) // 2
+    on_device, on_host = get_workspace_sizes(count)
     device_memory, host_memory = _solver.allocate_workspace(on_device, on_host, rows)
     memory = (device_memory.data_ptr(), on_device, host_memory.data_ptr(), on_host)
-    for begin in range(0, items, together):
-        count = min(together, items - begin)
-        _solver.get_routine("xsyev_batched")(
-            handle, *problem, *pack_operands(begin), *memory, status[begin].data_ptr(), count
+    for begin in range(0, items, count):
+        counts = () if together == 1 else (min(count, items - begin),)
+        _solver.get_routine(routine)(
+            handle, *problem, *pack_operands(begin), *memory, status[begin].data_ptr(), *counts
         )
 
 
 def plan_reading(rows: Tensor, A: Tensor, lower: bool, spoilt: Tensor, cell: Tensor | None) -> Launch:
-    """The launch that copies one triangle of A, (items, n, n), to contiguous rows, and checks it."""
+    """The launch that copies one triangle of A, (items, n, n), to the upper one of rows, and checks it."""
     items, n, _ = A.shape
     return (
         "syevd_library",

@@ -182,7 +182,7 @@ def iterate_polar(
     All are contiguous, (items, k, n) and (items, k, k), and are overwritten.
     """
     moved: bool = core.device_iterate_polar(
-        *_get_queue(X), *(describe_blocks(operand) for operand in (X, target, G, middle)), weights
+        *_get_queue_of_products(X), *(describe_blocks(operand) for operand in (X, target, G, middle)), weights
     )
     return target if moved else X
 
@@ -237,6 +237,20 @@ def _get_queue(like: Tensor) -> tuple[Any, int, int]:
         torch.cuda.current_blas_handle(),
         _stream.get_current_stream(number),
     )
+
+
+def _get_queue_of_products(like: Tensor) -> tuple[Any, int, int]:
+    """``_get_queue`` for algorithms without kernels, which would have to be compiled."""
+    stream = _stream.get_current_stream(like.get_device())
+    return _load_cublas(like.dtype), torch.cuda.current_blas_handle(), stream
+
+
+@functools.cache
+def _load_cublas(dtype: torch.dtype) -> Any:
+    """The core's object for one element type, without kernels."""
+    _libraries.bind_cublas()
+    _libraries.bind_driver()
+    return core.Device(dtype.itemsize, [])
 
 
 @functools.cache

@@ -58,7 +58,10 @@ def serves_vjp(Q: Tensor, L: Tensor) -> bool:
     m, n = L.shape[-2], Q.shape[-1]
     return (
         m == Q.shape[-2]
-        and n <= _thresholds.GELQF_SMALL
+        and (
+            n <= _thresholds.GELQF_SMALL
+            or (m <= _PANEL and L.shape[:-2].numel() >= _thresholds.GELQF_WIDE_MANY)
+        )
         and L.numel() > 0
         and _items.has_block_memory(_count_vjp_bytes(L), L)
     )
@@ -145,7 +148,7 @@ def plan_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | N
     operands: list[int] = []
     for operand in (gA, Q, L, gQ, gL):
         operands += (0, 0, 0, 0) if operand is None else (operand.data_ptr(), *operand.stride())
-    threads = max(32, 2 * _round_to_panels(m))
+    threads = max(32 if n <= _thresholds.GELQF_SMALL else _THREADS, 2 * _round_to_panels(m))
     return "gelqf_vjp_batch", "pull_back<{T}>", L, (items,), threads, _count_vjp_bytes(L), *operands, m, n
 
 

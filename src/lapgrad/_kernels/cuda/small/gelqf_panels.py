@@ -22,6 +22,7 @@ def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
     return (
         A.numel() > 0
+        and A.shape[:-2].numel() <= _thresholds.MOST_ITEMS
         and A.shape[-1] <= _thresholds.GELQF_PANEL_COLUMNS
         and A.dtype in (torch.float32, torch.float64)
     )

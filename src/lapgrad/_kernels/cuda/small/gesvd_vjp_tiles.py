@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.small import tiles as _tiles
 from lapgrad._kernels.native import core
 
@@ -37,22 +36,22 @@ def gesvd_vjp(
     tol: float,
 ) -> Tensor | None:
     """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
-    check = _tiles.Check(U)
+    check = _tiles.Check(U, wanted=degeneracy != "nan")
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
-    result = flatten_batch(written)
+    result, _ = _tiles.describe_operand(written)
     if U.shape[-1] > V.shape[-1]:
-        U, V, gU, gV, result = V, U, gV, gU, result.mT
-    left, right = _tiles.flatten_operand(U), _tiles.flatten_operand(V)
-    of_u, of_v = (None if given is None else _tiles.flatten_operand(given) for given in (gU, gV))
+        U, V, gU, gV, result = V, U, gV, gU, _tiles.transpose_blocks(result)
+    described = [_tiles.describe_operand(operand) for operand in (U, V, gU, gV)]
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
-    items, k, n = right.shape
+    items, k, n = S.shape[:-1].numel(), *V.shape[-2:]
     # The memory of ``inner`` is free until gV Vᵀ has been read, unless S⁻¹ gV is written there before.
-    moved = 0 if gV is None or k == n else right.numel()
-    place = right.numel() + (items * k * k if moved else 0)
+    moved = 0 if gV is None or k == n else V.numel()
+    place = V.numel() + (items * k * k if moved else 0)
     inner = values.new_empty(place + 3 * items * k)
     core.device_gesvd_vjp(
         *_tiles.get_queue("gesvd_vjp_tiles", KERNELS, U),
-        *(_tiles.describe_operand(operand) for operand in (result, left, right, of_u, of_v)),
+        result,
+        *(blocks for blocks, _ in described),
         check.pack_rule(values, slope, degeneracy, tol),
         written.data_ptr(),
         *(inner.data_ptr() + start * inner.element_size() for start in (0, moved, place)),

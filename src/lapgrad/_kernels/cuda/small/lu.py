@@ -7,6 +7,7 @@ pivots are LAPACK's, int32, from 1.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,14 @@ NON_FINITE, ZERO_PIVOT, OVERFLOW = 1, 2, 4
 _NOWHERE = (0, 0, 0, 0)
 
 
+class Determinants(NamedTuple):
+    """Where determinants of a batch go, each (items): itself, or its sign and logarithm; None: nowhere."""
+
+    value: Tensor | None = None
+    sign: Tensor | None = None
+    logarithm: Tensor | None = None
+
+
 def serves(A: Tensor) -> bool:
     """Whether these kernels take a batch of this shape and type."""
     n = A.shape[-1]
@@ -48,9 +57,7 @@ def plan_factorisation(
     *,
     LU: Tensor | None = None,
     pivots: Tensor | None = None,
-    determinant: Tensor | None = None,
-    sign: Tensor | None = None,
-    logarithm: Tensor | None = None,
+    determinants: Determinants | None = None,
     scaled: bool = False,
     reported: int = NON_FINITE,
     info: Tensor | None = None,
@@ -67,7 +74,7 @@ def plan_factorisation(
         get_address(LU),
         get_address(pivots),
         step,
-        *map(get_address, (determinant, sign, logarithm)),
+        *map(get_address, determinants or Determinants()),
     )
     source = (A.data_ptr(), *A.stride())
     status = (get_address(info), get_address(cell))

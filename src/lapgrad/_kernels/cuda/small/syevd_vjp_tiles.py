@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
-from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.small import tiles as _tiles
 from lapgrad._kernels.native import core
 
 #: In the order of ``SyevdKernel`` in csrc/gpu/device_spectral.h.
 KERNELS = ("measure<{T}>", "weigh<{T}>", "scale_rows<{T}>", "mirror<{T}>")
+
+#: Policies under which nobody asks whether the loss has a derivative.
+_UNREPORTED = ("nan", "quiet")
 
 
 def syevd_vjp(
@@ -31,25 +33,22 @@ def syevd_vjp(
 ) -> tuple[int, int] | None:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None.
 
-    U is not empty; gU and slope, if given, are cotangents of all eigenvectors and eigenvalues.
+    The policies "nan" and "quiet" are not checked. U is not empty; gU and slope, if given, are cotangents of
+    all eigenvectors and eigenvalues.
     """
-    check = _tiles.Check(U)
+    check = _tiles.Check(U, wanted=degeneracy not in _UNREPORTED)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
-    result, vectors = flatten_batch(written), _tiles.flatten_operand(U)
-    given = None if gU is None else _tiles.flatten_operand(gU)
+    described = [_tiles.describe_operand(operand) for operand in (written, U, gU)]
     values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
-    inner = values.new_empty(result.numel() + 2 * values.numel())
-    n = U.shape[-1]
+    inner = values.new_empty(written.numel() + 2 * values.numel())
     core.device_syevd_vjp(
         *_tiles.get_queue("syevd_vjp_tiles", KERNELS, U),
-        _tiles.describe_operand(result),
-        _tiles.describe_operand(vectors),
-        _tiles.describe_operand(given),
+        *(blocks for blocks, _ in described),
         check.pack_rule(values, steps, degeneracy, tol),
         inner.data_ptr(),
-        inner.data_ptr() + result.numel() * inner.element_size(),
+        inner.data_ptr() + written.numel() * inner.element_size(),
         _thresholds.SYEVD_VJP_TRIANGLE,
-        _thresholds.choose_product_cut(n),
+        _thresholds.choose_product_cut(U.shape[-1]),
         check.get_mailbox(),
     )
     if written is not gA:

@@ -49,24 +49,31 @@ def _load_kernels(stem: str, names: tuple[str, ...], device: int, dtype: torch.d
     return core.Device(dtype.itemsize, [int(kernel.handle) for kernel in loaded])
 
 
-def describe_operand(A: Tensor | None) -> _device.Blocks:
-    """A with one leading dimension, as the core takes it; it is kept alive by the caller."""
-    return NOTHING if A is None else _device.describe_blocks(A)
+def describe_operand(A: Tensor | None) -> tuple[_device.Blocks, Tensor | None]:
+    """A, (*batch, m, n), as the core takes it, and what to keep alive: A, or a copy if cuBLAS needs one."""
+    if A is None:
+        return NOTHING, None
+    if not A.is_contiguous():
+        readable = _device.make_readable(_items.flatten_batch(A))
+        return _device.describe_blocks(readable), readable
+    m, n = A.shape[-2:]
+    return (A.data_ptr(), A.numel() // (m * n), m * n, m, n, n, 1), A
 
 
-def flatten_operand(A: Tensor) -> Tensor:
-    """A, or a copy that cuBLAS can read, with one leading dimension."""
-    return _device.make_readable(_items.flatten_batch(A))
+def transpose_blocks(blocks: _device.Blocks) -> _device.Blocks:
+    """The transposed matrices in the same memory."""
+    address, items, step, m, n, row, col = blocks
+    return address, items, step, n, m, col, row
 
 
 class Check:
     """The status of the items of one call, which the host reads while the device goes on with products.
 
-    Nothing is checked while a graph is captured, or inside of ``without_waiting``.
+    Nothing is checked while a graph is captured, inside of ``without_waiting``, or if that is not wanted.
     """
 
-    def __init__(self, like: Tensor) -> None:
-        self._status = _items.DeferredStatus.acquire(like)
+    def __init__(self, like: Tensor, wanted: bool = True) -> None:
+        self._status = _items.DeferredStatus.acquire(like) if wanted else None
 
     def pack_rule(self, values: Tensor, slope: Tensor | None, degeneracy: str, tol: float) -> tuple[Any, ...]:
         """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
