@@ -15,6 +15,7 @@ SECTIONS = (
     ("Operators", "lapgrad", "functions"),
     ("Linear algebra", "lapgrad.linalg", "functions"),
     ("Fused criteria", "lapgrad.fused", "all"),
+    ("Several processes", "lapgrad.distributed", "all"),
     ("Models", "lapgrad.models", "models"),
     ("Parts of models, results, criteria", "lapgrad.models", "others"),
     ("Kernels", "lapgrad.models.kernels", "all"),

@@ -30,6 +30,10 @@ OF_JITTER = 1e11
 #: products by an inverse in place of solves: 1e13.)
 LITTLE_NOISE = 3e10
 
+#: The same sums over rows, added up in another order by several processes, and a dozen steps of an optimiser
+#: from there: 1e-10. Rounding errors grow from step to step; 1e-12 is seen.
+OVER_RANKS = 1e-10 / torch.finfo(torch.float64).eps
+
 #: Gradients of the bound for float32 data: all arithmetic is in float64, data and results are rounded.
 INDUCING_FLOAT32 = 100.0
 

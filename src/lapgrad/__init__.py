@@ -9,6 +9,7 @@
 - ``lapgrad.fused`` has whole criteria as one operator: ``mvn_nll``, ``kalman_nll``, ``sgp_nll``.
 - ``lapgrad.models`` and ``lapgrad.sklearn`` have Gaussian processes, Bayesian linear regression and state
   space models. They are imported when they are first used.
+- ``lapgrad.distributed`` spreads models over several processes.
 
 Example:
     >>> import torch, lapgrad
@@ -43,6 +44,7 @@ from lapgrad._exceptions import (
     NonFiniteError,
     NotPositiveDefiniteError,
     OptionError,
+    ProcessGroupError,
     RankDeficientError,
     ShapeError,
     SingularMatrixError,
@@ -79,7 +81,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 #: Imported when they are first asked for: they stand above this module.
-_LATE = ("models", "sklearn")
+_LATE = ("distributed", "models", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -115,6 +117,7 @@ __all__ = [
     "NotPositiveDefiniteError",
     "OptionError",
     "PivotedFactorisation",
+    "ProcessGroupError",
     "RankDeficientError",
     "ShapeError",
     "SingularMatrixError",

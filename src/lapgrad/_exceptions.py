@@ -191,6 +191,21 @@ class MissingDependencyError(LapgradError, ImportError):
     """
 
 
+class ProcessGroupError(LapgradError, RuntimeError):
+    """Another process of a group has failed, has ended, or cannot be reached.
+
+    Attributes:
+        ranks: The ranks that failed; empty if they are not known.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.ranks)
+
+
 class JitterWarning(RuntimeWarning):
     """Something was added to the diagonal of a covariance matrix, which rounding had made indefinite.
 

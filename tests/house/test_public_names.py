@@ -15,6 +15,7 @@ import pytest
 MODULES = (
     "lapgrad",
     "lapgrad.linalg",
+    "lapgrad.distributed",
     "lapgrad.fused",
     "lapgrad.models",
     "lapgrad.models.kernels",
@@ -23,7 +24,7 @@ MODULES = (
     "lapgrad.sklearn",
 )
 #: Modules that are imported when they are first asked for.
-LATE = {"lapgrad": {"models", "sklearn"}}
+LATE = {"lapgrad": {"distributed", "models", "sklearn"}}
 
 
 def find_names() -> Iterator[str]:

@@ -308,3 +308,27 @@ else:
     def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
         """False: without the private names nothing is known about a call."""
         return False
+
+
+def list_registered_operators(namespace: str) -> list[Any]:
+    """All operators of a namespace that are registered with PyTorch so far, in the order of their names."""
+    names = sorted(name for name in _C._dispatch_get_all_op_names() if name.startswith(f"{namespace}::"))
+    return [getattr(getattr(torch.ops, namespace), name.partition("::")[2]).default for name in names]
+
+
+def set_sharding_rule(operator: Any, rule: Callable[..., Any], flags: int) -> None:
+    """Set how ``DTensor`` runs an operator: see ``torch.distributed.tensor.experimental.register_sharding``.
+
+    Args:
+        operator: As registered.
+        rule: Returns the placements that it can run with, given its arguments.
+        flags: Position of its first argument that is not a tensor. DTensor looks up calls that it has seen
+            before by arguments from there on, and by default leaves out flags that are not integers, though
+            the shape of a result may depend on them.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental import register_sharding
+
+    register_sharding(operator)(rule)
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    known[operator] = type(known[operator])(flags, None, needs_pytree=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,20 @@ from torch import Tensor, nn
 from lapgrad import _errors
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.private import skips_dispatcher
+from lapgrad.distributed.group import Group, as_group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.bound import check_noise_is_positive, compute_bound, convert_noise_variance
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused._sgp.gradient import evaluate
 from lapgrad.fused._sgp.kernel_function import KernelFunction
-from lapgrad.fused._sgp.problem import Inputs, Needs
+from lapgrad.fused._sgp.problem import Gradients, Inputs, Needs
+from lapgrad.fused._sgp.reduction import count_numbers
+from lapgrad.fused._sgp.rows import Rows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _NAME = "fused.sgp_nll"
 
@@ -32,6 +38,7 @@ def sgp_nll(
     *,
     jitter: float = 1e-6,
     chunk: int | None = None,
+    group: Group | ProcessGroup | None = None,
 ) -> Tensor:
     """Bound of a sparse GP: s = -sum_j log N(y_j | 0, Q + v I) + k/2v tr(K_ff - Q), Q = K_fu K_uu^-1 K_uf.
 
@@ -51,6 +58,9 @@ def sgp_nll(
         jitter: Added to the diagonal of K_uu, in units of its mean.
         chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (256 MB on a GPU, less
             where little memory is free), or a third of K_uu.
+        group: Processes that each pass their own rows X and Y, and the same of everything else: s is that of
+            all rows, and gradients of shared tensors are the whole ones, on every process. None: all rows
+            are here.
 
     Returns:
         s, a scalar of the dtype of X.
@@ -59,7 +69,9 @@ def sgp_nll(
         NotPositiveDefiniteError: K_uu is not positive definite, in spite of the jitter.
         NonFiniteError: There is a NaN or an infinity in the data or in a kernel matrix.
         OptionError: ``kernel`` is not one, ``noise_var`` is not positive, ``jitter`` negative or ``chunk``
-            not positive.
+            not positive; or a transform or second derivative is asked for with a group.
+        ProcessGroupError: Another process of the group has failed or ended. Errors of lapgrad on one process
+            are raised on all of them.
         DTypeError, DeviceError, ShapeError, SizeError: The tensors are not float32 or float64, or do not fit.
 
     Gradient:
@@ -82,7 +94,8 @@ def sgp_nll(
         13 U^3 in large products, by the inverse of Lu, which it does sooner); 2 n U^2 + 2/3 U^3 for the value
         alone. All arithmetic is in float64: in float32 K_uu of a smooth kernel has no Cholesky factor from a
         few hundred inducing inputs on. float32 data give float32 results, right to the last digits but one
-        or two.
+        or two. With a group, n is the number of rows of each process, and each sends U^2 / 2 + U k numbers
+        and the gradient.
 
     Example:
         >>> import torch, lapgrad
@@ -98,7 +111,7 @@ def sgp_nll(
         >>> s, Z.grad.shape
         (tensor(-200.40..., grad_fn=<_StreamedBackward>), torch.Size([10, 1]))
     """
-    return evaluate_criterion(Evaluation(), kernel, Z, X, Y, noise_var, jitter, chunk)
+    return evaluate_criterion(Evaluation(), kernel, Z, X, Y, noise_var, jitter, chunk, as_group(_NAME, group))
 
 
 def evaluate_criterion(
@@ -110,26 +123,89 @@ def evaluate_criterion(
     noise_var: Tensor | float,
     jitter: float,
     chunk: int | None,
+    group: Group | None = None,
 ) -> Tensor:
     """``sgp_nll``, for callers that evaluate one criterion many times: they pass the same ``evaluation``."""
-    function = _kernel_function.as_kernel_function(_NAME, kernel)
-    _check_data(Z, X, Y)
-    noise_var = convert_noise_variance(_NAME, noise_var, X)
-    # On a GPU it is looked at only if the evaluation fails: the host would have to wait for it.
-    if X.is_cpu:
-        check_noise_is_positive(_NAME, noise_var)
-    _check_options(noise_var, jitter, chunk)
-    tensors = (Z, X, Y, noise_var, *function.parameters)
-    if not skips_dispatcher(tensors):
+    group = group or Group()
+    try:
+        function = _kernel_function.as_kernel_function(_NAME, kernel)
+        _check_data(Z, X, Y)
+        noise_var = convert_noise_variance(_NAME, noise_var, X)
+        # On a GPU it is looked at only if the evaluation fails: the host would have to wait for it.
+        if X.is_cpu:
+            check_noise_is_positive(_NAME, noise_var)
+        _check_options(noise_var, jitter, chunk)
+        tensors = (Z, X, Y, noise_var, *function.parameters)
+        is_streamed = skips_dispatcher(tensors)
+        if not is_streamed and group.size > 1:
+            raise _not_over_processes()
+    except _errors.LapgradError as error:
+        if group.size == 1:
+            raise
+        # The other processes wait for the sum of the statistics.
+        raise group.fail(error, count_numbers(len(Z), Y.shape[-1]), Z.device) from error
+    if not is_streamed:
         return _compute_composite(function, jitter, tensors)
     width = _statistics.choose_chunk_width(len(X), len(Z), chunk, X.device)
+    return _evaluate_streamed(_Options(evaluation, function, jitter, width, group, None), tensors)
+
+
+def evaluate_rows(
+    evaluation: Evaluation,
+    kernel: nn.Module,
+    Z: Tensor,
+    data: Rows,
+    target_parameters: Sequence[Tensor],
+    noise_var: Tensor,
+    jitter: float,
+    chunk: int | None,
+    group: Group,
+) -> Tensor:
+    """``sgp_nll`` of rows that are read chunk by chunk, with targets that depend on parameters."""
+    function = _kernel_function.as_kernel_function(_NAME, kernel)
+    noise_var = convert_noise_variance(_NAME, noise_var, Z)
+    check_noise_is_positive(_NAME, noise_var)
+    # In memory there are no rows.
+    X, Y = Z.new_empty(0, Z.shape[1]), Z.new_empty(0, data.outputs)
+    tensors = (Z, X, Y, noise_var, *function.parameters, *target_parameters)
+    if not skips_dispatcher(tensors):
+        raise _not_over_processes()
+    width = _statistics.choose_chunk_width(data.count, len(Z), chunk, Z.device)
+    return _evaluate_streamed(_Options(evaluation, function, jitter, width, group, data), tensors)
+
+
+def _not_over_processes() -> _errors.OptionError:
+    return _errors.OptionError(
+        f"{_NAME}: with a group, or rows that are read in chunks, there are no transforms of torch.func, no "
+        f"torch.compile and no second derivatives."
+    )
+
+
+class _Options(NamedTuple):
+    """What an evaluation needs besides tensors; ``data`` is None where X and Y are tensors."""
+
+    evaluation: Evaluation
+    kernel: KernelFunction
+    jitter: float
+    width: int
+    group: Group
+    data: Rows | None
+
+
+def _evaluate_streamed(options: _Options, tensors: Sequence[Tensor]) -> Tensor:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        value: Tensor = _Streamed.apply(evaluation, function, jitter, width, *tensors)
+        value: Tensor = _Streamed.apply(options, *tensors)
         return value
     with torch.no_grad():
-        needs = Needs.from_sequence([False] * len(tensors))
-        inputs = Inputs.from_sequence(tensors)
-        return evaluate(evaluation, _NAME, function, inputs, needs, jitter, width)[0]
+        return _evaluate(options, tensors, [False] * len(tensors))[0]
+
+
+def _evaluate(
+    options: _Options, tensors: Sequence[Tensor], needs: Sequence[bool]
+) -> tuple[Tensor, Gradients]:
+    evaluation, kernel, jitter, width, group, data = options
+    inputs = Inputs.from_sequence(tensors)
+    return evaluate(evaluation, _NAME, kernel, inputs, Needs.from_sequence(needs), jitter, width, group, data)
 
 
 def _check_data(Z: Tensor, X: Tensor, Y: Tensor) -> None:
@@ -151,37 +227,27 @@ def _check_options(noise_var: Tensor, jitter: float, chunk: int | None) -> None:
         raise _errors.OptionError(f"{_NAME}: chunk must be at least 1, got {chunk}.")
 
 
-#: Arguments of ``_Streamed`` before the tensors: evaluation, kernel, jitter, width.
-_OPTIONS = 4
-
-
 class _Streamed(torch.autograd.Function):
     """Computes the gradient along with the value: it is no larger than the inputs, and is kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        evaluation: Evaluation,
-        kernel: KernelFunction,
-        jitter: float,
-        width: int,
-        *tensors: Tensor,
-    ) -> Tensor:
-        inputs, needs = Inputs.from_sequence(tensors), Needs.from_sequence(ctx.needs_input_grad[_OPTIONS:])
-        value, gradients = evaluate(evaluation, _NAME, kernel, inputs, needs, jitter, width)
+    def forward(ctx: Any, options: _Options, *tensors: Tensor) -> Tensor:
+        value, gradients = _evaluate(options, tensors, ctx.needs_input_grad[1:])
         *of_data, of_parameters = gradients
-        ctx.kernel, ctx.jitter, ctx.gradients = kernel, jitter, (*of_data, *of_parameters)
+        ctx.options, ctx.gradients = options, (*of_data, *of_parameters)
         ctx.save_for_backward(*tensors)
         return value
 
     @staticmethod
     def backward(ctx: Any, gs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: the gradient is to be differentiated again
-            needs = ctx.needs_input_grad[_OPTIONS:]
-            gradients = _differentiate_composite(ctx.kernel, ctx.jitter, ctx.saved_tensors, needs, gs)
+            options, needs = ctx.options, ctx.needs_input_grad[1:]
+            if options.data is not None or options.group.size > 1:
+                raise _not_over_processes()
+            gradients = _differentiate_composite(options.kernel, options.jitter, ctx.saved_tensors, needs, gs)
         else:
             gradients = [None if gradient is None else gradient * gs for gradient in ctx.gradients]
-        return (*(None,) * _OPTIONS, *gradients)
+        return (None, *gradients)
 
 
 def _compute_composite(kernel: KernelFunction, jitter: float, tensors: Sequence[Tensor]) -> Tensor:

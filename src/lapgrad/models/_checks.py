@@ -96,8 +96,11 @@ def check_same_kind(who: str, **tensors: Tensor) -> None:
         raise _errors.mixed_devices(who, tensors)
 
 
-def check_finite_rows(who: str, values: Tensor, name: str) -> None:
-    """Raise if there is a NaN or an infinity; the error names the rows (of the first dimension)."""
+def check_finite_rows(who: str, values: Tensor, name: str, *, first: int = 0) -> None:
+    """Raise if there is a NaN or an infinity; the error names the rows (of the first dimension).
+
+    ``first``: The number of the first row, where the values are a part of the data.
+    """
     if values.is_meta:
         raise _errors.meta_tensor(who, name)
     good = values.isfinite()
@@ -105,11 +108,11 @@ def check_finite_rows(who: str, values: Tensor, name: str) -> None:
         return
     bad = (~good.flatten(1).all(1) if values.dim() > 1 else ~good).nonzero()[:, 0].tolist()
     more = f" and {len(bad) - _ROWS_SHOWN} more" if len(bad) > _ROWS_SHOWN else ""
-    rows = ", ".join(map(str, bad[:_ROWS_SHOWN])) + more
+    rows = ", ".join(str(first + row) for row in bad[:_ROWS_SHOWN]) + more
     raise _errors.NonFiniteError(
         f"{who}: {name} contains NaN or infinity in row{'s' if len(bad) > 1 else ''} {rows}. "
         f"Remove these rows, or fill them in.",
-        (bad[0],),
+        (first + bad[0],),
     )
 
 

@@ -55,8 +55,15 @@ class StoredModel(ParametrisedModule, abc.ABC):
 
         Raises:
             NonFiniteError: A parameter or a scale is NaN or infinite; nothing is written.
+            OptionError: The data are on several processes, or in files of their own: the model does not have
+                all of them. ``torch.save(model.state_dict(), path)`` keeps what it has learned.
             OSError: The file cannot be written.
         """
+        if not self.has_all_data():
+            raise _errors.OptionError(
+                f"{type(self).__name__}.save: the data are on several processes or in files. "
+                f"torch.save(model.state_dict(), path) keeps what the model has learned."
+            )
         tensors = self.state_dict()
         fault = _saving.find_fault(self, tensors)
         if fault is not None:
@@ -64,6 +71,11 @@ class StoredModel(ParametrisedModule, abc.ABC):
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
         config = {**self.config(), **_saving.describe_constraints(self)}
         _saving.write_model(path, _saving.SavedModel(type(self).__name__, config, tensors, fixed))
+
+    def has_all_data(self) -> bool:
+        """Return whether the data are in this process as a whole, not on others or in files of their own."""
+        group = getattr(self, "group", None)
+        return group is None or group.size == 1
 
     @classmethod
     def load(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
+from lapgrad.distributed.group import Group, as_group
 from lapgrad.models import _checks
 from lapgrad.models._deep import bound as _bound
 from lapgrad.models._deep import learning as _learning
@@ -17,12 +19,17 @@ from lapgrad.models._deep import likelihood as _likelihood
 from lapgrad.models._deep.importance import LogLikelihood
 from lapgrad.models._deep.latent_layer import ConstantMean, DeepLayer, make_initial_layer
 from lapgrad.models._deep.options import check_options
+from lapgrad.models._gp.spread_rows import make_shared_generator
 from lapgrad.models._model import StoredModel
 from lapgrad.models._storage.entries import INTEGER, INTEGERS, PARTS, check_entries
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import make_plan
+from lapgrad.models._training.shares import share_rows
 from lapgrad.models.kernels.base import Kernel, part_of_state
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: Rows of data that determine the initial parameters, at most.
 _ROWS_AT_THE_START = 10_000
@@ -57,6 +64,8 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         covariance: "shared": one covariance of q(u) for all outputs of a layer, or "separate".
         jitter: Added to the diagonal of kernel matrices of inducing inputs, in units of its mean.
         generator: Source of random numbers for the start, or a seed; None: torch's own.
+        group: Processes that each have their own rows of the data, here and in ``fit``, and learn together
+            (``distributed.Group``). None: one process.
 
     Attributes:
         layers: The layers, that of the data first: ``layers[0].functions``, ``.recognition``, ``.noise_var``.
@@ -90,17 +99,20 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         covariance: str = "shared",
         jitter: float = 1e-6,
         generator: torch.Generator | int | None = None,
+        group: Group | ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        Y = _checks.check_inputs(who, Y, "Y").detach()
+        self.group = as_group(who, group)
+        Y, share = share_rows(self.group, functools.partial(_checks.check_inputs, who, Y, "Y"))
+        Y = Y.detach()
         widths, hidden = list(widths), list(hidden)
         check_options(who, widths, hidden, inducing, kernels, noise_var, covariance)
-        source = _checks.make_generator(who, generator, Y.device)
+        source = make_shared_generator(who, generator, Y.device, self.group)
         self.widths, self.outputs = widths, Y.shape[1]
-        total = len(Y)
+        total = share.total
         order = torch.randperm(total, generator=source, device=Y.device)
-        lower = Y[order[:_ROWS_AT_THE_START]]
+        lower = share.gather(Y, order[:_ROWS_AT_THE_START])
         options = {"whiten": whiten, "covariance": covariance, "jitter": jitter}
         given: list[Kernel | None] = [None] * len(widths) if kernels is None else list(kernels)
         bottom_up = list(zip(reversed(widths), reversed(given), strict=True))
@@ -123,6 +135,8 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
             with torch.no_grad():
                 lower = layers[-1].recognition(lower)[0]
         self.layers = nn.ModuleList(layers)
+        if self.group is not None:
+            self.group.copy_from_first(list(self.parameters()))
 
     # Learning.
 
@@ -181,11 +195,12 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         device.
 
         Args:
-            Y: (n, D), the data.
+            Y: (n, D), the data; with a group, those of this process.
             steps: How many minibatches.
             epochs: How many passes over the data, in place of ``steps``.
             seconds: How long. One of the three must be given; if two are, the first limit reached counts.
-            batch: Rows per minibatch.
+            batch: Rows per minibatch. With a group of p processes a step is that of one process with p
+                times as many rows, taken from those of all processes.
             lr: Learning rate at the start.
             final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
             samples: Samples of latent variables per datum and step.
@@ -197,6 +212,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
                 covariances, whose natural gradients are expensive. If a parameter of any q(u) does not
                 require gradients, all are moved by Adam.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
+                With a group the same on all processes.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
                 stops the fit.
@@ -216,18 +232,21 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
             OptionError: An argument is not one of those above.
         """
         who = f"{type(self).__name__}.fit"
-        Y = self._check_observations("fit", Y)
-        plan = make_plan(who, len(Y), batch, steps, epochs, seconds, lr, final_lr, every)
+        Y, share = share_rows(self.group, functools.partial(self._check_observations, "fit", Y))
+        rows = batch * share.group.size
+        plan = make_plan(who, share.total, rows, steps, epochs, seconds, lr, final_lr, every)
         if samples < 1 or annealing < 0:
             raise _errors.OptionError(
                 f"{who}: samples must be positive and annealing not negative, got {samples}, {annealing}."
             )
         layers = self._list_layers()
         length = _learning.choose_natural_length(who, layers, natural)
-        source = _minibatches.get_generator(_checks.make_generator(who, generator, Y.device), Y.device)
-        task = _learning.DeepTask(layers, Y, samples, annealing, length)
+        source = _minibatches.get_generator(
+            make_shared_generator(who, generator, Y.device, self.group), Y.device
+        )
+        task = _learning.DeepTask(layers, Y, samples, annealing, length, share)
         learned = task.select_for_adam(list(self.parameters()))
-        training = _minibatches.TrainingRun(who, self, len(Y), plan, task, source, resume, learned, graph)
+        training = _minibatches.TrainingRun(who, self, share, plan, task, source, resume, learned, graph)
         return self._run_training(training, progress, callback)
 
     # Inference.
@@ -334,6 +353,10 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
 
     # Files.
 
+    def has_all_data(self) -> bool:
+        """Return True: the model does not depend on data, once it is learned."""
+        return True
+
     def config(self) -> dict[str, Any]:
         """Return the widths, and the descriptions of the layers."""
         return {
@@ -350,6 +373,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         check_entries(config, _ENTRIES)
         model = cls.__new__(cls)
         super().__init__(model)
+        model.group = None
         model.widths, model.outputs = config["widths"], config["outputs"]
         layers = []
         for level, description in enumerate(config["layers"]):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.distributed.group import Group, as_group
 from lapgrad.models import _checks, _scaling
 from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
@@ -18,10 +19,15 @@ from lapgrad.models._deep.inference import LayeredRegression
 from lapgrad.models._deep.start import Covariance
 from lapgrad.models._deep.trained_model import TrainedModel
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
+from lapgrad.models._gp.spread_rows import SpreadRows, make_shared_generator, register_rows
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import compute_expected_log_density
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PARTS, TEXT, check_entries
+from lapgrad.models._training.shares import BatchPart, DataShare
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _WIDEST = 30
 
@@ -75,6 +81,9 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         start: How the last layer starts: "data", at the optimal distribution for the data, or "prior".
         jitter: Added to the diagonal of the kernel matrices of inducing inputs, in units of its mean.
         generator: Source of random numbers for ``init``, or a seed; None: torch's own.
+        group: Processes that each have their own rows X and y, and learn together (``distributed.Group``).
+            Linear maps and inducing inputs start from a sample of up to 2^15 rows of all of them. None: one
+            process.
 
     Attributes:
         noise_var: Variance of the noise; learned.
@@ -113,6 +122,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         start: str = "data",
         jitter: float = 1e-6,
         generator: torch.Generator | int | None = None,
+        group: Group | ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
@@ -120,30 +130,45 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         if not 0 <= jitter < math.inf:
             raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.check_inputs(who, X)
-        y = _checks.check_targets(who, y, X)
-        self.normalise = normalise
-        self.register_buffer("X", X.detach().clone())
-        self.register_buffer("y", y.detach().clone())
-        _scaling.register_scaling(self, "x", self.X, normalise)
-        _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
-        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        self.normalise, self.group = normalise, as_group(who, group)
+        X, y = self._register_data(X, y)
+        inputs, outputs = self._scale_inputs(X), self._scale_targets(y)
         self._set_noise(_scaling.compute_spread(outputs).square().mean(), noise_var, noise_floor)
         inner = (min(X.shape[1], _WIDEST),) if widths is None else tuple(widths)
         _start.check_positive(who, **{f"widths[{number}]": width for number, width in enumerate(inner)})
         kernels = _start.list_kernels(who, kernel, len(inner) + 1)
         plan = _start.LayerPlan((*inner, y.shape[1]), kernels, mean, whiten, covariance, float(jitter))
-        source = _checks.make_generator(who, generator, X.device)
+        source = make_shared_generator(who, generator, X.device, self.group)
         first = (kernels[0] or _start.make_default_kernel(inputs, outputs, not inner)).to(inputs)
         Z = _inducing_inputs.resolve_inducing_inputs(
-            who, inducing, self.X, init, source, first, self._scale_inputs
+            who, inducing, X, init, source, first, self._scale_inputs
         )
         built = list(_start.make_layers(who, plan, inputs, outputs, Z))
         self.layers = nn.ModuleList(built)
         self.plan = dataclasses.replace(plan, kernels=())  # they are in the layers
         self.to(dtype=X.dtype, device=X.device)
         if start == "data":
-            _start.condition_last_layer(built, inputs, outputs, self.noise_var)
+            inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+            _start.condition_last_layer(built, inputs, outputs, self.noise_var, self.group)
+        if self.group is not None:
+            self.group.copy_from_first(list(self.parameters()))
+
+    def _register_data(self, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep copies of the data, and return them, or a sample of those of all processes."""
+        who = type(self).__name__
+        if self.group is None:
+            X = _checks.check_inputs(who, X)
+            y = _checks.check_targets(who, y, X)
+            self.register_buffer("X", X.detach().clone())
+            self.register_buffer("y", y.detach().clone())
+            _scaling.register_scaling(self, "x", self.X, self.normalise)
+            _scaling.register_scaling(self, "y", self.y, self.normalise, pooled=True)
+            return self.X, self.y
+        rows = SpreadRows(who, X, y, self.group)
+        some = register_rows(self, rows, self.normalise)
+        self.X, self.y = (part.detach().clone().reshape(len(X), -1) for part in (X, y))
+        self.share = DataShare(self.group, rows.offset, len(X), rows.total)
+        return some
 
     def _set_noise(self, variance: Tensor, noise_var: Value | None, noise_floor: float | None) -> None:
         given = 0.1 * variance if noise_var is None else noise_var
@@ -190,19 +215,25 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
 
     def extra_repr(self) -> str:
         """Size of the data, layers, inducing inputs and the noise."""
-        (n, d), U = self.X.shape, len(self._list_layers()[0].inducing)
+        n, d, U = self._count_rows(), self.X.shape[1], len(self._list_layers()[0].inducing)
         widths, noise = self.plan.widths, self.noise_var.item()
         return f"n={n}, d={d}, widths={widths}, inducing={U}, noise_var={noise:.4g}"
 
     # Parts.
 
-    def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
+    def _estimate_loss(
+        self, rows: Tensor | slice, normals: Sequence[Tensor], part: BatchPart | None = None
+    ) -> Tensor:
         """Return the loss, estimated from some rows and normal numbers, without waiting for the device."""
         X, y = self._scale_inputs(self.X[rows]), self._scale_targets(self.y[rows])
         layers = self._list_layers()
         prepared = [layer.prepare() for layer in layers]
         mean, variance = _propagation.propagate_samples(layers, prepared, X, normals)
         of_data = compute_expected_log_density(y - mean, variance, self.noise_var).mean(0).sum()
-        divergence = torch.stack([layer.kl(part) for layer, part in zip(layers, prepared, strict=True)]).sum()
-        value = divergence - of_data * (len(self.X) / len(X))
-        return value + self.y.numel() * self.y_scale.log() if self.normalise else value
+        if part is not None and not part.is_first:
+            return -of_data * part.weight
+        weight = len(self.X) / len(X) if part is None else part.weight
+        pairs = zip(layers, prepared, strict=True)
+        value = torch.stack([layer.kl(factors) for layer, factors in pairs]).sum() - of_data * weight
+        count = self._count_rows() * self.y.shape[1]
+        return value + count * self.y_scale.log() if self.normalise else value

@@ -249,7 +249,8 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         if not result.converged or self.has_priors() or not is_comparable:
             return
         centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
-        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred, result.loss)
+        variance = centred.detach().double().square().mean().item()
+        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred.numel(), variance, result.loss)
 
     def predict(
         self,

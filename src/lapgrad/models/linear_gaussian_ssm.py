@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.distributed.group import Group, as_group
+from lapgrad.distributed.losses import sum_loss
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import has_joint_kernel
 from lapgrad.models import _checks, _inputs
@@ -35,6 +37,7 @@ from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
 from lapgrad.models._state_space.plotted_model import PlottedModel
 from lapgrad.models._state_space.search import SearchLimits, fit_series
+from lapgrad.models._state_space.spread_series import SharedEvaluation, gather_series, read_shared, run_shared
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback, FitResult
@@ -42,6 +45,9 @@ from lapgrad.models.components.base import Component, Sum, describe_component, m
 from lapgrad.models.components.structural import use_later_inputs
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: The entries of the description in a file.
 _ENTRIES = {
@@ -77,10 +83,11 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             object of pandas, else regular steps. Steps that are left out of a regular grid are missing
             observations. Other times are irregular: components are then those in continuous time, with
             variances per unit of time (1 of numbers, the median gap of dates).
+        group: Processes that each have their own series, and learn together (``distributed.Group``): the
+            loss is that of all series; forecasts and states are those of the own ones. None: one process.
 
     The hyper-parameters have the names of ``hyperparameters()``, such as ``noise_var``,
-    ``trend.slope_variance`` and
-    ``seasonal.variance``: ``set_values``, ``fix`` and ``free`` take them.
+    ``trend.slope_variance`` and ``seasonal.variance``: ``set_values``, ``fix`` and ``free`` take them.
 
     Attributes:
         component: The component; its hyper-parameters are learned.
@@ -116,10 +123,12 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         noise: str = "full",
         diffuse_variance: float | None = None,
         times: Any = None,
+        group: Group | ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        given = _reading.read_series(who, y, times)
+        self.group = as_group(who, group)
+        given = read_shared(self.group, functools.partial(_reading.read_series, who, y, times))
         series = given.series
         p = series.values.shape[-1]
         if isinstance(component, int) and not isinstance(component, bool):
@@ -145,8 +154,9 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         self.register_buffer("gaps", None if given.gaps is None else given.gaps.to(series.values))
         self.origin, self.labels = given.origin, given.labels
         self.component, self.diffuse_variance, self.noise_form = component, diffuse_variance, noise
-        variances = _time_series.compute_variances(series.values)
-        facts = _starts.collect_facts(series.values, float(variances.mean()), component.list_periods())
+        known = series.values if self.group is None else gather_series(who, series.values, self.group)
+        variances = _time_series.compute_variances(known)
+        facts = _starts.collect_facts(known, float(variances.mean()), component.list_periods())
         component.start_from(facts)
         scale = min(0.5, 0.3 * facts.step_variance / facts.variance)
         self.noise: Covariance | None = make_noise(who, noise_var, scale * variances, noise)
@@ -228,10 +238,12 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             NotPositiveDefiniteError: The covariance of an observation, given those before it, is not positive
                 definite; names series and step.
         """
-        return -self.log_likelihood().sum()
+        if self.group is None:
+            return -self.log_likelihood().sum()
+        return sum_loss(self.group, lambda: -self.log_likelihood().sum(), list(self.parameters()))
 
     def log_likelihood(self) -> Tensor:
-        """Return log p(y) of each series: (N,), or a number for one series."""
+        """Return log p(y) of each series: (N,), or a number for one series; of those of this process."""
         matrices = self.matrices()
         value = self._compute_log_likelihood(matrices, self.y)
         return value[0] if self.single else value
@@ -295,18 +307,20 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
                 resume=resume,
             )
         evaluate: Callable[[Any], tuple[float, Any]] = _likelihood.LossEvaluation(self.loss, learned)
-        if has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss:
+        if self.group is not None:
+            evaluate = SharedEvaluation(self.group, self.loss, learned)
+        elif has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss:
             evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
-        return fit_series(
+        search = functools.partial(
+            fit_series,
             type(self).__name__,
             learned,
             evaluate,
             functools.partial(_starts.propose_start, numbers),
             functools.partial(_starts.shorten_way, numbers),
             SearchLimits(_LBFGS_STEPS if steps is None else steps, float(lr or 1.0), tolerance),
-            progress=progress,
-            callback=callback,
         )
+        return run_shared(self.group, learned, search, progress, callback)
 
     @torch.no_grad()
     def filter(self) -> Filtered:

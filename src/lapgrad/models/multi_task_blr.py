@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from lapgrad import _errors
+from lapgrad.distributed.group import Group, as_group
+from lapgrad.distributed.losses import sum_loss
 from lapgrad.models import _checks
 from lapgrad.models._linear import weights as _weights
 from lapgrad.models._linear.ridge import METHODS, Method
@@ -23,6 +25,9 @@ from lapgrad.models._storage.entries import FLAG, INTEGERS, PART, TEXT, check_en
 from lapgrad.models.bayesian_linear_regression import compute_variance
 from lapgrad.models.criteria.blr_nll import blr_nll
 from lapgrad.models.features import describe_features, evaluate_features, fix_parameters, make_features
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 
@@ -49,6 +54,10 @@ class MultiTaskBLR(Model):
             dtype and device of the data. None: the inputs.
         bias: Include the weight w_t0 of the constant 1 in each task, with its own prior variance.
         method: "lq" or "cholesky", see ``blr_nll``.
+        group: Processes that each have their own tasks, and learn together (``distributed.Group``). Tasks
+            are numbered over all processes, in the order of their ranks, and each process knows the
+            hyper-parameters of all of them, but the data of its own only: it can predict those. None: one
+            process.
 
     Attributes:
         noise_var: (T,), the variance of the noise in each task; learned above ``noise_floor``, 1.5e-8 of
@@ -84,22 +93,27 @@ class MultiTaskBLR(Model):
         *,
         bias: bool = True,
         method: Method = "lq",
+        group: Group | ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        if method not in METHODS:
-            raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
-        pairs = [_check_data(t, *task) for t, task in enumerate(tasks)]
-        if not any(len(X) for X, _ in pairs):
-            raise _errors.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
-        _checks.check_same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
-        columns = {X.shape[1] for X, _ in pairs}
-        if len(columns) > 1:
-            raise _errors.ShapeError(
-                f"MultiTaskBLR: X of all tasks must have the same number of columns, got {sorted(columns)}."
-            )
+        self.group = as_group("MultiTaskBLR", group)
+        shared = self.group or Group()
+        counts = torch.zeros(2 * shared.size, dtype=torch.float64)
+        with shared.expect_sum(len(counts)) as pending:
+            pairs = _check_tasks(tasks, method)
+            counts[2 * shared.rank] = len(pairs)
+            counts[2 * shared.rank + 1] = sum(len(X) for X, _ in pairs)
+            pending.start([counts])
+            pending.wait()
+        # The tasks of other processes have no rows here.
+        nothing = pairs[0][0][:0], pairs[0][1][:0]
+        before, behind = counts[: 2 * shared.rank : 2].sum(), counts[2 * shared.rank + 2 :: 2].sum()
+        own = slice(int(before), int(before) + len(pairs))
+        pairs = [nothing] * int(before) + pairs + [nothing] * int(behind)
         self.bias = bias
         self.method: Method = method
         self.sizes = [len(X) for X, _ in pairs]
+        self._own_tasks = range(own.start, own.stop)
         self.register_buffer("X", torch.cat([X for X, _ in pairs]).detach())
         self.register_buffer("y", torch.cat([y for _, y in pairs]).detach())
         self.features = features
@@ -108,16 +122,27 @@ class MultiTaskBLR(Model):
             Phi = evaluate_features("MultiTaskBLR", self.features, self.X)
         self.feature_count = Phi.shape[1]
         spreads = self.y.new_tensor([compute_variance(y) for _, y in pairs])
+        offsets = self.y.new_tensor([float(y.mean()) if len(y) else 0.0 for _, y in pairs])
+        size, rows = Phi.square().sum(), counts[1::2].sum().to(Phi)
+        for values in (spreads, offsets):
+            values.copy_(_keep_only(values, own))
+        shared.sum_tensors([spreads, offsets, size])
         self.register_buffer("noise_floor", torch.finfo(torch.float64).eps ** 0.5 * spreads)
         self.noise_var = 0.1 * spreads
-        self.prior_var = spreads / Phi.square().sum(1).mean().clamp_min(1e-6)
+        self.prior_var = spreads / (size / rows).clamp_min(1e-6)
         if bias:
-            offsets = [float(y.mean()) if len(y) else 0.0 for _, y in pairs]
-            self.bias_var = spreads + self.y.new_tensor(offsets).square()
+            self.bias_var = spreads + offsets.square()
         self.to(dtype=self.X.dtype, device=self.X.device)
+        shared.copy_from_first(list(self.parameters()))
 
     def loss(self) -> Tensor:
         """Return the sum of the negative log marginal likelihoods of all tasks, in float64."""
+        if self.group is None:
+            return self._compute_own_loss()
+        return sum_loss(self.group, self._compute_own_loss, list(self.parameters()))
+
+    def _compute_own_loss(self) -> Tensor:
+        """Return the loss of the tasks of this process."""
         Phi = self.design(self.X).split(self.sizes)
         y = self.y.double().split(self.sizes)
         noise, prior = self.noise_var.double(), self.weight_var().double()
@@ -270,6 +295,8 @@ class MultiTaskBLR(Model):
     def _check_task(self, task: int) -> int:
         if not -len(self.sizes) <= task < len(self.sizes):
             raise _errors.OptionError(f"MultiTaskBLR: there are {len(self.sizes)} tasks, no task {task}.")
+        if self.group is not None and task % len(self.sizes) not in self._own_tasks:
+            raise _errors.OptionError(f"MultiTaskBLR: another process has the data of task {task}.")
         return task % len(self.sizes)
 
     def _check_new_inputs(self, method: str, X_new: Tensor) -> Tensor:
@@ -277,6 +304,29 @@ class MultiTaskBLR(Model):
         X_new = _checks.check_inputs(who, X_new, "X_new", columns=self.X.shape[1], empty=True)
         _checks.check_same_kind(who, X_new=X_new, X=self.X)
         return X_new
+
+
+def _check_tasks(tasks: Sequence[tuple[Tensor, Tensor]], method: str) -> list[tuple[Tensor, Tensor]]:
+    """Return X (n_t, d) and y (n_t,) of each task; raise if they do not fit each other."""
+    if method not in METHODS:
+        raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
+    pairs = [_check_data(t, *task) for t, task in enumerate(tasks)]
+    if not any(len(X) for X, _ in pairs):
+        raise _errors.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
+    _checks.check_same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
+    columns = {X.shape[1] for X, _ in pairs}
+    if len(columns) > 1:
+        raise _errors.ShapeError(
+            f"MultiTaskBLR: X of all tasks must have the same number of columns, got {sorted(columns)}."
+        )
+    return pairs
+
+
+def _keep_only(values: Tensor, own: slice) -> Tensor:
+    """Return the entries of this process, and zeros for those of others."""
+    kept = torch.zeros_like(values)
+    kept[own] = values[own]
+    return kept
 
 
 def _check_data(task: int, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

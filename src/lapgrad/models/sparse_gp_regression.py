@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors, fused
+from lapgrad.distributed.group import Group, as_group
+from lapgrad.distributed.streams import RowStream
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.evaluation import Evaluation
-from lapgrad.fused.sgp_nll import evaluate_criterion
+from lapgrad.fused._sgp.rows import TensorRows
+from lapgrad.fused.sgp_nll import evaluate_criterion, evaluate_rows
 from lapgrad.models import _checks, _plots, _sampling, _scaling
 from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._gp import explanation as _explanation
@@ -22,15 +25,20 @@ from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import sparse_posterior as _sparse_posterior
 from lapgrad.models._gp.mean_functions import WithMeanFunction, find_mean
 from lapgrad.models._gp.sparse_posterior import SparsePosterior
+from lapgrad.models._gp.spread_rows import Residuals, SpreadRows, make_shared_generator, register_rows
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
 from lapgrad.models._training.fitting import FitResult
+from lapgrad.models._training.progress import RowCounter
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: The entries of the description in a file.
 _ENTRIES = {
@@ -54,8 +62,10 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
     inducing inputs as well.
 
     Args:
-        X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
-        y: (n,), or (n, k) for k outputs: independent, with the same kernel, noise and inducing inputs.
+        X: (n, d) or (n,), float32 or float64. The model has its device and dtype. Or a
+            ``distributed.RowStream``: rows of a file, which are read in chunks and never kept.
+        y: (n,), or (n, k) for k outputs: independent, with the same kernel, noise and inducing inputs; or a
+            ``distributed.RowStream``.
         kernel: Covariance of f; None: ``RBF(ard=True)``. It becomes part of the model (not a copy), and
             follows it to its dtype and device. Hyper-parameters that were not given start from the data.
         inducing: How many inducing inputs, chosen from the rows of X (no row twice, so there may be fewer);
@@ -72,7 +82,12 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
             the attribute ``inducing``, are then in these units; predictions and the loss are in those of y.
         jitter: Added to the diagonal of the kernel matrix of the inducing inputs, in units of its mean.
         chunk: Rows of data per chunk; None: chosen by size.
-        generator: Source of random numbers for ``init``, or a seed; None: torch's own.
+        generator: Source of random numbers for ``init``, or a seed; None: torch's own. With a group the same
+            seed on all processes.
+        group: Processes that each have their own rows X and y, and learn together (``distributed.Group``):
+            ``fit`` gives all of them the parameters that one process with all rows would learn. All of them
+            call the same methods; after ``fit``, each can predict by itself. Rows are not kept in
+            ``state_dict()``, and starting values come from a sample of up to 2^15 rows. None: one process.
 
     Attributes:
         noise_var: Variance of the noise; learned.
@@ -104,8 +119,8 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
 
     def __init__(
         self,
-        X: Tensor,
-        y: Tensor,
+        X: Tensor | RowStream,
+        y: Tensor | RowStream,
         kernel: Kernel | None = None,
         *,
         inducing: int | Tensor = 100,
@@ -117,37 +132,62 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         jitter: float = 1e-6,
         chunk: int | None = None,
         generator: torch.Generator | int | None = None,
+        group: Group | ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
         _check_options(who, kernel, init, jitter, chunk)
-        self.vector = isinstance(y, Tensor) and y.dim() == 1
-        X = _checks.check_inputs(who, X)
-        y = _checks.check_targets(who, y, X)
         self.normalise, self.inducing_jitter, self.chunk = normalise, float(jitter), chunk
-        self.register_buffer("X", X.detach().clone())
-        self.register_buffer("y", y.detach().clone())
-        _scaling.register_scaling(self, "x", self.X, normalise)
-        _scaling.register_scaling(self, "y", self.y, normalise, pooled=True)
-        source = _checks.make_generator(who, generator, X.device)
-        self._initialise(kernel, noise_var, noise_floor, mean)
+        self.group = as_group(who, group)
+        if isinstance(y, RowStream):
+            self.vector = y.shape[1] == 1
+        else:
+            self.vector = isinstance(y, Tensor) and y.dim() == 1
+        #: Rows of several processes, or of files; None: all rows are in ``X`` and ``y``.
+        self.spread_rows: SpreadRows | None = None
+        self.row_counter = RowCounter()
+        if self.group is not None or isinstance(X, RowStream) or isinstance(y, RowStream):
+            self.spread_rows = SpreadRows(who, X, y, self.group or Group())
+            X, y = register_rows(self, self.spread_rows, normalise)
+        else:
+            X, y = self._register_data(X, y)
+        source = make_shared_generator(who, generator, X.device, self.group)
+        self._initialise(X, y, kernel, noise_var, noise_floor, mean)
         self.to(dtype=X.dtype, device=X.device)
         with torch.no_grad():  # raises here, not in the first step, if the kernel does not fit the data
-            self.kernel.diag(self._scale_inputs(self.X[:1]))
+            self.kernel.diag(self._scale_inputs(X[:1]))
         self.inducing = _inducing_inputs.resolve_inducing_inputs(
-            who, inducing, self.X, init, source, self.kernel, self._scale_inputs
+            who, inducing, X, init, source, self.kernel, self._scale_inputs
         )
         # A hyper-parameter is registered in float64, on the CPU.
         self.to(dtype=X.dtype, device=X.device)
+        if self.group is not None:
+            self.group.copy_from_first(list(self.parameters()))
         self._posterior: CachedValue[SparsePosterior] = CachedValue()
         #: State that one evaluation of the loss passes to the next.
         self.evaluation = Evaluation()
 
+    def _register_data(self, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep copies of the data, and return them."""
+        X = _checks.check_inputs(type(self).__name__, X)
+        y = _checks.check_targets(type(self).__name__, y, X)
+        self.register_buffer("X", X.detach().clone())
+        self.register_buffer("y", y.detach().clone())
+        _scaling.register_scaling(self, "x", self.X, self.normalise)
+        _scaling.register_scaling(self, "y", self.y, self.normalise, pooled=True)
+        return self.X, self.y
+
     def _initialise(
-        self, kernel: Kernel | None, noise_var: Value | None, noise_floor: float | None, mean: str | nn.Module
+        self,
+        X: Tensor,
+        y: Tensor,
+        kernel: Kernel | None,
+        noise_var: Value | None,
+        noise_floor: float | None,
+        mean: str | nn.Module,
     ) -> None:
         """Set kernel, noise and mean; those that are not given are chosen by the spread of the data."""
-        inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
+        inputs, outputs = self._scale_inputs(X), self._scale_targets(y)
         variance = _scaling.compute_spread(outputs).square().mean()
         self.kernel = RBF(ard=True) if kernel is None else kernel
         given = 0.1 * variance if noise_var is None else noise_var
@@ -160,20 +200,33 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         self.noise_var = noise
         self.set_mean_function(mean, inputs, outputs)
         self.to(dtype=self.y.dtype, device=self.y.device)
-        self.kernel.start_from_data(inputs, self._compute_residuals().detach())
+        self.kernel.start_from_data(inputs, (outputs - self.compute_mean(inputs, y.shape[1])).detach())
 
     # Learning.
 
     def get_scales_of_parameters(self) -> dict[str, Tensor]:
         """Return the size of a typical change of the mean: the deviation of y, and over that of inputs."""
-        return _scaling.compute_scales_of_mean(self._scale_inputs(self.X), self._scale_targets(self.y))
+        if self.spread_rows is None:
+            return _scaling.compute_scales_of_mean(self._scale_inputs(self.X), self._scale_targets(self.y))
+        x, y = (moments.compute_spread(self.X.dtype).to(self.X) for moments in self.spread_rows.moments)
+        deviation = y.square().mean().sqrt() / self.y_scale
+        return {"raw_constant": deviation, "raw_slope": (deviation * self.x_scale / x)[:, None]}
 
     def check_fit(self, result: FitResult) -> None:
         """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""
+        if self.group is not None:
+            self._get_posterior()  # all processes are here now; later, each of them predicts by itself
         if not result.converged or self.has_priors() or self.mean_module is not None:
             return
-        centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
-        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred, result.loss)
+        if self.spread_rows is None:
+            centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
+            variance = centred.double().square().mean().item()
+        else:
+            mean, squares = self.spread_rows.moments[1].mean, self.spread_rows.moments[1].variance
+            variance = (squares if self.has_constant_mean() else squares + mean.square()).mean().item()
+        _explanation.warn_if_nothing_is_explained(
+            type(self).__name__, self._count_rows() * self.y.shape[1], variance, result.loss
+        )
 
     @property
     def replayable(self) -> bool:
@@ -182,6 +235,8 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         It may if model and kernel consist of classes of lapgrad and torch. Code of users may do something
         else in each evaluation; a class of your own that does not can set ``replayable = True``.
         """
+        if self.spread_rows is not None:
+            return False
         return all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.modules())
 
     def loss(self) -> Tensor:
@@ -200,21 +255,29 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         """
         self._posterior.clear()  # it takes U² of memory, and a fit changes the parameters in each step
         inputs, residuals = self._scale_inputs(self.X), self._compute_residuals()
-        value, self.jitter = _jitter.retry_with_jitter(
-            type(self).__name__,
-            _statistics.ARITHMETIC,
-            lambda added: evaluate_criterion(
+
+        def evaluate(added: float) -> Tensor:
+            jitter = self.inducing_jitter + added
+            if self.spread_rows is None:
+                fixed = (self.noise_var, jitter, self.chunk)
+                return evaluate_criterion(
+                    self.evaluation, self.kernel, self.inducing, inputs, residuals, *fixed
+                )
+            return evaluate_rows(
                 self.evaluation,
                 self.kernel,
                 self.inducing,
-                inputs,
-                residuals,
+                self._make_rows(self.spread_rows, passes=3),
+                self.get_mean_parameters(),
                 self.noise_var,
-                self.inducing_jitter + added,
+                jitter,
                 self.chunk,
-            ),
-        )
-        return value + self.y.numel() * self.y_scale.log() if self.normalise else value
+                self.spread_rows.group,
+            )
+
+        value, self.jitter = _jitter.retry_with_jitter(type(self).__name__, _statistics.ARITHMETIC, evaluate)
+        count = self._count_rows() * self.y.shape[1]
+        return value + count * self.y_scale.log() if self.normalise else value
 
     # Inference.
 
@@ -300,6 +363,10 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
 
         For arguments, result and errors see ``GPRegression.plot``.
         """
+        if self.spread_rows is not None:
+            raise _errors.OptionError(
+                f"{type(self).__name__}.plot: the model does not have the rows to plot."
+            )
         _plots.check_one_input(f"{type(self).__name__}.plot", self.X)
         axes = _plots.get_axes(axes)
         with torch.no_grad():
@@ -309,6 +376,10 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         return super().plot(axes, output=output, noise=noise, margin=margin)
 
     # Files.
+
+    def has_all_data(self) -> bool:
+        """Return whether the rows are here, not on other processes or in files."""
+        return self.spread_rows is None
 
     def config(self) -> dict[str, Any]:
         """Return options and the description of the kernel."""
@@ -341,9 +412,25 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
 
     def extra_repr(self) -> str:
         """Size of the data, inducing inputs and the noise."""
-        (n, d), U = self.X.shape, len(self.inducing)
+        n, d, U = self._count_rows(), self.X.shape[1], len(self.inducing)
         outputs, noise = self.y.shape[1], self.noise_var.item()
         return f"n={n}, d={d}, outputs={outputs}, inducing={U}, noise_var={noise:.4g}"
+
+    def _count_rows(self) -> int:
+        """Return how many rows there are, on all processes together."""
+        return len(self.X) if self.spread_rows is None else self.spread_rows.total
+
+    def _make_rows(self, rows: SpreadRows, passes: int) -> Residuals:
+        """Return the rows as the criterion reads them, for an evaluation with so many passes over them."""
+        self.row_counter.start(passes * rows.count)
+        like = self.x_shift.new_empty(0, dtype=_statistics.ARITHMETIC)
+        return Residuals(
+            rows,
+            lambda X: self._scale_inputs(X.to(like)),
+            lambda y: self._scale_targets(y.to(like)),
+            lambda inputs, parameters: self.compute_mean_from(inputs, parameters, self.y.shape[1]),
+            self.row_counter,
+        )
 
     def _compute_residuals(self) -> Tensor:
         y = self._scale_targets(self.y)
@@ -363,11 +450,14 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
                 who,
                 _kernel_function.wrap_module(self.kernel),
                 self.inducing,
-                self._scale_inputs(self.X),
-                self._compute_residuals(),
+                TensorRows(self._scale_inputs(self.X), self._compute_residuals())
+                if self.spread_rows is None
+                else self._make_rows(self.spread_rows, passes=1),
+                () if self.spread_rows is None else self.get_mean_parameters(),
                 self.noise_var,
                 self.inducing_jitter + added,
                 self.chunk,
+                self.group,
             ),
         )
         return found

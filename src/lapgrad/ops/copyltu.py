@@ -59,11 +59,10 @@ def _mirror_in_place(A: Tensor, lower: bool) -> None:
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:
     """The triangle of gB + gB^T, its diagonal halved: an entry counts in both places, a diagonal one once."""
     (lower,) = flags
+    if not skips_dispatcher((gB,)):  # vmap knows no in-place tril, and a diagonal of a DTensor may be a copy
+        return (gB.tril() + gB.mT.tril(-1) if lower else gB.triu() + gB.mT.triu(1),)
     gA = gB + gB.mT
-    if skips_dispatcher((gA,)):
-        gA = gA.tril_() if lower else gA.triu_()
-    else:  # vmap knows no in-place tril
-        gA = gA.tril() if lower else gA.triu()
+    gA = gA.tril_() if lower else gA.triu_()
     gA.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     return (gA,)
 

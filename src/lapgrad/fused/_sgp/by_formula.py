@@ -118,7 +118,7 @@ def evaluate_by_formula(
     if not needs.any:
         return value.to(dtype), Gradients(None, None, None, None, (None,) * len(inputs.parameters))
     with without_waiting():  # all factors are known to be regular now
-        gradients = differentiate_matrices(statistics, factors, v, problem.jitter, Y, checks)
+        gradients = differentiate_matrices(statistics, factors, v, problem, checks)
     del statistics, factors
     gY = torch.empty_like(Y) if needs.Y else None
     gX: Tensor | None = None

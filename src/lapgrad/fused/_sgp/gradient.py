@@ -2,6 +2,11 @@
 
 The formulas are those of ``matrices``. What reaches the kernel's parameters goes through the kernel's own
 autograd, per chunk; or, if a kernel of the device knows the kernel's formula, through that (``by_formula``).
+
+With a group of processes each of them has some of the chunks. The sums are added up over the processes
+between the passes, so that all of them have the same value, M and a. What the second pass gives the
+parameters of the kernel is added up at the end; the part of K_uu, which all of them know, is that of the
+first process.
 """
 
 from __future__ import annotations
@@ -11,7 +16,9 @@ from torch import Tensor
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
+from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp import reduction as _reduction
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.bound import check_noise_is_positive
 from lapgrad.fused._sgp.by_formula import evaluate_by_formula
@@ -24,6 +31,7 @@ from lapgrad.fused._sgp.matrices import (
     factor_and_value,
 )
 from lapgrad.fused._sgp.problem import Gradients, Inputs, Leaves, Needs, Problem
+from lapgrad.fused._sgp.rows import Rows, TensorRows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
 
 
@@ -35,11 +43,18 @@ def evaluate(
     needs: Needs,
     jitter: float,
     width: int,
+    group: Group,
+    data: Rows | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """The value, and the gradients that are needed. ``operator`` is the name in messages."""
+    """The value, and the gradients that are needed. ``operator`` is the name in messages.
+
+    The rows are those of ``inputs``, or of ``data``.
+    """
+    rows = TensorRows(inputs.X.detach(), inputs.Y.detach()) if data is None else data
     leaves = Leaves((inputs.Z, *inputs.parameters), (needs.Z, *needs.parameters))
-    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:]))
-    problem = Problem(operator, kernel, leaves, inputs, needs, jitter, width)
+    own = 1 + len(kernel.parameters)
+    kernel = KernelFunction(kernel.matrix, kernel.diagonal, tuple(leaves.tensors[1:own]))
+    problem = Problem(operator, kernel, leaves, inputs, needs, jitter, width, group, rows)
     try:
         return _kernel_function.call_with_parameters(
             kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
@@ -52,14 +67,18 @@ def evaluate(
 
 def _evaluate_and_check(problem: Problem, evaluation: Evaluation) -> tuple[Tensor, Gradients]:
     """Evaluate with deferred checks on a GPU, and once more if an assumption turns out to be wrong."""
-    operator, kernel, leaves, inputs, needs, jitter, width = problem
+    operator, kernel, leaves, inputs, needs, jitter, *_ = problem
     X, Z = inputs.X.detach(), leaves.tensors[0]
+    # All processes of a group have to repeat an evaluation or none, and rows that are read chunk by chunk are
+    # not known beforehand: the checks of each chunk are then made at once.
+    if problem.group.size > 1 or not isinstance(problem.data, TensorRows):
+        return _evaluate_in_chunks(problem, ImmediateChecks(operator, jitter))
     formulas = _kernel_function.find_formulas(kernel, Z, X, needs_inputs=needs.X)
     assumption = None
     fast_problem = problem
     if formulas is None:
         prepared, assumption = _kernel_function.prepare_points(kernel, Z, X)
-        fast_problem = Problem(operator, prepared, leaves, inputs, needs, jitter, width)
+        fast_problem = Problem(operator, prepared, *problem[2:])
     if not _defers_checks(X):
         return _evaluate_once(fast_problem, formulas, ImmediateChecks(operator, jitter))
     checks = DeferredChecks(operator, jitter, Z, evaluation, assumption)
@@ -84,97 +103,128 @@ def _evaluate_once(
 ) -> tuple[Tensor, Gradients]:
     if formulas is not None:
         return evaluate_by_formula(problem, formulas, checks)
-    operator, kernel, leaves, inputs, needs, jitter, width = problem
-    dtype, X, Y = inputs.Z.dtype, inputs.X.detach(), inputs.Y.detach()
-    v = inputs.noise_var.detach().to(ARITHMETIC)
-    Z, *parameters = leaves.tensors
-    statistics = _statistics.gather(
-        operator,
-        kernel,
-        Z,
-        X,
-        Y,
-        jitter,
-        width,
-        record=bool(leaves.wanted),
-        info=checks.factor_info,
-        # The precision of products is checked only if there is a gradient to compute.
-        may_invert=checks.are_products_precise and needs.any,
-    )
+    return _evaluate_in_chunks(problem, checks)
+
+
+def _evaluate_in_chunks(
+    problem: Problem, checks: ImmediateChecks | DeferredChecks
+) -> tuple[Tensor, Gradients]:
+    """The value, and the gradients that are needed, by autograd of the kernel per chunk."""
+    leaves, data, group, needs = problem.leaves, problem.data, problem.group, problem.needs
+    Z = leaves.tensors[0]
+    with group.expect_sum(_reduction.count_numbers(len(Z), data.outputs), Z.device) as pending:
+        own = _statistics.gather(
+            problem.operator,
+            problem.kernel,
+            Z,
+            data,
+            problem.jitter,
+            problem.width,
+            target_parameters=problem.target_parameters,
+            record=bool(leaves.wanted),
+            info=checks.factor_info,
+            # The precision of products is checked only if there is a gradient to compute.
+            may_invert=checks.are_products_precise and needs.any,
+        )
+        sums = _reduction.StatisticsSum(problem.operator, pending, own, data.count, group.size == 1)
+        del own
+    found = 2 + sum(tensor.numel() for tensor in leaves.wanted)
+    with group.expect_sum(found, Z.device) as pending:
+        value, of_noise, of_data = _pass_back(problem, checks, sums)
+        if group.size > 1:
+            # All processes know both, up to rounding. They go on with the numbers of the first one.
+            results = [
+                number.clone() if group.is_first else torch.zeros_like(number) for number in (value, of_noise)
+            ]
+            pending.start([*results, *leaves.fill_sums()])
+            pending.wait()
+            value, of_noise = results
+    dtype = problem.inputs.Z.dtype
+    gX, gY = (None if gradient is None else gradient.to(dtype) for gradient in of_data)
+    gZ, *of_parameters = leaves.convert_sums()
+    gv = of_noise.to(dtype) if needs.noise_var else None
+    return value.to(dtype), Gradients(gZ, gX, gY, gv, tuple(of_parameters))
+
+
+def _pass_back(
+    problem: Problem, checks: ImmediateChecks | DeferredChecks, sums: _reduction.StatisticsSum
+) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    """The value, the gradient of the noise variance and those of X and Y; those of leaves go to their sums.
+
+    Of the leaves' gradients that is the part of the rows of this process.
+    """
+    kernel, leaves, inputs, needs = problem.kernel, problem.leaves, problem.inputs, problem.needs
+    v, Z = inputs.noise_var.detach().to(ARITHMETIC), leaves.tensors[0]
+    # Summed in float64: the contributions of the kernel's diagonal and of its matrices nearly cancel.
+    gX = torch.zeros_like(inputs.X, dtype=ARITHMETIC) if needs.X else None
+    gY = torch.empty_like(inputs.Y) if needs.Y else None
+    # This needs no sums, so it is computed while they are on their way.
+    _differentiate_variances(problem, gX, 0.5 * problem.data.outputs / v)
+    statistics = sums.finish()
     factors, value = factor_and_value(problem, checks, statistics, v)
     if not needs.any:
-        return value.to(dtype), Gradients(None, None, None, None, (None,) * len(parameters))
+        return value, torch.zeros_like(value), (None, None)
     with without_waiting():  # all factors are known to be regular now
-        gradients = differentiate_matrices(statistics, factors, v, jitter, Y, checks)
+        gradients = differentiate_matrices(statistics, factors, v, problem, checks)
     last, workspace = statistics.last, statistics.workspace
-    del statistics, factors  # frees one of three U x U matrices
-    # Summed in float64: the contributions of the kernel's diagonal and of its matrices nearly cancel.
-    gX = torch.zeros_like(X, dtype=ARITHMETIC) if needs.X else None
-    gY = torch.empty_like(Y) if needs.Y else None
+    del statistics, factors, sums  # frees one of three U x U matrices
     if needs.kernel or needs.Y:
-        _stream_back(kernel, leaves, gradients.chunks, (X, Y, v), (gX, gY), width, (last, workspace))
+        _stream_back(problem, gradients.chunks, v, (gX, gY), (last, workspace))
     gKuu, gv = gradients.Kuu, gradients.noise_var
     del gradients, last, workspace
-    if leaves.wanted:
+    if leaves.wanted and problem.group.is_first:
         with torch.enable_grad():
-            Kuu = kernel.matrix(Z, Z, *parameters)
+            Kuu = kernel.matrix(Z, Z, *kernel.parameters)
         leaves.add([Kuu], [gKuu])
-    gZ, *of_parameters = leaves.convert_sums()
-    gX = None if gX is None else gX.to(dtype)
-    return value.to(dtype), Gradients(
-        gZ, gX, gY, gv.to(dtype) if needs.noise_var else None, tuple(of_parameters)
-    )
+    return value, gv, (gX, gY)
 
 
 def _stream_back(
-    kernel: KernelFunction,
-    leaves: Leaves,
+    problem: Problem,
     chunks: ChunkProducts | ChunkSolves,
-    data: tuple[Tensor, Tensor, Tensor],
+    v: Tensor,
     gradients: tuple[Tensor | None, Tensor | None],
-    width: int,
     buffers: tuple[Tensor, Tensor],
 ) -> None:
     """The second pass over the data, from the last chunk to the first.
 
     ``buffers``: K_c of the last chunk, which the first pass has left, and a workspace of that size.
     """
-    (X, Y, v), (gX, gY) = data, gradients
-    Z, *parameters = leaves.tensors
+    kernel, leaves, data, (gX, gY) = problem.kernel, problem.leaves, problem.data, gradients
+    Z, parameters = leaves.tensors[0], kernel.parameters
     last, workspace = buffers
-    _differentiate_variances(kernel, leaves, X, gX, 0.5 * Y.shape[-1] / v)
-    for rows in reversed(list(_statistics.split_rows(len(X), width))):
-        inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
-        if gX is not None:
-            inputs = inputs.detach().requires_grad_()
+    for rows in reversed(list(_statistics.split_rows(data.count, problem.width))):
         with torch.enable_grad():
-            known = rows.stop == len(X) and gX is None
+            inputs, targets = data.read(rows, problem.target_parameters)
+            if gX is not None:
+                inputs = inputs.detach().requires_grad_()
+            known = rows.stop == data.count and gX is None
             K = last if known else kernel.matrix(Z, inputs, *parameters)
-        values = K.detach()
+        values, Y = K.detach(), targets.detach()
+        gT = chunks.differentiate_targets(values, Y, v) if gY is not None or targets.requires_grad else Y
         if gY is not None:
-            gY[rows] = chunks.differentiate_targets(values, targets, v)
+            gY[rows] = gT
         if not leaves.wanted and gX is None:
             continue
-        gK = chunks.differentiate_matrix(values, targets, workspace[: values.numel()].view(values.shape))
+        gK = chunks.differentiate_matrix(values, Y, workspace[: values.numel()].view(values.shape))
         further = [] if gX is None else [inputs]
-        found = leaves.add([K], [gK], further)
+        found = leaves.add([K, targets], [gK, gT], further)
         if gX is not None and found[0] is not None:
             gX[rows] += found[0]
         last = K = values = gK  # frees the graph of this chunk before the next one is made
 
 
-def _differentiate_variances(
-    kernel: KernelFunction, leaves: Leaves, X: Tensor, gX: Tensor | None, weight: Tensor
-) -> None:
+def _differentiate_variances(problem: Problem, gX: Tensor | None, weight: Tensor) -> None:
     """Adds the gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
+    kernel, leaves, data = problem.kernel, problem.leaves, problem.data
     if not leaves.wanted and gX is None:
         return
-    for rows in _statistics.split_rows(len(X), _statistics.VARIANCE_ROWS):
-        inputs = X[rows].to(ARITHMETIC)
+    for rows in _statistics.split_rows(data.count, _statistics.VARIANCE_ROWS):
+        inputs = data.read(rows, problem.target_parameters)[0]
         if gX is not None:
             inputs = inputs.detach().requires_grad_()
         with torch.enable_grad():
-            variances = kernel.diagonal(inputs, *leaves.tensors[1:])
+            variances = kernel.diagonal(inputs, *kernel.parameters)
         found = leaves.add([variances], [weight.expand_as(variances)], [] if gX is None else [inputs])
         if gX is not None and found[0] is not None:
             gX[rows] += found[0]

@@ -146,7 +146,7 @@ def factor_and_value(
     problem: Problem, checks: ImmediateChecks | DeferredChecks, statistics: Statistics, v: Tensor
 ) -> tuple[Factors, Tensor]:
     """What the gradients need, and the criterion."""
-    W, b, n = statistics.W, statistics.b, len(problem.inputs.Y)
+    W, b, n = statistics.W, statistics.b, statistics.count_rows(problem.data.count)
     Lm = W / v
     Lm.diagonal().add_(1.0)
     failure = lookup("potrf", Lm)(Lm, Lm, True, checks.sums_info)
@@ -169,8 +169,7 @@ def differentiate_matrices(
     statistics: Statistics,
     factors: Factors,
     v: Tensor,
-    jitter: float,
-    Y: Tensor,
+    problem: Problem,
     checks: ImmediateChecks | DeferredChecks,
 ) -> MatrixGradients:
     """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu.
@@ -183,10 +182,10 @@ def differentiate_matrices(
     """
     whitening, W = statistics.whitening, statistics.W
     inverse, a, bound = factors
-    U, (n, k) = len(W), Y.shape
+    U, n, k = len(W), statistics.count_rows(problem.data.count), problem.data.outputs
     lookup("potri", inverse)(inverse, inverse, True)
     g = whitening.apply_transposed(a).div_(-v)
-    numbers, K = W.new_empty(2), statistics.last.detach()
+    numbers, (norm, columns) = W.new_empty(2), statistics.measure_columns()
     lookup("sgp_bound_vjp", W)(
         numbers,
         bound,
@@ -194,10 +193,10 @@ def differentiate_matrices(
         a,
         g,
         *whitening.get_pivots(),
-        torch.linalg.vector_norm(K),
+        norm,
         v,
         n,
-        torch.finfo(K.dtype).eps / max(1, K.shape[1]),
+        torch.finfo(norm.dtype).eps / max(1, columns),
     )
     gv, imprecision = numbers.unbind()
     S = (inverse if k == 1 else inverse.mul_(k)).addmm_(a, a.mT)
@@ -212,7 +211,7 @@ def differentiate_matrices(
         gKuu = whitening.sandwich(W).add_(whitening.sandwich(S))
         chunks = ChunkProducts(S.div_(v), g)
     gKuu.mul_(0.5)
-    if U and jitter:  # the jitter is a multiple of the mean diagonal
+    if U and problem.jitter:  # the jitter is a multiple of the mean diagonal
         diagonal = gKuu.diagonal()
-        diagonal.add_(diagonal.mean(), alpha=jitter)
+        diagonal.add_(diagonal.mean(), alpha=problem.jitter)
     return MatrixGradients(gv, gKuu, chunks)

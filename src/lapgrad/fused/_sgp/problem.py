@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.rows import Rows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
 
 
@@ -96,6 +98,15 @@ class Leaves:
         """Sets the sums to zero."""
         self.sums = [None] * len(self.wanted)
 
+    def fill_sums(self) -> list[Tensor]:
+        """The sums, with zeros for those that nothing was added to; changes of them count."""
+        filled = [
+            torch.zeros_like(tensor) if total is None else total.clone()
+            for tensor, total in zip(self.wanted, self.sums, strict=True)
+        ]
+        self.sums = list(filled)
+        return filled
+
     def convert_sums(self) -> list[Tensor | None]:
         """The sums in the dtypes of the original tensors; None for those that need no gradient."""
         found = iter(self.sums)
@@ -109,7 +120,11 @@ class Leaves:
 
 
 class Problem(NamedTuple):
-    """The arguments of one evaluation."""
+    """The arguments of one evaluation.
+
+    The rows are those of ``data``. If these are not the tensors X and Y of ``inputs``, those have no rows.
+    ``leaves`` has Z, the parameters of the kernel, and those that the targets depend on.
+    """
 
     operator: str
     kernel: KernelFunction
@@ -118,3 +133,10 @@ class Problem(NamedTuple):
     needs: Needs
     jitter: float
     width: int
+    group: Group
+    data: Rows
+
+    @property
+    def target_parameters(self) -> list[Tensor]:
+        """The tensors that the targets depend on, in float64."""
+        return self.leaves.tensors[1 + len(self.kernel.parameters) :]

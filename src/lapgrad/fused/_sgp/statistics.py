@@ -11,7 +11,7 @@ to the jitter, and in those directions float32 would leave nothing but noise in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,9 +22,8 @@ from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution, invert_factor
 from lapgrad.fused._sgp.kernel_function import KernelFunction
-
-#: The dtype of all matrices of U x U and U x chunk.
-ARITHMETIC = torch.float64
+from lapgrad.fused._sgp.rows import ARITHMETIC as ARITHMETIC
+from lapgrad.fused._sgp.rows import Rows
 
 
 class _Sizes(NamedTuple):
@@ -93,6 +92,20 @@ def choose_chunk_width(n: int, inducing: int, chunk: int | None, device: torch.d
     return min(n, -(-n // -(-n // most) // columns) * columns)
 
 
+class OtherRows(NamedTuple):
+    """What processes with rows of their own know of each other.
+
+    Attributes:
+        total: How many rows all of them have.
+        norm: (), the norm of the last K_c of all of them.
+        columns: How many columns these have.
+    """
+
+    total: int
+    norm: Tensor
+    columns: int
+
+
 class Statistics(NamedTuple):
     """Sums over the data; see the formulas above.
 
@@ -104,6 +117,7 @@ class Statistics(NamedTuple):
         variances: (), the sum of the kernel's diagonal over the data.
         last: K_c of the last chunk, which the second pass begins with.
         workspace: A buffer for one more matrix of the size of any K_c.
+        others: What the sums over several processes are of; None: this one has all rows.
     """
 
     whitening: Substitution | Inverse
@@ -113,6 +127,17 @@ class Statistics(NamedTuple):
     variances: Tensor
     last: Tensor
     workspace: Tensor
+    others: OtherRows | None = None
+
+    def count_rows(self, own: int) -> int:
+        """How many rows the sums are of, if this process has ``own``."""
+        return own if self.others is None else self.others.total
+
+    def measure_columns(self) -> tuple[Tensor, int]:
+        """The norm of the last K_c, and how many columns it has; of those of all processes together."""
+        if self.others is None:
+            return torch.linalg.vector_norm(self.last.detach()), self.last.shape[1]
+        return self.others.norm, self.others.columns
 
 
 def factorise_inducing(operator: str, Kuu: Tensor, jitter: float, info: Tensor | None = None) -> Tensor:
@@ -158,11 +183,11 @@ def gather(
     operator: str,
     kernel: KernelFunction,
     Z: Tensor,
-    X: Tensor,
-    Y: Tensor,
+    data: Rows,
     jitter: float,
     width: int,
     *,
+    target_parameters: Sequence[Tensor] = (),
     record: bool = False,
     info: Tensor | None = None,
     may_invert: bool = False,
@@ -175,26 +200,26 @@ def gather(
         operator: The name in messages.
         kernel: With parameters in ``ARITHMETIC``.
         Z: (U, d), in ``ARITHMETIC``.
-        X: (n, d), of any dtype.
-        Y: (n, k), of any dtype.
+        data: Inputs (n, d) and targets (n, k).
         jitter: In units of the mean of K_uu's diagonal.
         width: Rows of a chunk.
+        target_parameters: What the targets depend on, in ``ARITHMETIC``.
         record: Record the last K_c for autograd.
         info: As in ``factorise_inducing``.
         may_invert: K_uu is far enough from singular to invert its factor where that is faster.
     """
-    U, n, k = len(Z), len(X), Y.shape[-1]
+    U, n, k = len(Z), data.count, data.outputs
     matrix, diagonal, parameters = kernel
     Kuu = matrix(Z, Z, *parameters)
     Lu = factorise_inducing(operator, Kuu.clone(memory_format=torch.contiguous_format), jitter, info)
     del Kuu
     W, b = Z.new_zeros(U, U), Z.new_zeros(U, k)
-    squares = Z.new_zeros(1)
+    squares, variances = Z.new_zeros(1), Z.new_zeros(())
     workspace = Z.new_empty(U * width)
     whitening = choose_whitening(Lu, may_invert)
     K = Z.new_empty(U, 0)
     for rows in split_rows(n, width):
-        inputs, targets = X[rows].to(ARITHMETIC), Y[rows].to(ARITHMETIC)
+        inputs, targets = data.read(rows, target_parameters)
         del K  # frees it before the next one is made
         with torch.set_grad_enabled(record and rows.stop == n):
             K = matrix(Z, inputs, *parameters)
@@ -204,7 +229,5 @@ def gather(
         lookup("syrk_add", W)(W, B)
         b.addmm_(B, targets)
         squares += targets.square().sum()
-    variances = Z.new_zeros(())
-    for rows in split_rows(n, VARIANCE_ROWS):
-        variances += diagonal(X[rows].to(ARITHMETIC), *parameters).sum()
+        variances += diagonal(inputs, *parameters).sum()
     return Statistics(whitening, W, b, squares, variances, K, workspace)

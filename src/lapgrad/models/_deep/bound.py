@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lapgrad.distributed.group import Group
 from lapgrad.models._deep.latent_layer import DeepLayer, fit_functions
 from lapgrad.models._deep.sparse_layer import LayerFactors
 from lapgrad.models._training.adam import AdamOptimizer, minimise_with_adam
+from lapgrad.models._training.shares import BatchPart
 
 _LOG_2_PI = math.log(2.0 * math.pi)
 #: Initial learning rate of a refinement of q(h_1 | y); latent variables have a variance of about 1.
@@ -37,6 +39,7 @@ def estimate_bound(
     noise: Sequence[Tensor],
     latent_weight: float | Tensor,
     first: LatentPosterior | None = None,
+    part: BatchPart | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return an estimate of the bound of the log density of ``total`` data, from a minibatch.
 
@@ -49,6 +52,8 @@ def estimate_bound(
         noise: (samples, b, w) standard normal numbers per layer.
         latent_weight: Weight of all terms except the fit to the data and the divergences KL_l of q(u_l).
         first: q(h_1 | y); None: that of the recognition network.
+        part: What the rows count, if other processes have more rows of the minibatch. The sum over the
+            processes is the bound.
 
     Returns:
         The bound, a scalar in float64; and the latent variables, (samples, b, w) per layer, as constants.
@@ -67,7 +72,9 @@ def estimate_bound(
         lower = H
     squares = (mean.square() + log_variance.exp()).sum(-1)  # of h_L, over q(h_L | h_(L-1))
     terms = terms - 0.5 * latent_weight * (squares + mean.shape[-1] * _LOG_2_PI)
-    of_data = terms.to(torch.float64).mean(0).sum() * (total / len(Y))
+    of_data = terms.to(torch.float64).mean(0).sum() * (total / len(Y) if part is None else part.weight)
+    if part is not None and not part.is_first:
+        return of_data, latent
     pairs = zip(layers, known, strict=True)
     divergences = sum(layer.functions.kl(factors).to(torch.float64) for layer, factors in pairs)
     return of_data - divergences, latent
@@ -80,6 +87,8 @@ def move_functions(
     total: int,
     rate: float | Tensor,
     latent_weight: float | Tensor,
+    part: BatchPart | None = None,
+    group: Group | None = None,
 ) -> None:
     """Move all q(u) one step along the natural gradient of the bound.
 
@@ -90,14 +99,18 @@ def move_functions(
         total: How many data there are.
         rate: Length of the step, 0 to 1; less than 1 if it is a tensor, a scalar in float64.
         latent_weight: As in ``estimate_bound``.
+        part: As in ``estimate_bound``.
+        group: The processes that have parts of the minibatch.
     """
     samples = len(latent[0])
     lower = Y.expand(samples, *Y.shape)
     for level, (layer, H) in enumerate(zip(layers, latent, strict=True)):
         targets = lower if layer.functions.mean is None else (lower - layer.functions.mean(H)).detach()
-        weight = total / (samples * len(Y)) * (1.0 if level == 0 else latent_weight)
+        share = total / len(Y) if part is None else part.weight
+        weight = share / samples * (1.0 if level == 0 else latent_weight)
         noise = layer.noise_var.detach()
-        fit_functions(layer.functions, H.flatten(0, 1), targets.flatten(0, 1), noise, weight, rate)
+        points, values = H.flatten(0, 1), targets.flatten(0, 1)
+        fit_functions(layer.functions, points, values, noise, weight, rate, group)
         lower = H
 
 

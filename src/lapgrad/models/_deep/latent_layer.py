@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from lapgrad.distributed.group import Group
 from lapgrad.models._deep.recognition import Recognition
 from lapgrad.models._deep.sparse_layer import ARITHMETIC, LayerFactors, SparseLayer
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
@@ -187,6 +188,7 @@ def fit_functions(
     noise_var: Tensor,
     weight: float | Tensor,
     rate: float | Tensor = 1.0,
+    group: Group | None = None,
 ) -> None:
     """Move q(u) to the optimal one for known inputs H (n, w), and outputs Y (n, D) without their mean.
 
@@ -196,13 +198,18 @@ def fit_functions(
         Λ = I + A Aᵀ weight / noise,   η = A Y weight / noise
 
     A minibatch gives unbiased estimates of Λ and η. The step (1 - rate) (Λ, η) + rate (Λ, η of the minibatch)
-    follows the natural gradient of the bound.
+    follows the natural gradient of the bound. With a ``group``, each process has some of the points.
     """
-    (Lu, q_mean, q_root), v = functions.prepare(), noise_var.to(ARITHMETIC) / weight
-    A = trsm(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
-    precision = syrk(A) / v
+    group = group or Group()
+    inducing = len(functions.inducing)
+    with group.expect_sum(inducing * (inducing + Y.shape[-1]), Y.device) as pending:
+        (Lu, q_mean, q_root), v = functions.prepare(), noise_var.to(ARITHMETIC) / weight
+        A = trsm(Lu, functions.kernel(functions.inducing, H).to(ARITHMETIC))
+        products, sums = syrk(A), multiply(A.to(Y.dtype), Y).to(ARITHMETIC)
+        pending.start([products, sums])
+        pending.wait()
+    precision, shift = products / v, sums / v
     precision.diagonal().add_(1.0)
-    shift = multiply(A.to(Y.dtype), Y).to(ARITHMETIC) / v
     if isinstance(rate, Tensor) or rate < 1.0:  # a tensor is not read: it may be on a GPU
         before = potri(q_root.to(ARITHMETIC))
         precision = torch.lerp(before, precision, rate)

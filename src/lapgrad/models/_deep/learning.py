@@ -11,6 +11,7 @@ from lapgrad import _errors
 from lapgrad.models._deep import bound as _bound
 from lapgrad.models._deep.latent_layer import DeepLayer
 from lapgrad.models._training.minibatches import Minibatch, TrainingTask
+from lapgrad.models._training.shares import BatchPart, DataShare
 
 #: Default length of the first natural gradient steps.
 _NATURAL = 0.1
@@ -21,16 +22,25 @@ class DeepTask(TrainingTask):
 
     Args:
         layers: The layers of the model, the lowest one first.
-        Y: (n, D), the data.
+        Y: (n, D), the data of this process.
         samples: Samples of latent variables per datum.
         annealing: Steps in which the weight of the terms of latent variables rises to 1.
         natural: Length of the first steps along the natural gradient. If it is 0, or any parameter of q(u)
             does not require gradients, q(u) is left to Adam.
+        share: Which of the rows of all processes are here; None: all.
     """
 
     def __init__(
-        self, layers: Sequence[DeepLayer], Y: Tensor, samples: int, annealing: int, natural: float
+        self,
+        layers: Sequence[DeepLayer],
+        Y: Tensor,
+        samples: int,
+        annealing: int,
+        natural: float,
+        share: DataShare | None = None,
     ) -> None:
+        self.total = len(Y) if share is None else share.total
+        self.group = None if share is None else share.group
         self.layers, self.Y, self.samples = layers, Y, samples
         self.annealing, self.natural = annealing, natural
         of_q = [value for layer in layers for value in layer.functions.list_q_parameters()]
@@ -39,7 +49,7 @@ class DeepTask(TrainingTask):
         # Numbers that differ between steps are in tensors, so that a CUDA graph can read them.
         self.length = torch.zeros((), dtype=torch.float64, device=Y.device)
         self.weight: Tensor | float = torch.ones_like(self.length) if annealing else 1.0
-        self.seen: tuple[Tensor, list[Tensor]] | None = None
+        self.seen: tuple[Tensor, list[Tensor], BatchPart] | None = None
 
     def select_for_adam(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Return the parameters that natural gradients do not move."""
@@ -59,17 +69,21 @@ class DeepTask(TrainingTask):
 
     def loss(self, minibatch: Minibatch) -> Tensor:
         """Return minus the bound of all data per datum, estimated from the minibatch."""
-        some, total = self.Y[minibatch.rows], len(self.Y)
-        found, latent = _bound.estimate_bound(self.layers, some, total, minibatch.normals, self.weight)
-        self.seen = some, latent
-        return -found / total
+        some, part = self.Y[minibatch.rows], minibatch.part
+        found, latent = _bound.estimate_bound(
+            self.layers, some, self.total, minibatch.normals, self.weight, part=part
+        )
+        self.seen = some, latent, part
+        return -found / self.total
 
     def finish_step(self) -> None:
         """Move q(u), with the latent variables of the minibatch."""
         assert self.seen is not None
-        (some, latent), self.seen = self.seen, None  # or a CUDA graph would keep their memory
+        (some, latent, part), self.seen = self.seen, None  # or a CUDA graph would keep their memory
         if self.moved:
-            _bound.move_functions(self.layers, some, latent, len(self.Y), self.length, self.weight)
+            _bound.move_functions(
+                self.layers, some, latent, self.total, self.length, self.weight, part, self.group
+            )
 
 
 def choose_natural_length(who: str, layers: Sequence[DeepLayer], given: float | None) -> float:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
+from lapgrad.fused._sgp.rows import TensorRows
 from lapgrad.models import _scaling
 from lapgrad.models._deep import mean_functions as _mean_functions
 from lapgrad.models._deep.sparse_layer import COVARIANCES, SparseLayer
@@ -115,7 +117,9 @@ def _initialise_as(layer: SparseLayer, function: nn.Module, *, explicit: bool) -
 
 
 @torch.no_grad()
-def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor) -> None:
+def condition_last_layer(
+    layers: Sequence[SparseLayer], X: Tensor, y: Tensor, noise_var: Tensor, group: Group | None = None
+) -> None:
     """Set q(u) of the last layer to the optimal one for X (n, d), y (n, k), with the others at their means.
 
     With the statistics of ``fused._sgp.statistics``, K_uu = Lu Lu^T and M = I + W / v, the inducing variables
@@ -123,7 +127,8 @@ def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, no
 
         q(w) = N(M^-1 b / v, M^-1)
 
-    which has the smallest Kullback-Leibler divergence from the posterior.
+    which has the smallest Kullback-Leibler divergence from the posterior. With a ``group``, each process has
+    some of the rows.
     """
     *inner, last = layers
     for layer in inner:
@@ -133,11 +138,12 @@ def condition_last_layer(layers: Sequence[SparseLayer], X: Tensor, y: Tensor, no
         "SparseLayer",
         _kernel_function.wrap_module(last.kernel),
         last.inducing,
-        X,
-        y,
+        TensorRows(X, y),
+        (),
         noise_var,
         last.jitter,
         None,
+        group,
     )[2:]
     mean, root = trmm(Lu, weights, transpose=True), potrf(potri(Lm))
     if not last.whiten:

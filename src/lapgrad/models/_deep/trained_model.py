@@ -9,12 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lapgrad.models import _checks
+from lapgrad.distributed.losses import sum_loss
 from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.sparse_layer import SparseLayer
+from lapgrad.models._gp.spread_rows import make_shared_generator
 from lapgrad.models._training import minibatches as _minibatches
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import make_plan
+from lapgrad.models._training.shares import BatchPart, DataShare
 
 _STEPS = 5000
 
@@ -29,17 +31,28 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
 
     X: Tensor
     layers: nn.ModuleList
+    #: Which of the rows of all processes are here; None: all.
+    share: DataShare | None = None
 
     def _list_layers(self) -> list[SparseLayer]:
         return [cast(SparseLayer, layer) for layer in self.layers]
 
     @abc.abstractmethod
     def _allocate_normals(self, samples: int, count: int) -> list[Tensor]:
-        """Return uninitialised tensors for the normal numbers that an estimate from ``count`` rows takes."""
+        """Return uninitialised tensors for the normal numbers that an estimate from ``count`` rows takes.
+
+        Rows are their second dimension.
+        """
 
     @abc.abstractmethod
-    def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
-        """Return the loss, estimated from some rows and normal numbers, without waiting for the device."""
+    def _estimate_loss(
+        self, rows: Tensor | slice, normals: Sequence[Tensor], part: BatchPart | None = None
+    ) -> Tensor:
+        """Return the loss, estimated from some rows and normal numbers, without waiting for the device.
+
+        ``part``: What the rows count, if other processes have more of them. The sum over the processes is
+        then the loss.
+        """
 
     def loss(
         self,
@@ -65,18 +78,37 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
                 definite, by more than rounding.
             NonFiniteError: A kernel gives NaN or infinity.
         """
-        who, n = f"{type(self).__name__}.loss", len(self.X)
+        who, n = f"{type(self).__name__}.loss", self._count_rows()
         _start.check_positive(who, samples=samples, batch=n if batch is None else batch)
-        source = _checks.make_generator(who, generator, self.X.device)
+        group = None if self.share is None else self.share.group
+        source = make_shared_generator(who, generator, self.X.device, group)
         rows: Tensor | slice = slice(None)
         if batch is not None and batch < n:
             rows = torch.randperm(n, generator=source, device=self.X.device)[:batch]
         count = n if batch is None else min(batch, n)
         normals = [tensor.normal_(generator=source) for tensor in self._allocate_normals(samples, count)]
-        value = self._estimate_loss(rows, normals)
+        value = self._estimate_shared_loss(rows, normals, n / count)
         for layer in self._list_layers():
             layer.check()
         return value
+
+    def _estimate_shared_loss(self, rows: Tensor | slice, normals: Sequence[Tensor], weight: float) -> Tensor:
+        """Return the loss from rows that are numbered over all processes, if there are several."""
+        share = self.share
+        if share is None:
+            return self._estimate_loss(rows, normals)
+        numbers = torch.arange(share.total, device=self.X.device)[rows] if isinstance(rows, slice) else rows
+        here, own = share.select(numbers)
+        part = BatchPart(weight, share.group.is_first)
+        return sum_loss(
+            share.group,
+            lambda: self._estimate_loss(own, [tensor[:, here] for tensor in normals], part),
+            list(self.parameters()),
+        )
+
+    def _count_rows(self) -> int:
+        """Return how many rows there are, on all processes together."""
+        return len(self.X) if self.share is None else self.share.total
 
     def forward(self) -> Tensor:
         """The same as ``loss()``."""
@@ -108,11 +140,13 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
             epochs: How many passes over the data, in place of ``steps``.
             seconds: How long. If none of the three is given: 5000 steps; if two are, the first reached
                 counts.
-            batch: Rows of data in each step; all of them if there are no more.
+            batch: Rows of data in each step; all of them if there are no more. With a group of p processes a
+                step is that of one process with p times as many rows, taken from those of all processes.
             samples: How many samples of the inner layers for each row.
             lr: Learning rate at the start.
             final_lr: Learning rate at the end, relative to the start; it decreases along half a cosine.
             generator: Source of random numbers, or a seed; None: a new one, with a seed from torch's own.
+                With a group the same on all processes.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called every ``every`` steps with the step and the mean loss of the steps before; True
                 stops the fit.
@@ -130,16 +164,20 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
                 last check of the loss.
             OptionError: An argument is not one of those above, or there is nothing to learn.
         """
-        who, n = f"{type(self).__name__}.fit", len(self.X)
+        who, n = f"{type(self).__name__}.fit", self._count_rows()
         _start.check_positive(who, samples=samples, batch=batch)
         if steps is None and epochs is None and seconds is None:
             steps = _STEPS
-        plan = make_plan(who, n, batch, steps, epochs, seconds, lr, final_lr, every)
+        group = None if self.share is None else self.share.group
+        rows = batch * (1 if group is None else group.size)
+        plan = make_plan(who, n, rows, steps, epochs, seconds, lr, final_lr, every)
         source = _minibatches.get_generator(
-            _checks.make_generator(who, generator, self.X.device), self.X.device
+            make_shared_generator(who, generator, self.X.device, group), self.X.device
         )
         task = _Task(self, samples)
-        training = _minibatches.TrainingRun(who, self, n, plan, task, source, resume, graph=graph)
+        training = _minibatches.TrainingRun(
+            who, self, self.share or n, plan, task, source, resume, graph=graph
+        )
         return self._run_training(training, progress, callback)
 
 
@@ -155,4 +193,5 @@ class _Task(_minibatches.TrainingTask):
 
     def loss(self, minibatch: _minibatches.Minibatch) -> Tensor:
         """Return the loss of all data, estimated from the minibatch."""
-        return self.model._estimate_loss(minibatch.rows, minibatch.normals)
+        part = None if self.model.share is None else minibatch.part
+        return self.model._estimate_loss(minibatch.rows, minibatch.normals, part)

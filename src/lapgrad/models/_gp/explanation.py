@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 
-from torch import Tensor
-
 from lapgrad import _errors
 
 _LEAST_GAIN = 1e-3
 """Nats per observation that the best fit must gain over noise."""
 
 
-def warn_if_nothing_is_explained(who: str, residuals: Tensor, loss: float) -> None:
-    """Warn if ``loss`` is no better than that of independent noise with the variance of the residuals (n, k).
+def warn_if_nothing_is_explained(who: str, count: int, variance: float, loss: float) -> None:
+    """Warn if ``loss`` of ``count`` observations is no better than that of independent noise of ``variance``.
 
     A kernel whose lengthscale is far below the distances of the points, or far above their range, leads
     there: the fit has converged, because the loss is flat, but all that it has found is noise.
@@ -22,7 +20,6 @@ def warn_if_nothing_is_explained(who: str, residuals: Tensor, loss: float) -> No
     Warns:
         FitWarning: The log likelihood per observation is no better by more than 1e-3.
     """
-    count, variance = residuals.numel(), residuals.detach().double().square().mean().item()
     if not variance > 0.0:
         return
     of_noise = 0.5 * count * (math.log(2.0 * math.pi * variance) + 1.0)

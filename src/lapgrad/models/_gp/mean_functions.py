@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,13 +68,12 @@ class WithMeanFunction(ParametrisedModule):
         Raises:
             ShapeError: A module of the user returns another shape.
         """
-        if self.mean == "constant":
-            return self.constant
-        if self.mean == "linear":
-            return self.constant + inputs @ self.slope
         if self.mean_module is None:
-            return inputs.new_zeros(outputs)
-        values = self.mean_module(inputs)
+            return _evaluate_mean(inputs, self.get_mean_parameters(), outputs)
+        return self._check_mean(self.mean_module(inputs), inputs, outputs)
+
+    def _check_mean(self, values: Any, inputs: Tensor, outputs: int) -> Tensor:
+        """Return what a module of the user has returned, as (*batch, n, 1) or (*batch, n, outputs)."""
         if isinstance(values, Tensor) and values.shape == inputs.shape[:-1]:
             values = values[..., None]
         if (
@@ -89,9 +88,36 @@ class WithMeanFunction(ParametrisedModule):
             )
         return values
 
+    def get_mean_parameters(self) -> list[Tensor]:
+        """Return the tensors that the mean depends on: arguments of ``compute_mean_from``."""
+        if self.mean_module is not None:
+            return list(self.mean_module.parameters())
+        if self.mean == "zero":
+            return []
+        return [self.constant, self.slope] if self.mean == "linear" else [self.constant]
+
+    def compute_mean_from(self, inputs: Tensor, parameters: Sequence[Tensor], outputs: int) -> Tensor:
+        """Return ``compute_mean`` as a function of the tensors of ``get_mean_parameters``, of any dtype."""
+        if self.mean_module is None:
+            return _evaluate_mean(inputs, parameters, outputs)
+        names = [name for name, _ in self.mean_module.named_parameters()]
+        tensors = dict(zip(names, parameters, strict=True))
+        for name, buffer in self.mean_module.named_buffers():
+            tensors[name] = buffer.to(inputs) if buffer.is_floating_point() else buffer
+        values = torch.func.functional_call(self.mean_module, tensors, (inputs,))
+        return self._check_mean(values, inputs, outputs)
+
     def has_constant_mean(self) -> bool:
         """Return whether the mean can take any constant value, so that noise around it has mean 0."""
         return self.mean in ("constant", "linear")
+
+
+def _evaluate_mean(inputs: Tensor, parameters: Sequence[Tensor], outputs: int) -> Tensor:
+    """Return zero, a constant, or a constant and a linear function, by the number of parameters."""
+    if not parameters:
+        return inputs.new_zeros(outputs)
+    constant, *slopes = parameters
+    return constant + inputs @ slopes[0] if slopes else constant
 
 
 def find_mean(config: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> str | nn.Module:

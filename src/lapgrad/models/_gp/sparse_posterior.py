@@ -10,14 +10,18 @@ a = M^-1 b / v, the function at new inputs has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lapgrad.distributed.group import Group
+from lapgrad.fused._sgp import reduction as _reduction
 from lapgrad.fused._sgp import statistics as _statistics
 from lapgrad.fused._sgp.inverse_factor import Substitution
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+from lapgrad.fused._sgp.rows import Rows
 from lapgrad.fused._sgp.statistics import ARITHMETIC
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
@@ -63,19 +67,24 @@ def compute_posterior(
     who: str,
     kernel: KernelFunction,
     Z: Tensor,
-    X: Tensor,
-    Y: Tensor,
+    data: Rows,
+    target_parameters: Sequence[Tensor],
     noise_var: Tensor,
     jitter: float,
     chunk: int | None,
+    group: Group | None = None,
 ) -> SparsePosterior:
-    """Return the posterior for the data X (n, d), Y (n, k), by one pass over them."""
+    """Return the posterior for inputs (n, d) and targets (n, k), by one pass over them."""
+    group = group or Group()
     with torch.no_grad():
         Z, v = Z.detach().to(ARITHMETIC), noise_var.detach().to(ARITHMETIC)
         parameters = tuple(parameter.detach().to(ARITHMETIC) for parameter in kernel.parameters)
         kernel = KernelFunction(kernel.matrix, kernel.diagonal, parameters)
-        width = _statistics.choose_chunk_width(len(X), len(Z), chunk, X.device)
-        sums = _statistics.gather(who, kernel, Z, X, Y, jitter, width)
+        targets = [parameter.detach().to(ARITHMETIC) for parameter in target_parameters]
+        width = _statistics.choose_chunk_width(data.count, len(Z), chunk, Z.device)
+        with group.expect_sum(_reduction.count_numbers(len(Z), data.outputs), Z.device) as pending:
+            own = _statistics.gather(who, kernel, Z, data, jitter, width, target_parameters=targets)
+            sums = _reduction.StatisticsSum(who, pending, own, data.count, group.size == 1).finish()
         Lm = potrf(torch.eye(len(Z), dtype=Z.dtype, device=Z.device) + sums.W / v)
         a = trsm(Lm, trsm(Lm, sums.b), transpose=True) / v
         assert isinstance(sums.whitening, Substitution)

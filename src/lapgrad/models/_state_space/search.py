@@ -164,6 +164,8 @@ class _Search:
         """Search from x and from other starts; return how convergence was seen."""
         try:
             value, gradient = self.function(x)
+        except _errors.ProcessGroupError:
+            raise
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise _errors.FitError(f"{self.who}.fit: step 1: {error}", 1) from error
         self.steps += 1
@@ -296,6 +298,8 @@ class _Search:
         self.steps += 1
         try:
             value, gradient = self.function(x)
+        except _errors.ProcessGroupError:
+            raise
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR):
             return _Point(x, math.inf, np.zeros_like(x))
         is_finite = math.isfinite(value) and bool(np.isfinite(gradient).all())

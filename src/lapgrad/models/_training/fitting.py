@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.distributed.group import Group
+from lapgrad.distributed.losses import share_callback
 from lapgrad.models import _plots
 from lapgrad.models._training import lbfgs as _lbfgs
 from lapgrad.models._training import progress as _progress
@@ -170,11 +172,15 @@ def fit(
     if not parameters:
         raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
     started = time.perf_counter()
-    with _progress.show_progress(progress, limit, who) as show, warnings.catch_warnings():
+    group, counter = find_group(module), getattr(module, "row_counter", None)
+    shows = progress and (group is None or group.is_first)
+    rows = counter if getattr(module, "spread_rows", None) is not None else None
+    with _progress.show_progress(shows, limit, who, rows) as show, warnings.catch_warnings():
         # Warnings at points that the line search only tried are useless; that of the last point comes below.
         warnings.simplefilter("ignore", _errors.JitterWarning)
         evaluation = _make_evaluation(module, loss, parameters)
-        run = _FitRun(who, module, parameters, evaluation, limit, tolerance, callback, show)
+        shared = share_callback(group, callback)
+        run = _FitRun(who, module, parameters, evaluation, limit, tolerance, shared, show, group)
         run.keep_state(None)
         try:
             if callable(lr):
@@ -187,6 +193,12 @@ def fit(
             reason, converged = stop.reason, stop.converged
             if optimizer == "adam":
                 run.keep_state(run.get_state())
+        except Exception as error:
+            run.keep_state(None)
+            raised = run.share_failure(error)
+            if raised is error:
+                raise
+            raise raised from error
         except BaseException:
             run.keep_state(None)
             raise
@@ -201,6 +213,12 @@ def fit(
             stacklevel=3,
         )
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
+
+
+def find_group(module: nn.Module) -> Group | None:
+    """Return the processes that a module is learned by; None: this one alone."""
+    group = getattr(module, "group", None)
+    return group if isinstance(group, Group) and group.size > 1 else None
 
 
 def _make_evaluation(
@@ -247,7 +265,9 @@ class _FitRun:
         tolerance: float,
         callback: Callback | None,
         show: Callable[[int, float], None],
+        group: Group | None = None,
     ) -> None:
+        self.group = group
         self.who, self.module, self.parameters, self.limit = who, module, parameters, limit
         self.evaluation = evaluation
         self.tolerance, self.callback, self.show = tolerance, callback, show
@@ -392,9 +412,14 @@ class _FitRun:
         Raises:
             FitError: An operator failed.
         """
+        if self.group is not None:
+            # Rounding may differ between machines. All processes go on from the numbers of the first one.
+            self.group.copy_from_first(self.parameters)
         self.steps += 1
         try:
             loss, gradients = self.evaluation()
+        except _errors.ProcessGroupError:
+            raise
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self.make_error(error) from error
         self.gradients = [
@@ -417,6 +442,15 @@ class _FitRun:
         self.show(self.steps, value)
         if self.callback is not None and self.callback(self.steps, value):
             raise _FitEnd("the callback asked to stop")
+
+    def share_failure(self, error: Exception) -> BaseException:
+        """Tell the other processes of an error that ends the fit; return the error to raise."""
+        if self.group is None:
+            return error
+        # They are about to copy the parameters of the first process.
+        return self.group.fail(
+            error, sum(parameter.numel() for parameter in self.parameters), self.parameters[0].device
+        )
 
     def check_limit(self) -> None:
         """End the fit if there may be no further evaluation."""

@@ -26,6 +26,8 @@ from torch.autograd.graph import increment_version
 
 from lapgrad import _errors
 from lapgrad._torch.synchronisation import without_waiting
+from lapgrad.distributed.group import Group
+from lapgrad.distributed.losses import share_callback, sum_loss
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import progress as _progress
@@ -33,6 +35,7 @@ from lapgrad.models._training.adam import AdamOptimizer
 from lapgrad.models._training.fitting import Callback, FitResult
 from lapgrad.models._training.plan import TrainingPlan
 from lapgrad.models._training.resuming import ResumableModel, check_state
+from lapgrad.models._training.shares import BatchPart, DataShare
 
 #: The entries of ``training_state``, and their types.
 _STATE = {
@@ -50,12 +53,14 @@ class Minibatch:
     """The data of one step. The tensors stay the same; each step fills them with other numbers.
 
     Attributes:
-        rows: (b,), indices of rows of the data.
+        rows: (b,), indices of rows of the data of this process.
         normals: Standard normal random numbers.
+        part: What the rows count.
     """
 
     rows: Tensor
     normals: list[Tensor]
+    part: BatchPart
 
 
 class TrainingTask(abc.ABC):
@@ -63,7 +68,10 @@ class TrainingTask(abc.ABC):
 
     @abc.abstractmethod
     def make_normals(self, count: int) -> list[Tensor]:
-        """Return uninitialised tensors for the normal random numbers of minibatches of ``count`` rows."""
+        """Return uninitialised tensors for the normal random numbers of minibatches of ``count`` rows.
+
+        Rows are their second dimension.
+        """
 
     def prepare_step(self, step: int, rate: float) -> None:  # noqa: B027  (optional)
         """Fill the task's own tensors whose numbers differ between steps.
@@ -75,7 +83,7 @@ class TrainingTask(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, minibatch: Minibatch) -> Tensor:
-        """Return the loss, a scalar.
+        """Return the loss, a scalar. With several processes, the sum of theirs is the loss.
 
         It is recorded, as is ``finish_step``: both make the same operations on the same tensors in each step.
         """
@@ -94,7 +102,15 @@ class MinibatchModel(ResumableModel):
             self.keep_training_state(training.get_state())
             return None if callback is None else callback(step, value)
 
-        result = training.run(progress=progress, callback=keep_state)
+        group = training.group
+        shows = progress and (group is None or group.is_first)
+        try:
+            result = training.run(progress=shows, callback=share_callback(group, keep_state))
+        except Exception as error:
+            raised = training.share_failure(error)
+            if raised is error:
+                raise
+            raise raised from error
         self.keep_training_state(training.get_state())
         return result
 
@@ -105,7 +121,7 @@ class TrainingRun:
     Args:
         who: Name of the model, for messages.
         module: Owns the parameters; its sparse layers report factorisations that failed.
-        count: Rows of the data.
+        count: Rows of the data, or which of the rows of several processes are here.
         plan: Limits and learning rates.
         task: Computes the loss.
         generator: Source of the order of the rows, and of the task's random numbers.
@@ -121,7 +137,7 @@ class TrainingRun:
         self,
         who: str,
         module: nn.Module,
-        count: int,
+        count: int | DataShare,
         plan: TrainingPlan,
         task: TrainingTask,
         generator: torch.Generator,
@@ -129,7 +145,11 @@ class TrainingRun:
         parameters: Sequence[nn.Parameter] | None = None,
         graph: bool | None = None,
     ) -> None:
-        self.who, self.module, self.count, self.plan = who, module, count, plan
+        share = DataShare(Group(), 0, count, count) if isinstance(count, int) else count
+        self.share, self.count = share, share.total
+        #: The processes that take each step together; None: this one alone.
+        self.group = share.group if share.group.size > 1 else None
+        self.who, self.module, self.plan = who, module, plan
         self.task, self.generator = task, generator
         chosen = module.parameters() if parameters is None else parameters
         self.parameters = [parameter for parameter in chosen if parameter.requires_grad]
@@ -138,7 +158,9 @@ class TrainingRun:
         self.layers = [part for part in module.modules() if isinstance(part, SparseLayer)]
         device = self.parameters[0].device
         _check_graph(who, graph, device)
-        self.graph, self.recorder = graph, None if graph is False else _make_recorder(device)
+        # Each step has another number of rows here if there are several processes.
+        is_recorded = graph is not False and self.group is None
+        self.graph, self.recorder = graph, _make_recorder(device) if is_recorded else None
         #: One recording per size of minibatches, of which there are one or two.
         self.replays: dict[int, _cuda_graph.ReplayableFunction] = {}
         self.minibatches: dict[int, Minibatch] = {}
@@ -146,7 +168,7 @@ class TrainingRun:
         # that both give the same numbers.
         on_device = device.type == "cuda" or self.recorder is not None
         self.optimizer = AdamOptimizer(self.parameters, plan.lr, on_device)
-        self.step, self.seconds, self.position = 0, 0.0, count
+        self.step, self.seconds, self.position = 0, 0.0, self.count
         self.order = torch.zeros(0, dtype=torch.int64, device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         if state is not None:
@@ -204,6 +226,7 @@ class TrainingRun:
                     history.append(self._check_progress(taken))
                     taken = 0
                     self.seconds = earlier + time.perf_counter() - started - in_callbacks
+                    self._share_time()
                     reason = reason or self.plan.find_stop_reason(self.step, self.seconds)
                     update(self.step, history[-1])
                     called, storage = time.perf_counter(), self._describe_storage()
@@ -228,7 +251,7 @@ class TrainingRun:
             # Autocast caches rounded weights, and would not notice that the weights have changed since.
             torch.clear_autocast_cache()
             with torch.enable_grad():
-                value = self.task.loss(minibatch)
+                value = self._compute_loss(minibatch)
             gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
             is_recording = self.recorder is not None and self.recorder.recording
             self.optimizer.move(gradients, is_recording=is_recording)
@@ -237,6 +260,9 @@ class TrainingRun:
 
         try:
             self._compute_or_replay(len(minibatch.rows), compute)
+        except _errors.ProcessGroupError:
+            self._restore()
+            raise
         except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
             raise self._make_error(str(error)) from error
         except _cuda_graph.CannotCaptureError as error:
@@ -246,6 +272,27 @@ class TrainingRun:
                 f"parameters are those of the start, or of the last check of the loss."
             ) from error
         self.step += 1
+
+    def share_failure(self, error: Exception) -> BaseException:
+        """Tell the other processes of an error that ends the fit; return the error to raise."""
+        if self.group is None:
+            return error
+        # They are about to add up a loss and its gradient.
+        numbers = 1 + sum(parameter.numel() for parameter in self.parameters)
+        return self.group.fail(error, numbers, self.parameters[0].device)
+
+    def _compute_loss(self, minibatch: Minibatch) -> Tensor:
+        """Return the loss of a minibatch, of all processes together."""
+        if self.group is None:
+            return self.task.loss(minibatch)
+        return sum_loss(self.group, lambda: self.task.loss(minibatch), self.parameters)
+
+    def _share_time(self) -> None:
+        """Let the clock of the first process decide when the time is over."""
+        if self.group is not None:
+            clock = torch.tensor([self.seconds], dtype=torch.float64)
+            self.group.copy_from_first([clock])
+            self.seconds = clock.item()
 
     def close(self) -> None:
         """Free what only steps need: gradients, recordings, minibatches."""
@@ -304,12 +351,16 @@ class TrainingRun:
         rows = self._draw_rows()
         known = self.minibatches.get(len(rows))
         if known is None:
-            known = Minibatch(torch.empty_like(rows), self.task.make_normals(len(rows)))
+            part = BatchPart(self.count / len(rows), self.share.group.is_first)
+            known = Minibatch(torch.empty_like(rows), self.task.make_normals(len(rows)), part)
             self.minibatches[len(rows)] = known
         known.rows.copy_(rows)
         for numbers in known.normals:
             numbers.normal_(generator=self.generator)
-        return known
+        if self.group is None:
+            return known
+        here, own = self.share.select(rows)
+        return Minibatch(own, [numbers[:, here] for numbers in known.normals], known.part)
 
     def _draw_rows(self) -> Tensor:
         """Return the next rows, in an order that is drawn anew for each pass over the data."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from lapgrad import _errors, fused
 from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, check_square_matrix
+from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp.bound import check_noise_variance, compute_bound
 from lapgrad.fused._sgp.kernel_function import KernelFunction
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def sgp_nll(
@@ -22,6 +27,7 @@ def sgp_nll(
     *,
     jitter: float = 1e-6,
     chunk: int | None = None,
+    group: Group | ProcessGroup | None = None,
 ) -> Tensor:
     """Bound of a sparse GP: s = -sum_j log N(y_j | 0, Q + v I) + k/2v tr(K_ff - Q), Q = K_fu K_uu^-1 K_uf.
 
@@ -46,7 +52,7 @@ def sgp_nll(
                 stacklevel=2,
             )
         return sgp_nll_from_matrices(first, Z, X, Y, noise_var)
-    return fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=jitter, chunk=chunk)
+    return fused.sgp_nll(kernel, Z, X, Y, noise_var, jitter=jitter, chunk=chunk, group=group)
 
 
 def sgp_nll_from_matrices(

@@ -20,6 +20,7 @@ from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._model import StoredModel
 from lapgrad.models._parameters import unbounded
 from lapgrad.models._storage.entries import FLAG, INTEGERS, NUMBER, PART, PARTS, TEXT, check_entries
+from lapgrad.models._training.shares import BatchPart
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.likelihoods.base import Likelihood, likelihood_from_config
@@ -159,8 +160,11 @@ class LayeredModel(TrainedModel, StoredModel):
         wanted = self.likelihood.count_normals
         return [*normals, self.X.new_empty(wanted, count, functions)] if wanted else normals
 
-    def _estimate_loss(self, rows: Tensor | slice, normals: Sequence[Tensor]) -> Tensor:
+    def _estimate_loss(
+        self, rows: Tensor | slice, normals: Sequence[Tensor], part: BatchPart | None = None
+    ) -> Tensor:
         """Return the loss, estimated from some rows and normal numbers, without waiting for the device."""
+        assert part is None, "these models are learned by one process"
         X, y = self._scale_inputs(self.X[rows]), self._scale_targets(self.y[rows])
         layers = self._list_layers()
         prepared = [layer.prepare() for layer in layers]
