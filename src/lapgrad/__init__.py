@@ -79,7 +79,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 #: Imported when they are first asked for: they stand above this module.
-_LATE = ("models", "sklearn")
+_LATE = ("distributed", "models", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:
