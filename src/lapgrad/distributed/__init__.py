@@ -4,6 +4,9 @@
 ``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them learn
 the parameters that one process with all of the data would learn. Started alone, the same program runs in one
 process.
+
+``make_grid`` makes a grid of processes for one matrix that is too large for one of them: ``mvn_nll``, ``potrf``,
+``trsm`` and ``potri`` compute with its blocks, and ``GPRegression`` takes the grid as ``distributed=``.
 """
 
 from __future__ import annotations
@@ -12,12 +15,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lapgrad.distributed.blockcyclic.grid import ProcessGrid as ProcessGrid
+    from lapgrad.distributed.blockcyclic.grid import make_grid as make_grid
+    from lapgrad.distributed.blockcyclic.matrix import BlockCyclicMatrix as BlockCyclicMatrix
+    from lapgrad.distributed.blockcyclic.mvn_nll import mvn_nll as mvn_nll
+    from lapgrad.distributed.blockcyclic.potrf import potrf as potrf
+    from lapgrad.distributed.blockcyclic.potri import potri as potri
+    from lapgrad.distributed.blockcyclic.trsm import trsm as trsm
     from lapgrad.distributed.group import Group as Group
     from lapgrad.distributed.group import init_group as init_group
 
 #: Module of each public name. They are imported when they are first used: ``lapgrad`` itself imports this
 #: package, and some of the modules stand above it.
 _MODULES = {
+    "BlockCyclicMatrix": "blockcyclic.matrix",
+    "ProcessGrid": "blockcyclic.grid",
+    "make_grid": "blockcyclic.grid",
+    "mvn_nll": "blockcyclic.mvn_nll",
+    "potrf": "blockcyclic.potrf",
+    "potri": "blockcyclic.potri",
+    "trsm": "blockcyclic.trsm",
     "Group": "group",
     "init_group": "group",
 }
@@ -35,4 +52,14 @@ def __dir__() -> list[str]:
     return sorted(_MODULES)
 
 
-__all__ = ["Group", "init_group"]
+__all__ = [
+    "BlockCyclicMatrix",
+    "Group",
+    "ProcessGrid",
+    "init_group",
+    "make_grid",
+    "mvn_nll",
+    "potrf",
+    "potri",
+    "trsm",
+]
