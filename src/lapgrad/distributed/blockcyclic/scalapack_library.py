@@ -26,7 +26,14 @@ import torch
 from lapgrad import _errors
 
 _INSTALL = "pip install 'lapgrad[distributed]'"
-_MKL_INTERFACE_LP64, _MKL_THREADING_GNU = 0, 3
+#: MKL in layers: computation, threads (those of GNU's OpenMP) and 32-bit integers; then messages and ScaLAPACK.
+_LAYERS = (
+    "libmkl_core.so",
+    "libmkl_gnu_thread.so",
+    "libmkl_intel_lp64.so",
+    "libmkl_blacs_intelmpi_lp64.so",
+    "libmkl_scalapack_lp64.so",
+)
 
 
 class Libraries(NamedTuple):
@@ -69,14 +76,11 @@ def _load_named(path: str) -> Libraries:
 
 def _load_packages() -> Libraries:
     mpi = os.environ.get("LAPGRAD_MPI")
-    names = ("libmkl_rt.so", "libmkl_blacs_intelmpi_lp64.so", "libmkl_scalapack_lp64.so")
-    files = [_find_file("mkl", name) for name in names]
+    files = [_find_file("mkl", name) for name in _LAYERS]
     _load(mpi if mpi else str(_find_file("mpich", "libmpi.so")), "LAPGRAD_MPI" if mpi else "mpich")
     _share_openmp_of_torch()
-    runtime, blacs, scalapack = (_load(str(file), "mkl") for file in files)
-    runtime.MKL_Set_Interface_Layer(_MKL_INTERFACE_LP64)
-    runtime.MKL_Set_Threading_Layer(_MKL_THREADING_GNU)
-    return Libraries(blacs, scalapack, str(files[2]))
+    *_, blacs, scalapack = [_load(str(file), "mkl") for file in files]
+    return Libraries(blacs, scalapack, str(files[-1]))
 
 
 def _share_openmp_of_torch() -> None:
@@ -92,7 +96,8 @@ def _share_openmp_of_torch() -> None:
 
 def _load(path: str, origin: str) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        # Lazy: the layers of MKL call each other in circles.
+        return ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
     except OSError as error:
         raise _errors.MissingDependencyError(f"{origin}: {path} cannot be loaded: {error}.") from error
 
