@@ -1,7 +1,7 @@
 """A grid of processes in one process: every rank is a thread, and the engine computes with whole matrices.
 
-The threads meet at barriers where processes would exchange messages, in the same order as processes do: a rank
-that leaves out a call, or makes another one, is an error here and not a hang.
+The threads meet at barriers where processes would exchange messages, in the same order as processes do: a
+rank that leaves out a call, or makes another one, is an error here and not a hang.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SimulatedEngine:
 def run_on_grid(
     shape: tuple[int, int], block: int, function: Callable[[ProcessGrid], _Result]
 ) -> list[_Result]:
-    """Return what ``function(grid)`` returns on each rank; the error of the first rank that failed is raised."""
+    """Return what ``function(grid)`` returns on each rank, or raise the error of the first that failed."""
     meeting = _Meeting(shape[0] * shape[1])
     results: list[Any] = [None] * (shape[0] * shape[1])
     errors: list[BaseException | None] = [None] * len(results)

@@ -1,4 +1,4 @@
-"""Block-cyclic matrices on simulated grids: index maps, collection, operators with gradients, and the criterion."""
+"""Block-cyclic matrices on simulated grids: index maps, operators with gradients, and the criterion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 import lapgrad
 from lapgrad.distributed import BlockCyclicMatrix, ProcessGrid, make_grid, mvn_nll, potrf, potri, trsm
 from lapgrad.distributed.blockcyclic import kernel_blocks
+from lapgrad.distributed.blockcyclic.engine import Blocks
+from lapgrad.distributed.blockcyclic.inverse_panels import invert_by_panels
 from lapgrad.distributed.blockcyclic.layout import Layout, count_local, list_local
+from lapgrad.distributed.blockcyclic.matrix import copy_blocks
 from lapgrad.models.kernels import RBF, Constant, Linear, Matern12, White
 
 GRIDS = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (2, 3)]
@@ -95,6 +98,27 @@ def test_potrf_and_potri(shape: tuple[int, int], n: int) -> None:
         assert_close(factor, L.detach())
         assert_close(inverse, B.detach())
         assert_close(gradient, leaf.grad)
+
+
+@pytest.mark.parametrize("shape", GRIDS)
+@pytest.mark.parametrize(("n", "columns"), [(5, 100), (30, 1), (53, 24)])
+def test_inverse_by_solves_with_what_is_left_of_the_factor(
+    shape: tuple[int, int], n: int, columns: int
+) -> None:
+    A = make_positive_definite(n)
+
+    def invert(grid: ProcessGrid) -> Tensor:
+        L = copy_blocks(potrf_blocks(A, grid))
+        invert_by_panels(L, lambda factor, B: grid.engine.potrs(copy_blocks(factor), B), columns)
+        return BlockCyclicMatrix(grid, L.layout, L.local).to_dense()
+
+    for found in run_on_grid(shape, 4, invert):
+        assert_close(found.tril(), torch.linalg.inv(A).tril())
+
+
+def potrf_blocks(A: Tensor, grid: ProcessGrid) -> Blocks:
+    L = potrf(BlockCyclicMatrix.from_dense(A, grid))
+    return Blocks(L.layout, L.local)
 
 
 @pytest.mark.parametrize("shape", GRIDS)

@@ -1,12 +1,13 @@
 """Work that is spread over several processes.
 
 ``init_group`` joins the processes that ``torchrun``, ``mpiexec`` or Slurm has started. Models and
-``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them learn
-the parameters that one process with all of the data would learn. Started alone, the same program runs in one
-process.
+``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them
+learn the parameters that one process with all of the data would learn. Started alone, the same program runs
+in one process.
 
-``make_grid`` makes a grid of processes for one matrix that is too large for one of them: ``mvn_nll``, ``potrf``,
-``trsm`` and ``potri`` compute with its blocks, and ``GPRegression`` takes the grid as ``distributed=``.
+``make_grid`` makes a grid of processes for one matrix that is too large for one of them: ``mvn_nll``,
+``potrf``, ``trsm`` and ``potri`` compute with its blocks, and ``GPRegression`` takes the grid as
+``distributed=``.
 """
 
 from __future__ import annotations

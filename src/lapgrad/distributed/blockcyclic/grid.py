@@ -24,8 +24,8 @@ _BLOCKS = {"cpu": 128, "cuda": 512}
 class ProcessGrid:
     """Processes in rows and columns, each of which holds some blocks of every matrix.
 
-    ``make_grid`` makes one of all processes that a launcher has started. All of them run the same program, and
-    make the same calls with the grid in the same order.
+    ``make_grid`` makes one of all processes that a launcher has started. All of them run the same program,
+    and make the same calls with the grid in the same order.
 
     Args:
         engine: The library that computes.
@@ -72,8 +72,8 @@ class ProcessGrid:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an error the other processes may be waiting for this one. To leave in good order would wait for
-        # them; the launcher ends them when this process has ended with its error.
+        # After an error the other processes may be waiting for this one. To leave in good order would wait
+        # for them; the launcher ends them when this process has ended with its error.
         if kind is None:
             self.close()
 
@@ -108,7 +108,8 @@ class ProcessGrid:
             if count:
                 raise _errors.OptionError(
                     f"{who}: {name} must be the same on all processes, and differs from that of process 0 on "
-                    f"{count:.0f} of {self.size}. Are random numbers drawn without a seed, or rows in another order?"
+                    f"{count:.0f} of {self.size}. Are random numbers drawn without a seed, or rows in "
+                    f"another order?"
                 )
 
     def close(self) -> None:
@@ -129,10 +130,11 @@ def make_grid(
 
     Args:
         shape: Rows and columns of the grid; None: as square as possible.
-        block: Rows and columns of a block; None: 128 on CPUs, 512 on GPUs. Small blocks spread the work evenly,
-            large ones make fewer messages.
+        block: Rows and columns of a block; None: 128 on CPUs, 512 on GPUs. Small blocks spread the work
+            evenly, large ones make fewer messages.
         device: "cpu" or "cuda": where matrices are.
-        engine: "scalapack" (CPUs), "cusolvermp" (GPUs), or "local" (one process); None: as there are processes.
+        engine: "scalapack" (CPUs), "cusolvermp" (GPUs), or "local" (one process); None: as there are
+            processes.
 
     Raises:
         MissingDependencyError: A library is missing; the message says what to install.

@@ -1,11 +1,12 @@
 """The covariance of observations on a grid: each process computes its own blocks, and their gradient.
 
 With A = K + diag(v), K_ij = k(x_i, x_j), only entries on and below the diagonal are computed. They are
-computed in panels: some columns of this process, and its rows from the first of these columns on. The diagonal
-is computed by itself, as kernels know it exactly.
+computed in panels: some columns of this process, and its rows from the first of these columns on. The
+diagonal is computed by itself, as kernels know it exactly.
 
 Backward, each panel is computed once more and differentiated immediately, so that besides the matrix there is
-memory for one panel and what autograd keeps of it. With H the cotangent of A, which is symmetric, an entry below
+memory for one panel and what autograd keeps of it. With H the cotangent of A, which is symmetric, an entry
+below
 the diagonal counts twice: <H, dA> = Σ_i h_ii da_ii + 2 Σ_{i > j} h_ij da_ij.
 """
 

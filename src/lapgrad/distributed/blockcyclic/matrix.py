@@ -1,8 +1,8 @@
 """A matrix that is spread over a grid of processes in blocks, and how tensors get onto the grid and back.
 
-All processes run the same program. What is the same on each of them is called replicated: data, parameters, and
-losses. The gradient of a replicated loss with respect to a replicated tensor is replicated, too. Two functions
-carry this over the border between replicated tensors and blocks:
+All processes run the same program. What is the same on each of them is called replicated: data, parameters,
+and losses. The gradient of a replicated loss with respect to a replicated tensor is replicated, too. Two
+functions carry this over the border between replicated tensors and blocks:
 
     spread   replicated to own part:  forward nothing to do,   backward the sum over all processes
     collect  own part to replicated:  forward the sum,         backward nothing to do
@@ -47,12 +47,13 @@ class BlockCyclicMatrix:
     def __init__(self, grid: ProcessGrid, layout: Layout, local: Tensor) -> None:
         if tuple(local.shape) != layout.local_shape:
             raise _errors.ShapeError(
-                f"BlockCyclicMatrix: process {grid.rank} holds {layout.local_shape} entries of a matrix of shape "
-                f"{(layout.rows, layout.columns)}, got {tuple(local.shape)}."
+                f"BlockCyclicMatrix: process {grid.rank} holds {layout.local_shape} entries of a matrix of "
+                f"shape {(layout.rows, layout.columns)}, got {tuple(local.shape)}."
             )
         if local.device.type != grid.device.type:
             raise _errors.DeviceError(
-                f"BlockCyclicMatrix: the grid computes on {grid.device.type}, and the blocks are on {local.device.type}."
+                f"BlockCyclicMatrix: the grid computes on {grid.device.type}, and the blocks are on "
+                f"{local.device.type}."
             )
         self.grid, self.layout, self.local = grid, layout, local
 

@@ -4,9 +4,9 @@ With A = K + diag(v) = L Lᵀ and α = A⁻¹ Y, for Y with k columns:
 
     s = 1/2 <Y, α> + k Σ log l_ii + n k / 2 log 2π,   gA = gs/2 (k A⁻¹ - α αᵀ),   gY = gs α
 
-Each process builds its blocks of A and overwrites them twice: by L in the forward, by A⁻¹ in the backward. Y and α
-are replicated. Processes exchange α and the logarithm of the determinant forward, and the gradients of the
-kernel's parameters backward: in one sum each, besides what the engine does.
+Each process builds its blocks of A and overwrites them twice: by L in the forward, by A⁻¹ in the backward. Y
+and α are replicated. Processes exchange α and the logarithm of the determinant forward, and the gradients of
+the kernel's parameters backward: in one sum each, besides what the engine does.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def mvn_nll(
 ) -> Tensor:
     """Criterion of a GP on a grid of processes: s = -sum_j log N(y_j | 0, A), A = K + diag(noise_var).
 
-    The matrix is never in one place: each process computes the blocks of K = kernel(X) that it holds, and all of
-    them factorise and invert A together. Arguments and result are the same on all processes, and so are the
-    gradients.
+    The matrix is never in one place: each process computes the blocks of K = kernel(X) that it holds, and
+    all of them factorise and invert A together. Arguments and result are the same on all processes, and so
+    are the gradients.
 
     Args:
         kernel: A ``torch.nn.Module`` with ``forward(A, B)``, (n, m) for A (n, d) and B (m, d), and
@@ -69,11 +69,12 @@ def mvn_nll(
 
     Gradient:
         gA = gs/2 (k A^-1 - alpha alpha^T), and gY = gs alpha, with alpha = A^-1 Y. Each process reduces its
-        blocks of gA to the parameters of the kernel, and one sum over all processes follows. The blocks of the
-        factor are overwritten by those of the inverse.
+        blocks of gA to the parameters of the kernel, and one sum over all processes follows. The blocks of
+        the factor are overwritten by those of the inverse.
 
     Memory:
-        once the blocks of a process, n^2 / p, forward and backward together, and one panel of 4 MB (GPU: 256 MB)
+        once the blocks of a process, n^2 / p, forward and backward together, and one panel of 4 MB (GPU: 256
+        MB)
         Besides: X, Y and alpha on each process.
 
     Cost:

@@ -133,7 +133,7 @@ class ScalapackEngine:
         return [byref(_NUMBERS[dtype](argument) if isinstance(argument, float) else c_int(argument))]
 
     def _describe(self, blocks: Blocks) -> Any:
-        """Return the descriptor of a matrix: type, context, sizes, blocks, first process, leading dimension."""
+        """Return the descriptor of a matrix: its sizes, those of blocks, and the leading dimension."""
         layout = blocks.layout
         check_size(layout)
         leading = max(1, layout.local_shape[0])
@@ -156,6 +156,6 @@ def check_size(layout: Layout) -> None:
     rows, columns = layout.local_shape
     if rows * columns > _LARGEST:
         raise _errors.SizeError(
-            f"A process holds {rows} x {columns} entries of the matrix; ScaLAPACK counts in 32-bit integers. Use more "
-            f"processes."
+            f"A process holds {rows} x {columns} entries of the matrix; ScaLAPACK counts in 32-bit "
+            f"integers. Use more processes."
         )

@@ -5,9 +5,9 @@ looked up again, while in the other order thousands of torch's own calls would e
 are kept apart otherwise, except for the threads: MKL's GNU layer runs on the OpenMP library of torch, and
 follows ``torch.set_num_threads``.
 
-``LAPGRAD_SCALAPACK=/path/libscalapack-openmpi.so`` names a ScaLAPACK that brings its own BLAS and MPI, as those
-of Linux distributions and clusters do. ``LAPGRAD_MPI=/path/libmpi.so.12`` replaces the MPI of ``mpich`` by
-another one with the same binary interface (MPICH, Intel MPI, Cray MPI).
+``LAPGRAD_SCALAPACK=/path/libscalapack-openmpi.so`` names a ScaLAPACK that brings its own BLAS and MPI, as
+those of Linux distributions and clusters do. ``LAPGRAD_MPI=/path/libmpi.so.12`` replaces the MPI of
+``mpich`` by another one with the same binary interface (MPICH, Intel MPI, Cray MPI).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import torch
 from lapgrad import _errors
 
 _INSTALL = "pip install 'lapgrad[distributed]'"
-#: MKL in layers: computation, threads (those of GNU's OpenMP) and 32-bit integers; then messages and ScaLAPACK.
+#: MKL in layers: computation, threads (those of GNU's OpenMP) and 32-bit integers; then messages and
+#: ScaLAPACK.
 _LAYERS = (
     "libmkl_core.so",
     "libmkl_gnu_thread.so",
@@ -68,8 +69,8 @@ def _load_named(path: str) -> Libraries:
     library = _load(path, "LAPGRAD_SCALAPACK")
     if not hasattr(library, "Cblacs_pinfo"):
         raise _errors.MissingDependencyError(
-            f"LAPGRAD_SCALAPACK={path} has no BLACS (Cblacs_pinfo): name a ScaLAPACK that includes it, such as "
-            f"libscalapack-openmpi.so of Debian."
+            f"LAPGRAD_SCALAPACK={path} has no BLACS (Cblacs_pinfo): name a ScaLAPACK that includes it, "
+            f"such as libscalapack-openmpi.so of Debian."
         )
     return Libraries(library, library, path)
 
@@ -107,8 +108,8 @@ def _find_file(package: str, name: str) -> Path:
     found = sorted(path for path in _list_files(package) if path.name.startswith(name) and path.exists())
     if not found:
         raise _errors.MissingDependencyError(
-            f"A matrix over several processes needs ScaLAPACK from the packages mkl and mpich, and {package} has no "
-            f"{name} here: {_INSTALL}"
+            f"A matrix over several processes needs ScaLAPACK from the packages mkl and mpich, and "
+            f"{package} has no {name} here: {_INSTALL}"
         )
     return found[-1]
 

@@ -68,8 +68,8 @@ def check_factor(who: str, info: int, L: Blocks, grid: ProcessGrid) -> Tensor:
     """
     if info > 0:
         raise _errors.NotPositiveDefiniteError(
-            f"{who}: A is not positive definite: its leading minor of order {info} is not positive. Add jitter to "
-            f"the diagonal.",
+            f"{who}: A is not positive definite: its leading minor of order {info} is not positive. Add "
+            f"jitter to the diagonal.",
             (),
             info,
         )

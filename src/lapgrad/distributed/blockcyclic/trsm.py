@@ -70,8 +70,8 @@ def _check_operands(L: BlockCyclicMatrix, A: BlockCyclicMatrix, rightside: bool)
     if size != L.layout.rows or block != L.layout.row_block:
         side = "columns" if rightside else "rows"
         raise _errors.ShapeError(
-            f"{_NAME}: A must have {L.layout.rows} {side} in blocks of {L.layout.row_block} like L, got shape "
-            f"{A.shape} in blocks of {A.layout.row_block} x {A.layout.column_block}."
+            f"{_NAME}: A must have {L.layout.rows} {side} in blocks of {L.layout.row_block} like L, got "
+            f"shape {A.shape} in blocks of {A.layout.row_block} x {A.layout.column_block}."
         )
 
 
