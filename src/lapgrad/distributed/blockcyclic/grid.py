@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -92,6 +92,16 @@ class ProcessGrid:
         total = values.detach().clone(memory_format=torch.contiguous_format)
         self.engine.sum_over_grid(total)
         return total
+
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by that of process 0, to the last bit."""
+        if self.size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+        total = self.sum(flat if self.is_first else torch.zeros_like(flat))
+        with torch.no_grad():
+            for tensor, part in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def check_replicated(self, who: str, tensors: Mapping[str, Tensor]) -> None:
         """Raise on all processes if a tensor is not the same on each.

@@ -96,7 +96,7 @@ def mvn_nll(
         raise _errors.ShapeError(
             f"{_NAME}: noise_var must be a scalar or have n = {len(X)} entries, got {tuple(noise.shape)}."
         )
-    return evaluate_on_grid(_NAME, grid, _wrap_function(function, X), noise, Y)
+    return evaluate_on_grid(_NAME, grid, wrap_kernel_function(function, X), noise, Y)
 
 
 def evaluate_on_grid(who: str, grid: ProcessGrid, kernel: BlockKernel, added: Tensor, Y: Tensor) -> Tensor:
@@ -221,7 +221,8 @@ def _allocate_square(grid: ProcessGrid, like: Tensor) -> Blocks:
     return Blocks(layout, allocate_local(layout, like.dtype, like.device))
 
 
-def _wrap_function(function: KernelFunction, X: Tensor) -> BlockKernel:
+def wrap_kernel_function(function: KernelFunction, X: Tensor) -> BlockKernel:
+    """Return a kernel of points X (n, d) for evaluation in blocks."""
     with torch.no_grad():
         prepared, flag = prepare_points(function, X, X)
     function = function if flag is not None and not bool(flag) else prepared
