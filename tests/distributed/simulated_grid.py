@@ -16,6 +16,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
+from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
 from lapgrad.distributed.blockcyclic.layout import Layout
 from lapgrad.ops.potrf import potrf
 
@@ -51,8 +52,10 @@ class SimulatedEngine:
     name = "simulated"
     device = torch.device("cpu")
 
-    def __init__(self, meeting: _Meeting, rank: int, shape: tuple[int, int]) -> None:
-        self._meeting, self.rank, self.shape = meeting, rank, shape
+    def __init__(
+        self, meeting: _Meeting, lines: list[list[_Meeting]], rank: int, shape: tuple[int, int]
+    ) -> None:
+        self._meeting, self._lines, self.rank, self.shape = meeting, lines, rank, shape
         self.size, self.position = shape[0] * shape[1], divmod(rank, shape[1])
         self.calls: list[str] = []
 
@@ -68,8 +71,8 @@ class SimulatedEngine:
         return 0
 
     def potri(self, L: Blocks) -> None:
-        whole = self._gather("potri", L).tril()
-        self._scatter(torch.cholesky_inverse(whole).tril() + 7.0 * torch.ones_like(whole).triu(1), L)
+        self.calls.append("potri")
+        invert_on_grid(self, L)
 
     def potrs(self, L: Blocks, B: Blocks) -> None:
         assert L.layout.row_block == B.layout.row_block
@@ -91,6 +94,19 @@ class SimulatedEngine:
     def sum_over_grid(self, values: Tensor) -> None:
         parts = self._meeting.exchange(self.rank, ("sum", values.clone()))
         assert all(kind == "sum" and part.shape == values.shape for kind, part in parts)
+        values.copy_(torch.stack([part for _, part in parts]).sum(0))
+
+    def sum_over_row(self, values: Tensor) -> None:
+        self._sum_along("row", 0, values)
+
+    def sum_over_column(self, values: Tensor) -> None:
+        self._sum_along("column", 1, values)
+
+    def _sum_along(self, kind: str, axis: int, values: Tensor) -> None:
+        meeting = self._lines[axis][self.position[axis]]
+        assert values.is_contiguous()
+        parts = meeting.exchange(self.position[1 - axis], (kind, values.clone()))
+        assert all(name == kind and part.shape == values.shape for name, part in parts)
         values.copy_(torch.stack([part for _, part in parts]).sum(0))
 
     def close(self) -> None:
@@ -121,15 +137,17 @@ def run_on_grid(
 ) -> list[_Result]:
     """Return what ``function(grid)`` returns on each rank, or raise the error of the first that failed."""
     meeting = _Meeting(shape[0] * shape[1])
+    lines = [[_Meeting(shape[1]) for _ in range(shape[0])], [_Meeting(shape[0]) for _ in range(shape[1])]]
     results: list[Any] = [None] * (shape[0] * shape[1])
     errors: list[BaseException | None] = [None] * len(results)
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(ProcessGrid(SimulatedEngine(meeting, rank, shape), block))
+            results[rank] = function(ProcessGrid(SimulatedEngine(meeting, lines, rank, shape), block))
         except BaseException as error:
             errors[rank] = error
-            meeting.abort()
+            for place in (meeting, *lines[0], *lines[1]):
+                place.abort()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(results))]
     for thread in threads:

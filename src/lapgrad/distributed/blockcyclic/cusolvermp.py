@@ -1,7 +1,7 @@
 """The engine of several processes with a GPU each: cuSOLVERMp, through ``nvmath.bindings``.
 
-It has potrf and potrs, but no potri: the inverse is made of solves. Products and triangular solves, which
-gradients of operators need, come from cuBLASMp, and are loaded when they are first used.
+It has potrf and potrs, but no potri: the inverse is made of local products. Products and triangular solves,
+which gradients of operators need, come from cuBLASMp, and are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.distributed.blockcyclic.cublasmp import DATA_TYPES, GridProducts, load_bindings
 from lapgrad.distributed.blockcyclic.engine import Blocks
-from lapgrad.distributed.blockcyclic.inverse_panels import invert_by_panels
+from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
 from lapgrad.distributed.blockcyclic.layout import Layout
 from lapgrad.distributed.blockcyclic.nccl import Communicator
 from lapgrad.distributed.blockcyclic.scalapack import choose_shape
 
 _LOWER = 0
-_PANEL = 4096
-"""Columns of the inverse that are solved for at a time: enough that products take most of the time."""
 
 
 class CusolverMpEngine:
@@ -70,6 +68,7 @@ class CusolverMpEngine:
             int(self._library.GridMapping.ROW_MAJOR),
         )
         self._products: GridProducts | None = None
+        self._groups = self._make_groups() if self.size > 1 else ()
 
     def potrf(self, A: Blocks) -> int:
         """Overwrite A by its Cholesky factor."""
@@ -77,11 +76,18 @@ class CusolverMpEngine:
         with self._describe(A.layout, A.local) as descriptor:
             arguments = (self._handle, _LOWER, A.layout.rows, A.local.data_ptr(), 1, 1, descriptor, kind)
             sizes = self._library.potrf_buffer_size(*arguments)
-            return self._run_with_status(sizes, lambda *rest: self._library.potrf(*arguments, *rest), A.local)
+            try:
+                return self._run_with_status(sizes, lambda *rest: self._library.potrf(*arguments, *rest))
+            except self._library.cuSOLVERMpError:
+                # A matrix that is not positive definite is reported as an internal error, without the minor.
+                minor = self._find_first_pivot_that_failed(A)
+                if not minor:
+                    raise
+                return minor
 
     def potri(self, L: Blocks) -> None:
-        """Overwrite L by the lower triangle of the inverse of L Lᵀ, panel by panel."""
-        invert_by_panels(L, self._solve, _PANEL)
+        """Overwrite L by the lower triangle of the inverse of L Lᵀ."""
+        invert_on_grid(self, L)
 
     def potrs(self, L: Blocks, B: Blocks) -> None:
         """Overwrite B by (L Lᵀ)⁻¹ B."""
@@ -109,6 +115,16 @@ class CusolverMpEngine:
             dist.all_reduce(total)
             values.copy_(total)
 
+    def sum_over_row(self, values: Tensor) -> None:
+        """Replace values by their sum over the processes in the same row of the grid."""
+        if self.shape[1] > 1 and values.numel():
+            dist.all_reduce(values, group=self._groups[0])
+
+    def sum_over_column(self, values: Tensor) -> None:
+        """Replace values by their sum over the processes in the same column of the grid."""
+        if self.shape[0] > 1 and values.numel():
+            dist.all_reduce(values, group=self._groups[1])
+
     def close(self) -> None:
         """Free the handles, and leave torch's default group."""
         if self._products is not None:
@@ -118,6 +134,17 @@ class CusolverMpEngine:
         self._communicator.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _make_groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Return the processes in the row, and in the column, of this one. All processes make all groups."""
+        rows, columns = self.shape
+        of_rows = [
+            dist.new_group([row * columns + column for column in range(columns)]) for row in range(rows)
+        ]
+        of_columns = [
+            dist.new_group([row * columns + column for row in range(rows)]) for column in range(columns)
+        ]
+        return of_rows[self.position[0]], of_columns[self.position[1]]
 
     def _get_products(self) -> GridProducts:
         if self._products is None:
@@ -139,9 +166,7 @@ class CusolverMpEngine:
                 kind,
             )
             sizes = self._library.potrs_buffer_size(*arguments)
-            status = self._run_with_status(
-                sizes, lambda *rest: self._library.potrs(*arguments, *rest), B.local
-            )
+            status = self._run_with_status(sizes, lambda *rest: self._library.potrs(*arguments, *rest))
         if status:
             raise RuntimeError(f"cuSOLVERMp's potrs failed with the status {status}.")
 
@@ -165,9 +190,22 @@ class CusolverMpEngine:
         finally:
             self._library.destroy_matrix_desc(descriptor)
 
-    def _run_with_status(self, sizes: tuple[int, int], call: Callable[..., None], like: Tensor) -> int:
+    def _find_first_pivot_that_failed(self, A: Blocks) -> int:
+        """Return the number (from 1) of the first diagonal entry that is not positive; 0 if all of them are.
+
+        Entries before it are those of the factor. Numbers that are not finite do not count.
+        """
+        index, row, column = A.layout.list_diagonal(A.local.device)
+        bad = index[A.local[row, column] <= 0.0]
+        first = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        first[self.rank] = bad[0] + 1 if len(bad) else A.layout.rows + 1
+        self.sum_over_grid(first)
+        minor = int(first.min())
+        return minor if minor <= A.layout.rows else 0
+
+    def _run_with_status(self, sizes: tuple[int, int], call: Callable[..., None]) -> int:
         """Call a routine that takes workspaces and the address of a status; return the status."""
-        status = torch.zeros(1, dtype=torch.int32, device=like.device)
+        status = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._run(sizes, lambda *workspaces: call(*workspaces, status.data_ptr()))
         return int(status.item())
 

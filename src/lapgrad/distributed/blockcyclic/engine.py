@@ -64,5 +64,12 @@ class Engine(Protocol):
     def sum_over_grid(self, values: Tensor) -> None:
         """Replace values by their sum over all processes, which is the same to the last bit on each."""
 
+    def sum_over_row(self, values: Tensor) -> None:
+        """Replace values by their sum over the processes in the same row of the grid; only they call it."""
+
+    def sum_over_column(self, values: Tensor) -> None:
+        """Replace values by their sum over the processes in the same column of the grid; only they call "
+        "it."""
+
     def close(self) -> None:
         """Leave the processes of the grid in good order. Nothing else may be called afterwards."""

@@ -73,5 +73,11 @@ class LocalEngine:
     def sum_over_grid(self, values: Tensor) -> None:
         """Leave the values as they are: there is one process."""
 
+    def sum_over_row(self, values: Tensor) -> None:
+        """Leave the values as they are."""
+
+    def sum_over_column(self, values: Tensor) -> None:
+        """Leave the values as they are."""
+
     def close(self) -> None:
         """Do nothing."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad.distributed.blockcyclic import scalapack_library as _library
 from lapgrad.distributed.blockcyclic.engine import Blocks
+from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
 from lapgrad.distributed.blockcyclic.layout import Layout
 
 _LARGEST = 2**31 - 1
@@ -62,7 +63,7 @@ class ScalapackEngine:
 
     def potri(self, L: Blocks) -> None:
         """Overwrite L by the lower triangle of the inverse of L Lᵀ."""
-        self._check("potri", self._call("potri", L, b"L", L.layout.rows, L))
+        invert_on_grid(self, L)
 
     def potrs(self, L: Blocks, B: Blocks) -> None:
         """Overwrite B by (L Lᵀ)⁻¹ B."""
@@ -107,10 +108,30 @@ class ScalapackEngine:
                 blacs.Cdgebr2d(*where, count, c_int(1), data, count, c_int(0), c_int(0))
         values.copy_(message.view(values.shape))
 
+    def sum_over_row(self, values: Tensor) -> None:
+        """Replace values by their sum over the processes in the same row of the grid."""
+        self._sum_along(b"Row", self.shape[1], values)
+
+    def sum_over_column(self, values: Tensor) -> None:
+        """Replace values by their sum over the processes in the same column of the grid."""
+        self._sum_along(b"Column", self.shape[0], values)
+
     def close(self) -> None:
         """Leave MPI. Open MPI reports processes that end without it as failed."""
         self._libraries.blacs.Cblacs_gridexit(c_int(self._context))
         self._libraries.blacs.Cblacs_exit(c_int(0))
+
+    def _sum_along(self, scope: bytes, processes: int, values: Tensor) -> None:
+        if processes == 1 or not values.numel():
+            return
+        message = values.contiguous().flatten()
+        add = getattr(self._libraries.blacs, f"C{_LETTERS[values.dtype]}gsum2d")
+        for part in message.split(_LONGEST_MESSAGE):
+            count = c_int(len(part))
+            where = (c_int(self._context), c_char_p(scope), c_char_p(b" "))
+            # -1: all processes get the sum.
+            add(*where, count, c_int(1), ctypes.c_void_p(part.data_ptr()), count, c_int(-1), c_int(-1))
+        values.copy_(message.view(values.shape))
 
     def _call(self, stem: str, like: Blocks, *arguments: Any, returns_info: bool = True) -> int:
         """Call a routine of Fortran, which takes everything by reference; return its status."""
@@ -136,7 +157,8 @@ class ScalapackEngine:
         """Return the descriptor of a matrix: its sizes, those of blocks, and the leading dimension."""
         layout = blocks.layout
         check_size(layout)
-        leading = max(1, layout.local_shape[0])
+        local = blocks.local
+        leading = max(1, local.stride(1) if local.shape[1] > 1 else local.shape[0])
         sizes = (layout.rows, layout.columns, layout.row_block, layout.column_block)
         return (c_int * 9)(_DENSE_MATRIX, self._context, *sizes, 0, 0, leading)
 

@@ -39,7 +39,7 @@ def add_transpose(blocks: Blocks, grid: ProcessGrid) -> Blocks:
 
 
 def mirror_lower_triangle(blocks: Blocks, grid: ProcessGrid) -> Blocks:
-    """Return the symmetric matrix with this lower triangle."""
+    """Return the symmetric matrix with this lower triangle; the upper one is cleared."""
     clear_upper_triangle(blocks)
     diagonal = get_diagonal(blocks)
     result = add_transpose(blocks, grid)
