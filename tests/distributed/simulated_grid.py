@@ -96,18 +96,22 @@ class SimulatedEngine:
         assert all(kind == "sum" and part.shape == values.shape for kind, part in parts)
         values.copy_(torch.stack([part for _, part in parts]).sum(0))
 
-    def sum_over_row(self, values: Tensor) -> None:
-        self._sum_along("row", 0, values)
+    def share_along_row(self, values: Tensor, column: int) -> None:
+        values.copy_(self._meet("share", 0, values)[column])
+
+    def share_along_column(self, values: Tensor, row: int) -> None:
+        values.copy_(self._meet("share", 1, values)[row])
 
     def sum_over_column(self, values: Tensor) -> None:
-        self._sum_along("column", 1, values)
+        values.copy_(torch.stack(self._meet("sum", 1, values)).sum(0))
 
-    def _sum_along(self, kind: str, axis: int, values: Tensor) -> None:
-        meeting = self._lines[axis][self.position[axis]]
+    def _meet(self, kind: str, axis: int, values: Tensor) -> list[Tensor]:
+        """Return the values of all processes of this row (axis 0) or column (axis 1)."""
         assert values.is_contiguous()
+        meeting = self._lines[axis][self.position[axis]]
         parts = meeting.exchange(self.position[1 - axis], (kind, values.clone()))
         assert all(name == kind and part.shape == values.shape for name, part in parts)
-        values.copy_(torch.stack([part for _, part in parts]).sum(0))
+        return [part for _, part in parts]
 
     def close(self) -> None:
         pass

@@ -115,13 +115,18 @@ class CusolverMpEngine:
             dist.all_reduce(total)
             values.copy_(total)
 
-    def sum_over_row(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes in the same row of the grid."""
+    def share_along_row(self, values: Tensor, column: int) -> None:
+        """Overwrite values by those of the process of this row in that column."""
         if self.shape[1] > 1 and values.numel():
-            dist.all_reduce(values, group=self._groups[0])
+            dist.broadcast(values, self.position[0] * self.shape[1] + column, group=self._groups[0])
+
+    def share_along_column(self, values: Tensor, row: int) -> None:
+        """Overwrite values by those of the process of this column in that row."""
+        if self.shape[0] > 1 and values.numel():
+            dist.broadcast(values, row * self.shape[1] + self.position[1], group=self._groups[1])
 
     def sum_over_column(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes in the same column of the grid."""
+        """Replace values by their sum over the processes of this column."""
         if self.shape[0] > 1 and values.numel():
             dist.all_reduce(values, group=self._groups[1])
 

@@ -64,12 +64,17 @@ class Engine(Protocol):
     def sum_over_grid(self, values: Tensor) -> None:
         """Replace values by their sum over all processes, which is the same to the last bit on each."""
 
-    def sum_over_row(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes in the same row of the grid; only they call it."""
+    def share_along_row(self, values: Tensor, column: int) -> None:
+        """Overwrite values by those of the process of this row in that column. Contiguous.
+
+        Only the processes of a row call it; likewise those of a column below.
+        """
+
+    def share_along_column(self, values: Tensor, row: int) -> None:
+        """Overwrite values by those of the process of this column in that row. Contiguous."""
 
     def sum_over_column(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes in the same column of the grid; only they call "
-        "it."""
+        """Replace values by their sum over the processes of this column of the grid. Contiguous."""
 
     def close(self) -> None:
         """Leave the processes of the grid in good order. Nothing else may be called afterwards."""

@@ -26,6 +26,7 @@ import torch
 
 from lapgrad.distributed.blockcyclic.engine import Blocks, Engine
 from lapgrad.distributed.blockcyclic.layout import Layout
+from lapgrad.ops.trsm import trsm
 
 
 def invert_on_grid(engine: Engine, L: Blocks) -> None:
@@ -47,12 +48,15 @@ class _Step(NamedTuple):
 
     Attributes:
         size: Rows of J.
-        has_rows, has_columns: Whether this process holds rows of J, and columns.
+        process_row, process_column: Where in the grid its rows and columns are.
+        has_rows, has_columns: Whether they are here.
         row, below: How many rows before the first, and up to the last row of J this process holds.
         column, right: The same for columns.
     """
 
     size: int
+    process_row: int
+    process_column: int
     has_rows: bool
     has_columns: bool
     row: int
@@ -63,10 +67,13 @@ class _Step(NamedTuple):
 
 def _find_step(layout: Layout, begin: int) -> _Step:
     end, number = min(begin + layout.row_block, layout.rows), begin // layout.row_block
+    process_row, process_column = number % layout.grid_rows, number % layout.grid_columns
     return _Step(
         end - begin,
-        layout.process_row == number % layout.grid_rows,
-        layout.process_column == number % layout.grid_columns,
+        process_row,
+        process_column,
+        layout.process_row == process_row,
+        layout.process_column == process_column,
         layout.count_rows_before(begin),
         layout.count_rows_before(end),
         layout.count_columns_before(begin),
@@ -76,35 +83,37 @@ def _find_step(layout: Layout, begin: int) -> _Step:
 
 def _invert_triangle(engine: Engine, L: Blocks, step: _Step) -> None:
     """Compute the columns J of T, and subtract their part from the columns to the left."""
-    X, (size, has_rows, has_columns, row, below, column, right) = L.local, step
-    own_rows, own_columns = slice(row, below), slice(column, right)
-    of_columns = X.new_zeros(X.shape[0] - row, size)
-    if has_columns:
-        corner = X.new_zeros(size, size)
-        if has_rows:
-            corner.copy_(X[own_rows, own_columns]).tril_()
-        engine.sum_over_column(corner)
-        if has_rows:
-            X[own_rows, own_columns] = torch.eye(size, dtype=X.dtype, device=X.device)
-        of_columns.copy_(torch.linalg.solve_triangular(corner, X[row:, own_columns], upper=False, left=False))
-        X[row:, own_columns] = of_columns
-    engine.sum_over_row(of_columns)
-    of_rows = X.new_zeros(size, column)
-    if has_rows:
-        of_rows.copy_(X[own_rows, :column])
-        X[own_rows, :column] = 0.0
-    engine.sum_over_column(of_rows)
-    X[row:, :column].addmm_(of_columns, of_rows, alpha=-1.0)
+    X, here = L.local, step
+    own_rows, own_columns = slice(here.row, here.below), slice(here.column, here.right)
+    # Panels are stored transposed: the columns of X are contiguous, so copies run along the memory of both.
+    columns = X.new_empty(here.size, X.shape[0] - here.row)
+    if here.has_columns:
+        corner = X.new_empty(here.size, here.size)
+        if here.has_rows:
+            corner.copy_(X[own_rows, own_columns])
+            X[own_rows, own_columns] = torch.eye(here.size, dtype=X.dtype, device=X.device)
+        engine.share_along_column(corner, here.process_row)
+        columns.copy_(X[here.row :, own_columns].mT)
+        # (M L_JJ⁻¹)ᵀ = L_JJ⁻ᵀ Mᵀ
+        trsm(corner, columns, transpose=True, overwrite=True)
+        X[here.row :, own_columns] = columns.mT
+    engine.share_along_row(columns, here.process_column)
+    rows = X.new_empty(here.column, here.size)
+    if here.has_rows:
+        rows.copy_(X[own_rows, : here.column].mT)
+        X[own_rows, : here.column] = 0.0
+    engine.share_along_column(rows, here.process_row)
+    X[here.row :, : here.column].addmm_(columns.mT, rows.mT, alpha=-1.0)
 
 
 def _multiply_by_transpose(engine: Engine, T: Blocks, step: _Step) -> None:
     """Compute the rows J of A⁻¹, in place of those of T: later rows do not need them."""
-    X, (size, has_rows, has_columns, row, below, column, right) = T.local, step
-    of_columns = X.new_zeros(X.shape[0] - row, size)
-    if has_columns:
-        of_columns.copy_(X[row:, column:right])
-    engine.sum_over_row(of_columns)
-    of_rows = of_columns.mT @ X[row:, :right]
-    engine.sum_over_column(of_rows)
-    if has_rows:
-        X[row:below, :right] = of_rows
+    X, here = T.local, step
+    columns = X.new_empty(here.size, X.shape[0] - here.row)
+    if here.has_columns:
+        columns.copy_(X[here.row :, here.column : here.right].mT)
+    engine.share_along_row(columns, here.process_column)
+    rows = X[here.row :, : here.right].mT @ columns.mT
+    engine.sum_over_column(rows)
+    if here.has_rows:
+        X[here.row : here.below, : here.right] = rows.mT

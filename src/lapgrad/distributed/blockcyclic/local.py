@@ -73,7 +73,10 @@ class LocalEngine:
     def sum_over_grid(self, values: Tensor) -> None:
         """Leave the values as they are: there is one process."""
 
-    def sum_over_row(self, values: Tensor) -> None:
+    def share_along_row(self, values: Tensor, column: int) -> None:
+        """Leave the values as they are."""
+
+    def share_along_column(self, values: Tensor, row: int) -> None:
         """Leave the values as they are."""
 
     def sum_over_column(self, values: Tensor) -> None:

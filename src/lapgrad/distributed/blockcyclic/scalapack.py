@@ -92,46 +92,53 @@ class ScalapackEngine:
         The sum is made by one process, which sends it to the others. If each of them added up the numbers,
         results could differ in the last bit, and optimisers that must take the same steps would part.
         """
-        if self.size == 1 or not values.numel():
+        if self.size == 1:
             return
         # Integers below 2^53 and both kinds of floats are exact in float64.
         message = values.detach().to(torch.float64).contiguous().flatten()
-        blacs = self._libraries.blacs
         for part in message.split(_LONGEST_MESSAGE):
-            count = c_int(len(part))
-            data = ctypes.c_void_p(part.data_ptr())
-            where = (c_int(self._context), c_char_p(b"All"), c_char_p(b" "))
-            blacs.Cdgsum2d(*where, count, c_int(1), data, count, c_int(0), c_int(0))
-            if self.position == (0, 0):
-                blacs.Cdgebs2d(*where, count, c_int(1), data, count)
-            else:
-                blacs.Cdgebr2d(*where, count, c_int(1), data, count, c_int(0), c_int(0))
+            self._libraries.blacs.Cdgsum2d(*self._describe_message(b"All", part), c_int(0), c_int(0))
+        self._share(b"All", message, (0, 0))
         values.copy_(message.view(values.shape))
 
-    def sum_over_row(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes in the same row of the grid."""
-        self._sum_along(b"Row", self.shape[1], values)
+    def share_along_row(self, values: Tensor, column: int) -> None:
+        """Overwrite values by those of the process of this row in that column."""
+        if self.shape[1] > 1:
+            self._share(b"Row", values, (self.position[0], column))
+
+    def share_along_column(self, values: Tensor, row: int) -> None:
+        """Overwrite values by those of the process of this column in that row."""
+        if self.shape[0] > 1:
+            self._share(b"Column", values, (row, self.position[1]))
 
     def sum_over_column(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes in the same column of the grid."""
-        self._sum_along(b"Column", self.shape[0], values)
+        """Replace values by their sum over the processes of this column."""
+        if self.shape[0] > 1:
+            add = getattr(self._libraries.blacs, f"C{_LETTERS[values.dtype]}gsum2d")
+            for part in values.view(-1).split(_LONGEST_MESSAGE):
+                # -1: all processes get the sum.
+                add(*self._describe_message(b"Column", part), c_int(-1), c_int(-1))
 
     def close(self) -> None:
         """Leave MPI. Open MPI reports processes that end without it as failed."""
         self._libraries.blacs.Cblacs_gridexit(c_int(self._context))
         self._libraries.blacs.Cblacs_exit(c_int(0))
 
-    def _sum_along(self, scope: bytes, processes: int, values: Tensor) -> None:
-        if processes == 1 or not values.numel():
-            return
-        message = values.contiguous().flatten()
-        add = getattr(self._libraries.blacs, f"C{_LETTERS[values.dtype]}gsum2d")
-        for part in message.split(_LONGEST_MESSAGE):
-            count = c_int(len(part))
-            where = (c_int(self._context), c_char_p(scope), c_char_p(b" "))
-            # -1: all processes get the sum.
-            add(*where, count, c_int(1), ctypes.c_void_p(part.data_ptr()), count, c_int(-1), c_int(-1))
-        values.copy_(message.view(values.shape))
+    def _share(self, scope: bytes, values: Tensor, source: tuple[int, int]) -> None:
+        """Send values of the process at the position ``source`` to the others."""
+        letter, blacs = _LETTERS[values.dtype], self._libraries.blacs
+        for part in values.view(-1).split(_LONGEST_MESSAGE):
+            message = self._describe_message(scope, part)
+            if self.position == source:
+                getattr(blacs, f"C{letter}gebs2d")(*message)
+            else:
+                getattr(blacs, f"C{letter}gebr2d")(*message, *map(c_int, source))
+
+    def _describe_message(self, scope: bytes, values: Tensor) -> tuple[Any, ...]:
+        """Return the arguments of BLACS: who takes part, and numbers as a matrix of one column."""
+        count = c_int(len(values))
+        data = ctypes.c_void_p(values.data_ptr())
+        return c_int(self._context), c_char_p(scope), c_char_p(b" "), count, c_int(1), data, count
 
     def _call(self, stem: str, like: Blocks, *arguments: Any, returns_info: bool = True) -> int:
         """Call a routine of Fortran, which takes everything by reference; return its status."""
