@@ -33,7 +33,8 @@ pytestmark = [
 
 def start(processes: int, *arguments: str, seconds: float = 200.0) -> subprocess.CompletedProcess[str]:
     command = [str(MPIEXEC), "-n", str(processes), sys.executable, *arguments]
-    # Processes that wait for each other leave their core to others: here there may be fewer cores than processes.
+    # Processes that wait for each other leave their core to others: here there may be fewer cores than
+    # processes.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
 

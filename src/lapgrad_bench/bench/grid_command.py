@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lapgrad.distributed import ProcessGrid, make_grid
 from lapgrad.models import GPRegression
+from lapgrad_bench.bench.grid_model import H200, format_plan
 from lapgrad_bench.bench.measure.memory import measure_peak_bytes
 from lapgrad_bench.bench.models.exact_gp import Problem
 
@@ -74,12 +75,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
+        "--plan",
+        type=int,
+        nargs="+",
+        metavar="P",
+        help="estimate time and memory on so many H200, run nothing",
+    )
+    parser.add_argument(
         "--model", action="store_true", help="time GPRegression without a grid, too (in one process)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
+    if arguments.plan is not None:
+        for n in arguments.sizes:
+            print(f"n = {n}, {H200.name}: estimates", "", *format_plan(n, arguments.plan, H200), "", sep="\n")
+        return 0
     shape = None if arguments.grid is None else _read_shape(arguments.grid)
     grid = make_grid(shape, block=arguments.block, device=arguments.device, engine=arguments.engine)
     _print(grid, f"{grid}, {torch.get_num_threads()} threads each")
