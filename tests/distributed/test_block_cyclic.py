@@ -10,7 +10,7 @@ from torch import Tensor
 
 import lapgrad
 from lapgrad.distributed import BlockCyclicMatrix, ProcessGrid, make_grid, mvn_nll, potrf, potri, trsm
-from lapgrad.distributed.blockcyclic import kernel_blocks
+from lapgrad.distributed.blockcyclic import inverse, kernel_blocks
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.layout import Layout, count_local, list_local
 from lapgrad.models.kernels import RBF, Constant, Linear, Matern12, White
@@ -82,26 +82,28 @@ def test_potrf_and_potri(shape: tuple[int, int], n: int) -> None:
         leaf = A.clone().requires_grad_()
         L = potrf(BlockCyclicMatrix.from_dense(leaf, grid))
         B = potri(L)
-        factor, inverse = L.to_dense(), B.to_dense()
-        ((factor * of_factor).sum() + (inverse * of_inverse).sum()).backward()
+        factor, inverted = L.to_dense(), B.to_dense()
+        ((factor * of_factor).sum() + (inverted * of_inverse).sum()).backward()
         assert leaf.grad is not None
-        return factor.detach(), inverse.detach(), leaf.grad
+        return factor.detach(), inverted.detach(), leaf.grad
 
     leaf = A.clone().requires_grad_()
     L = lapgrad.potrf(leaf)
     B = lapgrad.potri(L)
     ((L * of_factor).sum() + (B * of_inverse).sum()).backward()
     assert leaf.grad is not None
-    for factor, inverse, gradient in run_on_grid(shape, 4, evaluate):
+    for factor, inverted, gradient in run_on_grid(shape, 4, evaluate):
         assert_close(factor, L.detach())
-        assert_close(inverse, B.detach())
+        assert_close(inverted, B.detach())
         assert_close(gradient, leaf.grad)
 
 
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("n", [1, 5, 24, 53])
-def test_inverse(shape: tuple[int, int], n: int) -> None:
+@pytest.mark.parametrize("group", [1, 12, 512])
+def test_inverse(shape: tuple[int, int], n: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the lower triangle of the factor, whatever stands above it."""
+    monkeypatch.setattr(inverse, "_GROUP", group)
     A = make_positive_definite(n)
     L = torch.linalg.cholesky(A) + 7.0 * torch.ones_like(A).triu(1)
 

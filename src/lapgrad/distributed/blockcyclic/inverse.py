@@ -9,7 +9,8 @@ then T becomes the lower triangle of A⁻¹, from the first to the last:
 
 M starts as 0, and takes the place of L row by row. Entries below and to the left of J are a rectangle in the
 memory of each process, so both are ordinary products, of 2/3 n³ flops in all. Per block of b columns,
-processes exchange two panels in either half, of n b entries divided by the rows or columns of the grid.
+processes exchange two panels in either half, of n b entries divided by the rows or columns of the grid. The
+products are those of several blocks at a time.
 
 T is the solution of T L = I, not of L T = I: A Tᵀ T = L (T L)ᵀ T is as near to I as T L is.
 
@@ -20,27 +21,37 @@ block to the first needs one product only, but loses twice as many digits of ill
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from lapgrad.distributed.blockcyclic.engine import Blocks, Engine
 from lapgrad.distributed.blockcyclic.layout import Layout
 from lapgrad.ops.trsm import trsm
+
+#: Blocks are treated in groups of about so many columns: products with more columns read the matrix fewer
+#: times.
+_GROUP = 512
 
 
 def invert_on_grid(engine: Engine, L: Blocks) -> None:
     """Overwrite a Cholesky factor L of A by the lower triangle of A⁻¹.
 
     Args:
-        engine: Adds up numbers along rows and columns of the grid.
+        engine: Exchanges panels along rows and columns of the grid.
         L: In square blocks; only its lower triangle is read.
     """
-    steps = [_find_step(L.layout, begin) for begin in range(0, L.layout.rows, L.layout.row_block)]
-    for step in reversed(steps):
-        _invert_triangle(engine, L, step)
-    for step in steps:
-        _multiply_by_transpose(engine, L, step)
+    block = L.layout.row_block
+    steps = [_find_step(L.layout, begin) for begin in range(0, L.layout.rows, block)]
+    count = max(1, _GROUP // block)
+    groups = [steps[first : first + count] for first in range(0, len(steps), count)]
+    for group in reversed(groups):
+        _invert_triangle(engine, L.local, group)
+    for group in groups:
+        _multiply_by_transpose(engine, L.local, group)
 
 
 class _Step(NamedTuple):
@@ -81,39 +92,67 @@ def _find_step(layout: Layout, begin: int) -> _Step:
     )
 
 
-def _invert_triangle(engine: Engine, L: Blocks, step: _Step) -> None:
-    """Compute the columns J of T, and subtract their part from the columns to the left."""
-    X, here = L.local, step
-    own_rows, own_columns = slice(here.row, here.below), slice(here.column, here.right)
+def _invert_triangle(engine: Engine, X: Tensor, group: Sequence[_Step]) -> None:
+    """Compute the columns of T in a group of blocks, and subtract their part from the columns to the left."""
+    first = group[0]
     # Panels are stored transposed: the columns of X are contiguous, so copies run along the memory of both.
-    columns = X.new_empty(here.size, X.shape[0] - here.row)
-    if here.has_columns:
-        corner = X.new_empty(here.size, here.size)
-        if here.has_rows:
-            corner.copy_(X[own_rows, own_columns])
-            X[own_rows, own_columns] = torch.eye(here.size, dtype=X.dtype, device=X.device)
-        engine.share_along_column(corner, here.process_row)
-        columns.copy_(X[here.row :, own_columns].mT)
+    columns = X.new_zeros(sum(step.size for step in group), X.shape[0] - first.row)
+    rows = X.new_empty(len(columns), first.column)
+    for step, own in reversed(list(zip(group, _list_slices(group), strict=True))):
+        panel = _compute_columns(engine, X, step)
+        columns[own, step.row - first.row :] = panel
+        # Columns to the left within the group are needed at once, those further left after the whole group.
+        near = slice(first.column, step.column)
+        across = X.new_empty(step.size, step.column - first.column)
+        if step.has_rows:
+            across.copy_(X[step.row : step.below, near])
+            rows[own] = X[step.row : step.below, : first.column]
+            X[step.row : step.below, : step.column] = 0.0
+        engine.share_along_column(across, step.process_row)
+        engine.share_along_column(rows[own], step.process_row)
+        X[step.row :, near].addmm_(panel.mT, across, alpha=-1.0)
+    X[first.row :, : first.column].addmm_(columns.mT, rows, alpha=-1.0)
+
+
+def _compute_columns(engine: Engine, X: Tensor, step: _Step) -> Tensor:
+    """Compute T[J and below, J] = M[J and below, J] L_JJ⁻¹ with M_JJ = I; return its transpose on all "
+    "processes."""
+    own = slice(step.column, step.right)
+    panel = X.new_empty(step.size, X.shape[0] - step.row)
+    if step.has_columns:
+        corner = X.new_empty(step.size, step.size)
+        if step.has_rows:
+            corner.copy_(X[step.row : step.below, own])
+            X[step.row : step.below, own] = torch.eye(step.size, dtype=X.dtype, device=X.device)
+        engine.share_along_column(corner, step.process_row)
+        panel.copy_(X[step.row :, own].mT)
         # (M L_JJ⁻¹)ᵀ = L_JJ⁻ᵀ Mᵀ
-        trsm(corner, columns, transpose=True, overwrite=True)
-        X[here.row :, own_columns] = columns.mT
-    engine.share_along_row(columns, here.process_column)
-    rows = X.new_empty(here.column, here.size)
-    if here.has_rows:
-        rows.copy_(X[own_rows, : here.column].mT)
-        X[own_rows, : here.column] = 0.0
-    engine.share_along_column(rows, here.process_row)
-    X[here.row :, : here.column].addmm_(columns.mT, rows.mT, alpha=-1.0)
+        trsm(corner, panel, transpose=True, overwrite=True)
+        X[step.row :, own] = panel.mT
+    engine.share_along_row(panel, step.process_column)
+    return panel
 
 
-def _multiply_by_transpose(engine: Engine, T: Blocks, step: _Step) -> None:
-    """Compute the rows J of A⁻¹, in place of those of T: later rows do not need them."""
-    X, here = T.local, step
-    columns = X.new_empty(here.size, X.shape[0] - here.row)
-    if here.has_columns:
-        columns.copy_(X[here.row :, here.column : here.right].mT)
-    engine.share_along_row(columns, here.process_column)
-    rows = X[here.row :, : here.right].mT @ columns.mT
+def _multiply_by_transpose(engine: Engine, X: Tensor, group: Sequence[_Step]) -> None:
+    """Compute the rows of A⁻¹ in a group of blocks, in place of those of T: later rows do not need them."""
+    first, last = group[0], group[-1]
+    columns = X.new_zeros(sum(step.size for step in group), X.shape[0] - first.row)
+    for step, own in zip(group, _list_slices(group), strict=True):
+        panel = X.new_empty(step.size, X.shape[0] - step.row)
+        if step.has_columns:
+            panel.copy_(X[step.row :, step.column : step.right].mT)
+        engine.share_along_row(panel, step.process_column)
+        columns[own, step.row - first.row :] = panel
+        if step.has_rows:  # what stands above the diagonal is not part of T
+            X[step.row : step.below, step.right : last.right] = 0.0
+    rows = X[first.row :, : last.right].mT @ columns.mT
     engine.sum_over_column(rows)
-    if here.has_rows:
-        X[here.row : here.below, : here.right] = rows.mT
+    for step, own in zip(group, _list_slices(group), strict=True):
+        if step.has_rows:
+            X[step.row : step.below, : last.right] = rows[:, own].mT
+
+
+def _list_slices(group: Sequence[_Step]) -> list[slice]:
+    """Return the columns of each block, counted from the first one of the group."""
+    ends = list(itertools.accumulate(step.size for step in group))
+    return [slice(end - step.size, end) for end, step in zip(ends, group, strict=True)]
