@@ -115,8 +115,7 @@ def _invert_triangle(engine: Engine, X: Tensor, group: Sequence[_Step]) -> None:
 
 
 def _compute_columns(engine: Engine, X: Tensor, step: _Step) -> Tensor:
-    """Compute T[J and below, J] = M[J and below, J] L_JJ⁻¹ with M_JJ = I; return its transpose on all "
-    "processes."""
+    """Compute T[J and below, J] = M[J and below, J] L_JJ⁻¹, with M_JJ = I; return its transpose."""
     own = slice(step.column, step.right)
     panel = X.new_empty(step.size, X.shape[0] - step.row)
     if step.has_columns:
