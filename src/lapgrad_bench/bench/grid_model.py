@@ -10,7 +10,8 @@ One evaluation of value and gradient, n observations, blocks of b rows and colum
                 panels of columns along rows, once in the factorisation and twice in the inverse, where one
                 is a sum
     starts      9 n / b exchanges, each in log₂ of the processes of a row or column stages
-    memory      n² / p numbers, 4 panels of n b / min(r, c), and what a panel of the kernel takes
+    memory      n² / p numbers, panels of n g (1 / r + 1 / c) with g = max(b, 512), and what a panel of the
+    kernel takes
 
 Nothing overlaps in the model. Libraries that compute while they send are faster.
 """
@@ -25,6 +26,8 @@ from lapgrad.distributed.blockcyclic.scalapack import choose_shape
 
 _BYTES = 8
 _EXCHANGES = 9
+_GROUP = 512
+"""Columns of the inverse that are computed together, at least: ``distributed/blockcyclic/inverse.py``."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def estimate(n: int, shape: tuple[int, int], machine: Machine) -> Estimate:
     """Return what one evaluation of n observations on a grid of this shape takes."""
     rows, columns = shape
     processes, block = rows * columns, min(machine.block, n)
+    group = min(max(block, _GROUP), n)
     numbers = 0.5 * n**2 * (3.0 * (columns > 1) / rows + 4.0 * (rows > 1) / columns)
     stages = math.log2(rows) + math.log2(columns) if processes > 1 else 0.0
     return Estimate(
@@ -90,7 +94,7 @@ def estimate(n: int, shape: tuple[int, int], machine: Machine) -> Estimate:
         kernel=0.5 * n**2 / processes / machine.entries,
         messages=_BYTES * numbers / machine.bandwidth,
         starts=0.5 * _EXCHANGES * n / block * stages * machine.latency,
-        memory=_BYTES * (n**2 / processes + 4 * n * block / min(shape)) + machine.kernel_panel,
+        memory=_BYTES * (n**2 / processes + n * group * (1 / rows + 1 / columns)) + machine.kernel_panel,
     )
 
 
