@@ -24,8 +24,8 @@ from lapgrad.distributed.blockcyclic.mvn_nll import (
 )
 from lapgrad.fused._sgp.kernel_function import as_kernel_function
 from lapgrad.models._parameters import ParametrisedModule
-from lapgrad.models.kernels._blocks import fill_structure, flatten_tree, get_structure, map_tree
-from lapgrad.models.kernels.base import Kernel
+from lapgrad.models.kernels._blocks import fill_structure, flatten_tree, get_structure
+from lapgrad.models.kernels.base import Kernel, get_scalars_like
 
 _NAME = "GPRegression"
 
@@ -150,8 +150,7 @@ def make_block_kernel(kernel: Kernel, inputs: Tensor) -> BlockKernel:
     """
     if not kernel.pure:
         return wrap_kernel_function(as_kernel_function(_NAME, kernel), inputs)
-    scalars = map_tree(lambda scalar: scalar.to(inputs), kernel.scalars())
-    features = kernel.features(inputs)
+    scalars, features = get_scalars_like(kernel, inputs), kernel.features(inputs)
     of_scalars, of_features = get_structure(scalars), get_structure(features)
     near: Any
     near, flag = kernel.find_shortcuts(inputs, inputs)
