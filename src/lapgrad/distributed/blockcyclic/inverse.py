@@ -96,11 +96,11 @@ def _invert_triangle(engine: Engine, X: Tensor, group: Sequence[_Step]) -> None:
     """Compute the columns of T in a group of blocks, and subtract their part from the columns to the left."""
     first = group[0]
     # Panels are stored transposed: the columns of X are contiguous, so copies run along the memory of both.
-    columns = X.new_zeros(sum(step.size for step in group), X.shape[0] - first.row)
+    columns = X.new_empty(sum(step.size for step in group), X.shape[0] - first.row)
     rows = X.new_empty(len(columns), first.column)
     for step, own in reversed(list(zip(group, _list_slices(group), strict=True))):
-        panel = _compute_columns(engine, X, step)
-        columns[own, step.row - first.row :] = panel
+        panel = columns[own]
+        _compute_columns(engine, X, step, panel)
         # Columns to the left within the group are needed at once, those further left after the whole group.
         near = slice(first.column, step.column)
         across = X.new_empty(step.size, step.column - first.column)
@@ -110,38 +110,43 @@ def _invert_triangle(engine: Engine, X: Tensor, group: Sequence[_Step]) -> None:
             X[step.row : step.below, : step.column] = 0.0
         engine.share_along_column(across, step.process_row)
         engine.share_along_column(rows[own], step.process_row)
-        X[step.row :, near].addmm_(panel.mT, across, alpha=-1.0)
+        X[first.row :, near].addmm_(panel.mT, across, alpha=-1.0)
     X[first.row :, : first.column].addmm_(columns.mT, rows, alpha=-1.0)
 
 
-def _compute_columns(engine: Engine, X: Tensor, step: _Step) -> Tensor:
-    """Compute T[J and below, J] = M[J and below, J] L_JJ⁻¹, with M_JJ = I; return its transpose."""
-    own = slice(step.column, step.right)
-    panel = X.new_empty(step.size, X.shape[0] - step.row)
+def _compute_columns(engine: Engine, X: Tensor, step: _Step, panel: Tensor) -> None:
+    """Compute T[J and below, J] = M[J and below, J] L_JJ⁻¹, with M_JJ = I, in X and in ``panel``.
+
+    Args:
+        engine: Exchanges panels.
+        X: Holds M, and gets T.
+        step: The block J.
+        panel: Gets the transpose, on all processes: zeros for rows of the group above J, and then T.
+    """
+    own, above = slice(step.column, step.right), panel.shape[1] - (X.shape[0] - step.row)
     if step.has_columns:
         corner = X.new_empty(step.size, step.size)
         if step.has_rows:
             corner.copy_(X[step.row : step.below, own])
             X[step.row : step.below, own] = torch.eye(step.size, dtype=X.dtype, device=X.device)
         engine.share_along_column(corner, step.process_row)
-        panel.copy_(X[step.row :, own].mT)
+        panel[:, :above] = 0.0
+        panel[:, above:] = X[step.row :, own].mT
         # (M L_JJ⁻¹)ᵀ = L_JJ⁻ᵀ Mᵀ
         trsm(corner, panel, transpose=True, overwrite=True)
-        X[step.row :, own] = panel.mT
+        X[step.row :, own] = panel[:, above:].mT
     engine.share_along_row(panel, step.process_column)
-    return panel
 
 
 def _multiply_by_transpose(engine: Engine, X: Tensor, group: Sequence[_Step]) -> None:
     """Compute the rows of A⁻¹ in a group of blocks, in place of those of T: later rows do not need them."""
     first, last = group[0], group[-1]
-    columns = X.new_zeros(sum(step.size for step in group), X.shape[0] - first.row)
+    columns = X.new_empty(sum(step.size for step in group), X.shape[0] - first.row)
     for step, own in zip(group, _list_slices(group), strict=True):
-        panel = X.new_empty(step.size, X.shape[0] - step.row)
         if step.has_columns:
-            panel.copy_(X[step.row :, step.column : step.right].mT)
-        engine.share_along_row(panel, step.process_column)
-        columns[own, step.row - first.row :] = panel
+            columns[own, : step.row - first.row] = 0.0
+            columns[own, step.row - first.row :] = X[step.row :, step.column : step.right].mT
+        engine.share_along_row(columns[own], step.process_column)
         if step.has_rows:  # what stands above the diagonal is not part of T
             X[step.row : step.below, step.right : last.right] = 0.0
     rows = X[first.row :, : last.right].mT @ columns.mT
