@@ -31,7 +31,7 @@ def test_grids_are_as_square_as_possible(size: int, shape: tuple[int, int]) -> N
 def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LAPGRAD_SCALAPACK", raising=False)
     monkeypatch.setattr(scalapack_library, "_list_files", lambda package: iter([tmp_path / "libmkl.so"]))
-    with pytest.raises(lapgrad.MissingDependencyError, match=r"pip install 'lapgrad\[distributed\]'"):
+    with pytest.raises(lapgrad.MissingDependencyError, match=r"pip install 'lapgrad\[scalapack\]'"):
         make_grid(engine="scalapack")
     assert not scalapack_library.is_installed()
 

@@ -80,8 +80,8 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, and
-#: from SPECTRAL_VJP_TILES on where the vectors of a side have more than SPECTRAL_VJP_FEW bytes.
+#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL,
+#: and from SPECTRAL_VJP_TILES on where the vectors of a side have more than SPECTRAL_VJP_FEW bytes.
 SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_TILES = 33
 SPECTRAL_VJP_FEW = 1 << 24
