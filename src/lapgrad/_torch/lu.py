@@ -38,7 +38,7 @@ def lu_factor(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lu_factor_into(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
-    """Writes what ``lu_factor`` returns; without a copy if LU is contiguous by columns, and pivots by rows."""
+    """Writes what ``lu_factor`` returns; without a copy if LU is stored by columns, and pivots by rows."""
     if A.device.type == "cpu":
         factors, exchanges = lu_factor(A)
         LU.copy_(factors)
