@@ -85,6 +85,8 @@ GESVD_SMALL = 64
 SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_TILES = 33
 SPECTRAL_VJP_FEW = 1 << 24
+#: From this many entries of the vectors on, the small kernel is not waited for unless there are ties.
+SPECTRAL_VJP_UNWAITED = 1 << 17
 #: From this many rows in a batch on, a warp measures several of them.
 SPECTRAL_VJP_MANY_ROWS = 1 << 14
 #: Up to this order cotangents of the last eigenvectors only are extended to all.
@@ -106,14 +108,14 @@ GELQF_WIDE_FEWEST = 4
 GELQF_WIDE_MANY = 512
 GESVD_MEDIUM_FEWEST = 2
 #: Up to this long side the kernel is faster even for one matrix.
-GESVD_MEDIUM_ALONE = 4096
+GESVD_MEDIUM_ALONE = 1024
 #: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
 #: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
 SYEVD_BATCHED = 2048
-SYEVD_IN_BLOCK = 200 * 2**10
+SYEVD_IN_BLOCK = 160 * 2**10
 SYEVD_FEW = 7
 #: One matrix is decomposed as a batch of two up to this order.
-SYEVD_DOUBLED = 160
+SYEVD_DOUBLED = 128
 #: One matrix of float64 is left to cuSOLVER from this order on.
 SYEVD_ALONE = 28
 #: The product of up to this many columns is added in the last pass over an inverse.
