@@ -128,6 +128,7 @@ class Bindings:
         factor, info = torch.linalg.cholesky_ex(A)
         if int(info):
             A.copy_(factor)
+            A[int(info) - 1 :, int(info) - 1] = torch.nan  # the root of a negative number
             raise self.cuSOLVERMpError("INTERNAL_ERROR (7)")
         A.copy_(factor)
         ctypes.c_int.from_address(status).value = 0
@@ -213,6 +214,15 @@ def test_cusolvermp_names_the_minor_that_failed() -> None:
     engine, A = EngineWithoutGpu(Bindings()), make_matrix(21)
     A[12, 12] = -9.0
     assert engine.potrf(make_blocks(A)) == 13
+
+
+def test_cusolvermp_leaves_a_nan_where_it_was() -> None:
+    """The caller names the pivot; see ``check_factor``."""
+    engine, A = EngineWithoutGpu(Bindings()), make_matrix(21)
+    A[12, 12] = torch.nan
+    blocks = make_blocks(A)
+    assert engine.potrf(blocks) == 0
+    assert blocks.local[12, 12].isnan()
 
 
 def test_calls_of_cublasmp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
 from lapgrad.distributed.blockcyclic.layout import Layout
 from lapgrad.distributed.blockcyclic.nccl import Communicator
 from lapgrad.distributed.blockcyclic.scalapack import choose_shape
+from lapgrad.distributed.blockcyclic.triangles import get_diagonal
 
 _LOWER = 0
 
@@ -76,14 +77,12 @@ class CusolverMpEngine:
         with self._describe(A.layout, A.local) as descriptor:
             arguments = (self._handle, _LOWER, A.layout.rows, A.local.data_ptr(), 1, 1, descriptor, kind)
             sizes = self._library.potrf_buffer_size(*arguments)
+            diagonal = get_diagonal(A)
             try:
                 return self._run_with_status(sizes, lambda *rest: self._library.potrf(*arguments, *rest))
             except self._library.cuSOLVERMpError:
                 # A matrix that is not positive definite is reported as an internal error, without the minor.
-                minor = self._find_first_pivot_that_failed(A)
-                if not minor:
-                    raise
-                return minor
+                return self._explain_failure(A, diagonal)
 
     def potri(self, L: Blocks) -> None:
         """Overwrite L by the lower triangle of the inverse of L Lᵀ."""
@@ -195,18 +194,31 @@ class CusolverMpEngine:
         finally:
             self._library.destroy_matrix_desc(descriptor)
 
-    def _find_first_pivot_that_failed(self, A: Blocks) -> int:
-        """Return the number (from 1) of the first diagonal entry that is not positive; 0 if all of them are.
+    def _explain_failure(self, A: Blocks, diagonal: Tensor) -> int:
+        """Return the order of the leading minor that failed; 0 if A had a NaN, which is then on its diagonal.
 
-        Entries before it are those of the factor. Numbers that are not finite do not count.
+        Pivots before the one that failed are those of the factor, positive. That one is not, or NaN.
+
+        Args:
+            A: What ``potrf`` has left.
+            diagonal: The diagonal entries of this process before.
         """
         index, row, column = A.layout.list_diagonal(A.local.device)
-        bad = index[A.local[row, column] <= 0.0]
+        given = self._find_first(index[~diagonal.isfinite()], A.layout.rows)
+        if given < A.layout.rows:
+            A.local[row[index == given], column[index == given]] = torch.nan
+            return 0
+        failed = self._find_first(index[~(A.local[row, column] > 0.0)], A.layout.rows)
+        if failed == A.layout.rows:
+            raise RuntimeError("cuSOLVERMp's potrf failed, and all pivots are positive.")
+        return failed + 1
+
+    def _find_first(self, indices: Tensor, otherwise: int) -> int:
+        """Return the least of the indices of all processes; ``otherwise`` if there are none."""
         first = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        first[self.rank] = bad[0] + 1 if len(bad) else A.layout.rows + 1
+        first[self.rank] = indices[0] if len(indices) else otherwise
         self.sum_over_grid(first)
-        minor = int(first.min())
-        return minor if minor <= A.layout.rows else 0
+        return int(first.min())
 
     def _run_with_status(self, sizes: tuple[int, int], call: Callable[..., None]) -> int:
         """Call a routine that takes workspaces and the address of a status; return the status."""
