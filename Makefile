@@ -34,7 +34,7 @@ BUILD_TOOLS := "scikit-build-core>=1.0" "nanobind>=2.4" cmake ninja
 CORE_SOURCES := $(wildcard csrc/*/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-torch bench lint types wheels test-cross docs clean
+.PHONY: help demo test environment pytest fuzz test-sanitize test-cuda test-cuda-sanitize test-peers test-distributed test-torch bench lint types wheels test-cross docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -83,6 +83,10 @@ test-cuda-sanitize: ## every CUDA kernel under compute-sanitizer: memcheck, race
 # The dispatcher's overrides are judged by programs that know nothing of them.
 test-peers: $(VENV)/core $(VENV)/packages-test $(VENV)/packages-peers ## suites of linear_operator, GPyTorch, BoTorch with and without
 	$(BIN)/python .ci/test_peers.py --modes 1,always --workers $(WORKERS) $(ARGS)
+
+# ScaLAPACK and MPI take 700 MB, so CI tests grids of processes without them, on simulated ones.
+test-distributed: environment $(VENV)/packages-distributed ## grids of processes on ScaLAPACK and MPI
+	$(BIN)/python -m pytest tests/distributed $(ARGS)
 
 lint: $(VENV)/packages-test ## ruff
 	$(BIN)/ruff check .

@@ -59,6 +59,14 @@ OF_EXACT_WEIGHTS = 1e7
 #: Data around 1000 in units of 10: a hundred times the rounding errors of data around 0.
 OF_SHIFTED_DATA = 20000.0
 
+#: Criteria, gradients and predictions of Gaussian processes on a grid of processes, against one process:
+#: orders up to 43 times condition numbers up to 400, as for any inverse by another order of operations. 3e3
+#: are seen.
+ON_A_GRID = 2e4
+
+#: Fits on a grid: they end when a move gains less than 1e-5 nats of about 10, which rounding can decide.
+FITTED_ON_A_GRID = 1e10
+
 #: Log likelihoods of thousands of steps, and differences of such sums: the terms are larger than the result.
 SUMS_OVER_STEPS = 1e4
 

@@ -263,8 +263,6 @@ class Mailbox {
         sent_ = true;
     }
 
-    std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(this); }
-
     // Waits for the number and returns it.
     long long receive() {
         nb::gil_scoped_release unlocked;
@@ -290,33 +288,25 @@ device::SpectralRule<T> as_rule(const Rule& rule) {
             reinterpret_cast<long long*>(cell), share};
 }
 
-// Returns a function that sends the status by a mailbox, of which the address is given; 0: there is none.
-auto make_sender(std::uintptr_t mailbox, const Rule& rule, std::uintptr_t stream) {
-    return [=, cell = std::get<4>(rule)] {
-        if (mailbox != 0) reinterpret_cast<Mailbox*>(mailbox)->send(cell, stream);
-    };
-}
-
 // Memory: inner, sizes.
 void syevd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& gA, const Blocks& U,
-               const Blocks& gU, const Rule& rule, std::uintptr_t inner, std::uintptr_t sizes, index_t triangle, index_t cut,
-               std::uintptr_t mailbox) {
+               const Blocks& gU, const Rule& rule, std::uintptr_t inner, std::uintptr_t sizes, index_t triangle, index_t cut) {
     device.run(handle, stream, [&](const auto& queue, auto type) {
         using T = decltype(type);
         device::syevd_vjp(queue, as<T>(gA), as<T>(U), as<T>(gU), as_rule<T>(rule), reinterpret_cast<T*>(inner),
-                          reinterpret_cast<T*>(sizes), triangle, cut, make_sender(mailbox, rule, stream));
+                          reinterpret_cast<T*>(sizes), triangle, cut);
     });
 }
 
 // Memory: middle, inner, moved, sizes.
 void gesvd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& gA, const Blocks& U,
                const Blocks& V, const Blocks& gU, const Blocks& gV, const Rule& rule, std::uintptr_t middle,
-               std::uintptr_t inner, std::uintptr_t moved, std::uintptr_t sizes, std::uintptr_t mailbox) {
+               std::uintptr_t inner, std::uintptr_t moved, std::uintptr_t sizes) {
     device.run(handle, stream, [&](const auto& queue, auto type) {
         using T = decltype(type);
         device::gesvd_vjp(queue, as<T>(gA), as<T>(U), as<T>(V), as<T>(gU), as<T>(gV), as_rule<T>(rule),
                           reinterpret_cast<T*>(middle), reinterpret_cast<T*>(inner), reinterpret_cast<T*>(moved),
-                          reinterpret_cast<T*>(sizes), make_sender(mailbox, rule, stream));
+                          reinterpret_cast<T*>(sizes));
     });
 }
 
@@ -330,7 +320,6 @@ void bind_device(nb::module_& m) {
     nb::class_<Mailbox>(m, "Mailbox")
         .def(nb::init<nb::object, std::uintptr_t>())
         .def("send", &Mailbox::send)
-        .def("address", &Mailbox::address)
         .def("receive", &Mailbox::receive);
     m.def("device_launch", &launch);
     m.def("device_reshape", &reshape);

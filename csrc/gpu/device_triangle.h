@@ -67,17 +67,19 @@ InvertedBlocks<T> invert_blocks(const Queue<T>* queue, Arena<T>& arena, const Ba
     const index_t n = L.rows, row = std::min(n, size), space = n * (row + 1);
     const Batch<T> W{arena.take(L.count * space), L.count, space, n, n, row, 1};
     const index_t mark = arena.mark();
-    // Few large items are taken one after another, many small ones together: whichever makes fewer products.
-    const bool together = L.count > (n + 4 * kLargestMerge - 1) / (4 * kLargestMerge);
+    // Few large items are taken one after another, many small ones together: whichever makes fewer products. For many items products
+    // are faster than the kernel at every order.
+    constexpr index_t kMany = 64;
+    const bool many = L.count >= kMany, together = many || L.count > (n + 4 * kLargestMerge - 1) / (4 * kLargestMerge);
     index_t largest = 0;  // order of the largest blocks that are merged by products
-    for (index_t order = 2 * kLargestMerge; order < size && order < n; order *= 2) largest = order;
+    for (index_t order = many ? kLeaf : 2 * kLargestMerge; order < size && order < n; order *= 2) largest = order;
     T* const held = arena.take(together ? L.count * largest * largest : n * row / 4 + n);
     arena.release(mark);
     if (queue == nullptr) return {W, size};
     queue->clear(W.data, L.count * space);
     queue->invert_leaves(W, L, unit);
     index_t half = kLeaf;
-    for (; half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
+    for (; !many && half <= kLargestMerge && half < size && half < n; half *= 2) queue->merge_inverses(W, L, half);
     for (; half < size && half < n; half *= 2) {
         if (together)
             merge_items_by_products(*queue, L, W, held, half);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapgrad_bench.bench import acceleration, models_command, ops_command, sweep_command
+from lapgrad_bench.bench import acceleration, grid_command, models_command, ops_command, sweep_command
 from lapgrad_bench.experiments import command as reproduce
 from lapgrad_bench.report import command as report
 
@@ -21,6 +21,7 @@ def add_bench(commands: Subparsers) -> None:
         ("sweep", sweep_command, "every operator at random sizes: where others are faster"),
         ("models", models_command, "criteria of models, against GPyTorch, GPy, GPflow and torch"),
         ("accelerate", acceleration, "torch's functions with and without acceleration"),
+        ("grid", grid_command, "an exact Gaussian process over several processes"),
     ):
         chosen = topics.add_parser(name, help=help_text)
         topic.add_arguments(chosen)

@@ -226,7 +226,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
     "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_tiles")),
-    "medium_eigenvalues": (run_medium_eigenvalues, ("syevd_library", "syevd_vjp_tiles")),
+    "medium_eigenvalues": (run_medium_eigenvalues, ("spectral_ties", "syevd_library", "syevd_vjp_tiles")),
     "filters": (run_filters, ("kalman_nll",)),
     "kernel_matrices": (run_kernel_matrices, ("kernel_matrix", "sgp_bound")),
 }

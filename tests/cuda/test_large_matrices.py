@@ -342,6 +342,13 @@ def test_gelqf_vjp(batch: tuple[int, ...], block: int, monkeypatch: pytest.Monke
     assert_near(found[0], wanted[0])
 
 
+def test_gradients_of_many_items() -> None:
+    """Inverses of diagonal blocks are merged by products of all items together, two of two leaves here."""
+    L = factor(64, 80)
+    found, wanted = run_both("potrf_vjp", 1, L.shape, L, torch.randn_like(L), True, None)
+    assert_near(found[0], wanted[0])
+
+
 @pytest.mark.parametrize("lower", [True, False])
 def test_a_triangle_of_a_product(lower: bool) -> None:
     A, B = torch.randn(ORDER, 900, dtype=torch.float64), torch.randn(900, ORDER, dtype=torch.float64)

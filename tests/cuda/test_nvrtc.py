@@ -36,6 +36,7 @@ from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
+from lapgrad._kernels.cuda.small import ties as _ties
 from lapgrad._kernels.cuda.small import trmm as _trmm_batch
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
@@ -121,6 +122,7 @@ def launch_lu(n: int, dtype: torch.dtype) -> None:
 
 def launch_syevd(n: int, dtype: torch.dtype) -> None:
     A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
+    _launch.launch(*_ties.plan_search(values, 1e-10, True, None))
     codes = torch.zeros(2, dtype=torch.int32)
     _launch.launch(*_symmetric.plan_reading(A, A, True, codes, None))
     _launch.launch(*_symmetric.plan_finishing(A, values, codes, codes, None))

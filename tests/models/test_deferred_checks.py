@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -82,6 +83,21 @@ def test_results_do_not_depend_on_earlier_calls() -> None:
         assert repeated.call_count == 2
         evaluate(noise=1e-9, jitter=1e-10, evaluation=evaluation)
         assert_all_close(evaluate(evaluation=evaluation), expected, 0)
+
+
+def test_checks_that_are_kept_keep_no_graph() -> None:
+    """A graph that outlives its evaluation would tie the next one to its stream."""
+    evaluation, X = Evaluation(), torch.linspace(0, 6, 40, dtype=DOUBLE)[:, None]
+    noise = torch.tensor(0.1, dtype=DOUBLE, requires_grad=True)
+    with defer_checks(), evaluation.defer_checks() as checks:
+        value = evaluate_criterion(
+            evaluation, RBF(1.0, 1.0), X[::3].clone(), X, torch.sin(X), noise, 1e-6, 17
+        )
+    graph = weakref.ref(value.grad_fn)
+    del value
+    assert len(checks) == 1
+    assert checks[0].are_passed()
+    assert graph() is None
 
 
 def test_kernels_of_the_package_know_chunks() -> None:

@@ -37,6 +37,17 @@ def lu_factor(A: Tensor) -> tuple[Tensor, Tensor]:
     return factors, pivots
 
 
+def lu_factor_into(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
+    """Writes what ``lu_factor`` returns; without a copy if LU is stored by columns, and pivots by rows."""
+    if A.device.type == "cpu":
+        factors, exchanges = lu_factor(A)
+        LU.copy_(factors)
+        pivots.copy_(exchanges)
+        return
+    code = torch.empty(A.shape[:-2], dtype=torch.int32, device=A.device)
+    torch.linalg.lu_factor_ex(A, out=(LU, pivots, code))
+
+
 def inv(A: Tensor) -> Tensor:
     """Returns ``torch.linalg.inv(A)``."""
     return _call_by_item(torch.linalg.inv, A)

@@ -4,6 +4,10 @@
 ``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them
 learn the parameters that one process with all of the data would learn. Started alone, the same program runs
 in one process.
+
+``make_grid`` makes a grid of processes for one matrix that is too large for one of them: ``mvn_nll``,
+``potrf``, ``trsm`` and ``potri`` compute with its blocks, and ``GPRegression`` takes the grid as
+``distributed=``.
 """
 
 from __future__ import annotations
@@ -12,6 +16,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lapgrad.distributed.blockcyclic.grid import ProcessGrid as ProcessGrid
+    from lapgrad.distributed.blockcyclic.grid import make_grid as make_grid
+    from lapgrad.distributed.blockcyclic.matrix import BlockCyclicMatrix as BlockCyclicMatrix
+    from lapgrad.distributed.blockcyclic.mvn_nll import mvn_nll as mvn_nll
+    from lapgrad.distributed.blockcyclic.potrf import potrf as potrf
+    from lapgrad.distributed.blockcyclic.potri import potri as potri
+    from lapgrad.distributed.blockcyclic.trsm import trsm as trsm
     from lapgrad.distributed.checkpoints import Checkpoint as Checkpoint
     from lapgrad.distributed.dtensors import register_shardings as register_shardings
     from lapgrad.distributed.group import Group as Group
@@ -32,6 +43,13 @@ _MODULES = {
     "init_group": "group",
     "register_shardings": "dtensors",
     "shard": "sharding",
+    "BlockCyclicMatrix": "blockcyclic.matrix",
+    "ProcessGrid": "blockcyclic.grid",
+    "make_grid": "blockcyclic.grid",
+    "mvn_nll": "blockcyclic.mvn_nll",
+    "potrf": "blockcyclic.potrf",
+    "potri": "blockcyclic.potri",
+    "trsm": "blockcyclic.trsm",
 }
 
 
@@ -48,12 +66,19 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "BlockCyclicMatrix",
     "Checkpoint",
     "Group",
     "MappedRows",
     "ParquetRows",
+    "ProcessGrid",
     "RowStream",
     "init_group",
+    "make_grid",
+    "mvn_nll",
+    "potrf",
+    "potri",
     "register_shardings",
     "shard",
+    "trsm",
 ]

@@ -56,8 +56,8 @@ def sgp_nll(
         Y: (n, k), outputs, independent of each other. A single vector y is ``y[:, None]``.
         noise_var: A positive number, or a scalar tensor.
         jitter: Added to the diagonal of K_uu, in units of its mean.
-        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (256 MB on a GPU, less
-            where little memory is free), or a third of K_uu.
+        chunk: Rows of data that are worked on at a time; None: 4 MB of kernel matrix (64 to 256 MB on a
+            GPU, less where little memory is free), or a third of K_uu.
         group: Processes that each pass their own rows X and Y, and the same of everything else: s is that of
             all rows, and gradients of shared tensors are the whole ones, on every process. None: all rows
             are here.

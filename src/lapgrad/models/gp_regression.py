@@ -10,12 +10,13 @@ With A = K + noise_var I = L Lᵀ and r = y - mean, at new inputs with K* = k(X,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors
+from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
@@ -25,14 +26,15 @@ from lapgrad.models._gp import explanation as _explanation
 from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import starts as _starts
 from lapgrad.models._gp.added_rows import extend_factor
-from lapgrad.models._gp.formula_loss import ReplayableLikelihood, compute_loss_by_formula
+from lapgrad.models._gp.exact_posterior import ExactPosterior
+from lapgrad.models._gp.formula_loss import ReplayableLikelihood, compute_likelihood
+from lapgrad.models._gp.grid import GridPosterior, WithGrid, evaluate_criterion, factorise_covariance
 from lapgrad.models._gp.leave_one_out import LeaveOneOut, compute_leave_one_out, compute_loo_nll
 from lapgrad.models._gp.mean_functions import WithMeanFunction, find_mean
 from lapgrad.models._gp.noise import WithNoise
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction, compute_log_density
-from lapgrad.models._products import multiply
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models._training.fitting import FitResult
@@ -41,19 +43,10 @@ from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, 
 from lapgrad.models.kernels.combinations import find_term
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
-from lapgrad.ops.syrk import syrk
-from lapgrad.ops.trsm import trsm
 
 _CRITERIA = ("likelihood", "leave-one-out")
 _CHUNK_ELEMENTS = 1 << 24
 """Entries of the matrix k(X, X_new) if ``predict`` chooses the chunks: 128 MB in float64."""
-
-
-class _Posterior(NamedTuple):
-    """The factor L of A, and weights = A⁻¹ (y - mean)."""
-
-    L: Tensor
-    weights: Tensor
 
 
 #: The entries of the description in a file.
@@ -65,7 +58,9 @@ _ENTRIES = {
 }
 
 
-class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, ReplayableLikelihood, Model):
+class GPRegression(
+    StandardisedRegression, WithMeanFunction, WithNoise, WithGrid, ReplayableLikelihood, Model
+):
     """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
 
     Value and gradient of the loss take n³ flops, and two to three n² buffers; on a GPU little more than one.
@@ -85,8 +80,11 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1. Hyper-parameters are
             then in these units; predictions and the loss are in those of y. All outputs share one scale.
             False: hyper-parameters (such as a period that you know) are in the units of the data.
+        distributed: A grid of processes (``lapgrad.distributed.make_grid``) over which the covariance of the
+            observations is spread; all of them make the same model. None: this process has all of it.
 
     Attributes:
+        distributed: The grid; it can be set at any time, and files do not keep it.
         noise_var: Variance of the noise; learned.
         constant: (k,), the mean; learned (with ``mean="constant"`` and ``"linear"``).
         slope: (d, k), its slopes; learned (with ``mean="linear"``).
@@ -116,6 +114,7 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         noise_floor: float | None = None,
         mean: str | nn.Module = "constant",
         normalise: bool = True,
+        distributed: ProcessGrid | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
@@ -136,8 +135,9 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         self.to(dtype=X.dtype, device=X.device)
         self.kernel.start_from_data(inputs, self._compute_residuals(inputs).detach())
         self.to(dtype=X.dtype, device=X.device)
-        self._posterior: CachedValue[_Posterior] = CachedValue()
+        self._posterior: CachedValue[ExactPosterior | GridPosterior] = CachedValue()
         self.evaluation = Evaluation()
+        self.distributed = distributed
 
     def loss(self) -> Tensor:
         """Return -log p(y | X), the negative log marginal likelihood of the observations: a scalar.
@@ -166,13 +166,11 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         """
         inputs = self._scale_inputs(self.X)
         inputs = inputs.expand(*batch, *inputs.shape)
-        residuals, noise, value = self._compute_residuals(inputs), self._compute_noise(inputs, jitter), None
-        if not batch:
-            value = compute_loss_by_formula(self.evaluation, self.kernel, inputs, noise, residuals)
-        if value is None:
-            value = mvn_nll(
-                covariance(self.kernel, inputs, noise, lower_only=True), residuals, overwrite=True
-            )
+        residuals, noise = self._compute_residuals(inputs), self._compute_noise(inputs, jitter)
+        if self.distributed is not None and not batch:
+            value = evaluate_criterion(self.distributed, self.kernel, inputs, noise, residuals)
+        else:
+            value = compute_likelihood(self.evaluation, self.kernel, inputs, noise, residuals)
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     def loo_loss(self) -> Tensor:
@@ -181,6 +179,7 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         A criterion for learning (``fit(criterion="leave-one-out")``) that trusts the model less than the
         marginal likelihood does. Value and gradient take four n² buffers and 2 n³ flops.
         """
+        self.refuse_on_grid("loo_loss")
         value, self.jitter = _jitter.retry_with_jitter(
             type(self).__name__, self.X.dtype, lambda jitter: self._compute_loo_losses(torch.Size(), jitter)
         )
@@ -189,7 +188,8 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
     def _compute_loo_losses(self, batch: torch.Size, jitter: float = 0.0) -> Tensor:
         inputs = self._scale_inputs(self.X)
         inputs = inputs.expand(*batch, *inputs.shape)
-        value = compute_loo_nll(self._compute_covariance(inputs, jitter), self._compute_residuals(inputs))
+        A = covariance(self.kernel, inputs, self._compute_noise(inputs, jitter), lower_only=True)
+        value = compute_loo_nll(A, self._compute_residuals(inputs))
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
 
     def compute_objective(self) -> Tensor:
@@ -362,9 +362,8 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
             >>> found.residuals.shape, found.rmse < 0.1
             (torch.Size([30]), True)
         """
-        errors, variances = compute_leave_one_out(
-            self._get_posterior().L, self._compute_residuals(self._scale_inputs(self.X))
-        )
+        residuals = self._compute_residuals(self._scale_inputs(self.X))
+        errors, variances = compute_leave_one_out(self._get_factor("leave_one_out"), residuals)
         errors, variances = errors * self.y_scale, variances * self.y_scale.square()
         found = LeaveOneOut(
             self.y - errors,
@@ -402,21 +401,20 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         if noise_var is not None and self.point_noise is not None:
             given = _checks.check_noise(who, torch.as_tensor(noise_var, dtype=torch.float64), len(X_new))
             point_noise = torch.cat([self.point_noise, given.to(self.point_noise)])
-        before, inputs, added = self._get_posterior(), self._scale_inputs(self.X), self._scale_inputs(X_new)
+        before, inputs = self._get_factor("add_data"), self._scale_inputs(self.X)
+        added = self._scale_inputs(X_new)
         jitter = (
             self.jitter * (self.kernel.diag(inputs).mean() + self.get_noise().mean()) if self.jitter else 0.0
         )
         noise = (
             self.get_noise() if point_noise is None else point_noise[len(self.X) :] / self.y_scale.square()
         )
-        L = extend_factor(
-            before.L, self.kernel(added, inputs), covariance(self.kernel, added, noise + jitter)
-        )
+        L = extend_factor(before, self.kernel(added, inputs), covariance(self.kernel, added, noise + jitter))
         self.X, self.y = torch.cat([self.X, X_new]), torch.cat([self.y, y_new])
         self.point_noise = point_noise
         weights = cho_solve(L, self._compute_residuals(self._scale_inputs(self.X)))
         self._posterior.clear()
-        self._posterior(self.state_dict().values(), lambda: _Posterior(L, weights))
+        self._posterior(self.state_dict().values(), lambda: ExactPosterior(L, weights))
 
     def config(self) -> dict[str, Any]:
         """Return options and the description of the kernel."""
@@ -459,25 +457,32 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         noise = self.get_noise()
         return noise + jitter * (self.kernel.diag(inputs).mean() + noise.mean()) if jitter else noise
 
-    def _compute_covariance(self, inputs: Tensor, jitter: float) -> Tensor:
-        return covariance(self.kernel, inputs, self._compute_noise(inputs, jitter), lower_only=True)
-
     @torch.no_grad()
-    def _get_posterior(self) -> _Posterior:
-        """Return L and A⁻¹ r, computed again only if data or parameters have changed."""
+    def _get_posterior(self) -> ExactPosterior | GridPosterior:
+        """Return the factor of A and A⁻¹ r, computed again only if data or parameters have changed."""
         return self._posterior(self.state_dict().values(), self._compute_posterior)
 
-    def _compute_posterior(self) -> _Posterior:
-        inputs = self._scale_inputs(self.X)
+    def _get_factor(self, function: str) -> Tensor:
+        """Return L, for functions that need all of it in one process."""
+        self.refuse_on_grid(function)
+        return cast(ExactPosterior, self._get_posterior()).L
 
-        def factorise(jitter: float) -> Tensor:
-            return potrf(self._compute_covariance(inputs, jitter), overwrite=True)
+    def _compute_posterior(self) -> ExactPosterior | GridPosterior:
+        inputs, grid = self._scale_inputs(self.X), self.distributed
+        residuals = self._compute_residuals(inputs)
 
-        L, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, factorise)
-        return _Posterior(L, cho_solve(L, self._compute_residuals(inputs)))
+        def factorise(jitter: float) -> ExactPosterior | GridPosterior:
+            noise = self._compute_noise(inputs, jitter)
+            if grid is not None:
+                return factorise_covariance(grid, self.kernel, inputs, noise, residuals)
+            L = potrf(covariance(self.kernel, inputs, noise, lower_only=True), overwrite=True)
+            return ExactPosterior(L, cho_solve(L, residuals))
+
+        found, self.jitter = _jitter.retry_with_jitter(type(self).__name__, self.X.dtype, factorise)
+        return found
 
     def _predict_scaled(
-        self, posterior: _Posterior, X_new: Tensor, full_cov: bool, kernel: Kernel
+        self, posterior: ExactPosterior | GridPosterior, X_new: Tensor, full_cov: bool, kernel: Kernel
     ) -> tuple[Tensor, Tensor]:
         """Return the mean (m, k) of f, and its variance (m,) or with ``full_cov`` its covariance (m, m).
 
@@ -487,15 +492,10 @@ class GPRegression(StandardisedRegression, WithMeanFunction, WithNoise, Replayab
         inputs, X_new = self._scale_inputs(self.X), self._scale_inputs(X_new)
         recording = torch.is_grad_enabled() and X_new.requires_grad
         with fix_parameters(self) if recording else torch.no_grad():
-            cross = kernel(inputs, X_new)
             prior = kernel(X_new) if full_cov else kernel.diag(X_new)
-            mean = multiply(cross.mT, posterior.weights)
+            mean, explained = posterior.project(kernel, inputs, X_new, full_cov)
             if is_whole:
                 mean = mean + self.compute_mean(X_new, self.y.shape[1])
-        # The solve may overwrite the matrix, unless autograd has recorded it or its elements share memory.
-        may_overwrite = not recording and cross.is_contiguous()
-        V = trsm(posterior.L, cross, overwrite=may_overwrite)
-        explained = syrk(V, transpose=True) if full_cov else V.square().sum(0)
         spread = prior - explained if full_cov else (prior - explained).clamp_min(0.0)
         mean = mean * self.y_scale + self.y_shift if is_whole else mean * self.y_scale
         return mean, spread * self.y_scale.square()

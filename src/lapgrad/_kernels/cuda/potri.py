@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
-from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot
+from lapgrad._kernels.cuda.large.zero_pivots import find_zero_pivot
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device

@@ -80,11 +80,13 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL, in
-#: batches of more than SPECTRAL_VJP_FEW items from SPECTRAL_VJP_TILES on.
+#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL,
+#: and from SPECTRAL_VJP_TILES on where the vectors of a side have more than SPECTRAL_VJP_FEW bytes.
 SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_TILES = 33
-SPECTRAL_VJP_FEW = 64
+SPECTRAL_VJP_FEW = 1 << 24
+#: From this many entries of the vectors on, the small kernel is not waited for unless there are ties.
+SPECTRAL_VJP_UNWAITED = 1 << 17
 #: From this many rows in a batch on, a warp measures several of them.
 SPECTRAL_VJP_MANY_ROWS = 1 << 14
 #: Up to this order cotangents of the last eigenvectors only are extended to all.
@@ -106,14 +108,14 @@ GELQF_WIDE_FEWEST = 4
 GELQF_WIDE_MANY = 512
 GESVD_MEDIUM_FEWEST = 2
 #: Up to this long side the kernel is faster even for one matrix.
-GESVD_MEDIUM_ALONE = 4096
+GESVD_MEDIUM_ALONE = 1024
 #: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
 #: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
 SYEVD_BATCHED = 2048
-SYEVD_IN_BLOCK = 200 * 2**10
+SYEVD_IN_BLOCK = 160 * 2**10
 SYEVD_FEW = 7
 #: One matrix is decomposed as a batch of two up to this order.
-SYEVD_DOUBLED = 160
+SYEVD_DOUBLED = 128
 #: One matrix of float64 is left to cuSOLVER from this order on.
 SYEVD_ALONE = 28
 #: The product of up to this many columns is added in the last pass over an inverse.
@@ -175,9 +177,10 @@ def choose_product_cut(terms: int) -> int:
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
 
 
-def has_small_spectral_gradient(items: int, n: int) -> bool:
+def has_small_spectral_gradient(items: int, n: int, itemsize: int) -> bool:
     """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
-    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and items <= SPECTRAL_VJP_FEW)
+    few = items * n * n * itemsize <= SPECTRAL_VJP_FEW
+    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and few)
 
 
 def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
-from lapgrad._kernels.cuda._zero_pivots import find_zero_pivot, find_zero_pivot_later
+from lapgrad._kernels.cuda.large.zero_pivots import find_zero_pivot, find_zero_pivot_later
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime.stream import on_its_device

@@ -159,8 +159,8 @@ def _gather(
         lookup("syrk_add", total)(total, whitened)
     # A copy: a column counts as contiguous whatever lies between its elements.
     b = total[U : U + k, :U].mT.clone(memory_format=torch.contiguous_format)
-    W, squares = total[:U, :U].contiguous(), total.diagonal()[U : U + k]
-    return Statistics(whitening, W, b, squares, variances.detach().sum(), K, K), chunks
+    squares = total.diagonal()[U : U + k].clone()
+    return Statistics(whitening, total[:U, :U], b, squares, variances.detach().sum(), K, K), chunks
 
 
 def _stream_back(

@@ -113,8 +113,8 @@ class DeferredChecks:
         self.found_imprecise: bool | None = None
 
     def check_value(self, value: Tensor) -> None:
-        """Keeps the criterion, which has to be finite."""
-        self._value = value
+        """Keeps the criterion, which has to be finite, but not the graph that it will be part of."""
+        self._value = value.detach()
 
     def needs_solves(self, imprecision: Tensor) -> bool:
         """Whether each chunk is solved for: the choice of the last evaluation."""

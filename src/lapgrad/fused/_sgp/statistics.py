@@ -30,21 +30,22 @@ class _Sizes(NamedTuple):
     """The sizes at which a kind of device is fast.
 
     Attributes:
-        chunk: Entries of K_c, if the caller does not give the rows of a chunk.
+        chunk: Entries of K_c, if the caller does not give the rows of a chunk: of up to ``_MANY`` inducing
+            inputs, and of very many. In between products have about as many flops.
         columns: The number of columns of every K_c but the last is a multiple of this.
         inverse: Order of K_uu from which on inverting its factor is faster than solving.
     """
 
-    chunk: int
+    chunk: tuple[int, int]
     columns: int
     inverse: float
 
 
 #: 4 MB of K_c stay in the cache while several operations read them.
-_ON_CPU = _Sizes(chunk=1 << 19, columns=1, inverse=math.inf)
-#: A launch on a GPU takes the time of 10^8 flops, so a few large products (256 MB of K_c) are best, if that
-#: much memory is free. An odd number of columns makes them slower by a fifth.
-_ON_GPU = _Sizes(chunk=1 << 25, columns=64, inverse=128)
+_ON_CPU = _Sizes(chunk=(1 << 19, 1 << 19), columns=1, inverse=math.inf)
+#: A launch on a GPU takes the time of 10^8 flops, so a few large products (256 to 64 MB of K_c) are best, if
+#: that much memory is free. An odd number of columns makes them slower by a fifth.
+_ON_GPU = _Sizes(chunk=(1 << 25, 1 << 23), columns=64, inverse=128)
 #: A chunk has at least this many columns per inducing input. Each chunk reads a U x U matrix, and with fewer
 #: columns that would take longer than the products.
 _LEAST_COLUMNS = 1 / 3
@@ -61,13 +62,18 @@ def split_rows(n: int, width: int) -> Iterator[slice]:
     return (slice(begin, min(begin + width, n)) for begin in range(0, n, width))
 
 
+#: Inducing inputs from which on chunks are smaller.
+_MANY = 512
 #: Buffers of the size of a chunk, at most, and the part of the free memory that they may take.
 _BUFFERS, _PART_OF_FREE_MEMORY = 3, 0.25
 
 
-def _choose_entries(device: torch.device) -> int:
+def _choose_entries(n: int, inducing: int, device: torch.device) -> int:
     """Entries of K_c that are fast on a device, or fewer where there is little memory."""
-    fast = _get_sizes(device).chunk
+    most, least = _get_sizes(device).chunk
+    fast = max(least, int(most * min(1.0, _MANY / max(inducing, 1))))
+    if n * inducing <= fast / 4:  # not worth asking
+        return fast
     # While a graph is captured the driver is not asked: what fits has been seen in the rehearsals.
     is_known = device.type == "cuda" and torch.cuda.is_initialized()
     if not is_known or torch.cuda.is_current_stream_capturing():
@@ -85,7 +91,7 @@ def choose_chunk_width(n: int, inducing: int, chunk: int | None, device: torch.d
         return max(1, min(chunk, n))
     if not n:
         return 1
-    most = max(1, int(_LEAST_COLUMNS * inducing), _choose_entries(device) // max(inducing, 1))
+    most = max(1, int(_LEAST_COLUMNS * inducing), _choose_entries(n, inducing, device) // max(inducing, 1))
     columns = _get_sizes(device).columns
     return min(n, -(-n // -(-n // most) // columns) * columns)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lapgrad._torch.private import skips_dispatcher
+from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.fused._gp_nll import compute_gp_nll
 from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.models.kernels._blocks import map_tree
-from lapgrad.models.kernels.base import Kernel, find_formula, get_scalars_like
+from lapgrad.models.kernels.base import Kernel, covariance, find_formula, get_scalars_like
 
 #: From this many observations on the host launches faster than a GPU factorises, and a recording would only
 #: keep memory from others.
@@ -24,12 +25,14 @@ class ReplayableLikelihood(nn.Module):
     Attributes:
         evaluation: Where checks of the loss go while a graph is recorded.
         criterion: What is learned: "likelihood", or something else that is not recorded.
+        distributed: The grid of processes over which the covariance is spread; None: one process.
     """
 
     X: Tensor
     kernel: Kernel
     evaluation: Evaluation
     criterion: str
+    distributed: ProcessGrid | None
 
     @property
     def replayable(self) -> bool:
@@ -40,9 +43,32 @@ class ReplayableLikelihood(nn.Module):
         """
         if self.criterion != "likelihood" or len(self.X) > _LARGEST_RECORDED:
             return False
+        if self.distributed is not None:  # processes wait for each other in each evaluation
+            return False
         if not all(type(part).__module__.startswith(("lapgrad.", "torch.")) for part in self.modules()):
             return False
         return self.kernel.find_formulas(self.X, self.X[:0]) is not None
+
+
+def compute_likelihood(
+    evaluation: Evaluation, kernel: Kernel, inputs: Tensor, noise: Tensor, residuals: Tensor
+) -> Tensor:
+    """Return -Σ log N(r | 0, K + noise), (*batch), by the formula of the kernel where a device has one.
+
+    Args:
+        evaluation: Where checks of the loss go.
+        kernel: Gives K at the inputs.
+        inputs: (*batch, n, d).
+        noise: A scalar, or (*batch, n).
+        residuals: (*batch, n, k), whose columns are r.
+    """
+    value = None
+    if inputs.dim() == 2:
+        value = compute_loss_by_formula(evaluation, kernel, inputs, noise, residuals)
+    if value is None:
+        A = covariance(kernel, inputs, noise, lower_only=True)
+        value = mvn_nll(A, residuals, overwrite=True)
+    return value
 
 
 def compute_loss_by_formula(

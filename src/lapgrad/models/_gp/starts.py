@@ -49,7 +49,8 @@ def fit_from_several(
     if count == 1 or optimizer != "lbfgs" or not is_batchable(model):
         return fit(optimizer, **options)
     if count is not None:
-        set_parameters(model, find_best_start(model, draw_starts(model, count, source)))
+        subject = _choose_subject(model, source) if _is_on_grid(model) else model
+        set_parameters(model, find_best_start(subject, draw_starts(model, count, source)))
         return fit(optimizer, **options)
     if any(options.get(name) is not None for name in ("steps", "callback")):
         return fit(optimizer, **options)
@@ -68,10 +69,7 @@ def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Gener
         warnings.simplefilter("always")
         first = fit()
     kept = [parameter.detach().clone() for parameter in model.parameters()], model.jitter
-    subject = model
-    if len(model.X) > _FEW_ROWS:
-        rows = torch.randperm(len(model.X), generator=generator)[:_FEW_ROWS].to(model.X.device)
-        subject = take_rows(model, rows)
+    subject = _choose_subject(model, generator)
     with warnings.catch_warnings(record=True) as of_second:
         warnings.simplefilter("always")
         set_parameters(model, find_best_start(subject, initial))
@@ -95,6 +93,18 @@ def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Gener
         steps=first.steps + second.steps,
         seconds=first.seconds + second.seconds,
     )
+
+
+def _choose_subject(model: Any, generator: torch.Generator | None) -> Any:
+    """Return a model with some of the rows if there are many, on which starts race each other."""
+    if len(model.X) <= _FEW_ROWS:
+        return model
+    rows = torch.randperm(len(model.X), generator=generator)[:_FEW_ROWS].to(model.X.device)
+    return take_rows(model, rows)
+
+
+def _is_on_grid(model: Any) -> bool:
+    return getattr(model, "distributed", None) is not None
 
 
 def choose_stages(count: int) -> list[Stage]:
@@ -147,6 +157,9 @@ def set_parameters(model: Any, point: Tensor) -> None:
     with torch.no_grad():
         for parameter, part in zip(learned, point.split([p.numel() for p in learned]), strict=True):
             parameter.copy_(part.view_as(parameter))
+    if _is_on_grid(model):
+        # Every process has found its own start, from the same random numbers or not.
+        model.agree_on_parameters()
 
 
 def _draw_part(

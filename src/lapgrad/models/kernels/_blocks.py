@@ -72,9 +72,9 @@ def evaluate_in_blocks(
     is symmetric. ``express`` gives the formula of the matrix, if the device of the points serves it.
     """
     arguments = _Arguments(
-        _get_structure(scalars),
-        _get_structure(F),
-        None if G is None else _get_structure(G),
+        get_structure(scalars),
+        get_structure(F),
+        None if G is None else get_structure(G),
         lower_only,
         express,
     )
@@ -96,16 +96,18 @@ class _Arguments(NamedTuple):
 
     def group(self, values: Sequence[Any]) -> tuple[Tree, Tree, Tree | None]:
         remaining = iter(values)
-        scalars, F = _fill_structure(self.scalars, remaining), _fill_structure(self.F, remaining)
-        return scalars, F, None if self.G is None else _fill_structure(self.G, remaining)
+        scalars, F = fill_structure(self.scalars, remaining), fill_structure(self.F, remaining)
+        return scalars, F, None if self.G is None else fill_structure(self.G, remaining)
 
 
-def _get_structure(tree: Tree) -> Tree:
-    return () if isinstance(tree, Tensor) else [_get_structure(part) for part in tree]
+def get_structure(tree: Tree) -> Tree:
+    """Return the tree with () in place of tensors."""
+    return () if isinstance(tree, Tensor) else [get_structure(part) for part in tree]
 
 
-def _fill_structure(shape: Tree, values: Iterator[Any]) -> Tree:
-    return next(values) if shape == () else tuple(_fill_structure(part, values) for part in shape)
+def fill_structure(shape: Tree, values: Iterator[Any]) -> Tree:
+    """Return the tree of this structure, with values in place of ()."""
+    return next(values) if shape == () else tuple(fill_structure(part, values) for part in shape)
 
 
 class _BlockedMatrix(torch.autograd.Function):

@@ -20,6 +20,7 @@ from lapgrad._kernels.cuda.runtime.items import get_address
 from lapgrad._kernels.cuda.small import lu as _lu_batch
 from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
 from lapgrad._kernels.cuda.small.lu import Determinants
+from lapgrad._torch import lu as _torch_lu
 
 _THREADS = 128
 #: Threads of a block that checks a matrix, and blocks for all items together: they fill the device.
@@ -66,8 +67,7 @@ def factorise(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
         _lu_panels.factorise(LU, pivots)
         return
     exchanges = pivots if pivots.shape[1] == n and pivots.is_contiguous() else torch.empty_like(pivots[:, :n])
-    code = torch.empty(items, dtype=torch.int32, device=A.device)
-    torch.linalg.lu_factor_ex(A, out=(LU.mT, exchanges, code))
+    _torch_lu.lu_factor_into(LU.mT, exchanges, A)
     if exchanges is not pivots:
         pivots[:, :n] = exchanges
 

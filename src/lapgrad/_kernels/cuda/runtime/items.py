@@ -118,11 +118,6 @@ class DeferredStatus:
         self._mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
         return self.receive
 
-    def get_mailbox(self) -> int:
-        """The address of the mailbox, for routines of the core that send the status themselves."""
-        address: int = self._mailbox.address()
-        return address
-
     def receive(self) -> tuple[int, int] | None:
         """(item, code) of the first failure, None if there is none. Waits for the copy; once per send."""
         found: int = self._mailbox.receive()

@@ -13,6 +13,7 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
+from lapgrad._kernels.cuda.small.ties import TieCheck
 
 #: (rows, columns, lanes that share a pair of rows, threads of a block), for at most as many rows and columns,
 #: the shorter side counted as rows. A thread has columns / lanes numbers of each of two rows, and of their
@@ -88,8 +89,8 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
     """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
-    longest = max(U.shape[-1], V.shape[-1])
-    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(U.shape[:-2].numel(), longest)
+    items, longest = U.shape[:-2].numel(), max(U.shape[-1], V.shape[-1])
+    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(items, longest, U.element_size())
 
 
 def gesvd_vjp(
@@ -104,9 +105,10 @@ def gesvd_vjp(
     tol: float,
 ) -> Tensor | None:
     """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
-    cell = _items.get_status_cell(U)
     written = make_contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
+    many, zeros = U.numel() >= _thresholds.SPECTRAL_VJP_UNWAITED, U.shape[-1] != V.shape[-1]
+    check = TieCheck(values, tol, zeros=zeros, searches=many)
     gU, gV = (None if given is None else flatten_batch(given) for given in (gU, gV))
     plan = plan_vjp(
         flatten_batch(written),
@@ -118,12 +120,12 @@ def gesvd_vjp(
         slope,
         degeneracy,
         tol,
-        cell,
+        check.cell,
     )
     _launch.launch(*plan)
     if written is not gA:
         gA.copy_(written)
-    found = _items.read_first_failure(cell)
+    found = check.read()
     if found is None:
         return None
     ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)

@@ -3,8 +3,8 @@
     X = gU Uᵀ,  Y = gV Vᵀ,  G = weigh(X, Y),  gA = Uᵀ (G V), for a wide A gA = Uᵀ (G V + S⁻¹ gV)
 
 See ``kernels/gesvd_vjp_tiles.cu``. X and G lie in the memory of gA; one more matrix as large as gA is
-allocated, and for a wide or tall A a square one. The core launches everything; then the host waits for the
-check of G, while the device computes products.
+allocated, and for a wide or tall A a square one. The host waits for none of it, unless singular values are
+equal or zero (``ties.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda.small import tiles as _tiles
+from lapgrad._kernels.cuda.small.ties import TieCheck
 from lapgrad._kernels.native import core
 
 #: In the order of ``GesvdKernel`` in csrc/gpu/device_spectral.h.
@@ -36,13 +37,13 @@ def gesvd_vjp(
     tol: float,
 ) -> Tensor | None:
     """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
-    check = _tiles.Check(U, wanted=degeneracy != "nan")
+    values, slope = S.contiguous(), None if gS is None else gS.contiguous()
+    check = TieCheck(values, tol, zeros=U.shape[-1] != V.shape[-1], wanted=degeneracy != "nan")
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     result, _ = _tiles.describe_operand(written)
     if U.shape[-1] > V.shape[-1]:
         U, V, gU, gV, result = V, U, gV, gU, _tiles.transpose_blocks(result)
     described = [_tiles.describe_operand(operand) for operand in (U, V, gU, gV)]
-    values, slope = S.contiguous(), None if gS is None else gS.contiguous()
     items, k, n = S.shape[:-1].numel(), *V.shape[-2:]
     # The memory of ``inner`` is free until gV Vᵀ has been read, unless S⁻¹ gV is written there before.
     moved = 0 if gV is None or k == n else V.numel()
@@ -52,14 +53,13 @@ def gesvd_vjp(
         *_tiles.get_queue("gesvd_vjp_tiles", KERNELS, U),
         result,
         *(blocks for blocks, _ in described),
-        check.pack_rule(values, slope, degeneracy, tol),
+        _tiles.pack_rule(values, slope, degeneracy, tol, check.cell),
         written.data_ptr(),
         *(inner.data_ptr() + start * inner.element_size() for start in (0, moved, place)),
-        check.get_mailbox(),
     )
     if written is not gA:
         gA.copy_(written)
-    found = check.receive()
+    found = check.read()
     if found is None:
         return None
     ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)

@@ -13,6 +13,7 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_address
+from lapgrad._kernels.cuda.small.ties import TieCheck
 
 #: (largest order, lanes for one matrix, threads of a block). A lane has one column, at order 64 two. Blocks
 #: are as large as it takes to fill a multiprocessor with at most 32 blocks, and no larger: one is over when
@@ -69,7 +70,8 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor) -> bool:
     """Return whether the kernel computes the gradient of matrices of this size."""
-    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(U.shape[:-2].numel(), U.shape[-1])
+    items, n = U.shape[:-2].numel(), U.shape[-1]
+    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(items, n, U.element_size())
 
 
 def syevd_vjp(
@@ -82,15 +84,16 @@ def syevd_vjp(
     tol: float,
 ) -> tuple[int, int] | None:
     """gA, and (item, 1) for the first item on which the loss has no derivative, else None."""
-    written, cell = _make_contiguous(gA), _items.get_status_cell(U)
-    values = eigenvalues.contiguous()
+    written, values = _make_contiguous(gA), eigenvalues.contiguous()
+    many = U.numel() >= _thresholds.SPECTRAL_VJP_UNWAITED
+    check = TieCheck(values, tol, zeros=False, searches=many)
     steps = None if slope is None else slope.contiguous()
     cotangent = None if gU is None else flatten_batch(gU)
-    plan = plan_vjp(written, flatten_batch(U), values, cotangent, steps, degeneracy, tol, cell)
+    plan = plan_vjp(written, flatten_batch(U), values, cotangent, steps, degeneracy, tol, check.cell)
     _launch.launch(*plan)
     if written is not gA:
         gA.copy_(written)
-    return _items.read_first_failure(cell)
+    return check.read()
 
 
 def plan_vjp(

@@ -3,7 +3,7 @@
     P = gU Uᵀ,  M = weigh(P),  gA = Uᵀ (M U)
 
 See ``kernels/syevd_vjp_tiles.cu``. P and M lie in the memory of gA; one more matrix per item is allocated.
-The core launches everything; then the host waits for the check of M, while the device computes products.
+The host waits for none of it, unless eigenvalues are equal (``ties.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.small import tiles as _tiles
+from lapgrad._kernels.cuda.small.ties import TieCheck
 from lapgrad._kernels.native import core
 
 #: In the order of ``SyevdKernel`` in csrc/gpu/device_spectral.h.
@@ -36,21 +37,20 @@ def syevd_vjp(
     The policies "nan" and "quiet" are not checked. U is not empty; gU and slope, if given, are cotangents of
     all eigenvectors and eigenvalues.
     """
-    check = _tiles.Check(U, wanted=degeneracy not in _UNREPORTED)
+    values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
+    check = TieCheck(values, tol, zeros=False, wanted=degeneracy not in _UNREPORTED)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     described = [_tiles.describe_operand(operand) for operand in (written, U, gU)]
-    values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
     inner = values.new_empty(written.numel() + 2 * values.numel())
     core.device_syevd_vjp(
         *_tiles.get_queue("syevd_vjp_tiles", KERNELS, U),
         *(blocks for blocks, _ in described),
-        check.pack_rule(values, steps, degeneracy, tol),
+        _tiles.pack_rule(values, steps, degeneracy, tol, check.cell),
         inner.data_ptr(),
         inner.data_ptr() + written.numel() * inner.element_size(),
         _thresholds.SYEVD_VJP_TRIANGLE,
         _thresholds.choose_product_cut(U.shape[-1]),
-        check.get_mailbox(),
     )
     if written is not gA:
         gA.copy_(written)
-    return check.receive()
+    return check.read()

@@ -30,6 +30,15 @@ WARP_ROWS = 8
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
+def pack_rule(
+    values: Tensor, slope: Tensor | None, degeneracy: str, tol: float, cell: Tensor | None
+) -> tuple[Any, ...]:
+    """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
+    share = WARP_ROWS if values.numel() >= _thresholds.SPECTRAL_VJP_MANY_ROWS else 1
+    policy = POLICY_NUMBERS[degeneracy]
+    return values.data_ptr(), get_address(slope), policy, float(tol), get_address(cell), share
+
+
 def get_queue(stem: str, names: tuple[str, ...], like: Tensor) -> tuple[Any, int, int]:
     """(kernels of ``kernels/<stem>.cu``, cuBLAS's handle, stream) for the device of ``like``."""
     device = like.get_device()
@@ -64,27 +73,3 @@ def transpose_blocks(blocks: _device.Blocks) -> _device.Blocks:
     """The transposed matrices in the same memory."""
     address, items, step, m, n, row, col = blocks
     return address, items, step, n, m, col, row
-
-
-class Check:
-    """The status of the items of one call, which the host reads while the device goes on with products.
-
-    Nothing is checked while a graph is captured, inside of ``without_waiting``, or if that is not wanted.
-    """
-
-    def __init__(self, like: Tensor, wanted: bool = True) -> None:
-        self._status = _items.DeferredStatus.acquire(like) if wanted else None
-
-    def pack_rule(self, values: Tensor, slope: Tensor | None, degeneracy: str, tol: float) -> tuple[Any, ...]:
-        """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
-        cell = 0 if self._status is None else self._status.cell.data_ptr()
-        share = WARP_ROWS if values.numel() >= _thresholds.SPECTRAL_VJP_MANY_ROWS else 1
-        return values.data_ptr(), get_address(slope), POLICY_NUMBERS[degeneracy], float(tol), cell, share
-
-    def get_mailbox(self) -> int:
-        """The address of the mailbox by which the core sends the status; 0: there is none."""
-        return 0 if self._status is None else self._status.get_mailbox()
-
-    def receive(self) -> tuple[int, int] | None:
-        """(item, code) of the first failure, else None. The host waits for the kernels that report, only."""
-        return None if self._status is None else self._status.receive()
