@@ -102,12 +102,12 @@ def _evaluate(
         info = torch.zeros((), dtype=torch.int32, device=A.device)
         lookup("potrf", A)(A, A, True, info)
         W, value = torch.empty_like(Y), A.new_empty(())
-        lookup("trsm", A)(W, A, Y, True, False, False)
+        lookup("trsm", A)(W, A, Y, lower=True, transpose=False, rightside=False)
         lookup("sum_logs_and_squares", A)(value, A, W, 0.5 * n * k * _LOG_2_PI, float(k), 0.5)
         gradients: tuple[Tensor, ...] = ()
         if needs_gradient:
             alpha = torch.empty_like(Y)
-            lookup("trsm", A)(alpha, A, W, True, True, False)
+            lookup("trsm", A)(alpha, A, W, lower=True, transpose=True, rightside=False)
             lookup("potri_update", A)(A, A, alpha, torch.ones_like(value), True, 0.5 * k, -1.0 / k)
             of_kernel = _kernel_matrix.differentiate_matrix(
                 formula.text, scalars, F, None, A, is_symmetric=True

@@ -155,8 +155,8 @@ def factor_and_value(
     # With c = Lm^-1 b, tr(a^T b) = |c|^2 / v.
     c, a = torch.empty_like(b), torch.empty_like(b)
     with without_waiting():
-        lookup("trsm", b)(c, Lm, b, True, False, False)
-        lookup("trsm", b)(a, Lm, c, True, True, False)
+        lookup("trsm", b)(c, Lm, b, lower=True, transpose=False, rightside=False)
+        lookup("trsm", b)(a, Lm, c, lower=True, transpose=True, rightside=False)
     a /= v
     bound = W.new_empty(3)
     lookup("sgp_bound", W)(bound, W, statistics.squares, Lm, c, statistics.variances, v, n)
