@@ -52,4 +52,6 @@ def fit(folder: Path, killed_at: int) -> None:
 
 
 if __name__ == "__main__":
+    # torchrun tells the others to end when it sees that one has died. They are to find out by themselves.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     fit(Path(sys.argv[1]), int(sys.argv[2]))

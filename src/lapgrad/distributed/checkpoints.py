@@ -82,6 +82,7 @@ class Checkpoint:
 
         Raises:
             FileFormatError: The file is not a checkpoint, or of another model.
+            OSError: It cannot be read.
         """
         known: dict[str, Any] | None = None
         with self._group.expect_sum(1) as pending:
@@ -103,11 +104,13 @@ class Checkpoint:
 
     def _read(self) -> dict[str, Any]:
         try:
-            known = torch.load(self.path, weights_only=True)
+            known: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
             parameters: dict[str, Tensor] = known["parameters"]
             shapes = {name: value.shape for name, value in parameters.items()}
-        except (OSError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, ValueError) as error:
-            raise _errors.FileFormatError(f"Checkpoint: {self.path} is not a checkpoint: {error}") from error
+        except OSError:
+            raise
+        except Exception as error:  # whatever torch raises for a file that it cannot read
+            raise _errors.FileFormatError(f"Checkpoint: {self.path} is not a checkpoint.") from error
         if shapes != {name: value.shape for name, value in self._model.named_parameters()}:
             raise _errors.FileFormatError(f"Checkpoint: {self.path} is of a model with other parameters.")
         return known

@@ -139,10 +139,6 @@ class Group:
             self.is_owner = False
             dist.destroy_process_group()
 
-    def is_any(self, flag: bool) -> bool:
-        """Return whether ``flag`` is True on any rank."""
-        return self.sum_numbers([float(flag)])[0] > 0.0
-
     def find_offset(self, count: int) -> tuple[int, int]:
         """Return how many rows the ranks before this one hold, and how many all of them hold."""
         counts = [0.0] * self.size
