@@ -85,7 +85,7 @@ test-peers: $(VENV)/core $(VENV)/packages-test $(VENV)/packages-peers ## suites 
 	$(BIN)/python .ci/test_peers.py --modes 1,always --workers $(WORKERS) $(ARGS)
 
 # ScaLAPACK and MPI take 700 MB, so CI tests grids of processes without them, on simulated ones.
-test-distributed: environment $(VENV)/packages-distributed ## grids of processes on ScaLAPACK and MPI
+test-distributed: environment $(VENV)/packages-scalapack ## grids of processes on ScaLAPACK and MPI
 	$(BIN)/python -m pytest tests/distributed $(ARGS)
 
 lint: $(VENV)/packages-test ## ruff

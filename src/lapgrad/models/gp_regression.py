@@ -164,8 +164,7 @@ class GPRegression(
                 or (*batch, 1, d), the noise is (*batch, 1), the mean (*batch, 1, k).
             jitter: Added to the diagonal of the covariance, relative to its mean.
         """
-        inputs = self._scale_inputs(self.X)
-        inputs = inputs.expand(*batch, *inputs.shape)
+        inputs = self._scale_inputs(self.X).expand(*batch, *self.X.shape)
         residuals, noise = self._compute_residuals(inputs), self._compute_noise(inputs, jitter)
         if self.distributed is not None and not batch:
             value = evaluate_criterion(self.distributed, self.kernel, inputs, noise, residuals)
@@ -186,8 +185,7 @@ class GPRegression(
         return value
 
     def _compute_loo_losses(self, batch: torch.Size, jitter: float = 0.0) -> Tensor:
-        inputs = self._scale_inputs(self.X)
-        inputs = inputs.expand(*batch, *inputs.shape)
+        inputs = self._scale_inputs(self.X).expand(*batch, *self.X.shape)
         A = covariance(self.kernel, inputs, self._compute_noise(inputs, jitter), lower_only=True)
         value = compute_loo_nll(A, self._compute_residuals(inputs))
         return value + self.y.numel() * self.y_scale.log() if self.normalise else value
