@@ -136,9 +136,8 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
 
             component = LinearDynamics(component, p, generator=0)
         if not isinstance(component, Component):
-            raise _errors.OptionError(
-                f"{who}: component must be a Component, got {type(component).__name__}."
-            )
+            kind = type(component).__name__
+            raise _errors.OptionError(f"{who}: component must be a Component, got {kind}.")
         if component.observations != p:
             raise _errors.ShapeError(
                 f"{who}: y has {p} values at each time, the component explains {component.observations}."
@@ -204,20 +203,18 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
 
     def _check_diffuse(self) -> None:
         """Raise a ``DomainError`` if the observations do not determine the diffuse states of a series."""
-        if not self._diffuse.positions:
-            return
-        if self.y.is_cuda:
+        if self.y.is_cuda and self._diffuse.positions:
             self._start = self._count_diffuse_steps()
+        if self.y.is_cuda or not self._diffuse.positions:
             return
-        matrices = self.matrices()
+        matrices = self.matrices().to(torch.float64)
         try:
-            _likelihood.compute_log_likelihood(matrices.to(torch.float64), self.y.double(), self._diffuse)
+            _likelihood.compute_log_likelihood(matrices, self.y.double(), self._diffuse)
         except _errors.DomainError:
             self._count_diffuse_steps()
             raise
         except _errors.LapgradError:
-            # Other reasons depend on the values of the parameters, which a fit or the user will change.
-            return
+            return  # for reasons that depend on parameters, which a fit or the user will change
 
     def _count_diffuse_steps(self) -> int:
         """Return the number of steps after which the observations determine all diffuse states."""
@@ -389,7 +386,9 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             mean, covariance = self._forecast(steps, noise)
         later = _reading.continue_labels(self.labels, steps, self.gaps)
         found = self._shape_prediction(mean, covariance)
-        return Prediction(*(_inputs.write_array(part, self.origin, _as_index(later)) for part in found))
+        return Prediction(
+            *(_inputs.write_array(part, self.origin, _reading.get_index(later)) for part in found)
+        )
 
     def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]:
         run, flat = self._run_filter(steps)
@@ -501,7 +500,3 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         )
         model.origin, model.labels = _reading.restore_labels(config, model.origin, model.labels)
         return model
-
-
-def _as_index(labels: Any) -> Any:
-    return labels if hasattr(labels, "to_numpy") else None

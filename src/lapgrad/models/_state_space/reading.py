@@ -99,6 +99,11 @@ def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
     return SeriesInput(pad_series(who, values), Origin(origin.kind, kept, origin.columns), labels, gaps)
 
 
+def get_index(labels: Any) -> Any:
+    """Return the labels if they are an index of pandas, else None."""
+    return labels if hasattr(labels, "to_numpy") else None
+
+
 def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
     """Return the labels of the ``steps`` steps after the end; None if there are none."""
     if labels is None:
