@@ -384,11 +384,9 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         steps = _time_series.check_steps(f"{type(self).__name__}.forecast", steps)
         with use_later_inputs(f"{type(self).__name__}.forecast", self.component, X, self.y.shape[1], steps):
             mean, covariance = self._forecast(steps, noise)
-        later = _reading.continue_labels(self.labels, steps, self.gaps)
+        later = _reading.get_index(_reading.continue_labels(self.labels, steps, self.gaps))
         found = self._shape_prediction(mean, covariance)
-        return Prediction(
-            *(_inputs.write_array(part, self.origin, _reading.get_index(later)) for part in found)
-        )
+        return Prediction(*(_inputs.write_array(part, self.origin, later) for part in found))
 
     def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]:
         run, flat = self._run_filter(steps)
