@@ -7,9 +7,11 @@ others raise its error instead of waiting for it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -337,7 +339,18 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
         raise _errors.ProcessGroupError(f"init_group: rank {rank} of {size}: {error}") from error
     group = Group(dist.group.WORLD, timeout=timeout)
     group.is_owner = True
+    atexit.register(_end_process_group)
     return group
+
+
+def _end_process_group() -> None:
+    """End the process group of a program that comes to its end without ``close``.
+
+    Threads of the group that outlive the interpreter may abort the process. After an error nothing is done:
+    the others may be gone, and are not waited for.
+    """
+    if not hasattr(sys, "last_value") and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _find_launcher() -> tuple[int, int] | None:

@@ -188,7 +188,7 @@ def parse_rows(kind: str, rows: Sequence[Mapping[str, Any]], where: str) -> tupl
         3.9
         >>> parse_rows("ops", [{"operator": "potrf"}], "x.json")
         Traceback (most recent call last):
-        lapgrad._errors.FileFormatError: x.json, row 1: 'shape' is missing
+        lapgrad._exceptions.FileFormatError: x.json, row 1: 'shape' is missing
     """
     if kind not in _MAKERS:
         raise FileFormatError(
