@@ -51,7 +51,8 @@ def run_on_device(A: Tensor, vectors: bool = True) -> Result:
 
 @pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
+    chosen: Run = request.param
+    return chosen
 
 
 #: Every number of columns per lane; wide, tall and square; one row or eight rows in the last warp.

@@ -76,7 +76,8 @@ def run_tiles_on_device(
     ]
 )
 def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
+    chosen: Run = request.param
+    return chosen
 
 
 def make_problem(

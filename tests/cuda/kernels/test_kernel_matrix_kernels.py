@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from machines import MACHINES, Machine
@@ -97,10 +99,10 @@ class Case:
         leaves = [tensor.clone().requires_grad_() for tensor in formula.tensors]
         new = {id(old): leaf for old, leaf in zip(formula.tensors, leaves, strict=True)}
 
-        def replace(tree: object) -> object:
+        def replace(tree: Any) -> Any:
             if isinstance(tree, Tensor):
                 return new.get(id(tree), tree)
-            return tuple(replace(part) for part in tree)  # type: ignore[attr-defined]
+            return tuple(replace(part) for part in tree)
 
         columns = self.G if G is not None else self.F
         K = self.kernel.matrix(replace(self.scalars), replace(self.F), columns)

@@ -45,7 +45,8 @@ def run_on_device(A: Tensor, lower: bool = True, vectors: bool = True) -> Result
 
 @pytest.fixture(params=places.make_places(run_emulated, run_on_device))
 def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
+    chosen: Run = request.param
+    return chosen
 
 
 def draw_symmetric(items: int, n: int, dtype: torch.dtype) -> Tensor:

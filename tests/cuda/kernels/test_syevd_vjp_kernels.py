@@ -73,7 +73,8 @@ _TILES = places.make_places(run_tiles_emulated, run_tiles_on_device, "tiles, ")
 
 @pytest.fixture(params=[*places.make_places(run_emulated, run_on_device), *_TILES])
 def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
+    chosen: Run = request.param
+    return chosen
 
 
 def make_problem(
