@@ -1,7 +1,7 @@
 """Errors with their messages: functions that build an exception from what was seen.
 
 They are called only once something has already failed: the checks themselves live next to the code they
-protect and stay cheap. The classes are in ``lapgrad._exceptions``, and can be reached from here, too.
+protect and stay cheap. The classes are in ``lapgrad._exceptions``.
 """
 
 from __future__ import annotations
@@ -11,52 +11,21 @@ from collections.abc import Sequence
 import torch
 
 from lapgrad._exceptions import (
-    TORCH_LINALG_ERROR,
     ConvergenceError,
     DegenerateSpectrumError,
-    DegenerateSpectrumWarning,
     DeviceError,
     DomainError,
     DTypeError,
-    FileFormatError,
-    FitError,
-    FitWarning,
-    JitterWarning,
     LapgradError,
     MissingDependencyError,
     NonFiniteError,
     NotPositiveDefiniteError,
     OptionError,
-    ProcessGroupError,
     RankDeficientError,
     ShapeError,
     SingularMatrixError,
     SizeError,
 )
-
-__all__ = [
-    "TORCH_LINALG_ERROR",
-    "ConvergenceError",
-    "DTypeError",
-    "DegenerateSpectrumError",
-    "DegenerateSpectrumWarning",
-    "DeviceError",
-    "DomainError",
-    "FileFormatError",
-    "FitError",
-    "FitWarning",
-    "JitterWarning",
-    "LapgradError",
-    "MissingDependencyError",
-    "NonFiniteError",
-    "NotPositiveDefiniteError",
-    "OptionError",
-    "ProcessGroupError",
-    "RankDeficientError",
-    "ShapeError",
-    "SingularMatrixError",
-    "SizeError",
-]
 
 #: BLAS and LAPACK count rows and columns in 32-bit integers.
 LARGEST_DIMENSION = 2**31 - 1

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _parse_numbers(table: Table, path: Path, row: list[str], line: int) -> list[
     return numbers
 
 
-def _make_format_error(table: Table, path: Path, what: str) -> _errors.FileFormatError:
-    return _errors.FileFormatError(
+def _make_format_error(table: Table, path: Path, what: str) -> _exceptions.FileFormatError:
+    return _exceptions.FileFormatError(
         f"{path}: {what}. The data are {table.source}: save {_describe_contents(table)}."
     )

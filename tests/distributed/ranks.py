@@ -72,7 +72,7 @@ def run_checks(modules: Sequence[str], size: int) -> list[dict[str, str]]:
 
 
 def assert_all_passed(modules: Sequence[str], subtests: pytest.Subtests, size: int = 2) -> None:
-    """Run the checks of some modules on ``size`` ranks; each is a subtest that must pass on all of them."""
+    """Run every ``check_...`` of some modules as a subtest, which must pass on all of ``size`` ranks."""
     reports = run_checks(modules, size)
     sources = "".join((FOLDER / f"{module}.py").read_text() for module in modules)
     checks = re.findall(r"^def (check_\w+)", sources, re.MULTILINE)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
@@ -63,9 +63,9 @@ class SimulatedEngine:
         whole = self._gather("potrf", A)
         try:
             self._scatter(potrf(whole), A)
-        except _errors.NotPositiveDefiniteError as error:
+        except _exceptions.NotPositiveDefiniteError as error:
             return error.minor
-        except _errors.NonFiniteError as error:
+        except _exceptions.NonFiniteError as error:
             whole[error.pivot - 1, error.pivot - 1] = torch.nan
             self._scatter(whole, A)
         return 0

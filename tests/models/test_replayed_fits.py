@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import NotPositiveDefiniteError
-from lapgrad._errors import OptionError
+from lapgrad._exceptions import OptionError
 from lapgrad.fused._sgp import evaluation as _sgp_evaluation
 from lapgrad.fused._sgp import gradient as _gradient
 from lapgrad.models import SparseGPRegression

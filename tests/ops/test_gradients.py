@@ -60,7 +60,7 @@ def test_second_derivatives(case: OperatorCase, one: Sample) -> None:
 
 @pytest.mark.parametrize("case", OPERATORS.values(), ids=lambda case: case.name)
 def test_undefined_and_batched_cotangents(case: OperatorCase) -> None:
-    """The derivatives themselves are compared above: one random projection of them is enough here."""
+    """Cotangents that are None, or mapped by vmap. A random projection is compared, not every derivative."""
     one = case.small(requires_grad=True)
     f = case.differentiable(case.fn, one.kwargs)
     checks = {"check_undefined_grad": True, "check_batched_grad": True, "fast_mode": True}

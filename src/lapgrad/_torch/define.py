@@ -36,7 +36,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch import define_public as _define_public
 from lapgrad._torch import layout as _layout
 from lapgrad._torch import private as _torch_private
@@ -337,7 +337,7 @@ def _make_overwriting_doors(
             copy = target.clone() if position in slots_by_need[needs] else None
             try:
                 return apply(target, *arguments[:position], copy, *arguments[position + 1 :])
-            except _errors.LapgradError:
+            except _exceptions.LapgradError:
                 increment_version(target)  # a failed factorisation has written, too
                 raise
         if not target.is_inference():

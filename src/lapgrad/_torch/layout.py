@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._errors import LARGEST_DIMENSION
 
 _FLOATS = frozenset((torch.float32, torch.float64))
@@ -63,7 +63,7 @@ def check_vector(operator: str, argument: str, v: Tensor) -> Tensor:
     """``v`` of shape (*batch, n), float32 or float64; under autocast a half precision ``v`` as float32."""
     v = _check_float_tensor(operator, argument, v)
     if v.dim() < 1:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{operator}: {argument} must be a vector or a batch of vectors (at least 1 dimension), "
             f"got a scalar."
         )

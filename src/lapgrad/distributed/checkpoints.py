@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.group import Group
 
 
@@ -48,9 +48,11 @@ class Checkpoint:
 
     def __init__(self, path: str | PathLike[str], model: nn.Module, *, every: int = 10) -> None:
         if every < 1:
-            raise _errors.OptionError(f"Checkpoint: every must be positive, got {every}.")
+            raise _exceptions.OptionError(f"Checkpoint: every must be positive, got {every}.")
         if not hasattr(model, "training_state"):
-            raise _errors.OptionError(f"Checkpoint: {type(model).__name__} has no fit that can be resumed.")
+            raise _exceptions.OptionError(
+                f"Checkpoint: {type(model).__name__} has no fit that can be resumed."
+            )
         self.path, self.every = Path(path), every
         self._model: Any = model
         group = getattr(model, "group", None)
@@ -110,7 +112,7 @@ class Checkpoint:
         except OSError:
             raise
         except Exception as error:  # whatever torch raises for a file that it cannot read
-            raise _errors.FileFormatError(f"Checkpoint: {self.path} is not a checkpoint.") from error
+            raise _exceptions.FileFormatError(f"Checkpoint: {self.path} is not a checkpoint.") from error
         if shapes != {name: value.shape for name, value in self._model.named_parameters()}:
-            raise _errors.FileFormatError(f"Checkpoint: {self.path} is of a model with other parameters.")
+            raise _exceptions.FileFormatError(f"Checkpoint: {self.path} is of a model with other parameters.")
         return known

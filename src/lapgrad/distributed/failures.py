@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 #: Seconds between two looks at the alarm while a rank waits for a collective.
 LOOK_EVERY = 1.0
@@ -48,7 +48,7 @@ class Member(NamedTuple):
         return cls(socket.gethostname(), os.getpid())
 
     def is_known_dead(self) -> bool:
-        """Return whether the process has ended; False if it runs on another host, where it is not seen."""
+        """Return whether the process is known to have ended, which can be found out on this host only."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -96,8 +96,8 @@ class Watch:
         if self._find_dead() or self._has_alarm():
             raise self.explain("")
 
-    def explain(self, reason: str) -> _errors.ProcessGroupError:
-        """Raise the alarm, and return the error that names the ranks that are dead or do not answer."""
+    def explain(self, reason: str) -> _exceptions.ProcessGroupError:
+        """Tell all ranks of a failure, and return an error that names the ranks that died or are silent."""
         dead = self._find_dead()
         answered = self._raise_alarm()
         # A rank that is busy computing does not answer either, so what is known for certain comes first.
@@ -108,7 +108,7 @@ class Watch:
         # Of gloo's messages: without the line of its source, and without its advice.
         told = re.sub(r"^\[[^]]*\] *", "", reason.strip()).partition(". This is")[0].partition("\n")[0]
         detail = f" ({told.removesuffix('.')})" if told else ""
-        error = _errors.ProcessGroupError(f"rank {self._rank}: {what}{detail}.", tuple(missing))
+        error = _exceptions.ProcessGroupError(f"rank {self._rank}: {what}{detail}.", tuple(missing))
         mark_as_shared(error)
         return error
 
@@ -215,7 +215,7 @@ class Report(NamedTuple):
             with contextlib.suppress(Exception):  # its class may not be known here
                 error = pickle.loads(self.pickled)
         if error is None:
-            error = _errors.ProcessGroupError(f"rank {self.rank} failed: {self.text}", (self.rank,))
+            error = _exceptions.ProcessGroupError(f"rank {self.rank} failed: {self.text}", (self.rank,))
         elif not of_all and error.args:
             error.args = (f"rank {self.rank}: {error.args[0]}", *error.args[1:])
         mark_as_shared(error)
@@ -224,7 +224,9 @@ class Report(NamedTuple):
 
 def is_numerical(error: BaseException) -> bool:
     """Return whether a fit may go on after this error: all ranks then raise it, and all of them go on."""
-    return isinstance(error, _errors.LapgradError) and not isinstance(error, _errors.ProcessGroupError)
+    return isinstance(error, _exceptions.LapgradError) and not isinstance(
+        error, _exceptions.ProcessGroupError
+    )
 
 
 def mark_as_shared(error: BaseException) -> None:

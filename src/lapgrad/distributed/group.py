@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed import failures as _failures
 
 _Object = TypeVar("_Object")
@@ -58,7 +58,7 @@ class Group:
         self.rank = 0 if process_group is None else process_group.rank()
         self.size = 1 if process_group is None else process_group.size()
         if self.rank < 0:
-            raise _errors.OptionError("Group: this process is not a member of the process group.")
+            raise _exceptions.OptionError("Group: this process is not a member of the process group.")
         #: A sum that was started and not waited for.
         self.unfinished: PendingSum | None = None
         if process_group is not None and self.size > 1:
@@ -250,7 +250,7 @@ class PendingSum:
                 code = _NUMERICAL if _failures.is_numerical(error) else _FATAL
                 self._send(torch.zeros(self._count, dtype=_DTYPE, device=self._device), code)
                 return self._group.exchange_error(self._receive()[1], error)
-        except _errors.LapgradError as other:
+        except _exceptions.LapgradError as other:
             return other
         return error
 
@@ -278,7 +278,7 @@ def as_group(who: str, value: Group | dist.ProcessGroup | None) -> Group | None:
     # Some builds of torch come without processes.
     if dist.is_available() and isinstance(value, dist.ProcessGroup):
         return Group(value)
-    raise _errors.OptionError(
+    raise _exceptions.OptionError(
         f"{who}: group must be a Group, a process group of torch.distributed or None, got "
         f"{type(value).__name__}."
     )
@@ -336,7 +336,7 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
         kind = backend or ("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
         dist.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
-        raise _errors.ProcessGroupError(f"init_group: rank {rank} of {size}: {error}") from error
+        raise _exceptions.ProcessGroupError(f"init_group: rank {rank} of {size}: {error}") from error
     group = Group(dist.group.WORLD, timeout=timeout)
     group.is_owner = True
     atexit.register(_end_process_group)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.group import Group
 
 
@@ -59,7 +59,7 @@ class _KnownGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise _errors.OptionError("With a group of processes, a loss has no second derivatives.")
+            raise _exceptions.OptionError("With a group of processes, a loss has no second derivatives.")
         return (None, None, *(gradient * gs.to(gradient.dtype) for gradient in ctx.gradients))
 
 

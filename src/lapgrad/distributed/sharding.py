@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.streams import MappedRows, ParquetRows, RowStream
 
@@ -53,7 +53,9 @@ def shard(*sources: _Source, group: Group) -> Any:
     opened = [_open_source(source) for source in sources]
     counts = [len(source) for source in opened]
     if len(set(counts)) > 1:
-        raise _errors.ShapeError(f"shard: the sources differ in length: {', '.join(map(str, counts))} rows.")
+        raise _exceptions.ShapeError(
+            f"shard: the sources differ in length: {', '.join(map(str, counts))} rows."
+        )
     found = tuple(_select_rows(source, group) for source in opened)
     return found if len(found) > 1 else found[0]
 
@@ -68,7 +70,7 @@ def _open_source(source: object) -> Tensor | RowStream:
     if isinstance(source, str | PathLike):
         path = Path(source)
         return ParquetRows(path) if path.suffix == ".parquet" or path.is_dir() else MappedRows(path)
-    raise _errors.OptionError(
+    raise _exceptions.OptionError(
         f"shard: a source must be a tensor, an array, a RowStream or the path of a file, got "
         f"{type(source).__name__}."
     )

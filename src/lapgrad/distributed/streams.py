@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 
@@ -96,11 +96,13 @@ class MappedRows(RowStream):
             try:
                 array = np.load(source, mmap_mode="r", allow_pickle=False)
             except ValueError as error:
-                raise _errors.FileFormatError(f"MappedRows: {fspath(source)}: {error}") from error
+                raise _exceptions.FileFormatError(f"MappedRows: {fspath(source)}: {error}") from error
         if array.dtype not in _FLOATS:
-            raise _errors.DTypeError(f"MappedRows: the array must be float32 or float64, got {array.dtype}.")
+            raise _exceptions.DTypeError(
+                f"MappedRows: the array must be float32 or float64, got {array.dtype}."
+            )
         if array.ndim not in (1, 2):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"MappedRows: the array must have shape (n, d) or (n,), got {array.shape}."
             )
         matrix = array.reshape(-1, 1) if array.ndim == 1 else array
@@ -157,11 +159,11 @@ class ParquetRows(RowStream):
             try:
                 metadata = parquet.ParquetFile(file)
             except (OSError, ValueError) as error:
-                raise _errors.FileFormatError(f"ParquetRows: {file}: {error}") from error
+                raise _exceptions.FileFormatError(f"ParquetRows: {file}: {error}") from error
             names = metadata.schema_arrow.names if names is None else names
             missing = [name for name in names if name not in metadata.schema_arrow.names]
             if missing:
-                raise _errors.FileFormatError(f"ParquetRows: {file} has no column {missing[0]!r}.")
+                raise _exceptions.FileFormatError(f"ParquetRows: {file} has no column {missing[0]!r}.")
             for group in range(metadata.num_row_groups):
                 self._groups.append((file, group))
                 bounds.append(bounds[-1] + metadata.metadata.row_group(group).num_rows)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch import layout as _layout
 
 
@@ -55,7 +55,7 @@ def prepare_operands(
     if isinstance(diffuse, int):
         states = given["m"].shape[-1]
         if not 0 <= diffuse <= states:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{operator}: diffuse must be a matrix or a number from 0 to {states}, the number of states; "
                 f"got {diffuse}."
             )
@@ -158,7 +158,7 @@ def _broadcast_batch(operator: str, given: dict[str, Tensor], timed: dict[str, T
         raise _leading_dimensions_differ(operator, given) from None
 
 
-def _leading_dimensions_differ(operator: str, given: dict[str, Tensor]) -> _errors.ShapeError:
+def _leading_dimensions_differ(operator: str, given: dict[str, Tensor]) -> _exceptions.ShapeError:
     return _errors.shapes_do_not_fit(
         operator,
         given,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._kernels.table import lookup
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
@@ -91,7 +91,7 @@ def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tens
     try:
         factor = _potrf.operator.overwrite if overwrite else _potrf.operator.call
         L = factor(A, lower)
-    except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
+    except (_exceptions.NotPositiveDefiniteError, _exceptions.NonFiniteError) as error:
         raise _errors.restate_failure("fused.mvn_nll", "A", error) from None
     W = _trsm.trsm(L, Y, lower=lower, transpose=not lower)
     half_logdet = _sumlogdiag.operator.call(L)

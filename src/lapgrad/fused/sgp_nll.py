@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.distributed.group import Group, as_group
@@ -139,7 +139,7 @@ def evaluate_criterion(
         is_streamed = skips_dispatcher(tensors)
         if not is_streamed and group.size > 1:
             raise _not_over_processes()
-    except _errors.LapgradError as error:
+    except _exceptions.LapgradError as error:
         if group.size == 1:
             raise
         # The other processes wait for the sum of the statistics.
@@ -174,8 +174,8 @@ def evaluate_rows(
     return _evaluate_streamed(_Options(evaluation, function, jitter, width, group, data), tensors)
 
 
-def _not_over_processes() -> _errors.OptionError:
-    return _errors.OptionError(
+def _not_over_processes() -> _exceptions.OptionError:
+    return _exceptions.OptionError(
         f"{_NAME}: with a group, or rows that are read in chunks, there are no transforms of torch.func, no "
         f"torch.compile and no second derivatives."
     )
@@ -212,7 +212,9 @@ def _check_data(Z: Tensor, X: Tensor, Y: Tensor) -> None:
     tensors = {"Z": Z, "X": X, "Y": Y}
     for name, value in tensors.items():
         if _layout.check_matrix(_NAME, name, value).dim() != 2:
-            raise _errors.ShapeError(f"{_NAME}: {name} must be one matrix, got shape {tuple(value.shape)}.")
+            raise _exceptions.ShapeError(
+                f"{_NAME}: {name} must be one matrix, got shape {tuple(value.shape)}."
+            )
     _layout.check_same_kind(_NAME, **tensors)
     if Z.shape[1] != X.shape[1] or len(X) != len(Y):
         raise _errors.shapes_do_not_fit(_NAME, tensors, "Z must be U x d, X n x d and Y n x k")
@@ -220,11 +222,13 @@ def _check_data(Z: Tensor, X: Tensor, Y: Tensor) -> None:
 
 def _check_options(noise_var: Tensor, jitter: float, chunk: int | None) -> None:
     if noise_var.dim():
-        raise _errors.ShapeError(f"{_NAME}: noise_var must be a scalar, got shape {tuple(noise_var.shape)}.")
+        raise _exceptions.ShapeError(
+            f"{_NAME}: noise_var must be a scalar, got shape {tuple(noise_var.shape)}."
+        )
     if not jitter >= 0:
-        raise _errors.OptionError(f"{_NAME}: jitter must not be negative, got {jitter:g}.")
+        raise _exceptions.OptionError(f"{_NAME}: jitter must not be negative, got {jitter:g}.")
     if chunk is not None and chunk < 1:
-        raise _errors.OptionError(f"{_NAME}: chunk must be at least 1, got {chunk}.")
+        raise _exceptions.OptionError(f"{_NAME}: chunk must be at least 1, got {chunk}.")
 
 
 class _Streamed(torch.autograd.Function):

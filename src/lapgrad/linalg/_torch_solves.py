@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch import lu as _torch_lu
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation import lu as _lu
@@ -117,7 +117,7 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Tensor | N
     ):
         try:
             X = cho_solve(L, B, lower=not upper)
-        except (_errors.SingularMatrixError, _errors.ShapeError):
+        except (_exceptions.SingularMatrixError, _exceptions.ShapeError):
             return torch.cholesky_solve(B, L, upper, out=out)
         if out is None or write_to_out(X, out):
             return X if out is None else out
@@ -156,7 +156,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False, *, out: Tensor | None = Non
     if is_served(L) and is_square(L) and not (out is not None and records_gradient(L)):
         try:
             B = _potri.potri(L, lower=not upper)
-        except _errors.SingularMatrixError:
+        except _exceptions.SingularMatrixError:
             return torch.cholesky_inverse(L, upper, out=out)
         if out is None or write_to_out(B, out):
             return B if out is None else out
@@ -195,7 +195,7 @@ def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
         return _torch_lu.inv(A) if out is None else _run_with_out("inv", out, A)
     try:
         B = _inverse.inverse(A)
-    except (_errors.SingularMatrixError, _errors.NonFiniteError):
+    except (_exceptions.SingularMatrixError, _exceptions.NonFiniteError):
         _refuse_singular("linalg.inv", A)
         B = _torch_lu.inv(A)
     if out is None:
@@ -242,7 +242,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
         return _torch_lu.solve(A, B) if left and _lu.is_unsafe(A) else _by_torch("solve")(A, B, left=left)
     try:
         X = _gesv.gesv(A, right, transpose=not left)
-    except (_errors.SingularMatrixError, _errors.NonFiniteError):
+    except (_exceptions.SingularMatrixError, _exceptions.NonFiniteError):
         _refuse_singular("torch.linalg.solve", A)
         X = _torch_lu.solve(A if left else A.mT, right)
     return X.squeeze(-1) if is_vector else X if left else X.mT
@@ -279,7 +279,7 @@ def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
         return _torch_lu.det(A) if out is None else _run_with_out("det", out, A)
     try:
         d = _det.det(A)
-    except _errors.NonFiniteError:
+    except _exceptions.NonFiniteError:
         d = _torch_lu.det(A)
     if out is None:
         return d
@@ -320,7 +320,7 @@ def slogdet(A: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Any:
     values: tuple[Tensor, ...]
     try:
         values = tuple(_slogdet.slogdet(A))
-    except _errors.NonFiniteError:
+    except _exceptions.NonFiniteError:
         values = tuple(_torch_lu.slogdet(A))
     if out is None or write_to_out(values, out):
         return make_named_tuple("slogdet", values, out)

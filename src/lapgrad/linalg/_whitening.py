@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.linalg._scale import find_unit
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
@@ -18,18 +18,18 @@ from lapgrad.ops.trsm import trsm
 def check_options(function: str, k: int | None, largest: int, bound: str, regularisation: float) -> None:
     """Raises if there are no ``k`` directions, or if the regularisation is negative."""
     if k is not None and not 1 <= k <= largest:
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{function}: k must be between 1 and {bound}, which is {largest}, got {k}."
         )
     if not regularisation >= 0.0:
-        raise _errors.OptionError(f"{function}: regularisation must be >= 0, got {regularisation!r}.")
+        raise _exceptions.OptionError(f"{function}: regularisation must be >= 0, got {regularisation!r}.")
 
 
 def check_rows(function: str, argument: str, degrees: int, columns: int, regularisation: float) -> None:
     """Raises if a covariance without regularisation has fewer degrees of freedom than columns."""
     if degrees < 1 or (degrees < columns and regularisation == 0.0):
         wanted = "give it more rows" if degrees < 1 else "give it more rows, or a regularisation > 0"
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{function}: the covariance of {argument} is singular: {columns} columns, and its rows leave "
             f"{max(degrees, 0)} degrees of freedom; {wanted}."
         )
@@ -58,9 +58,9 @@ def factorise_covariance(
         covariance = covariance + (regularisation / unit / unit) * identity
     try:
         return potrf(covariance)
-    except _errors.NotPositiveDefiniteError as error:
+    except _exceptions.NotPositiveDefiniteError as error:
         where = f" (batch item {error.item})" if error.item else ""
-        raise _errors.NotPositiveDefiniteError(
+        raise _exceptions.NotPositiveDefiniteError(
             f"{function}: {what}{where} is singular: columns depend on each other. "
             f"Leave some out, or give a regularisation > 0.",
             error.item,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
@@ -83,7 +83,9 @@ def eigh_fn(
     A = check_square_matrix(_NAME, "A", A)
     _spectral.check_tolerance(_NAME, tol)
     if (exponent is not None) != (f == "power"):
-        raise _errors.OptionError(f'{_NAME}: f="power", and no other, takes an exponent; got {exponent!r}.')
+        raise _exceptions.OptionError(
+            f'{_NAME}: f="power", and no other, takes an exponent; got {exponent!r}.'
+        )
     if not callable(f) and f not in _divided_differences.NAMES:
         raise _errors.unknown_option(_NAME, "f", f, _divided_differences.NAMES)
     if not callable(f):
@@ -115,7 +117,7 @@ def _compose(U: Tensor, eigenvalues: Tensor, values: Tensor, name: str) -> Tenso
     return _multiply_symmetric(U, values.unsqueeze(-1) * U, True)
 
 
-def _find_outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _errors.DomainError:
+def _find_outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _exceptions.DomainError:
     flat = int((~torch.isfinite(values)).flatten().int().argmax())
     *item, _ = _errors.batch_index(flat, values.shape)
     return _errors.outside_domain(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg import _whitening
 from lapgrad.ops.gemm2 import gemm2
@@ -115,21 +115,21 @@ def _convert_labels(labels: Tensor | Sequence[int], classes: int | None, X: Tens
     n = X.shape[-2]
     if isinstance(labels, Tensor):
         if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype is torch.bool:
-            raise _errors.DTypeError(f"linalg.lda: labels must be integers, got {labels.dtype}.")
+            raise _exceptions.DTypeError(f"linalg.lda: labels must be integers, got {labels.dtype}.")
         shape = tuple(labels.shape)
     else:
         if not all(isinstance(label, int) for label in labels):
-            raise _errors.DTypeError("linalg.lda: labels must be integers.")
+            raise _exceptions.DTypeError("linalg.lda: labels must be integers.")
         shape = (len(labels),)
     if shape != (n,):
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"linalg.lda: labels must have shape ({n},), one per row of X {tuple(X.shape)}, got {shape}."
         )
     counted = isinstance(labels, Tensor) and is_compiling()
     if classes is None:
         classes = 0 if n == 0 else int(labels.max()) + 1 if isinstance(labels, Tensor) else max(labels) + 1
     if classes < 2:
-        raise _errors.OptionError(f"linalg.lda: there must be at least 2 classes, got {classes}.")
+        raise _exceptions.OptionError(f"linalg.lda: there must be at least 2 classes, got {classes}.")
     if not counted:
         _check_labels(labels, classes)
     if not isinstance(labels, Tensor):
@@ -142,9 +142,9 @@ def _check_labels(labels: Tensor | Sequence[int], classes: int) -> None:
     present = set(values)
     outside = [label for label in sorted(present) if not 0 <= label < classes]
     if outside:
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"linalg.lda: labels must be between 0 and {classes - 1}, got {outside[0]}."
         )
     missing = [label for label in range(classes) if label not in present]
     if missing:
-        raise _errors.OptionError(f"linalg.lda: class {missing[0]} of {classes} has no rows.")
+        raise _exceptions.OptionError(f"linalg.lda: class {missing[0]} of {classes} has no rows.")

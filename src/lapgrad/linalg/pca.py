@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg._scale import find_unit
@@ -95,11 +95,11 @@ def pca(
     _spectral.check_tolerance(_NAME, tol)
     n, d = X.shape[-2:]
     if n == 0:
-        raise _errors.ShapeError(f"{_NAME}: X must have at least one row, got shape {tuple(X.shape)}.")
+        raise _exceptions.ShapeError(f"{_NAME}: X must have at least one row, got shape {tuple(X.shape)}.")
     if k is None:
         k = min(n, d)
     if not 0 <= k <= min(n, d):
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{_NAME}: k must be between 0 and the smaller side of X, got {k} for shape {tuple(X.shape)}."
         )
     mean = X.mean(-2)

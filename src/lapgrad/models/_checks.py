@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 
 _FLOATS = (torch.float32, torch.float64)
 _ROWS_SHOWN = 5
@@ -31,14 +31,14 @@ def check_inputs(
     if X.dim() == 1:
         X = X[:, None]
     if X.dim() != 2:
-        raise _errors.ShapeError(f"{who}: {name} must have shape (n, d) or (n,), got {tuple(X.shape)}.")
+        raise _exceptions.ShapeError(f"{who}: {name} must have shape (n, d) or (n,), got {tuple(X.shape)}.")
     if columns is not None and X.shape[1] != columns:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: {name} must have {columns} column{'s' if columns != 1 else ''} like the training data, "
             f"got shape {tuple(X.shape)}."
         )
     if not X.shape[0] and not empty:
-        raise _errors.ShapeError(f"{who}: {name} has no rows, at least one is wanted.")
+        raise _exceptions.ShapeError(f"{who}: {name} has no rows, at least one is wanted.")
     check_finite_rows(who, X, name)
     return X
 
@@ -50,11 +50,11 @@ def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: i
     if y.dim() == 1:
         y = y[:, None]
     if y.dim() != 2 or y.shape[0] != X.shape[0] or not y.shape[1]:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: {name} must have shape (n,) or (n, k) with n = {X.shape[0]} like X, got {seen}."
         )
     if outputs is not None and y.shape[1] != outputs:
-        raise _errors.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {seen}.")
+        raise _exceptions.ShapeError(f"{who}: {name} must have {outputs} outputs, got shape {seen}.")
     check_same_kind(who, X=X, **{name: y})
     check_finite_rows(who, y, name)
     return y
@@ -63,12 +63,12 @@ def check_targets(who: str, y: Tensor, X: Tensor, name: str = "y", *, outputs: i
 def check_noise(who: str, noise: Tensor, count: int, name: str = "noise_var") -> Tensor:
     """Return variances (count,); raise if they are not positive, finite, and as many."""
     if noise.shape != (count,):
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: {name} must be a scalar, or have one entry for each of the {count} observations, got "
             f"shape {tuple(noise.shape)}."
         )
     if not bool((noise.isfinite() & (noise > 0)).all()):
-        raise _errors.OptionError(f"{who}: {name} must be positive and finite.")
+        raise _exceptions.OptionError(f"{who}: {name} must be positive and finite.")
     return noise
 
 
@@ -109,7 +109,7 @@ def check_finite_rows(who: str, values: Tensor, name: str, *, first: int = 0) ->
     bad = (~good.flatten(1).all(1) if values.dim() > 1 else ~good).nonzero()[:, 0].tolist()
     more = f" and {len(bad) - _ROWS_SHOWN} more" if len(bad) > _ROWS_SHOWN else ""
     rows = ", ".join(str(first + row) for row in bad[:_ROWS_SHOWN]) + more
-    raise _errors.NonFiniteError(
+    raise _exceptions.NonFiniteError(
         f"{who}: {name} contains NaN or infinity in row{'s' if len(bad) > 1 else ''} {rows}. "
         f"Remove these rows, or fill them in.",
         (first + bad[0],),
@@ -123,7 +123,7 @@ def make_generator(
     if given is None or isinstance(given, torch.Generator):
         return given
     if isinstance(given, bool) or not isinstance(given, int):
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{who}: generator must be a torch.Generator, an int or None, got {type(given).__name__}."
         )
     return torch.Generator(device).manual_seed(given)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 
 class Origin(NamedTuple):
@@ -72,7 +72,7 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
         if array.dtype not in (np.float32, np.float64):
             array = _convert_numbers(array)
     except (TypeError, ValueError) as error:
-        raise _errors.DTypeError(
+        raise _exceptions.DTypeError(
             f"{who}: {name} must hold real numbers: a tensor, an array of NumPy, an object of pandas; got "
             f"{type(value).__name__} ({error})."
         ) from None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
@@ -60,14 +60,14 @@ class StoredModel(ParametrisedModule, abc.ABC):
             OSError: The file cannot be written.
         """
         if not self.has_all_data():
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}.save: the data are on several processes or in files. "
                 f"torch.save(model.state_dict(), path) keeps what the model has learned."
             )
         tensors = self.state_dict()
         fault = _saving.find_fault(self, tensors)
         if fault is not None:
-            raise _errors.NonFiniteError(f"{type(self).__name__}.save: {fault}")
+            raise _exceptions.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
         config = {**self.config(), **_saving.describe_constraints(self)}
         _saving.write_model(path, _saving.SavedModel(type(self).__name__, config, tensors, fixed))
@@ -105,7 +105,7 @@ class StoredModel(ParametrisedModule, abc.ABC):
         kind = cls._kinds.get(saved.kind)
         if kind is None or not issubclass(kind, cls):
             hint = "" if kind is not None else " Import the module that defines it first."
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"{cls.__name__}.load: {path} holds a model of class {saved.kind}.{hint}"
             )
         try:
@@ -115,10 +115,12 @@ class StoredModel(ParametrisedModule, abc.ABC):
         except Exception as error:
             # Constructors accept the content of an undamaged file, so any error means a damaged one, except
             # that a missing network is a mistake of the caller.
-            if isinstance(error, _errors.OptionError) and given.missing:
+            if isinstance(error, _exceptions.OptionError) and given.missing:
                 raise
             reason = f"missing entry {error}" if isinstance(error, KeyError) else str(error)
-            raise _errors.FileFormatError(f"{cls.__name__}.load: {path} does not fit: {reason}") from error
+            raise _exceptions.FileFormatError(
+                f"{cls.__name__}.load: {path} does not fit: {reason}"
+            ) from error
 
 
 def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[str, nn.Module]) -> AnyModel:
@@ -129,7 +131,7 @@ def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[s
     # Checked before the weights of the caller's networks are overwritten.
     fault = _saving.find_fault(model, saved.tensors)
     if fault is not None:
-        raise _errors.FileFormatError(fault)
+        raise _exceptions.FileFormatError(fault)
     model.load_state_dict(saved.tensors)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in saved.fixed)
@@ -146,7 +148,7 @@ class _Networks(Mapping[str, nn.Module]):
     def __init__(self, given: Mapping[str, nn.Module]) -> None:
         for name, module in given.items():
             if not isinstance(module, nn.Module):
-                raise _errors.OptionError(
+                raise _exceptions.OptionError(
                     f"load: modules[{name!r}] must be a module, got {type(module).__name__}."
                 )
         self.given, self.missing = given, list[object]()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.models._storage.distributions import copy_distribution, move_distribution
 
 #: The types that a hyper-parameter can be set to.
@@ -160,7 +160,7 @@ class Hyperparameter:
         not_given.discard(self.name)
         if value is None:
             if self.default is None:
-                raise _errors.OptionError(f"{self._describe(module)} must be {self.wanted}, got None.")
+                raise _exceptions.OptionError(f"{self._describe(module)} must be {self.wanted}, got None.")
             value = self.default
             not_given.add(self.name)
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
@@ -170,7 +170,7 @@ class Hyperparameter:
         if not self.is_allowed(module, tensor):
             bounds = get_all_bounds(module).get(self.name)
             wanted = self.wanted if bounds is None else f"{self.wanted}, and {bounds.describe()}"
-            raise _errors.OptionError(f"{self._describe(module)} must be {wanted}, got {value!r}.")
+            raise _exceptions.OptionError(f"{self._describe(module)} must be {wanted}, got {value!r}.")
         raw = self.encode(module, tensor)
         if known is None:
             module.register_parameter(self.raw_name, nn.Parameter(raw.clone()))
@@ -179,7 +179,7 @@ class Hyperparameter:
             with torch.no_grad():
                 known.copy_(raw)
         except RuntimeError:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{self._describe(module)} has shape {tuple(known.shape)}, got a value of shape "
                 f"{tuple(raw.shape)}."
             ) from None
@@ -256,7 +256,7 @@ def bounded(low: float, high: float) -> Any:
         0.0
     """
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise _errors.OptionError(f"bounded: low must be less than high, got {low} and {high}.")
+        raise _exceptions.OptionError(f"bounded: low must be less than high, got {low} and {high}.")
     width = high - low
     return Hyperparameter(
         lambda raw: low + width * torch.sigmoid(raw),
@@ -337,7 +337,7 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
             priors.pop(descriptor.name, None)
             return
         if not isinstance(prior, Distribution):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}: a prior must be a distribution, got {type(prior).__name__}."
             )
         value = getattr(module, descriptor.name).detach()
@@ -349,7 +349,7 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
             # not fit, and if they have no density. The error below names the parameter.
             density = None
         if density is None or density.shape != value.shape or not bool(density.isfinite().all()):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}: the prior of {name} has no density at its value, "
                 f"{value.tolist()}: {prior}."
             )
@@ -387,7 +387,7 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
                 descriptor.is_logarithmic,
             )
             if not bounds.low < bounds.high:
-                raise _errors.OptionError(f"{type(self).__name__}: {name} cannot be {bounds.describe()}.")
+                raise _exceptions.OptionError(f"{type(self).__name__}: {name} cannot be {bounds.describe()}.")
             value = bounds.move_inside(value)
             all_bounds[descriptor.name] = bounds
         setattr(module, descriptor.name, value)

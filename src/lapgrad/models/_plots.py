@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 
 MODEL_COLOUR = "#1f5a99"
 DATA_COLOUR = "#3c3c3c"
@@ -83,7 +83,7 @@ def make_input_grid(who: str, X: Tensor, margin: float) -> Tensor:
 def check_one_input(who: str, X: Tensor) -> None:
     """Raise a ``ShapeError`` if X (n, d) has more than one column."""
     if X.shape[1] != 1:
-        raise _errors.ShapeError(f"{who}: one input can be drawn, the data have {X.shape[1]}.")
+        raise _exceptions.ShapeError(f"{who}: one input can be drawn, the data have {X.shape[1]}.")
 
 
 def plot_fit(x: Tensor, mean: Tensor, variance: Tensor, data: tuple[Tensor, Tensor], axes: Any = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._products import multiply
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syevd import syevd
@@ -18,7 +18,7 @@ def draw_normal(mean: Tensor, covariance: Tensor, count: int, generator: torch.G
     smooth function at many points is.
     """
     if count < 0:
-        raise _errors.OptionError(f"sample: count must not be negative, got {count}.")
+        raise _exceptions.OptionError(f"sample: count must not be negative, got {count}.")
     m, k = mean.shape
     noise = torch.randn(m, count * k, dtype=mean.dtype, device=mean.device, generator=generator)
     if covariance.dim() > 2:
@@ -45,7 +45,7 @@ def compute_root(covariance: Tensor) -> Tensor:
     """
     try:
         return potrf(covariance)
-    except _errors.NotPositiveDefiniteError:
+    except _exceptions.NotPositiveDefiniteError:
         U, eigenvalues = syevd(covariance)
         return U.mT * eigenvalues.clamp_min(0.0).sqrt()[..., None, :]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _sampling, _scaling
@@ -103,7 +103,7 @@ class BatchGPRegression(Model):
         if mean not in _MEANS:
             raise _errors.unknown_option(who, "mean", mean, _MEANS)
         if kernel is not None and not isinstance(kernel, Kernel):
-            raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+            raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
         X, y = _check_data(who, X, y)
         self.mean, self.normalise = mean, normalise
         self.register_buffer("X", X.detach().clone())
@@ -133,7 +133,7 @@ class BatchGPRegression(Model):
         for part, X, y in zip(copies, inputs, residuals, strict=True):
             part.start_from_data(X, y)
         if not is_batchable(kernel):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}: parameters of networks and of kernels of your own cannot be a batch."
             )
         for module, *others in zip(*(part.modules() for part in copies), strict=True):
@@ -176,11 +176,13 @@ class BatchGPRegression(Model):
             The sum of the losses; converged means that all have.
         """
         if steps < 1 or not tolerance >= 0.0:
-            raise _errors.OptionError(f"{type(self).__name__}.fit: steps and tolerance must not be negative.")
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}.fit: steps and tolerance must not be negative."
+            )
         started, batched = time.perf_counter(), BatchedLoss(self, is_batch=True)
         found = minimise_together(batched.evaluate_items, batched.get_points(), steps, tolerance)
         if not found.points:
-            raise _errors.FitError(
+            raise _exceptions.FitError(
                 f"{type(self).__name__}.fit: the loss cannot be evaluated at the start.", 1
             )
         batched.set_points(self, torch.stack([point.x for point in found.points]))
@@ -239,7 +241,7 @@ class BatchGPRegression(Model):
         mean, variance = self.predict(X_new, noise=True)
         if not isinstance(y_new, Tensor) or y_new.shape != mean.shape:
             seen = tuple(y_new.shape) if isinstance(y_new, Tensor) else type(y_new).__name__
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}.log_prob: y_new must have shape {tuple(mean.shape)}, got {seen}."
             )
         return compute_log_density(y_new - mean, variance)
@@ -274,7 +276,7 @@ class BatchGPRegression(Model):
         X_new = _checks.check_float_tensor(who, X_new, "X_new")
         b, _, d = self.X.shape
         if X_new.dim() not in (2, 3) or X_new.shape[-1] != d or (X_new.dim() == 3 and len(X_new) != b):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{who}: X_new must have shape ({b}, m, {d}) or (m, {d}), got {tuple(X_new.shape)}."
             )
         _checks.check_same_kind(who, X=self.X, X_new=X_new)
@@ -307,7 +309,7 @@ def _check_data(who: str, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if X.dim() == 2 and y.dim() == 2:
         X = X.expand(len(y), *X.shape)
     if X.dim() != 3 or y.dim() != 2 or X.shape[:2] != y.shape or not y.numel():
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: X must have shape (b, n, d) or (n, d), and y (b, n), got {tuple(X.shape)} and "
             f"{tuple(y.shape)}."
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.models import _checks, _plots, _scaling
 from lapgrad.models._cached_value import CachedValue
 from lapgrad.models._linear import weights as _weights
@@ -140,7 +140,7 @@ class BayesianLinearRegression(Model):
             prior_var = spread / float(Phi.square().sum(1).mean().clamp_min(1e-6))
         prior = torch.as_tensor(prior_var).to(X)
         if prior.dim() and prior.shape != (self.feature_count,):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"BayesianLinearRegression: prior_var must be a number or have {self.feature_count} "
                 f"entries, one per feature, got shape {tuple(prior.shape)}."
             )
@@ -226,7 +226,7 @@ class BayesianLinearRegression(Model):
         """
         X_new = self._check_new_inputs("predict", X_new)
         if chunk is not None and chunk < 1:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"BayesianLinearRegression.predict: chunk must be positive, got {chunk}."
             )
         posterior, noise_var = self._get_posterior(), self._get_noise_var() if noise else None
@@ -309,7 +309,7 @@ class BayesianLinearRegression(Model):
             OptionError: There is more than one input, or more than one target.
         """
         if self.X.shape[1] != 1 or self.Y.shape[1] != 1:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"BayesianLinearRegression.plot: one input and one target can be drawn, there are "
                 f"{self.X.shape[1]} and {self.Y.shape[1]}."
             )

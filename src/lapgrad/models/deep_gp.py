@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.distributed.group import Group, as_group
 from lapgrad.models import _checks
@@ -236,7 +236,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         rows = batch * share.group.size
         plan = make_plan(who, share.total, rows, steps, epochs, seconds, lr, final_lr, every)
         if samples < 1 or annealing < 0:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}: samples must be positive and annealing not negative, got {samples}, {annealing}."
             )
         layers = self._list_layers()
@@ -296,7 +296,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         """
         who = f"{type(self).__name__}.sample"
         if count < 0:
-            raise _errors.OptionError(f"{who}: count must not be negative, got {count}.")
+            raise _exceptions.OptionError(f"{who}: count must not be negative, got {count}.")
         source = _checks.make_generator(who, generator, self._get_like().device)
         H = self._draw_normal((count, self.widths[0]), source)
         for level in reversed(range(len(self.widths))):
@@ -338,7 +338,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         who = f"{type(self).__name__}.log_likelihood"
         Y = self._check_observations("log_likelihood", Y)
         if samples < 1 or refine < 0 or (chunk is not None and chunk < 1):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}: samples and chunk must be positive and refine not negative, got {samples}, {chunk}, "
                 f"{refine}."
             )
@@ -411,7 +411,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
     def _count_levels(self, function: str, layer: int) -> int:
         """Return how many layers there are between the data and ``widths[layer]``, which is included."""
         if isinstance(layer, bool) or not -len(self.widths) <= layer < len(self.widths):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}.{function}: layer must be an index into the widths {self.widths}, "
                 f"got {layer!r}."
             )

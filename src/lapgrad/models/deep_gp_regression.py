@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.group import Group, as_group
 from lapgrad.models import _checks, _scaling
 from lapgrad.models._deep import propagation as _propagation
@@ -128,7 +128,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         who = type(self).__name__
         _start.check_words(who, init=init, mean=mean, covariance=covariance, start=start)
         if not 0 <= jitter < math.inf:
-            raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
+            raise _exceptions.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
         self.normalise, self.group = normalise, as_group(who, group)
         X, y = self._register_data(X, y)
@@ -174,7 +174,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
-            raise _errors.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
+            raise _exceptions.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
         smallest = math.sqrt(torch.finfo(torch.float64).eps)
         floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
         self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))

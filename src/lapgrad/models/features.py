@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.models import _checks, _sampling
 from lapgrad.models._parameters import ParametrisedModule, Value, positive
 from lapgrad.models._products import multiply
@@ -71,7 +71,7 @@ class PolynomialFeatures(Features):
     def __init__(self, degree: int, interactions: bool = True) -> None:
         super().__init__()
         if degree < 1:
-            raise _errors.OptionError(f"PolynomialFeatures: degree must be at least 1, got {degree}.")
+            raise _exceptions.OptionError(f"PolynomialFeatures: degree must be at least 1, got {degree}.")
         self.degree, self.interactions = degree, interactions
 
     def forward(self, X: Tensor) -> Tensor:
@@ -156,14 +156,14 @@ class RandomFourierFeatures(Features):
     ) -> None:
         super().__init__()
         if dimension < 1 or count < 1:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"RandomFourierFeatures: dimension and count must be positive, got {dimension} and {count}."
             )
         if kernel not in _DEGREES_OF_FREEDOM:
             raise _errors.unknown_option("RandomFourierFeatures", "kernel", kernel, list(_DEGREES_OF_FREEDOM))
         self.lengthscale = lengthscale
         if self.lengthscale.shape not in ((), (1,), (dimension,)):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"RandomFourierFeatures: lengthscale must be a number or have {dimension} entries, got shape "
                 f"{tuple(self.lengthscale.shape)}."
             )
@@ -183,7 +183,7 @@ class RandomFourierFeatures(Features):
             (*batch, n, 2 count).
         """
         if X.shape[-1] != self.frequencies.shape[1]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"RandomFourierFeatures: inputs must have {self.frequencies.shape[1]} columns, got shape "
                 f"{tuple(X.shape)}."
             )
@@ -240,14 +240,14 @@ def make_features(
         return None
     if kind == "module":
         if "features" not in modules:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}.load: this model has a network for features, whose code is not in the file: pass "
                 f"modules={{'features': network}}."
             )
         return modules["features"]
     known = _KINDS.get(kind)
     if known is None:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{who}.load: the features {kind} are not known. Import the module that defines them first."
         )
     check_entries(description, {"arguments": PART}, f"the features {kind}")
@@ -259,7 +259,9 @@ def evaluate_features(who: str, features: nn.Module | None, X: Tensor) -> Tensor
     Phi = X if features is None else features(X)
     if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
         seen = tuple(Phi.shape) if isinstance(Phi, Tensor) else type(Phi).__name__
-        raise _errors.ShapeError(f"{who}: features must map {tuple(X.shape)} to ({len(X)}, m), got {seen}.")
+        raise _exceptions.ShapeError(
+            f"{who}: features must map {tuple(X.shape)} to ({len(X)}, m), got {seen}."
+        )
     return Phi
 
 

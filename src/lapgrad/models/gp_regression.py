@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.mvn_nll import mvn_nll
@@ -119,7 +119,7 @@ class GPRegression(
         super().__init__()
         who = type(self).__name__
         if kernel is not None and not isinstance(kernel, Kernel):
-            raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+            raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
         self.vector = isinstance(y, Tensor) and y.dim() == 1
         X = _checks.check_inputs(who, X)
         y = _checks.check_targets(who, y, X)
@@ -286,7 +286,7 @@ class GPRegression(
         if chunk is None:
             chunk = max(1, _CHUNK_ELEMENTS // len(self.X))
         elif chunk < 1:
-            raise _errors.OptionError(f"{who}: chunk must be positive, got {chunk}.")
+            raise _exceptions.OptionError(f"{who}: chunk must be positive, got {chunk}.")
         parts = [X_new] if full_cov or not len(X_new) else X_new.split(chunk)
         found = [self._predict_scaled(posterior, rows, full_cov, kernel) for rows in parts]
         mean = torch.cat([rows for rows, _ in found])
@@ -394,7 +394,7 @@ class GPRegression(
         y_new = _checks.check_targets(who, y_new, X_new, "y_new", outputs=self.y.shape[1]).detach()
         if (noise_var is None) != (self.point_noise is None):
             wanted = "the noise of each observation is known" if noise_var is None else "the noise is learned"
-            raise _errors.OptionError(f"{who}: noise_var does not fit: {wanted}.")
+            raise _exceptions.OptionError(f"{who}: noise_var does not fit: {wanted}.")
         point_noise = None
         if noise_var is not None and self.point_noise is not None:
             given = _checks.check_noise(who, torch.as_tensor(noise_var, dtype=torch.float64), len(X_new))

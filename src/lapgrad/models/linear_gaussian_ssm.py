@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group, as_group
 from lapgrad.distributed.losses import sum_loss
 from lapgrad.fused import _series
@@ -137,15 +137,15 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             component = LinearDynamics(component, p, generator=0)
         if not isinstance(component, Component):
             kind = type(component).__name__
-            raise _errors.OptionError(f"{who}: component must be a Component, got {kind}.")
+            raise _exceptions.OptionError(f"{who}: component must be a Component, got {kind}.")
         if component.observations != p:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{who}: y has {p} values at each time, the component explains {component.observations}."
             )
         if noise not in ("full", "diagonal"):
             raise _errors.unknown_option(who, "noise", noise, ("full", "diagonal"))
         if diffuse_variance is not None and not diffuse_variance > 0:
-            raise _errors.OptionError(f"{who}: diffuse_variance must be positive, got {diffuse_variance}.")
+            raise _exceptions.OptionError(f"{who}: diffuse_variance must be > 0, got {diffuse_variance}.")
         self.single, self.vector = series.single, series.vector
         self._start: int | None = None
         self.register_buffer("y", series.values)
@@ -174,7 +174,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
     @noise_var.setter
     def noise_var(self, value: Value) -> None:
         if self.noise is None:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}: the model was made without noise (noise_var=0): make one with noise."
             )
         R, p = torch.as_tensor(value, dtype=torch.float64), self.y.shape[-1]
@@ -210,10 +210,10 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         matrices = self.matrices().to(torch.float64)
         try:
             _likelihood.compute_log_likelihood(matrices, self.y.double(), self._diffuse)
-        except _errors.DomainError:
+        except _exceptions.DomainError:
             self._count_diffuse_steps()
             raise
-        except _errors.LapgradError:
+        except _exceptions.LapgradError:
             return  # for reasons that depend on parameters, which a fit or the user will change
 
     def _count_diffuse_steps(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models import _checks, _sampling, _scaling
@@ -98,7 +98,7 @@ class MultiOutputGPRegression(Model):
         super().__init__()
         who = type(self).__name__
         if kernel is not None and not isinstance(kernel, Kernel):
-            raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+            raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
         X = _checks.check_inputs(who, X)
         y = _check_outputs(who, y, X)
         self.normalise, self.rank = normalise, rank
@@ -271,10 +271,10 @@ def _check_outputs(who: str, y: Tensor, X: Tensor, outputs: int | None = None) -
     _checks.check_same_kind(who, X=X, y=y)
     wanted = "k" if outputs is None else outputs
     if y.dim() != 2 or len(y) != len(X) or not y.shape[1] or (outputs is not None and y.shape[1] != outputs):
-        raise _errors.ShapeError(f"{who}: y must have shape ({len(X)}, {wanted}), got {tuple(y.shape)}.")
+        raise _exceptions.ShapeError(f"{who}: y must have shape ({len(X)}, {wanted}), got {tuple(y.shape)}.")
     _checks.check_finite_rows(who, torch.nan_to_num(y, nan=0.0, posinf=math.inf, neginf=-math.inf), "y")
     if outputs is None and bool(y.isnan().all(0).any()):
-        raise _errors.OptionError(f"{who}: an output has no observation.")
+        raise _exceptions.OptionError(f"{who}: an output has no observation.")
     return y
 
 

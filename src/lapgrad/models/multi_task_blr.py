@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group, as_group
 from lapgrad.distributed.losses import sum_loss
 from lapgrad.models import _checks
@@ -105,7 +105,7 @@ class MultiTaskBLR(Model):
             counts[2 * shared.rank + 1] = sum(len(X) for X, _ in pairs)
             pending.start([counts])
             pending.wait()
-        # The tasks of other processes have no rows here.
+        # Tasks are numbered over all processes. Those of the others stand in the list, too, with no rows.
         nothing = pairs[0][0][:0], pairs[0][1][:0]
         before, behind = counts[: 2 * shared.rank : 2].sum(), counts[2 * shared.rank + 2 :: 2].sum()
         own = slice(int(before), int(before) + len(pairs))
@@ -294,9 +294,9 @@ class MultiTaskBLR(Model):
 
     def _check_task(self, task: int) -> int:
         if not -len(self.sizes) <= task < len(self.sizes):
-            raise _errors.OptionError(f"MultiTaskBLR: there are {len(self.sizes)} tasks, no task {task}.")
+            raise _exceptions.OptionError(f"MultiTaskBLR: there are {len(self.sizes)} tasks, no task {task}.")
         if self.group is not None and task % len(self.sizes) not in self._own_tasks:
-            raise _errors.OptionError(f"MultiTaskBLR: another process has the data of task {task}.")
+            raise _exceptions.OptionError(f"MultiTaskBLR: another process has the data of task {task}.")
         return task % len(self.sizes)
 
     def _check_new_inputs(self, method: str, X_new: Tensor) -> Tensor:
@@ -312,11 +312,11 @@ def _check_tasks(tasks: Sequence[tuple[Tensor, Tensor]], method: str) -> list[tu
         raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
     pairs = [_check_data(t, *task) for t, task in enumerate(tasks)]
     if not any(len(X) for X, _ in pairs):
-        raise _errors.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
+        raise _exceptions.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")
     _checks.check_same_kind("MultiTaskBLR", **{f"X of task {t}": X for t, (X, _) in enumerate(pairs)})
     columns = {X.shape[1] for X, _ in pairs}
     if len(columns) > 1:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"MultiTaskBLR: X of all tasks must have the same number of columns, got {sorted(columns)}."
         )
     return pairs

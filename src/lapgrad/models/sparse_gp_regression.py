@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors, fused
+from lapgrad import _errors, _exceptions, fused
 from lapgrad.distributed.group import Group, as_group
 from lapgrad.distributed.streams import RowStream
 from lapgrad.fused._sgp import kernel_function as _kernel_function
@@ -193,7 +193,7 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
-            raise _errors.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
+            raise _exceptions.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")
         smallest = math.sqrt(torch.finfo(_statistics.ARITHMETIC).eps)
         floor = torch.minimum(smallest * variance, 0.01 * noise.abs())
         self.register_buffer("noise_floor", floor if noise_floor is None else floor.new_tensor(noise_floor))
@@ -304,7 +304,9 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         """
         X_new = self._check_new_inputs("predict", X_new)
         if chunk is not None and chunk < 1:
-            raise _errors.OptionError(f"{type(self).__name__}.predict: chunk must be positive, got {chunk}.")
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}.predict: chunk must be positive, got {chunk}."
+            )
         mean, spread = self._predict_scaled(X_new, noise, full_cov, chunk)
         mean = mean[:, 0] if self.vector else mean
         return Prediction(mean.to(X_new.dtype), spread.to(X_new.dtype))
@@ -364,7 +366,7 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
         For arguments, result and errors see ``GPRegression.plot``.
         """
         if self.spread_rows is not None:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}.plot: the model does not have the rows to plot."
             )
         _plots.check_one_input(f"{type(self).__name__}.plot", self.X)
@@ -488,10 +490,10 @@ class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
 
 def _check_options(who: str, kernel: Kernel | None, init: str, jitter: float, chunk: int | None) -> None:
     if kernel is not None and not isinstance(kernel, Kernel):
-        raise _errors.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+        raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
     if init not in _inducing_inputs.INITIALISATIONS:
         raise _errors.unknown_option(who, "init", init, _inducing_inputs.INITIALISATIONS)
     if not 0 <= jitter < math.inf:
-        raise _errors.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
+        raise _exceptions.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
     if chunk is not None and chunk < 1:
-        raise _errors.OptionError(f"{who}: chunk must be positive, got {chunk}.")
+        raise _exceptions.OptionError(f"{who}: chunk must be positive, got {chunk}.")

@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 
 #: What gradients use in place of 1/t for a gap t of up to ``tol`` times the largest value:
 #: mask     0: exact when the loss depends on close values and their vectors only through what they have in
@@ -42,7 +42,7 @@ def resolve_policy(degeneracy: str) -> str:
 def check_tolerance(operator: str, tol: float | None) -> None:
     """Raises if ``tol`` is neither None nor a number >= 0."""
     if tol is not None and not tol >= 0.0:
-        raise _errors.OptionError(f"{operator}: tol must be None or a number >= 0, got {tol!r}.")
+        raise _exceptions.OptionError(f"{operator}: tol must be None or a number >= 0, got {tol!r}.")
 
 
 def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> None:
@@ -69,4 +69,4 @@ def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> No
 
 def warn_once(text: str) -> None:
     """Warns with a text that is always the same: Python then shows it once, or as its filters say."""
-    warnings.warn(text, _errors.DegenerateSpectrumWarning, stacklevel=2)
+    warnings.warn(text, _exceptions.DegenerateSpectrumWarning, stacklevel=2)

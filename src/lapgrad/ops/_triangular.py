@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Operator, apply_to_batch
 from lapgrad._torch.private import reshape_fresh, skips_dispatcher
@@ -65,7 +65,7 @@ def apply(
         A, door = _layout.expand_batch(A, batch), operator.call
     try:
         return door(_layout.expand_batch(L, batch), A, lower, transpose, rightside)
-    except _errors.SingularMatrixError as error:
+    except _exceptions.SingularMatrixError as error:
         # The kernel counts in the broadcast batch, the caller in that of L.
         own = error.item[len(batch) - (L.dim() - 2) :]
         item = tuple([0 if size == 1 else i for i, size in zip(own, L.shape[:-2], strict=True)])

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
@@ -51,7 +51,7 @@ def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
             return d
     A = check_square_matrix("extractdiag", "A", A)
     if offset and abs(offset) > A.shape[-1]:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"extractdiag: offset {offset} lies outside A of shape {tuple(A.shape)}; "
             f"|offset| must be at most n."
         )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
@@ -53,7 +53,7 @@ def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
             return v
     A = check_square_matrix("extracttrian", "A", A)
     if offset and abs(offset) > A.shape[-1]:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"extracttrian: offset {offset} lies outside A of shape {tuple(A.shape)}; "
             f"|offset| must be at most n."
         )

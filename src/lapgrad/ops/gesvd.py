@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._formulas.gesvd import (
     DISCARDING_POLICIES,
@@ -149,7 +149,7 @@ def gesvd(
 
 def _check_rank(rank: int, A: Tensor) -> None:
     if not 0 <= rank <= min(A.shape[-2:]):
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"gesvd: rank must be between 0 and min(m, n) of A with shape {tuple(A.shape)}, got {rank}."
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_order, check_vector
@@ -56,7 +56,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
     length = v.shape[-1]
     k = _find_order(length)
     if k * (k + 1) // 2 != length:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, "
             f"got shape {tuple(v.shape)}."
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
@@ -92,9 +92,9 @@ def pstrf(
     if rank is None:
         rank = n
     elif not 0 <= rank <= n:
-        raise _errors.OptionError(f"pstrf: rank must be between 0 and the order {n} of A, got {rank!r}.")
+        raise _exceptions.OptionError(f"pstrf: rank must be between 0 and the order {n} of A, got {rank!r}.")
     if tol is not None and not tol >= 0.0:
-        raise _errors.OptionError(f"pstrf: tol must be None or a number >= 0, got {tol!r}.")
+        raise _exceptions.OptionError(f"pstrf: tol must be None or a number >= 0, got {tol!r}.")
     return PivotedFactorisation(*operator.call(A, rank, tol, lower))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
@@ -150,7 +150,7 @@ def syevd(
     _spectral.check_tolerance("syevd", tol)
     if k is not None:
         if not 0 <= k <= A.shape[-1]:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"syevd: k must be between 0 and n, got {k} for shape {tuple(A.shape)}."
             )
         return _find_largest(A, lower, degeneracy, tol, k, vectors)
@@ -208,7 +208,7 @@ def _compute_values(A: Tensor, lower: bool, degeneracy: str, tol: float | None) 
     return eigenvalues
 
 
-def _explain_failure(name: str, A: Tensor, failure: tuple[int, int]) -> _errors.LapgradError:
+def _explain_failure(name: str, A: Tensor, failure: tuple[int, int]) -> _exceptions.LapgradError:
     flat, code = failure
     explain = _errors.not_finite if code < 0 else _errors.not_converged
     return explain(name, "A", A.shape[:-2], flat)

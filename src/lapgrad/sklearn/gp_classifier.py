@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import FitResult, GPClassification
 from lapgrad.models.kernels.base import Kernel
 from lapgrad.sklearn._regressor import copy_part
@@ -91,7 +91,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"GPClassifier: the data have one class, {self.classes_[0]!r}; at least two are wanted."
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))

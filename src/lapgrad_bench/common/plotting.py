@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -23,7 +23,9 @@ def make_figure(width: float, height: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise _errors.MissingDependencyError("plots need matplotlib: pip install 'lapgrad[bench]'") from error
+        raise _exceptions.MissingDependencyError(
+            "plots need matplotlib: pip install 'lapgrad[bench]'"
+        ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad_bench.common.machine import collect_metadata
 
 FORMAT = 1
@@ -103,22 +103,24 @@ class Results:
         try:
             content = json.loads(source.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise _errors.FileFormatError(f"{source} is not JSON: {error}") from error
+            raise _exceptions.FileFormatError(f"{source} is not JSON: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get(_MARK), int):
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"{source} is not a results file of lapgrad: it has no {_MARK!r}. Files from before this "
                 "format have to be measured again"
             )
         if content[_MARK] > FORMAT:
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"{source} is a results file of format {content[_MARK]}, and this lapgrad knows formats up "
                 f"to {FORMAT}: a newer lapgrad wrote it"
             )
         found = content.get("kind")
         if found not in _KINDS:
-            raise _errors.FileFormatError(f"{source} holds results of kind {found!r}; known are {_KINDS}")
+            raise _exceptions.FileFormatError(f"{source} holds results of kind {found!r}; known are {_KINDS}")
         if kind is not None and found != kind:
-            raise _errors.FileFormatError(f"{source} holds results of kind {found!r}; {kind!r} was wanted")
+            raise _exceptions.FileFormatError(
+                f"{source} holds results of kind {found!r}; {kind!r} was wanted"
+            )
         _check_types(source, content)
         names = ("kind", "command", "complete", "machine", "peers", "rows", "bars", "options")
         return cls(**{name: content[name] for name in names if name in content})
@@ -130,12 +132,12 @@ def _check_types(source: Path, content: dict[str, Any]) -> None:
     for name, kind in wanted.items():
         if name in content and not isinstance(content[name], kind):
             seen = type(content[name]).__name__
-            raise _errors.FileFormatError(f"{source}: {name!r} is a {seen}; a {kind.__name__} was wanted")
+            raise _exceptions.FileFormatError(f"{source}: {name!r} is a {seen}; a {kind.__name__} was wanted")
     for name in ("machine", "rows"):
         if name not in content:
-            raise _errors.FileFormatError(f"{source} has no {name!r}")
+            raise _exceptions.FileFormatError(f"{source} has no {name!r}")
     if not all(isinstance(row, dict) for row in content["rows"]):
-        raise _errors.FileFormatError(f"{source}: every row has to be an object")
+        raise _exceptions.FileFormatError(f"{source}: every row has to be an object")
 
 
 def _choose_permissions(target: Path) -> int:

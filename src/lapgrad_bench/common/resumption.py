@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from lapgrad._errors import FileFormatError
+from lapgrad._exceptions import FileFormatError
 from lapgrad_bench.common.results import Kind, Results
 
 

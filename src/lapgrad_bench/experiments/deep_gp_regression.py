@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import DeepGPRegression, SparseGPRegression
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
@@ -122,14 +122,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Learn, write and print results; return the exit code."""
     try:
         return _run(arguments)
-    except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
+    except (FileNotFoundError, FileExistsError, _exceptions.LapgradError) as error:
         print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
         return 1
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise _errors.DeviceError("--device cuda: torch finds no GPU.")
+        raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(arguments, name) for name in names})
     data = {name: datasets.load(name, arguments.data_dir) for name in arguments.datasets}
@@ -327,7 +327,7 @@ def _load_or_start_results(output: Path, resume: bool, settings: Settings) -> Re
     for row in results.rows:
         for option, value in dataclasses.asdict(settings).items():
             if row.get(option) != value:
-                raise _errors.OptionError(
+                raise _exceptions.OptionError(
                     f"{output} was made with {option} {row.get(option)}, and this run has {option} {value}: "
                     f"use the same, or another --output."
                 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import DeepGP, LogLikelihood
 from lapgrad.models._storage.archive import read_archive, write_archive
 from lapgrad_bench.experiments import digits, mnist
@@ -246,20 +246,20 @@ class Run:
         content, _ = read_archive(self.checkpoint, _CHECKPOINT, self.device)
         for name in ("settings", "model", "training"):
             if not isinstance(content.get(name), dict):
-                raise _errors.FileFormatError(
+                raise _exceptions.FileFormatError(
                     f"{self.checkpoint} is not {_CHECKPOINT}: missing entry {name!r}."
                 )
         settings = content["settings"]
         for name, value in dataclasses.asdict(self.settings).items():
             if settings.get(name) != value:
-                raise _errors.OptionError(
+                raise _exceptions.OptionError(
                     f"{self.checkpoint} was learned with {name} {settings.get(name)}, and this run has "
                     f"{name} {value}: use the same, or another --output."
                 )
         try:
             self.model.load_state_dict(content["model"])
         except (RuntimeError, TypeError, AttributeError) as error:
-            raise _errors.FileFormatError(f"{self.checkpoint} is not {_CHECKPOINT}: {error}") from error
+            raise _exceptions.FileFormatError(f"{self.checkpoint} is not {_CHECKPOINT}: {error}") from error
         self.state = content["training"]
 
     def _make_row(self, **figures: Any) -> Row:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import SparseGPRegression
 from lapgrad.models._storage.archive import read_archive, write_archive
 
@@ -160,7 +160,7 @@ def learn_fold(
     run = _Run(which, how, model, checkpoints / which.file, report, stop)
     with warnings.catch_warnings():
         # Jitter that matrices needed during training does not matter; that of the last one is in the row.
-        warnings.simplefilter("ignore", _errors.JitterWarning)
+        warnings.simplefilter("ignore", _exceptions.JitterWarning)
         run.learn()
         figures = test_model(run.model, X[test].to(device), y[test].to(device))
     run.checkpoint.unlink(missing_ok=True)
@@ -305,7 +305,7 @@ class _Run:
                 callback=handle_step,
                 resume=self.state or None,
             )
-        except _errors.OptionError as error:
+        except _exceptions.OptionError as error:
             raise self._make_refusal(str(error)) from error
         self.state = self.model.training_state()
         return stopped
@@ -355,8 +355,8 @@ class _Run:
     def _load(self) -> None:
         try:
             known, _ = read_archive(self.checkpoint, "a checkpoint of this experiment", "cpu")
-        except _errors.FileFormatError as error:
-            raise _errors.FileFormatError(f"{error} Remove it to start anew.") from error
+        except _exceptions.FileFormatError as error:
+            raise _exceptions.FileFormatError(f"{error} Remove it to start anew.") from error
         missing = [name for name in _CHECKPOINT if name not in known]
         if missing:
             raise self._make_refusal(f"missing entry {missing[0]!r}")
@@ -366,7 +366,7 @@ class _Run:
             raise self._make_refusal(f"its options are of type {type(of).__name__}")
         if of != wanted:
             others = {key: of.get(key) for key in (*of, *wanted) if of.get(key) != wanted.get(key)}
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"{self.checkpoint} was written with other options: "
                 f"{', '.join(f'{key} {value}' for key, value in others.items())}. Use the same, or remove it."
             )
@@ -383,8 +383,8 @@ class _Run:
                 f"its parameters are not those of the model: {sorted([*unused, *lacking])}"
             )
 
-    def _make_refusal(self, why: str) -> _errors.FileFormatError:
-        return _errors.FileFormatError(
+    def _make_refusal(self, why: str) -> _exceptions.FileFormatError:
+        return _exceptions.FileFormatError(
             f"{self.checkpoint} is not a checkpoint of this experiment: {why}. Remove it to start anew."
         )
 

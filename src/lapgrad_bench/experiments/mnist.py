@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 
 PIXELS = 28 * 28
 _HEADER, _MAGIC = 16, b"\x00\x00\x08\x03"
@@ -129,5 +129,5 @@ def _find_file(part: Part, folder: Path) -> Path:
     )
 
 
-def _make_format_error(path: Path, what: str) -> _errors.FileFormatError:
-    return _errors.FileFormatError(f"{path}: {what}. The data are {_SOURCE}.")
+def _make_format_error(path: Path, what: str) -> _exceptions.FileFormatError:
+    return _exceptions.FileFormatError(f"{path}: {what}. The data are {_SOURCE}.")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
 from lapgrad_bench.common.progress import format_duration, show_progress
@@ -80,16 +80,16 @@ def run(arguments: argparse.Namespace) -> int:
     output = _resolve_output(arguments.output)
     try:
         return _run(arguments, output)
-    except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
+    except (FileNotFoundError, FileExistsError, _exceptions.LapgradError) as error:
         print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
         return 1
 
 
 def _run(arguments: argparse.Namespace, output: Path) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise _errors.DeviceError("--device cuda: torch finds no GPU.")
+        raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     if arguments.lr_end is not None and arguments.optimizer != "adam":
-        raise _errors.OptionError("--lr-end is Adam's: L-BFGS finds the length of its steps itself.")
+        raise _exceptions.OptionError("--lr-end is Adam's: L-BFGS finds the length of its steps itself.")
     how = LearningOptions(
         optimizer=arguments.optimizer,
         steps=arguments.steps,
@@ -197,7 +197,7 @@ def _load_or_start_results(output: Path, resume: bool, how: LearningOptions) -> 
     for row in results.rows:
         for option, value in vars(how.for_task(row["dataset"])).items():
             if row.get(option) != value:
-                raise _errors.OptionError(
+                raise _exceptions.OptionError(
                     f"{output} holds folds with {option} {row.get(option)}, and this run has {option} "
                     f"{value}: use the same, or another --output."
                 )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad_bench.common import text_tables
 from lapgrad_bench.common.progress import ShowProgress, describe_time_left, format_duration, show_progress
 from lapgrad_bench.common.results import Results
@@ -116,19 +116,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Learn, write and print results; return the exit code."""
     try:
         return _run(arguments)
-    except (FileNotFoundError, FileExistsError, _errors.LapgradError) as error:
+    except (FileNotFoundError, FileExistsError, _exceptions.LapgradError) as error:
         print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
         return 1
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise _errors.DeviceError("--device cuda: torch finds no GPU.")
+        raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     for name in ("annealing", "refine"):
         if getattr(arguments, name) < 0:
-            raise _errors.OptionError(f"--{name} must not be negative, got {getattr(arguments, name)}.")
+            raise _exceptions.OptionError(f"--{name} must not be negative, got {getattr(arguments, name)}.")
     if not 0.0 <= arguments.natural < 1.0:
-        raise _errors.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
+        raise _exceptions.OptionError(f"--natural must be in [0, 1), got {arguments.natural}.")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     for part in (

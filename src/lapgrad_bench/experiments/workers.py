@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad_bench import datasets
 from lapgrad_bench.experiments import folds
 from lapgrad_bench.experiments.folds import Fold, LearningOptions
@@ -139,7 +139,7 @@ def _learn_one(
     handle(Progress(fold, 0, None))
     try:
         row = folds.learn_fold(fold, work.how, data, work.device, work.checkpoints, report, stop)
-    except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR, torch.OutOfMemoryError) as error:
+    except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR, torch.OutOfMemoryError) as error:
         handle(Failed(fold, f"{type(error).__name__}: {error}"))
     else:
         handle(Finished(fold, row))

@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapgrad._errors import MissingDependencyError
+from lapgrad._exceptions import MissingDependencyError
 from lapgrad_bench.report.page import render_page
 from lapgrad_bench.report.sources import Problem, Run, find_results, read_runs
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
 
-from lapgrad import __version__, _errors
+from lapgrad import __version__, _exceptions
 from lapgrad_bench.report import quantities
 from lapgrad_bench.report.cards import Card
 from lapgrad_bench.report.characters import replace_forbidden
@@ -64,7 +64,7 @@ def render_page(runs: Sequence[Run], problems: Sequence[Problem] = ()) -> str:
 
         from lapgrad_bench.report.svg import SvgEmbedder, use_page_style
     except ImportError as error:
-        raise _errors.MissingDependencyError(
+        raise _exceptions.MissingDependencyError(
             "the report needs Jinja2 and matplotlib: pip install 'lapgrad[bench]'"
         ) from error
     environment = jinja2.Environment(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapgrad._errors import FileFormatError
+from lapgrad._exceptions import FileFormatError
 from lapgrad_bench.report.characters import replace_forbidden
 
 OURS = "lapgrad"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from lapgrad._errors import FileFormatError
+from lapgrad._exceptions import FileFormatError
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.report.rows import Measurement, Row, parse_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._errors import TORCH_LINALG_ERROR
+from lapgrad._exceptions import TORCH_LINALG_ERROR
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._formulas.gesvd import (
     DISCARDING_POLICIES,

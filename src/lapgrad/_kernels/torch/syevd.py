@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad._errors import TORCH_LINALG_ERROR
+from lapgrad._exceptions import TORCH_LINALG_ERROR
 from lapgrad._formulas.gaps import fix_signs
 from lapgrad._torch.precision import in_full_precision
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 
 # Enumerations of cuBLAS.
@@ -44,7 +44,7 @@ class GridProducts:
             self._handle = self._library.create(stream)
             self._grid = self._library.grid_create(*shape, _ROW_MAJOR, communicator)
         except RuntimeError as error:
-            raise _errors.MissingDependencyError(
+            raise _exceptions.MissingDependencyError(
                 f"Triangular solves and products on a grid of GPUs need cuBLASMp 0.8 or later with NCCL "
                 f"2.29 or later, and torch {torch.__version__} has NCCL {torch.cuda.nccl.version()}: "
                 f"{error}. pip install nvidia-cublasmp-cu13"
@@ -154,7 +154,7 @@ def load_bindings(name: str) -> Any:
     try:
         from nvmath import bindings
     except ImportError as error:
-        raise _errors.MissingDependencyError(
+        raise _exceptions.MissingDependencyError(
             "A grid of GPUs needs cuSOLVERMp and cuBLASMp through nvmath-python: "
             "pip install 'nvmath-python[cu13-distributed]'"
         ) from error

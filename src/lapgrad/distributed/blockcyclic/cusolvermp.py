@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.cublasmp import DATA_TYPES, GridProducts, load_bindings
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
@@ -41,7 +41,7 @@ class CusolverMpEngine:
 
     def __init__(self, shape: tuple[int, int] | None, device: torch.device) -> None:
         if not torch.cuda.is_available():
-            raise _errors.DeviceError(
+            raise _exceptions.DeviceError(
                 f"make_grid: torch {torch.__version__} sees no GPU, which the engine cusolvermp needs."
             )
         number = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
@@ -54,7 +54,7 @@ class CusolverMpEngine:
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self.shape = choose_shape(self.size) if shape is None else shape
         if self.shape[0] * self.shape[1] != self.size:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"make_grid: a grid of {self.shape[0]} x {self.shape[1]} needs "
                 f"{self.shape[0] * self.shape[1]} processes, and torchrun has started {self.size}."
             )
@@ -256,7 +256,7 @@ def _load(path: str) -> None:
     try:
         ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
     except OSError as error:
-        raise _errors.MissingDependencyError(
+        raise _exceptions.MissingDependencyError(
             f"make_grid: {path} cannot be loaded: {error}. cuSOLVERMp 0.9 needs cuBLASMp 0.9 and NCCL 2.29; "
             f"with an older NCCL: pip install nvidia-cusolvermp-cu13==0.8.0.3126"
         ) from error

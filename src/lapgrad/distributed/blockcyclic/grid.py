@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.blockcyclic.engine import Engine
 from lapgrad.distributed.blockcyclic.layout import Layout
 from lapgrad.distributed.blockcyclic.local import LocalEngine
@@ -47,7 +47,7 @@ class ProcessGrid:
 
     def __init__(self, engine: Engine, block: int) -> None:
         if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-            raise _errors.OptionError(f"make_grid: block must be a positive number, got {block!r}.")
+            raise _exceptions.OptionError(f"make_grid: block must be a positive number, got {block!r}.")
         self.engine, self.block = engine, block
         self.shape, self.position = engine.shape, engine.position
         self.rank, self.size = engine.rank, engine.size
@@ -116,7 +116,7 @@ class ProcessGrid:
         differing = self.sum((marks != first).any(1).to(marks))
         for name, count in zip(tensors, differing.tolist(), strict=True):
             if count:
-                raise _errors.OptionError(
+                raise _exceptions.OptionError(
                     f"{who}: {name} must be the same on all processes, and differs from that of process 0 on "
                     f"{count:.0f} of {self.size}. Are random numbers drawn without a seed, or rows in "
                     f"another order?"
@@ -170,7 +170,7 @@ def make_grid(
 def _make_engine(name: str, shape: tuple[int, int] | None, device: torch.device) -> Engine:
     if name == "local":
         if shape not in (None, (1, 1)):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"make_grid: a grid of {shape} needs several processes, and this program was started as one: "
                 f"mpiexec -n 4 python program.py"
             )

@@ -1,4 +1,4 @@
-"""The covariance of observations on a grid: each process computes its own blocks, and their gradient.
+"""The covariance matrix on a grid of processes: each process computes its own blocks, and their gradient.
 
 With A = K + diag(v), K_ij = k(x_i, x_j), only entries on and below the diagonal are computed. They are
 computed in panels: some columns of this process, and its rows from the first of these columns on. The
@@ -6,8 +6,7 @@ diagonal is computed by itself, as kernels know it exactly.
 
 Backward, each panel is computed once more and differentiated immediately, so that besides the matrix there is
 memory for one panel and what autograd keeps of it. With H the cotangent of A, which is symmetric, an entry
-below
-the diagonal counts twice: <H, dA> = Σ_i h_ii da_ii + 2 Σ_{i > j} h_ij da_ij.
+below the diagonal counts twice: <H, dA> = Σ_i h_ii da_ii + 2 Σ_{i > j} h_ij da_ij.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Panel(NamedTuple):
 
 
 class KernelGradient(NamedTuple):
-    """The part of this process of the gradient of a sum over all entries.
+    """What the blocks of this process contribute to a gradient; the sum over all processes is the gradient.
 
     Attributes:
         points, parameters: Of the tensors of the kernel, in their order; None where it was not asked for.

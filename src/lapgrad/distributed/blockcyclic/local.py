@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.potri import potri
@@ -32,9 +32,9 @@ class LocalEngine:
             return 0
         try:
             potrf(A.local.mT, lower=False, overwrite=True)
-        except _errors.NotPositiveDefiniteError as error:
+        except _exceptions.NotPositiveDefiniteError as error:
             return error.minor
-        except _errors.NonFiniteError as error:
+        except _exceptions.NonFiniteError as error:
             # Engines say nothing about numbers that are not finite: the caller finds them on the diagonal.
             A.local[error.pivot - 1, error.pivot - 1] = torch.nan
         return 0

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch import layout as _checks
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
@@ -46,12 +46,12 @@ class BlockCyclicMatrix:
 
     def __init__(self, grid: ProcessGrid, layout: Layout, local: Tensor) -> None:
         if tuple(local.shape) != layout.local_shape:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"BlockCyclicMatrix: process {grid.rank} holds {layout.local_shape} entries of a matrix of "
                 f"shape {(layout.rows, layout.columns)}, got {tuple(local.shape)}."
             )
         if local.device.type != grid.device.type:
-            raise _errors.DeviceError(
+            raise _exceptions.DeviceError(
                 f"BlockCyclicMatrix: the grid computes on {grid.device.type}, and the blocks are on "
                 f"{local.device.type}."
             )
@@ -69,7 +69,9 @@ class BlockCyclicMatrix:
             column_block: Columns of a block; None: ``grid.block``.
         """
         if _checks.check_matrix("BlockCyclicMatrix.from_dense", "A", A).dim() != 2:
-            raise _errors.ShapeError(f"BlockCyclicMatrix: A must be one matrix, got shape {tuple(A.shape)}.")
+            raise _exceptions.ShapeError(
+                f"BlockCyclicMatrix: A must be one matrix, got shape {tuple(A.shape)}."
+            )
         layout = grid.make_layout(*A.shape, column_block=column_block)
         rows, columns = layout.list_rows(A.device), layout.list_columns(A.device)
         return cls(grid, layout, store_by_columns(spread(A, grid)[rows[:, None], columns]))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch import layout as _checks
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
@@ -93,7 +93,7 @@ def mvn_nll(
     _check_data(X, Y, grid)
     noise = torch.as_tensor(noise_var, dtype=X.dtype, device=X.device)
     if noise.dim() > 1 or (noise.dim() and len(noise) != len(X)):
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{_NAME}: noise_var must be a scalar or have n = {len(X)} entries, got {tuple(noise.shape)}."
         )
     return evaluate_on_grid(_NAME, grid, wrap_kernel_function(function, X), noise, Y)
@@ -248,11 +248,13 @@ def _check_data(X: Tensor, Y: Tensor, grid: ProcessGrid) -> None:
     tensors = {"X": X, "Y": Y}
     for name, value in tensors.items():
         if _checks.check_matrix(_NAME, name, value).dim() != 2:
-            raise _errors.ShapeError(f"{_NAME}: {name} must be one matrix, got shape {tuple(value.shape)}.")
+            raise _exceptions.ShapeError(
+                f"{_NAME}: {name} must be one matrix, got shape {tuple(value.shape)}."
+            )
     _checks.check_same_kind(_NAME, **tensors)
     if len(X) != len(Y):
         raise _errors.shapes_do_not_fit(_NAME, tensors, "X must be n x d and Y n x k")
     if X.device.type != grid.device.type:
-        raise _errors.DeviceError(
+        raise _exceptions.DeviceError(
             f"{_NAME}: the grid computes on {grid.device.type}, and X is on {X.device.type}."
         )

@@ -7,7 +7,7 @@ import ctypes
 import torch
 import torch.distributed as dist
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 _SUCCESS = 0
 
@@ -61,6 +61,6 @@ def _load_nccl() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libnccl.so.2")
     except OSError as error:
-        raise _errors.MissingDependencyError(
+        raise _exceptions.MissingDependencyError(
             "make_grid: NCCL is not there; torch for CUDA on Linux brings it: pip install torch"
         ) from error

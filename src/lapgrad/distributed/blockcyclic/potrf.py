@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.distributed.blockcyclic.layout import Layout
@@ -60,11 +60,11 @@ def potrf(A: BlockCyclicMatrix) -> BlockCyclicMatrix:
 def check_square(who: str, name: str, A: BlockCyclicMatrix) -> None:
     """Raise if A is not a square matrix in square blocks."""
     if not isinstance(A, BlockCyclicMatrix):
-        raise _errors.DTypeError(f"{who}: {name} must be a BlockCyclicMatrix, got {type(A).__name__}.")
+        raise _exceptions.DTypeError(f"{who}: {name} must be a BlockCyclicMatrix, got {type(A).__name__}.")
     if A.shape[0] != A.shape[1]:
         raise _errors.not_square(who, name, A.shape)
     if A.layout.row_block != A.layout.column_block:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: {name} must be in square blocks, got {A.layout.row_block} x {A.layout.column_block}."
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic import scalapack_library as _library
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
@@ -44,7 +44,7 @@ class ScalapackEngine:
         self.rank, self.size = rank.value, size.value
         self.shape = choose_shape(self.size) if shape is None else shape
         if self.shape[0] * self.shape[1] != self.size:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"make_grid: a grid of {self.shape[0]} x {self.shape[1]} needs "
                 f"{self.shape[0] * self.shape[1]} processes, and mpiexec has started {self.size}."
             )
@@ -184,7 +184,7 @@ def check_size(layout: Layout) -> None:
     """Raise if the part of one process has more entries than 32-bit integers count."""
     rows, columns = layout.local_shape
     if rows * columns > _LARGEST:
-        raise _errors.SizeError(
+        raise _exceptions.SizeError(
             f"A process holds {rows} x {columns} entries of the matrix; ScaLAPACK counts in 32-bit "
             f"integers. Use more processes."
         )

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 _INSTALL = "pip install 'lapgrad[scalapack]'"
 #: MKL in layers: computation, threads (those of GNU's OpenMP) and 32-bit integers; then messages and
@@ -59,7 +59,7 @@ def is_installed() -> bool:
     """Return whether there is a ScaLAPACK to load, without loading it."""
     if os.environ.get("LAPGRAD_SCALAPACK"):
         return True
-    with contextlib.suppress(_errors.MissingDependencyError):
+    with contextlib.suppress(_exceptions.MissingDependencyError):
         _find_file("mkl", "libmkl_scalapack_lp64.so")
         return os.environ.get("LAPGRAD_MPI") is not None or bool(_find_file("mpich", "libmpi.so"))
     return False
@@ -68,7 +68,7 @@ def is_installed() -> bool:
 def _load_named(path: str) -> Libraries:
     library = _load(path, "LAPGRAD_SCALAPACK")
     if not hasattr(library, "Cblacs_pinfo"):
-        raise _errors.MissingDependencyError(
+        raise _exceptions.MissingDependencyError(
             f"LAPGRAD_SCALAPACK={path} has no BLACS (Cblacs_pinfo): name a ScaLAPACK that includes it, "
             f"such as libscalapack-openmpi.so of Debian."
         )
@@ -100,14 +100,14 @@ def _load(path: str, origin: str) -> ctypes.CDLL:
         # Lazy: the layers of MKL call each other in circles.
         return ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
     except OSError as error:
-        raise _errors.MissingDependencyError(f"{origin}: {path} cannot be loaded: {error}.") from error
+        raise _exceptions.MissingDependencyError(f"{origin}: {path} cannot be loaded: {error}.") from error
 
 
 def _find_file(package: str, name: str) -> Path:
     """Return a shared library of a package; versions may follow its name."""
     found = sorted(path for path in _list_files(package) if path.name.startswith(name) and path.exists())
     if not found:
-        raise _errors.MissingDependencyError(
+        raise _exceptions.MissingDependencyError(
             f"A matrix over several processes needs ScaLAPACK from the packages mkl and mpich, and "
             f"{package} has no {name} here: {_INSTALL}"
         )

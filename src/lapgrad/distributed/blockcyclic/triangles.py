@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.distributed.blockcyclic.layout import Layout, allocate_local
@@ -67,7 +67,7 @@ def check_factor(who: str, info: int, L: Blocks, grid: ProcessGrid) -> Tensor:
         NonFiniteError: Names the first pivot that is NaN or infinite.
     """
     if info > 0:
-        raise _errors.NotPositiveDefiniteError(
+        raise _exceptions.NotPositiveDefiniteError(
             f"{who}: A is not positive definite: its leading minor of order {info} is not positive. Add "
             f"jitter to the diagonal.",
             (),
@@ -82,6 +82,6 @@ def check_factor(who: str, info: int, L: Blocks, grid: ProcessGrid) -> Tensor:
     first = torch.zeros(grid.size, dtype=torch.float64, device=L.local.device)
     first[grid.rank] = bad[0] + 1 if len(bad) else L.layout.rows + 1
     pivot = int(grid.sum(first).min())
-    raise _errors.NonFiniteError(
+    raise _exceptions.NonFiniteError(
         f"{who}: A contains NaN or infinity: pivot {pivot} is not finite. Check the input.", (), pivot
     )

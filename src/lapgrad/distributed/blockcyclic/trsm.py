@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.distributed.blockcyclic.layout import Layout
@@ -61,7 +61,7 @@ def trsm(
 
 def _check_operands(L: BlockCyclicMatrix, A: BlockCyclicMatrix, rightside: bool) -> None:
     if not isinstance(A, BlockCyclicMatrix):
-        raise _errors.DTypeError(f"{_NAME}: A must be a BlockCyclicMatrix, got {type(A).__name__}.")
+        raise _exceptions.DTypeError(f"{_NAME}: A must be a BlockCyclicMatrix, got {type(A).__name__}.")
     if A.dtype != L.dtype:
         raise _errors.mixed_dtypes(_NAME, {"L": L.local, "A": A.local})
     size, block = (
@@ -69,7 +69,7 @@ def _check_operands(L: BlockCyclicMatrix, A: BlockCyclicMatrix, rightside: bool)
     )
     if size != L.layout.rows or block != L.layout.row_block:
         side = "columns" if rightside else "rows"
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{_NAME}: A must have {L.layout.rows} {side} in blocks of {L.layout.row_block} like L, got "
             f"shape {A.shape} in blocks of {A.layout.row_block} x {A.layout.column_block}."
         )

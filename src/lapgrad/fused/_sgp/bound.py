@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad._torch.synchronisation import may_read
 from lapgrad.ops.gemm2 import gemm2
@@ -40,7 +40,7 @@ def convert_noise_variance(operator: str, value: Tensor | float, like: Tensor) -
 def check_noise_is_positive(operator: str, value: Tensor) -> None:
     """Raises if a number is not positive, where it may be looked at."""
     if skips_dispatcher((value,)) and may_read(value) and not (value > 0).all():
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{operator}: noise_var must be positive, got {value.detach().min().item():g}."
         )
 
@@ -79,5 +79,5 @@ def _factorise(operator: str, name: str, A: Tensor) -> Tensor:
     """The Cholesky factor of A; an error is raised in the name of ``operator``, and calls A by ``name``."""
     try:
         return potrf(A)
-    except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
+    except (_exceptions.NotPositiveDefiniteError, _exceptions.NonFiniteError) as error:
         raise _errors.restate_failure(operator, name, error) from None

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.fused._sgp import statistics as _statistics
 
 #: The bound of rounding errors, in units of the criterion, above which each chunk is solved for.
@@ -131,7 +131,7 @@ class DeferredChecks:
             self._evaluation.deferred.append(self)
             return True
         if self._info.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{self.operator}: it must look at its results, and cannot be captured in a CUDA graph. "
                 f"SparseGPRegression.fit uses one by itself."
             )
@@ -159,13 +159,13 @@ class DeferredChecks:
         return self.found_imprecise == self.is_imprecise
 
 
-def explain_sums_failure(operator: str, code: int) -> _errors.LapgradError:
+def explain_sums_failure(operator: str, code: int) -> _exceptions.LapgradError:
     """The error for I + W / v without a Cholesky factor; ``code`` as of ``potrf``."""
     if code < 0:
-        return _errors.NonFiniteError(
+        return _exceptions.NonFiniteError(
             f"{operator}: K_uf contains NaN or infinity. Check X and the parameters of the kernel.", (), -code
         )
-    return _errors.NotPositiveDefiniteError(
+    return _exceptions.NotPositiveDefiniteError(
         f"{operator}: I + W / noise_var is not positive definite up to rounding: noise_var is too small "
         f"beside the kernel.",
         (),
@@ -173,6 +173,6 @@ def explain_sums_failure(operator: str, code: int) -> _errors.LapgradError:
     )
 
 
-def explain_value_failure(operator: str) -> _errors.NonFiniteError:
+def explain_value_failure(operator: str) -> _exceptions.NonFiniteError:
     """The error for a criterion that is not finite though all factors are."""
-    return _errors.NonFiniteError(f"{operator}: the value is not finite: Y contains NaN or infinity.")
+    return _exceptions.NonFiniteError(f"{operator}: the value is not finite: Y contains NaN or infinity.")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
@@ -59,7 +59,7 @@ def evaluate(
         return _kernel_function.call_with_parameters(
             kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
         )
-    except _errors.LapgradError:
+    except _exceptions.LapgradError:
         # On a GPU nobody has looked at it yet, and everything else follows from it.
         check_noise_is_positive(operator, inputs.noise_var)
         raise

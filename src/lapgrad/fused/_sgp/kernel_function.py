@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.fused._kernel_matrix import Formula, has_formulas
 
 _Result = TypeVar("_Result")
@@ -109,7 +109,7 @@ def as_kernel_function(operator: str, kernel: KernelFunction | nn.Module) -> Ker
     if isinstance(kernel, KernelFunction):
         return kernel
     if not isinstance(kernel, nn.Module) or not callable(getattr(kernel, "diag", None)):
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{operator}: kernel must be a KernelFunction, or a torch.nn.Module with forward(A, B) and "
             f"diag(A), got {type(kernel).__name__}."
         )

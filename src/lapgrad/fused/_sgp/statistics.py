@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._kernels.table import lookup
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp.inverse_factor import Inverse, Substitution, invert_factor
@@ -158,16 +158,16 @@ def factorise_inducing(operator: str, Kuu: Tensor, jitter: float, info: Tensor |
     return Kuu
 
 
-def explain_factor_failure(operator: str, jitter: float, code: int) -> _errors.LapgradError:
+def explain_factor_failure(operator: str, jitter: float, code: int) -> _exceptions.LapgradError:
     """The error for K_uu without a Cholesky factor; ``code`` as of ``potrf``."""
     if code < 0:
-        return _errors.NonFiniteError(
+        return _exceptions.NonFiniteError(
             f"{operator}: K_uu contains NaN or infinity: pivot {-code} is not finite. Check Z and the "
             f"parameters of the kernel.",
             (),
             -code,
         )
-    return _errors.NotPositiveDefiniteError(
+    return _exceptions.NotPositiveDefiniteError(
         f"{operator}: K_uu with a jitter of {jitter:g} times its mean diagonal is not positive definite: its "
         f"leading minor of order {code} is not positive. Use a larger jitter.",
         (),

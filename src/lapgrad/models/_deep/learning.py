@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._deep import bound as _bound
 from lapgrad.models._deep.latent_layer import DeepLayer
 from lapgrad.models._training.minibatches import Minibatch, TrainingTask
@@ -92,7 +92,7 @@ def choose_natural_length(who: str, layers: Sequence[DeepLayer], given: float | 
     if given is None:
         return _NATURAL if shared else 0.0
     if not 0.0 <= given < 1.0 or (given and not shared):
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{who}: natural must be in [0, 1), and 0 for separate covariances, got {given}."
         )
     return given

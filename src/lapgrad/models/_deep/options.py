@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.models._deep.sparse_layer import COVARIANCES
 from lapgrad.models.kernels.base import Kernel
 
@@ -25,14 +25,14 @@ def check_options(
         return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
     if not widths or not all(map(is_positive, widths)):
-        raise _errors.OptionError(f"{who}: widths must be positive numbers, one per layer, got {widths}.")
+        raise _exceptions.OptionError(f"{who}: widths must be positive numbers, one per layer, got {widths}.")
     if not all(map(is_positive, hidden)):
-        raise _errors.OptionError(f"{who}: hidden must be positive numbers, got {hidden}.")
+        raise _exceptions.OptionError(f"{who}: hidden must be positive numbers, got {hidden}.")
     if not is_positive(inducing):
-        raise _errors.OptionError(f"{who}: inducing must be a positive number, got {inducing!r}.")
+        raise _exceptions.OptionError(f"{who}: inducing must be a positive number, got {inducing!r}.")
     if kernels is not None and len(kernels) != len(widths):
-        raise _errors.OptionError(f"{who}: {len(kernels)} kernels for {len(widths)} layers.")
+        raise _exceptions.OptionError(f"{who}: {len(kernels)} kernels for {len(widths)} layers.")
     if noise_var is not None and not 0.0 < noise_var < math.inf:
-        raise _errors.OptionError(f"{who}: noise_var must be positive and finite, got {noise_var}.")
+        raise _exceptions.OptionError(f"{who}: noise_var must be positive and finite, got {noise_var}.")
     if covariance not in COVARIANCES:
         raise _errors.unknown_option(who, "covariance", covariance, COVARIANCES)

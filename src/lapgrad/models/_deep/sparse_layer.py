@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.models import _checks
 from lapgrad.models._gp.jitter import add_jitter
 from lapgrad.models._parameters import ParametrisedModule, unbounded
@@ -242,13 +242,13 @@ class SparseLayer(ParametrisedModule):
             return
         self.status.zero_()
         if code < 0:
-            raise _errors.NonFiniteError(
+            raise _exceptions.NonFiniteError(
                 "SparseLayer: the kernel matrix of the inducing inputs contains NaN or infinity: a "
                 "hyper-parameter or an inducing input has become infinite.",
                 (),
                 -code,
             )
-        raise _errors.NotPositiveDefiniteError(
+        raise _exceptions.NotPositiveDefiniteError(
             f"SparseLayer: the kernel matrix of the inducing inputs, with jitter {self.jitter:.0e}, is not "
             f"positive definite: its leading minor of order {code} is not positive. Try a larger jitter.",
             (),
@@ -303,12 +303,14 @@ def _check_options(
     outputs: int, kernel: Kernel, covariance: str, mean: nn.Module | None, jitter: float
 ) -> None:
     if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
-        raise _errors.OptionError(f"SparseLayer: outputs must be a positive number, got {outputs!r}.")
+        raise _exceptions.OptionError(f"SparseLayer: outputs must be a positive number, got {outputs!r}.")
     if not isinstance(kernel, Kernel):
-        raise _errors.OptionError(f"SparseLayer: kernel must be a Kernel, got {type(kernel).__name__}.")
+        raise _exceptions.OptionError(f"SparseLayer: kernel must be a Kernel, got {type(kernel).__name__}.")
     if covariance not in COVARIANCES:
         raise _errors.unknown_option("SparseLayer", "covariance", covariance, COVARIANCES)
     if mean is not None and not isinstance(mean, nn.Module):
-        raise _errors.OptionError(f"SparseLayer: mean must be a module or None, got {type(mean).__name__}.")
+        raise _exceptions.OptionError(
+            f"SparseLayer: mean must be a module or None, got {type(mean).__name__}."
+        )
     if not 0.0 <= jitter < float("inf"):
-        raise _errors.OptionError(f"SparseLayer: jitter must not be negative, got {jitter}.")
+        raise _exceptions.OptionError(f"SparseLayer: jitter must not be negative, got {jitter}.")

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp.rows import TensorRows
@@ -76,7 +76,7 @@ def make_layers(who: str, plan: LayerPlan, X: Tensor, y: Tensor, Z: Tensor) -> I
     for number, (width, kernel) in enumerate(zip(plan.widths, plan.kernels, strict=True)):
         last = number + 1 == len(plan.widths)
         if not last and plan.mean == "identity" and width != X.shape[1]:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}: mean='identity' wants layers of {X.shape[1]} outputs like the inputs, got a width "
                 f"of {width}. Use mean='linear'."
             )
@@ -162,7 +162,7 @@ def check_positive(who: str, **numbers: int) -> None:
     """Raise if an option is not a positive integer."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise _errors.OptionError(f"{who}: {name} must be a positive number, got {number!r}.")
+            raise _exceptions.OptionError(f"{who}: {name} must be a positive number, got {number!r}.")
 
 
 def list_kernels(who: str, kernel: Kernel | Sequence[Kernel] | None, count: int) -> tuple[Kernel | None, ...]:
@@ -174,7 +174,7 @@ def list_kernels(who: str, kernel: Kernel | Sequence[Kernel] | None, count: int)
     kernels = tuple(kernel) if isinstance(kernel, Sequence) else (kernel,)
     if not all(isinstance(each, Kernel) for each in kernels):
         kinds = ", ".join(type(each).__name__ for each in kernels)
-        raise _errors.OptionError(f"{who}: kernel must be a Kernel or one per layer, got {kinds}.")
+        raise _exceptions.OptionError(f"{who}: kernel must be a Kernel or one per layer, got {kinds}.")
     if len(kernels) != count:
-        raise _errors.OptionError(f"{who}: there are {count} layers, got {len(kernels)} kernels.")
+        raise _exceptions.OptionError(f"{who}: there are {count} layers, got {len(kernels)} kernels.")
     return kernels

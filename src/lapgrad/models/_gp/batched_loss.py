@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._training.fitting import get_scales
 from lapgrad.models.kernels.base import Kernel
@@ -75,7 +75,7 @@ class BatchedLoss:
                     [items[row] for row in rows], points[rows] * self._scales
                 )
                 gradients[rows] = found * self._scales
-            except (_errors.NotPositiveDefiniteError, _errors.NonFiniteError) as error:
+            except (_exceptions.NotPositiveDefiniteError, _exceptions.NonFiniteError) as error:
                 item = error.item
                 if not item:  # the error does not say which one it was
                     break

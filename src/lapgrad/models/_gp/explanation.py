@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 _LEAST_GAIN = 1e-3
 """Nats per observation that the best fit must gain over noise."""
@@ -28,6 +28,6 @@ def warn_if_nothing_is_explained(who: str, count: int, variance: float, loss: fl
             f"{who}.fit: the fit explains nothing: its log likelihood, {-loss:.4g}, is not better than that "
             f"of independent noise, {-of_noise:.4g}. Start from other hyper-parameters (those that are not "
             f"given start from the data), or choose another kernel.",
-            _errors.FitWarning,
+            _exceptions.FitWarning,
             stacklevel=4,
         )

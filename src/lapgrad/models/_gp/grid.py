@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.distributed.blockcyclic.kernel_blocks import BlockKernel, Parameters, Points
@@ -51,12 +51,12 @@ class WithGrid(ParametrisedModule):
         who = type(self).__name__
         if grid is not None:
             if not isinstance(grid, ProcessGrid):
-                raise _errors.OptionError(
+                raise _exceptions.OptionError(
                     f"{who}: distributed must be a ProcessGrid of lapgrad.distributed.make_grid, got "
                     f"{type(grid).__name__}."
                 )
             if grid.device.type != self.X.device.type:
-                raise _errors.DeviceError(
+                raise _exceptions.DeviceError(
                     f"{who}: the grid computes on {grid.device.type}, and the data are on "
                     f"{self.X.device.type}."
                 )
@@ -75,7 +75,7 @@ class WithGrid(ParametrisedModule):
     def refuse_on_grid(self, function: str) -> None:
         """Raise if the covariance is spread over a grid, for functions that need all of it in one place."""
         if self._grid is not None:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}.{function} needs the whole covariance in one process, and it is "
                 f"spread over {self._grid.size}. Set model.distributed = None if one process can hold it."
             )

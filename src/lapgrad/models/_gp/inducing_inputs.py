@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _checks
 from lapgrad.models.kernels.base import Kernel
 from lapgrad.models.kernels.pivoted_cholesky import pivoted_cholesky
@@ -43,7 +43,9 @@ def resolve_inducing_inputs(
         _checks.check_same_kind(who, X=X, inducing=Z)
         return scale(Z).clone()
     if isinstance(inducing, bool) or not isinstance(inducing, int) or inducing < 1:
-        raise _errors.OptionError(f"{who}: inducing must be a positive number or a tensor, got {inducing!r}.")
+        raise _exceptions.OptionError(
+            f"{who}: inducing must be a positive number or a tensor, got {inducing!r}."
+        )
     return choose_rows(scale(X), inducing, init, generator, kernel)
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.ops.potrf import potrf
 
@@ -49,18 +49,18 @@ def retry_with_jitter(
     for jitter in _iterate_jitters(dtype):
         try:
             result = evaluate(jitter)
-        except _errors.NotPositiveDefiniteError as error:
+        except _exceptions.NotPositiveDefiniteError as error:
             failure = error
             continue
         if jitter:
             warnings.warn(
                 f"{who}: the covariance matrix is not positive definite in {dtype}; {jitter:.1e} of the "
                 f"mean of its diagonal was added to the diagonal.",
-                _errors.JitterWarning,
+                _exceptions.JitterWarning,
                 stacklevel=3,
             )
         return result, jitter
-    raise _errors.NotPositiveDefiniteError(
+    raise _exceptions.NotPositiveDefiniteError(
         f"{who}: the covariance matrix is not positive definite, also with {jitter:.0e} of the mean of its "
         f"diagonal added: more than rounding errors explain. Is the kernel positive semi-definite?",
         failure.item,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.linalg.solve_psd import solve_psd
 from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.models._parameters import ParametrisedModule, unbounded
@@ -82,7 +82,7 @@ class WithMeanFunction(ParametrisedModule):
             or values.shape[-1] not in (1, outputs)
         ):
             seen = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}: the mean must map inputs of shape {tuple(inputs.shape)} to "
                 f"{(*inputs.shape[:-1], outputs)}, got {seen}."
             )
@@ -130,7 +130,7 @@ def find_mean(config: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> st
         mean: str = config["mean"]
         return mean
     if "mean" not in modules:
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             "load: the file has the weights of the mean function, not its code: pass modules={'mean': ...}, "
             "a module of the same architecture."
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.streams import RowStream, TensorStream
 from lapgrad.fused._sgp.rows import ARITHMETIC
@@ -82,9 +82,9 @@ class SpreadRows:
             pending.wait()
         n, inputs, outputs, *squares = sizes.tolist()
         if squares[0] * group.size != inputs**2 or squares[1] * group.size != outputs**2:
-            raise _errors.ShapeError(f"{who}: X or y has another number of columns on another process.")
+            raise _exceptions.ShapeError(f"{who}: X or y has another number of columns on another process.")
         if not n:
-            raise _errors.ShapeError(f"{who}: X has no rows, at least one is wanted.")
+            raise _exceptions.ShapeError(f"{who}: X has no rows, at least one is wanted.")
         self.offset, self.total = group.find_offset(len(self.X))
         self.moments = self._compute_moments(who)
 
@@ -147,16 +147,16 @@ def _open_rows(who: str, X: Tensor | RowStream, y: Tensor | RowStream) -> tuple[
         if not isinstance(value, RowStream):
             value = _checks.check_float_tensor(who, value, name)
             if value.dim() not in (1, 2):
-                raise _errors.ShapeError(
+                raise _exceptions.ShapeError(
                     f"{who}: {name} must be a vector or a matrix, got {tuple(value.shape)}."
                 )
             value = TensorStream(value.detach()[:, None] if value.dim() == 1 else value.detach())
         streams.append(value)
     inputs, targets = streams
     if len(inputs) != len(targets):
-        raise _errors.ShapeError(f"{who}: X has {len(inputs)} rows, and y has {len(targets)}.")
+        raise _exceptions.ShapeError(f"{who}: X has {len(inputs)} rows, and y has {len(targets)}.")
     if inputs.dtype != targets.dtype:
-        raise _errors.DTypeError(f"{who}: X is {inputs.dtype}, and y is {targets.dtype}.")
+        raise _exceptions.DTypeError(f"{who}: X is {inputs.dtype}, and y is {targets.dtype}.")
     return inputs, targets
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _checks
 from lapgrad.models._gp.batched_loss import BatchedLoss, is_batchable
 from lapgrad.models._parameters import Hyperparameter, get_all_bounds, get_priors
@@ -44,7 +44,7 @@ def fit_from_several(
     """Fit a Gaussian process from several starts; for the arguments see ``GPRegression.fit``."""
     who = f"{type(model).__name__}.fit"
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise _errors.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
+        raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
     source = _checks.make_generator(who, generator, torch.device("cpu"))
     if count == 1 or optimizer != "lbfgs" or not is_batchable(model):
         return fit(optimizer, **options)
@@ -76,7 +76,7 @@ def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Gener
         budget = max(_LEAST_BUDGET, int(_BUDGET * first.steps))
         try:
             second = fit(callback=lambda step, loss: step >= budget and loss > first.loss)
-        except _errors.FitError:
+        except _exceptions.FitError:
             second = None
     is_better = second is not None and second.loss < first.loss
     if not is_better:

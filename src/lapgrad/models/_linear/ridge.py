@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.linalg import cho_solve
 from lapgrad.ops.gelqf import gelqf
 from lapgrad.ops.gemm2 import gemm2
@@ -75,7 +75,7 @@ def _factorise_lq(function: str, A: Tensor) -> tuple[Tensor, Tensor]:
     identity = torch.eye(d, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], d, d)
     try:
         Q, L = gelqf(torch.cat([identity, A], -1))
-    except _errors.NonFiniteError as error:
+    except _exceptions.NonFiniteError as error:
         raise _make_non_finite_error(function, error) from None
     return Q, L
 
@@ -84,18 +84,18 @@ def _factorise_cholesky(function: str, A: Tensor) -> Tensor:
     identity = torch.eye(A.shape[-2], dtype=A.dtype, device=A.device)
     try:
         return potrf(syrk(A) + identity)
-    except _errors.NonFiniteError as error:
+    except _exceptions.NonFiniteError as error:
         raise _make_non_finite_error(function, error) from None
-    except _errors.NotPositiveDefiniteError as error:
-        raise _errors.NotPositiveDefiniteError(
+    except _exceptions.NotPositiveDefiniteError as error:
+        raise _exceptions.NotPositiveDefiniteError(
             f"{function}: the products of the features are singular up to rounding; take method='lq'.",
             error.item,
             error.minor,
         ) from None
 
 
-def _make_non_finite_error(function: str, error: _errors.NonFiniteError) -> _errors.NonFiniteError:
-    return _errors.NonFiniteError(
+def _make_non_finite_error(function: str, error: _exceptions.NonFiniteError) -> _exceptions.NonFiniteError:
+    return _exceptions.NonFiniteError(
         f"{function}: the features, scaled by (prior_var / noise_var)^(1/2), contain NaN or infinity: "
         f"features must be finite, noise_var and prior_var positive.",
         error.item,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule, Value, positive, unbounded
 from lapgrad.ops.maketrian import maketrian
 from lapgrad.ops.potrf import potrf
@@ -32,7 +32,7 @@ class Covariance(ParametrisedModule):
         tensor = torch.as_tensor(value, dtype=torch.float64).detach()
         matrix = torch.diag(tensor) if tensor.dim() == 1 else tensor
         if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Covariance: value must have shape (n, n) or (n,), got {tuple(tensor.shape)}."
             )
         L = potrf(matrix)
@@ -46,7 +46,7 @@ class Covariance(ParametrisedModule):
         """Set the covariance to a positive definite matrix (n, n)."""
         n = len(self.deviations)
         if value.shape != (n, n):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Covariance: a value of shape ({n}, {n}) is wanted, got {tuple(value.shape)}."
             )
         L = potrf(value.detach().double())
@@ -85,7 +85,7 @@ def make_noise(who: str, value: Value | None, variances: Tensor, form: str) -> C
     if not bool(given.any()):
         return None
     if given.shape not in ((), (p,), (p, p)):
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: noise_var must be a number, ({p},) or ({p}, {p}), got shape {tuple(given.shape)}."
         )
     return Covariance(given.expand(p) if given.dim() == 0 else given, diagonal=form == "diagonal")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models._products import multiply
 from lapgrad.models.criteria.kalman_filter import Innovation, get_at_time, observe
@@ -198,7 +198,7 @@ def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: D
         reach = min(times, 2 * reach)
     first = int(open_series.nonzero()[0, 0]) if times else 0
     item = _errors.batch_index(first, batch)
-    raise _errors.DomainError(
+    raise _exceptions.DomainError(
         f"{who}: series {first} has too few observations: they do not determine its {len(diffuse.positions)} "
         f"diffuse states. Use a shorter model, or diffuse_variance for a prior that is wide and proper.",
         item,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.models._parameters import Hyperparameter, Value
 from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models._state_space.names import name_hyperparameters
@@ -92,7 +92,7 @@ class NamedModel(_Base):
                 raw = module.get_parameter("raw_frequency" if descriptor is None else descriptor.raw_name)
                 is_zero = bool((raw <= -1e4).any())
                 if learned and is_zero and names:
-                    raise _errors.OptionError(
+                    raise _exceptions.OptionError(
                         f"{type(self).__name__}: {name} is 0, where it has no gradient: set it to a positive "
                         f"value first."
                     )

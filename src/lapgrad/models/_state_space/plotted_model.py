@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._inputs import Origin
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import multiply
@@ -68,7 +68,7 @@ class PlottedModel:
         length = int(self.lengths[series])
         x = self._get_coordinates(length, steps) if times is None else torch.as_tensor(times)
         if len(x) < length + steps:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}.plot: times must have {length + steps} entries, got {len(x)}."
             )
         found, block = self.smooth(), self.matrices().block
@@ -96,6 +96,6 @@ class PlottedModel:
 
     def _check_one_value(self, method: str) -> None:
         if self.y.shape[-1] > 1:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}.{method}: only series of one value at each time."
             )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _inputs
 from lapgrad.models._inputs import Origin
 from lapgrad.models._state_space.time_series import Series, pad_series
@@ -79,7 +79,7 @@ def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
     """
     if not _inputs.is_arraylike(y) and isinstance(y, list | tuple) and not (y and np.isscalar(y[0])):
         if times is not None:
-            raise _errors.OptionError(f"{who}: times are for a single series.")
+            raise _exceptions.OptionError(f"{who}: times are for a single series.")
         parts = [_inputs.read_array(who, part, f"y[{i}]") for i, part in enumerate(y)]
         kinds = {origin.kind for _, origin in parts}
         origin = Origin("tensor" if kinds <= {"tensor"} else "array")
@@ -88,10 +88,10 @@ def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
     labels = origin.index if times is None else times
     if labels is None or values.dim() > 2:
         if times is not None:
-            raise _errors.OptionError(f"{who}: times are for a single series.")
+            raise _exceptions.OptionError(f"{who}: times are for a single series.")
         return SeriesInput(pad_series(who, values), origin, None, None)
     if len(labels) != len(values):
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: times must have one entry for each of {len(values)} steps, got {len(labels)}."
         )
     values, labels, gaps = _find_steps(who, values, labels)
@@ -158,7 +158,7 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
     elif hasattr(labels, "to_numpy"):
         return values, labels, None  # names of rows, which say nothing about time
     else:
-        raise _errors.OptionError(f"{who}: times must be numbers or dates, got {array.dtype}.")
+        raise _exceptions.OptionError(f"{who}: times must be numbers or dates, got {array.dtype}.")
     steps = np.diff(numbers)
     _check_order(who, steps)
     if len(steps) == 0 or np.allclose(steps, steps[0], rtol=1e-9):
@@ -200,7 +200,7 @@ def _spread(values: Tensor, places: Any, length: int) -> Tensor:
 def _check_order(who: str, steps: Any) -> None:
     if len(steps) and not (steps > 0).all():
         at = int((~(steps > 0)).argmax()) + 1
-        raise _errors.OptionError(f"{who}: times must increase; the one at step {at} does not.")
+        raise _exceptions.OptionError(f"{who}: times must increase; the one at step {at} does not.")
 
 
 def get_plot_coordinates(labels: Any, length: int, steps: int, gaps: Tensor | None) -> Any:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._state_space.likelihood import join_parameters, set_parameters
 from lapgrad.models._state_space.starts import Array
 from lapgrad.models._training import progress as _progress
@@ -122,9 +122,9 @@ def fit_series(
         OptionError: The limits make no sense.
     """
     if limits.steps < 1:
-        raise _errors.OptionError(f"{who}: steps must be at least 1, got {limits.steps}.")
+        raise _exceptions.OptionError(f"{who}: steps must be at least 1, got {limits.steps}.")
     if not limits.tolerance >= 0.0 or not limits.first_step > 0.0:
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{who}: tolerance and lr must not be negative, got {limits.tolerance} and {limits.first_step}."
         )
     started = time.perf_counter()
@@ -164,13 +164,13 @@ class _Search:
         """Search from x and from other starts; return how convergence was seen."""
         try:
             value, gradient = self.function(x)
-        except _errors.ProcessGroupError:
+        except _exceptions.ProcessGroupError:
             raise
-        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
-            raise _errors.FitError(f"{self.who}.fit: step 1: {error}", 1) from error
+        except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR) as error:
+            raise _exceptions.FitError(f"{self.who}.fit: step 1: {error}", 1) from error
         self.steps += 1
         if not (math.isfinite(value) and bool(np.isfinite(gradient).all())):
-            raise _errors.FitError(
+            raise _exceptions.FitError(
                 f"{self.who}.fit: step 1: the loss or its gradient is not finite (loss {value})", 1
             )
         start = _Point(x, value, gradient)
@@ -298,9 +298,9 @@ class _Search:
         self.steps += 1
         try:
             value, gradient = self.function(x)
-        except _errors.ProcessGroupError:
+        except _exceptions.ProcessGroupError:
             raise
-        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR):
+        except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR):
             return _Point(x, math.inf, np.zeros_like(x))
         is_finite = math.isfinite(value) and bool(np.isfinite(gradient).all())
         return _Point(x, value if is_finite else math.inf, gradient)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.losses import share_callback
 from lapgrad.models._state_space.likelihood import LossEvaluation, join_parameters
@@ -38,7 +38,9 @@ def gather_series(who: str, values: Tensor, group: Group) -> Tensor:
     group.sum_tensors([sizes])
     counts, longest, widths = sizes[:, 0].long(), int(sizes[:, 1].max()), sizes[:, 2]
     if not bool((widths == widths[0]).all()):
-        raise _errors.ShapeError(f"{who}: y has another number of values at each time on another process.")
+        raise _exceptions.ShapeError(
+            f"{who}: y has another number of values at each time on another process."
+        )
     total, before = int(counts.sum()), int(counts[: group.rank].sum())
     wanted = max(1, min(total, _SAMPLE // max(1, longest * int(widths[0]))))
     chosen = torch.arange(wanted) * total // wanted

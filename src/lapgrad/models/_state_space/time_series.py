@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _checks
 
 
@@ -33,7 +33,7 @@ def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     if isinstance(y, Tensor):
         _checks.check_float_tensor(who, y, "y")
         if y.dim() not in (1, 2, 3):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{who}: y must have shape (T,), (T, p) or (N, T, p), got {tuple(y.shape)}."
             )
         single, vector = y.dim() < 3, y.dim() == 1
@@ -44,11 +44,11 @@ def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
             _checks.check_float_tensor(who, part, f"y[{i}]")
         vector = bool(parts) and all(part.dim() == 1 for part in parts)
     if not parts:
-        raise _errors.ShapeError(f"{who}: y has no series, at least one is wanted.")
+        raise _exceptions.ShapeError(f"{who}: y has no series, at least one is wanted.")
     columns = [part.detach()[:, None] if part.dim() == 1 else part.detach() for part in parts]
     sizes = {tuple(part.shape[1:]) for part in columns}
     if len(sizes) > 1 or any(part.dim() != 2 for part in columns) or columns[0].shape[-1] == 0:
-        raise _errors.ShapeError(
+        raise _exceptions.ShapeError(
             f"{who}: all series must have shape (T,) or (T, p) with one p, got shapes "
             f"{', '.join(str(tuple(part.shape)) for part in parts[:5])}."
         )
@@ -60,9 +60,9 @@ def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     for i, one in enumerate(values):
         if bool(one.isinf().any()):
             step = int(one.isinf().any(-1).nonzero()[0, 0])
-            raise _errors.NonFiniteError(f"{who}: series {i} is infinite at step {step}.", (i, step))
+            raise _exceptions.NonFiniteError(f"{who}: series {i} is infinite at step {step}.", (i, step))
     if not bool((~values.isnan()).any()):
-        raise _errors.NonFiniteError(f"{who}: y has no observation: all values are NaN.")
+        raise _exceptions.NonFiniteError(f"{who}: y has no observation: all values are NaN.")
     return Series(values, torch.tensor(lengths, device=values.device), single, vector)
 
 
@@ -99,5 +99,5 @@ def gather_times(X: Tensor, times: Tensor) -> Tensor:
 def check_steps(who: str, steps: int) -> int:
     """Return ``steps``; raise if it is no number of steps."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise _errors.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
+        raise _exceptions.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
     return steps

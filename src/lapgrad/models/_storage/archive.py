@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch.serialization import default_restore_location
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 _MARK = b"lapgrad sha256 "
 _DIGITS = 64
@@ -135,7 +135,7 @@ def _check_seal(file: BinaryIO, path: str | PathLike[str]) -> None:
         digest.update(piece)
         left -= len(piece)
     if digest.hexdigest().encode() != stored:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is damaged: the checksum does not match, so the content is not what was saved."
         )
 
@@ -144,9 +144,9 @@ def _check_start(file: BinaryIO, path: str | PathLike[str], what: str) -> None:
     file.seek(0)
     start = file.read(len(_ZIP_START))
     if not start:
-        raise _errors.FileFormatError(f"{path} is not {what}: it is empty.")
+        raise _exceptions.FileFormatError(f"{path} is not {what}: it is empty.")
     if start != _ZIP_START:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is not {what}: it does not start like one, with {_ZIP_START!r}."
         )
 
@@ -155,7 +155,7 @@ def _check_entries(file: io.BytesIO, path: str | PathLike[str]) -> None:
     """Raise if a zip file without a comment is not complete, or an entry does not have its CRC-32."""
     end = file.getbuffer()[-_ZIP_END_SIZE:].tobytes()
     if not end.startswith(_ZIP_END) or not end.endswith(b"\0\0"):
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is damaged: it is truncated, or its last bytes were changed: the checksum at the end is "
             f"missing."
         )
@@ -163,9 +163,13 @@ def _check_entries(file: io.BytesIO, path: str | PathLike[str]) -> None:
         with zipfile.ZipFile(file) as entries:
             bad = entries.testzip()
     except Exception as error:  # zlib.error, struct.error and others, depending on the bytes that are wrong
-        raise _errors.FileFormatError(f"{path} is damaged: its list of entries is broken: {error}") from error
+        raise _exceptions.FileFormatError(
+            f"{path} is damaged: its list of entries is broken: {error}"
+        ) from error
     if bad is not None:
-        raise _errors.FileFormatError(f"{path} is damaged: the checksum of the entry {bad!r} does not match.")
+        raise _exceptions.FileFormatError(
+            f"{path} is damaged: the checksum of the entry {bad!r} does not match."
+        )
 
 
 def _unpack(
@@ -183,17 +187,17 @@ def _unpack(
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except UnpicklingError as error:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is not {what}: it holds something else than tensors, numbers and text, which is not "
             f"read because it could run code."
         ) from error
     except _MissingDeviceError as error:
-        raise _errors.DeviceError(
+        raise _exceptions.DeviceError(
             f"{path}: the tensors cannot go to the device that was asked for, or that they were saved "
             f"from, because it is not here: pass device='cpu'."
         ) from error
     except Exception as error:
-        raise _errors.FileFormatError(f"{path} is not {what}: it cannot be unpacked: {error}") from error
+        raise _exceptions.FileFormatError(f"{path} is not {what}: it cannot be unpacked: {error}") from error
     if not isinstance(content, dict):
-        raise _errors.FileFormatError(f"{path} is not {what}: it holds a {type(content).__name__}.")
+        raise _exceptions.FileFormatError(f"{path} is not {what}: it holds a {type(content).__name__}.")
     return content

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._storage.entries import PART, TEXT, check_entries
 
 
@@ -23,7 +23,7 @@ def describe_distribution(prior: Distribution) -> dict[str, Any]:
     kind = type(prior).__name__
     arguments = _get_arguments(prior)
     if not arguments:
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"save: a prior of class {kind} cannot be written to a file; take a class of torch.distributions "
             f"that is defined by its arguments, or remove it first: set_prior(name, None)."
         )
@@ -36,7 +36,7 @@ def make_distribution(config: object) -> Distribution:
     assert isinstance(config, dict)
     known = getattr(torch.distributions, config["kind"], None)
     if not (isinstance(known, type) and issubclass(known, Distribution)):
-        raise _errors.FileFormatError(f"load: torch.distributions has no {config['kind']}.")
+        raise _exceptions.FileFormatError(f"load: torch.distributions has no {config['kind']}.")
     arguments = {
         name: torch.tensor(value, dtype=torch.float64) for name, value in config["arguments"].items()
     }

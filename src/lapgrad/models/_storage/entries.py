@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 
 class Entry(NamedTuple):
@@ -37,12 +37,12 @@ def check_entries(config: object, entries: Mapping[str, Entry], what: str = "the
         FileFormatError: With the name of the entry.
     """
     if not isinstance(config, Mapping):
-        raise _errors.FileFormatError(f"{what} is {config!r:.40}; a JSON object was wanted.")
+        raise _exceptions.FileFormatError(f"{what} is {config!r:.40}; a JSON object was wanted.")
     for name, entry in entries.items():
         if name not in config:
-            raise _errors.FileFormatError(f"{what}: missing entry {name!r}.")
+            raise _exceptions.FileFormatError(f"{what}: missing entry {name!r}.")
         if not entry.fits(config[name]):
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"{what}: the entry {name!r} is {config[name]!r:.40}; {entry.wanted} was wanted."
             )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import lapgrad
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import Bounds, Hyperparameter, ParametrisedModule, get_all_bounds, get_priors
 from lapgrad.models._storage import archive as _archive
 from lapgrad.models._storage.distributions import describe_distribution, make_distribution
@@ -82,15 +82,15 @@ def read_model(path: str | PathLike[str], device: torch.device | str | None = No
     """
     content, sealed = _archive.read_archive(path, _WHAT, device)
     if content.get("what") != _MAGIC:
-        raise _errors.FileFormatError(f"{path} is not {_WHAT}: its entry 'what' does not say so.")
+        raise _exceptions.FileFormatError(f"{path} is not {_WHAT}: its entry 'what' does not say so.")
     found = _get_entry(path, content, "format", int)
     if found > FORMAT:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} has format {found} (written by lapgrad {content.get('version')}); this lapgrad "
             f"{lapgrad.__version__} reads up to {FORMAT}."
         )
     if found < 1 or sealed != (found > 1):
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is damaged: it says that it has format {found}, and has {'a' if sealed else 'no'} "
             f"checksum at its end."
         )
@@ -98,7 +98,7 @@ def read_model(path: str | PathLike[str], device: torch.device | str | None = No
     for name, tensor in tensors.items():
         _check_tensor(path, name, tensor)
     if not all(isinstance(name, str) for name in fixed):
-        raise _errors.FileFormatError(f"{path} is damaged: the entry 'fixed' has to be a list of names.")
+        raise _exceptions.FileFormatError(f"{path} is damaged: the entry 'fixed' has to be a list of names.")
     return SavedModel(kind, _parse_config(path, config), tensors, tuple(fixed), version)
 
 
@@ -132,7 +132,9 @@ def apply_constraints(model: nn.Module, config: Mapping[str, Any]) -> None:
     for place, entry in constraints.items():
         path, _, name = place.rpartition(".")
         if not isinstance(getattr(type(modules.get(path)), name, None), Hyperparameter):
-            raise _errors.FileFormatError(f"the description names {place!r}, which is no hyper-parameter.")
+            raise _exceptions.FileFormatError(
+                f"the description names {place!r}, which is no hyper-parameter."
+            )
         check_entries({place: entry}, {place: PART})
         if "prior" in entry:
             get_priors(modules[path])[name] = make_distribution(entry["prior"])
@@ -163,14 +165,14 @@ def check_fit(model: nn.Module, saved: SavedModel) -> None:
         if place is None or is_lazy(place):
             continue
         if not _can_convert(tensor.dtype, place.dtype, exactly=name.rpartition(".")[0] in own):
-            raise _errors.FileFormatError(f"{name!r} has dtype {tensor.dtype}; {place.dtype} was wanted.")
+            raise _exceptions.FileFormatError(f"{name!r} has dtype {tensor.dtype}; {place.dtype} was wanted.")
         if tensor.shape != place.shape:
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"{name!r} has shape {tuple(tensor.shape)}; {tuple(place.shape)} was wanted."
             )
     for name in saved.fixed:
         if name not in wanted:
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"the entry 'fixed' names {name!r}, and there is no such parameter."
             )
 
@@ -227,10 +229,10 @@ def _can_convert(stored: torch.dtype, wanted: torch.dtype, *, exactly: bool) -> 
 
 def _get_entry(path: str | PathLike[str], content: Mapping[str, Any], name: str, kind: type) -> Any:
     if name not in content:
-        raise _errors.FileFormatError(f"{path} is damaged: missing entry {name!r}.")
+        raise _exceptions.FileFormatError(f"{path} is damaged: missing entry {name!r}.")
     value = content[name]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is damaged: the entry {name!r} is of type {type(value).__name__}; "
             f"{kind.__name__} was wanted."
         )
@@ -239,21 +241,23 @@ def _get_entry(path: str | PathLike[str], content: Mapping[str, Any], name: str,
 
 def _check_tensor(path: str | PathLike[str], name: object, tensor: object) -> None:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is damaged: the entry 'tensors' has {name!r}: {type(tensor).__name__}; names of tensors "
             f"were wanted."
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise _errors.FileFormatError(f"{path} is damaged: {name!r} is not a tensor with all its numbers.")
+        raise _exceptions.FileFormatError(
+            f"{path} is damaged: {name!r} is not a tensor with all its numbers."
+        )
 
 
 def _parse_config(path: str | PathLike[str], config: str) -> dict[str, Any]:
     try:
         parsed = json.loads(config)
     except (ValueError, RecursionError) as error:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"{path} is damaged: the entry 'config' is not JSON: {error}"
         ) from error
     if not isinstance(parsed, dict):
-        raise _errors.FileFormatError(f"{path} is damaged: the entry 'config' is not a JSON object.")
+        raise _exceptions.FileFormatError(f"{path} is damaged: the entry 'config' is not a JSON object.")
     return parsed

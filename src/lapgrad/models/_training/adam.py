@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 _Value = TypeVar("_Value")
 #: Returns the learning rate of a step, given its number, which starts at 0.
@@ -83,7 +83,7 @@ class AdamOptimizer:
             known = copy.deepcopy(state["state"])  # Adam would change the tensors of the caller
             self._adam.load_state_dict({**state, "state": known, "param_groups": groups})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _errors.OptionError(f"{who}: resume does not belong to this model: {error}.") from error
+            raise _exceptions.OptionError(f"{who}: resume does not belong to this model: {error}.") from error
         self.set_rate(self.rate)
         if self._rate_on_device is None:
             for of_parameter in self._adam.state.values():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp.evaluation import Checks
 from lapgrad.models._training import cuda_graph as _cuda_graph
@@ -122,5 +122,5 @@ class ReplayedEvaluation(Evaluation):
         """Return whether the last replay passed all checks."""
         try:
             return all(check.are_passed() for check in self._checks)
-        except _errors.LapgradError:  # without a recording, jitter may help
+        except _exceptions.LapgradError:  # without a recording, jitter may help
             return False

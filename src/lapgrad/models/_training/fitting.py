@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.losses import share_callback
 from lapgrad.models import _plots
@@ -163,21 +163,23 @@ def fit(
         raise _errors.unknown_option(who, "optimizer", optimizer, OPTIMIZERS)
     limit = _STEPS[optimizer] if steps is None else steps
     if limit < 1:
-        raise _errors.OptionError(f"{who}: steps must be at least 1, got {steps}.")
+        raise _exceptions.OptionError(f"{who}: steps must be at least 1, got {steps}.")
     if not tolerance >= 0.0 or not (lr is None or callable(lr) or lr > 0.0):
-        raise _errors.OptionError(f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}.")
+        raise _exceptions.OptionError(
+            f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}."
+        )
     if optimizer == "lbfgs" and (callable(lr) or resume is not None):
-        raise _errors.OptionError(f"{who}: resume, and a rate that depends on the step, are for Adam.")
+        raise _exceptions.OptionError(f"{who}: resume, and a rate that depends on the step, are for Adam.")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
-        raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
+        raise _exceptions.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
     started = time.perf_counter()
     group, counter = find_group(module), getattr(module, "row_counter", None)
     shows = progress and (group is None or group.is_first)
     rows = counter if getattr(module, "spread_rows", None) is not None else None
     with _progress.show_progress(shows, limit, who, rows) as show, warnings.catch_warnings():
         # Warnings at points that the line search only tried are useless; that of the last point comes below.
-        warnings.simplefilter("ignore", _errors.JitterWarning)
+        warnings.simplefilter("ignore", _exceptions.JitterWarning)
         evaluation = _make_evaluation(module, loss, parameters)
         shared = share_callback(group, callback)
         run = _FitRun(who, module, parameters, evaluation, limit, tolerance, shared, show, group)
@@ -209,7 +211,7 @@ def fit(
         warnings.warn(
             f"{who}.fit: at the parameters it has ended at, the covariance matrix is positive definite only "
             f"with {run.jitter:.1e} of the mean of its diagonal added to the diagonal.",
-            _errors.JitterWarning,
+            _exceptions.JitterWarning,
             stacklevel=3,
         )
     return FitResult(run.best, run.history, run.steps, converged, reason, time.perf_counter() - started)
@@ -337,7 +339,7 @@ class _FitRun:
             len(self.parameters),
             *(parameter.shape for parameter in self.parameters),
         ]:
-            raise _errors.OptionError(f"{self.who}: resume is of a model with other parameters.")
+            raise _exceptions.OptionError(f"{self.who}: resume is of a model with other parameters.")
         optimizer.load_state(self.who, state["optimizer"])
         self.steps, self.best, self.jitter = state["step"], state["loss"], state["jitter"]
         self.least, self.since_least = state["least"], state["since_least"]
@@ -358,7 +360,7 @@ class _FitRun:
             self.set_flat(x)
             try:
                 value, gradients = self.evaluate()
-            except _errors.FitError:
+            except _exceptions.FitError:
                 value, gradients = math.inf, []
             flat = self.scales * _flatten(gradients) if gradients else torch.zeros_like(x)
             is_finite = math.isfinite(value) and bool(flat.isfinite().all())
@@ -418,9 +420,9 @@ class _FitRun:
         self.steps += 1
         try:
             loss, gradients = self.evaluation()
-        except _errors.ProcessGroupError:
+        except _exceptions.ProcessGroupError:
             raise
-        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
+        except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR) as error:
             raise self.make_error(error) from error
         self.gradients = [
             torch.zeros_like(parameter) if gradient is None else gradient
@@ -464,7 +466,7 @@ class _FitRun:
             for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
 
-    def make_error(self, cause: float | Exception) -> _errors.FitError:
+    def make_error(self, cause: float | Exception) -> _exceptions.FitError:
         """Return the error for a loss that is not finite, or for an operator that failed."""
         kept = "" if self.steps == 1 else f" The parameters are those of step {self.steps - 1}."
         what = (
@@ -472,4 +474,4 @@ class _FitRun:
             if isinstance(cause, float)
             else str(cause)
         )
-        return _errors.FitError(f"{self.who}.fit: step {self.steps}: {what}{kept}", self.steps)
+        return _exceptions.FitError(f"{self.who}.fit: step {self.steps}: {what}{kept}", self.steps)

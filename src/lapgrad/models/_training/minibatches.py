@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.losses import share_callback, sum_loss
@@ -154,7 +154,9 @@ class TrainingRun:
         chosen = module.parameters() if parameters is None else parameters
         self.parameters = [parameter for parameter in chosen if parameter.requires_grad]
         if not self.parameters:
-            raise _errors.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
+            raise _exceptions.OptionError(
+                f"{who}: no parameter requires a gradient: there is nothing to fit."
+            )
         self.layers = [part for part in module.modules() if isinstance(part, SparseLayer)]
         device = self.parameters[0].device
         _check_graph(who, graph, device)
@@ -191,7 +193,7 @@ class TrainingRun:
     def _resume(self, state: dict[str, Any]) -> None:
         check_state(self.who, state, _STATE)
         if len(state["order"]) not in (0, self.count):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{self.who}: resume is of a run on {len(state['order'])} rows, Y has {self.count}."
             )
         self.optimizer.load_state(self.who, state["optimizer"])
@@ -260,14 +262,14 @@ class TrainingRun:
 
         try:
             self._compute_or_replay(len(minibatch.rows), compute)
-        except _errors.ProcessGroupError:
+        except _exceptions.ProcessGroupError:
             self._restore()
             raise
-        except (_errors.LapgradError, _errors.TORCH_LINALG_ERROR) as error:
+        except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR) as error:
             raise self._make_error(str(error)) from error
         except _cuda_graph.CannotCaptureError as error:
             self._restore()
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{self.who}: graph=True, but a step cannot be recorded as a CUDA graph: {error}. The "
                 f"parameters are those of the start, or of the last check of the loss."
             ) from error
@@ -333,7 +335,7 @@ class TrainingRun:
             mean = float(self.total) / taken
             for layer in self.layers:
                 layer.check()
-        except _errors.LapgradError as error:
+        except _exceptions.LapgradError as error:
             raise self._make_error(str(error)) from error
         finally:
             self.total.zero_()
@@ -376,9 +378,9 @@ class TrainingRun:
             for kept, parameter in zip(self.good, self.moved, strict=True):
                 parameter.copy_(kept)
 
-    def _make_error(self, what: str) -> _errors.FitError:
+    def _make_error(self, what: str) -> _exceptions.FitError:
         self._restore()
-        return _errors.FitError(
+        return _exceptions.FitError(
             f"{self.who}: up to step {self.step + 1}: {what} The parameters are those of the last "
             f"check of the loss, every {self.plan.every} steps. A smaller lr may help.",
             self.step + 1,
@@ -391,9 +393,9 @@ def _make_recorder(device: torch.device) -> _cuda_graph.Recorder | None:
 
 def _check_graph(who: str, graph: bool | None, device: torch.device) -> None:
     if graph is not None and not isinstance(graph, bool):
-        raise _errors.OptionError(f"{who}: graph must be True, False or None, got {graph!r}.")
+        raise _exceptions.OptionError(f"{who}: graph must be True, False or None, got {graph!r}.")
     if graph and device.type != "cuda":
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{who}: graph=True is for models on a CUDA device, and this one is on {device}."
         )
 

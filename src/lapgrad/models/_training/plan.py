@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +63,17 @@ def make_plan(
     ``epochs`` are converted into steps.
     """
     if steps is not None and epochs is not None:
-        raise _errors.OptionError(f"{who}: steps and epochs are two names of one limit: pass one of them.")
+        raise _exceptions.OptionError(
+            f"{who}: steps and epochs are two names of one limit: pass one of them."
+        )
     if steps is None and epochs is None and seconds is None:
-        raise _errors.OptionError(f"{who}: pass steps, epochs or seconds: how long to learn.")
+        raise _exceptions.OptionError(f"{who}: pass steps, epochs or seconds: how long to learn.")
     named = {"batch": batch, "steps": steps, "epochs": epochs, "seconds": seconds, "lr": lr, "every": every}
     for name, value in named.items():
         if value is not None and not value > 0:
-            raise _errors.OptionError(f"{who}: {name} must be positive, got {value}.")
+            raise _exceptions.OptionError(f"{who}: {name} must be positive, got {value}.")
     if not 0.0 < final_lr <= 1.0:
-        raise _errors.OptionError(f"{who}: final_lr must be in (0, 1], got {final_lr}.")
+        raise _exceptions.OptionError(f"{who}: final_lr must be in (0, 1], got {final_lr}.")
     batch = min(batch, count)
     if epochs is not None:
         steps = max(1, round(epochs * math.ceil(count / batch)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 
 State = dict[str, Any]
 
@@ -47,7 +47,7 @@ class ResumableModel:
                 was ended by an error.
         """
         if self._training is None:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}.training_state: fit has not been called, or cannot be resumed "
                 f"because it used L-BFGS or was ended by an error."
             )
@@ -59,6 +59,6 @@ def check_state(who: str, state: object, kinds: Mapping[str, type | tuple[type, 
     known = state if isinstance(state, dict) else {}
     for name, kind in kinds.items():
         if not isinstance(known.get(name), kind):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}: resume must be what training_state has returned: missing entry {name!r}."
             )

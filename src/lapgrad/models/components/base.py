@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule, Value
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entries
@@ -73,7 +73,7 @@ class Component(ParametrisedModule, abc.ABC):
             FileFormatError: There is none.
         """
         if name not in cls._kinds:
-            raise _errors.FileFormatError(
+            raise _exceptions.FileFormatError(
                 f"component: there is no component {name}; import the module that defines it first."
             )
         return cls._kinds[name]
@@ -88,7 +88,7 @@ class Component(ParametrisedModule, abc.ABC):
         Raises:
             OptionError: The component is defined for times at regular steps only.
         """
-        raise _errors.OptionError(
+        raise _exceptions.OptionError(
             f"{type(self).__name__}: this component needs times at regular steps, which the data do not have."
         )
 
@@ -171,9 +171,9 @@ class Sum(Component):
         super().__init__()
         flat = [inner for part in parts for inner in (part.components if isinstance(part, Sum) else [part])]
         if not flat or not all(isinstance(part, Component) for part in flat):
-            raise _errors.OptionError("Sum: components are wanted, and at least one.")
+            raise _exceptions.OptionError("Sum: components are wanted, and at least one.")
         if len({part.observations for part in flat}) > 1:
-            raise _errors.ShapeError("Sum: all components must explain the same number of observations.")
+            raise _exceptions.ShapeError("Sum: all components must explain the same number of observations.")
         self.parts = nn.ModuleList(flat)
         self.states = sum(part.states for part in flat)
         self.observations = flat[0].observations

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _checks, _sampling
 from lapgrad.models._parameters import unbounded
 from lapgrad.models._state_space.covariance import Covariance
@@ -40,7 +40,7 @@ class LinearDynamics(Component):
     ) -> None:
         super().__init__()
         if states < 1 or observations < 1:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"LinearDynamics: states and observations must be positive, got {states} and {observations}."
             )
         self.states, self.observations, self.diffuse = states, observations, (False,) * states
@@ -101,13 +101,13 @@ class Emitted(Component):
     def block(self, times: int) -> Block:
         """Return the output of the network for the first inputs."""
         if times > len(self.inputs):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Emitted: inputs has {len(self.inputs)} rows, {times} are needed: as many as the series "
                 f"and the forecast have steps."
             )
         block = self.module(self.inputs[:times])
         if not isinstance(block, Block):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"Emitted: the network must return a Block, got {type(block).__name__}."
             )
         return block
@@ -130,7 +130,7 @@ class Emitted(Component):
         check_entries(config, wanted, f"the component {cls.__name__}")
         name = config["name"]
         if name not in modules:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f'load: the network "{name}" is missing: pass modules={{"{name}": ...}}.'
             )
         return cls(modules[name], tensors["inputs"], **{**config, "diffuse": tuple(config["diffuse"])})

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import Hyperparameter, Value, bounded
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
@@ -37,11 +37,11 @@ class HarmonicSeasonal(Component):
     def __init__(self, period: float, harmonics: int | None = None, variance: Value | None = None) -> None:
         super().__init__()
         if not (math.isfinite(period) and period > 2):
-            raise _errors.OptionError(f"HarmonicSeasonal: period must be more than 2, got {period}.")
+            raise _exceptions.OptionError(f"HarmonicSeasonal: period must be more than 2, got {period}.")
         most = math.floor(period / 2)
         harmonics = min(most, 6) if harmonics is None else harmonics
         if not 1 <= harmonics <= most:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"HarmonicSeasonal: harmonics must be at least 1 and at most period / 2, got {harmonics}."
             )
         self.period, self.harmonics = float(period), harmonics
@@ -107,7 +107,7 @@ class _Frequency(Hyperparameter):
         low, high = _get_frequency_bounds(module)
         number = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(value).double()
         if not bool(((number > low) & (number < high)).all()):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{self._describe(module)} must be between {low:.4g} and {high:.4g}, the period between "
                 f"{2 * math.pi / high:.4g} and {2 * math.pi / low:.4g}; got {value!r}."
             )
@@ -152,13 +152,13 @@ class Cycle(Component):
         super().__init__()
         low, high = period_bounds
         if not (2.0 <= low < high and math.isfinite(high)):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"Cycle: period_bounds must be two increasing numbers, from 2 on, got {tuple(period_bounds)}."
             )
         self.period_bounds = (float(low), float(high))
         self.frequency_bounds = (2.0 * math.pi / high, 2.0 * math.pi / low)
         if stationary and not damped:
-            raise _errors.OptionError("Cycle: only a damped cycle can be stationary.")
+            raise _exceptions.OptionError("Cycle: only a damped cycle can be stationary.")
         self.damped, self.stationary, self.diffuse = damped, stationary, (not stationary,) * 2
         self._needs_period = period is None
         self.period = math.sqrt(low * high) if period is None else period

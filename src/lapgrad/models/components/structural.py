@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch import lu as _torch_lu
 from lapgrad.models import _checks, _inputs
 from lapgrad.models._parameters import Value, bounded
@@ -142,7 +142,7 @@ class Seasonal(Component):
     def __init__(self, period: int, variance: Value | None = None) -> None:
         super().__init__()
         if isinstance(period, bool) or not isinstance(period, int) or period < 2:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"Seasonal: period must be an integer of at least 2, got {period!r}. "
                 f"HarmonicSeasonal takes others."
             )
@@ -190,7 +190,7 @@ class AR(Component):
     def __init__(self, order: int = 1, variance: Value | None = None) -> None:
         super().__init__()
         if order < 1:
-            raise _errors.OptionError(f"AR: order must be positive, got {order}.")
+            raise _exceptions.OptionError(f"AR: order must be positive, got {order}.")
         self.order = self.states = order
         self.diffuse = (False,) * order
         self._set_or_defer({"variance": variance})
@@ -266,13 +266,15 @@ class Regression(Component):
         rows, _ = _inputs.read_array(who, X, "X")
         rows = _checks.check_inputs(who, rows.to(self.X), columns=self.states, empty=True)
         if len(rows) != steps:
-            raise _errors.ShapeError(f"{who}: X must have {steps} rows, one for each step, got {len(rows)}.")
+            raise _exceptions.ShapeError(
+                f"{who}: X must have {steps} rows, one for each step, got {len(rows)}."
+            )
         self.X = torch.cat((self.X[:times], rows))
 
     def block(self, times: int) -> Block:
         """Return the matrices: X[t] maps the coefficients to the observation at time t."""
         if times > len(self.X):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Regression: X has {len(self.X)} rows, {times} are needed: as many as the series and "
                 f"the forecast have steps."
             )
@@ -324,7 +326,7 @@ def use_later_inputs(who: str, component: Component, X: Any, times: int, steps: 
     found = {name: part for name, part in zip(labels, parts, strict=True) if isinstance(part, Regression)}
     if not found or (not isinstance(X, Mapping) and len(found) > 1):
         hint = f": pass a dictionary with the names {', '.join(found)}." if found else "."
-        raise _errors.OptionError(f"{who}: X is for one Regression, and the model has {len(found)}{hint}")
+        raise _exceptions.OptionError(f"{who}: X is for one Regression, and the model has {len(found)}{hint}")
     given = X if isinstance(X, Mapping) else {next(iter(found)): X}
     before = {name: part.X for name, part in found.items()}
     try:

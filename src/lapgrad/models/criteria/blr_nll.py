@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind
 from lapgrad.models._linear.ridge import METHODS, Method, compute_factor, solve_ridge
 from lapgrad.ops.sumlogdiag import sumlogdiag
@@ -129,5 +129,5 @@ def _check_variance(function: str, argument: str, value: Tensor | float, like: T
     if isinstance(value, Tensor):
         return value
     if not 0 < value < math.inf:
-        raise _errors.OptionError(f"{function}: {argument} must be positive and finite, got {value}.")
+        raise _exceptions.OptionError(f"{function}: {argument} must be positive and finite, got {value}.")
     return like.new_tensor(value)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models._products import multiply
@@ -230,10 +230,10 @@ def _symmetrise(X: Tensor) -> Tensor:
 def _factorise(who: str, batch: torch.Size, t: int, S: Tensor) -> Tensor:
     try:
         return potrf(S)
-    except _errors.NotPositiveDefiniteError as error:
+    except _exceptions.NotPositiveDefiniteError as error:
         code = error.minor
         item = error.item
-    except _errors.NonFiniteError as error:
+    except _exceptions.NonFiniteError as error:
         code = -error.pivot
         item = error.item
     raise _errors.innovation_failed(who, batch, S.shape[-1], (item[0] if item else 0, t, code))

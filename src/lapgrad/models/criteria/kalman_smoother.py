@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.fused import _series
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models._products import multiply
@@ -107,7 +107,7 @@ def kalman_smoother(
 class _StateKnownError(Exception):
     """A predicted covariance is singular, so that "rts" is not possible."""
 
-    def __init__(self, explained: _errors.LapgradError) -> None:
+    def __init__(self, explained: _exceptions.LapgradError) -> None:
         super().__init__()
         self.explained = explained
 
@@ -221,10 +221,10 @@ def _stack_reversed(
 def _factorise_state(who: str, batch: torch.Size, t: int, P: Tensor) -> Tensor:
     try:
         return potrf(P)
-    except _errors.NotPositiveDefiniteError as error:
+    except _exceptions.NotPositiveDefiniteError as error:
         item = (*_errors.batch_index(error.item[0] if error.item else 0, batch), t)
         raise _StateKnownError(
-            _errors.NotPositiveDefiniteError(
+            _exceptions.NotPositiveDefiniteError(
                 f'{who}: method="rts" needs predicted covariances of the state that are positive definite; '
                 f'at step {t} it is not. Use method="bryson_frazier".',
                 item,

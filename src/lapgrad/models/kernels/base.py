@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.fused import _kernel_matrix
 from lapgrad.fused._kernel_matrix import Formula
@@ -58,7 +58,7 @@ class Kernel(ParametrisedModule, abc.ABC):
         super().__init__()
         self.active_dims = None if active_dims is None else tuple(int(dim) for dim in active_dims)
         if name is not None and not (isinstance(name, str) and name.isidentifier() and name != "parts"):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{type(self).__name__}: name must be letters, digits and underscores, got {name!r}."
             )
         self.name = name
@@ -277,7 +277,7 @@ class Kernel(ParametrisedModule, abc.ABC):
         if self.active_dims is None:
             return X
         if any(not -X.shape[-1] <= dim < X.shape[-1] for dim in self.active_dims):
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}: active_dims {self.active_dims} do not fit points of "
                 f"{X.shape[-1]} dimensions."
             )
@@ -313,7 +313,9 @@ class Kernel(ParametrisedModule, abc.ABC):
     def _check_points(self, name: str, X: Tensor) -> Tensor:
         X = _checks.check_float_tensor(type(self).__name__, X, name)
         if X.dim() == 0:
-            raise _errors.ShapeError(f"{type(self).__name__}: {name} must have shape (*batch, n, d) or (n,).")
+            raise _exceptions.ShapeError(
+                f"{type(self).__name__}: {name} must have shape (*batch, n, d) or (n,)."
+            )
         return X[:, None] if X.dim() == 1 else X
 
 
@@ -377,7 +379,7 @@ def kernel_from_config(
         check_entries(config, {"active_dims": OPTIONAL_INTEGERS}, f"the kernel {config['kind']}")
     kind = _KINDS.get(config["kind"])
     if kind is None:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"load: the kernel {config['kind']} is not known. Import the module that defines it first."
         )
     kernel = kind.from_config(config, tensors, modules)

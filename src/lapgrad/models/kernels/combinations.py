@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _errors, _exceptions
 from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._storage.entries import NUMBER, PART, PARTS, check_entries
 from lapgrad.models.kernels._blocks import Tree
@@ -27,7 +27,9 @@ class _Combination(Kernel):
     ) -> None:
         super().__init__(active_dims=active_dims, name=name)
         if not parts or not all(isinstance(part, Kernel) for part in parts):
-            raise _errors.OptionError(f"{type(self).__name__}: at least one kernel is wanted, got {parts!r}.")
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}: at least one kernel is wanted, got {parts!r}."
+            )
         flat: list[Kernel] = []
         for part in parts:
             is_plain = part.active_dims is None and part.name is None
@@ -37,7 +39,7 @@ class _Combination(Kernel):
                 flat.append(part)
         names = [part.part_name for part in flat if part.part_name is not None]
         if len(set(names)) < len(names):
-            raise _errors.OptionError(f"{type(self).__name__}: two parts have the same name: {names}.")
+            raise _exceptions.OptionError(f"{type(self).__name__}: two parts have the same name: {names}.")
         self.parts = nn.ModuleList(flat)
 
     @abc.abstractmethod
@@ -199,9 +201,9 @@ class Power(Kernel):
     ) -> None:
         super().__init__(active_dims=active_dims, name=name)
         if not isinstance(base, Kernel):
-            raise _errors.OptionError(f"Power: base must be a Kernel, got {type(base).__name__}.")
+            raise _exceptions.OptionError(f"Power: base must be a Kernel, got {type(base).__name__}.")
         if isinstance(exponent, bool) or not 0 < exponent < float("inf"):
-            raise _errors.OptionError(f"Power: exponent must be positive, got {exponent!r}.")
+            raise _exceptions.OptionError(f"Power: exponent must be positive, got {exponent!r}.")
         self.base, self.exponent = base, exponent
 
     @property

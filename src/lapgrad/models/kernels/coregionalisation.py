@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import Value, positive, unbounded
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import INTEGER, check_entries
@@ -57,7 +57,7 @@ class Coregionalisation(Kernel):
         super().__init__(active_dims=active_dims, name=name)
         for option, value in (("outputs", outputs), ("rank", rank)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise _errors.OptionError(f"Coregionalisation: {option} must be positive, got {value!r}.")
+                raise _exceptions.OptionError(f"Coregionalisation: {option} must be positive, got {value!r}.")
         self.outputs, self.rank = outputs, rank
         if mixing is None:
             source = torch.Generator().manual_seed(0)  # any values that differ, so that functions differ
@@ -66,7 +66,7 @@ class Coregionalisation(Kernel):
         self.own_var = torch.ones(outputs) if own_var is None else own_var
         shapes = [tuple(self.get_parameter(f"raw_{name}").shape) for name in ("mixing", "own_var")]
         if shapes != [(outputs, rank), (outputs,)]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Coregionalisation: mixing must have shape {(outputs, rank)} and own_var {(outputs,)}, got "
                 f"{shapes[0]} and {shapes[1]}."
             )
@@ -82,12 +82,12 @@ class Coregionalisation(Kernel):
     def embed(self, X: Tensor) -> Tensor:
         """Rows of a root of B."""
         if X.shape[-1] != 1:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Coregionalisation: points have one column, the number of the output, got {X.shape[-1]}."
             )
         index = X[..., 0].round().long()
         if not X.is_meta and X.numel() and not (int(index.min()) >= 0 and int(index.max()) < self.outputs):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"Coregionalisation: numbers of outputs must be 0 to {self.outputs - 1}, got "
                 f"{int(index.min())} to {int(index.max())}."
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._parameters import get_names_not_given
 from lapgrad.models._storage.entries import PART, TEXT, check_entries
@@ -42,7 +42,7 @@ class Deep(Kernel):
     ) -> None:
         super().__init__(active_dims=active_dims, name=name)
         if not isinstance(base, Kernel) or not isinstance(network, nn.Module):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"Deep: base must be a Kernel and network an nn.Module, got {type(base).__name__} and "
                 f"{type(network).__name__}."
             )
@@ -82,7 +82,7 @@ class Deep(Kernel):
         transformed = self.network(X)
         if not isinstance(transformed, Tensor) or transformed.shape[:-1] != X.shape[:-1]:
             seen = tuple(transformed.shape) if isinstance(transformed, Tensor) else type(transformed).__name__
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Deep: the network must map points of shape {tuple(X.shape)} to {(*X.shape[:-1], 'p')}, got "
                 f"{seen}."
             )
@@ -112,7 +112,7 @@ class Deep(Kernel):
         check_entries(config, {"name": TEXT, "base": PART}, f"the kernel {cls.__name__}")
         name = config["name"]
         if name not in modules:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"load: the file has the weights of the network {name!r}, not its code: pass "
                 f"modules={{{name!r}: ...}}, a module of the same architecture."
             )

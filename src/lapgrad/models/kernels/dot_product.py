@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models._products import multiply
 from lapgrad.models.kernels._blocks import Tree, expand_scalar
@@ -51,7 +51,7 @@ class Linear(Kernel):
         self.variance = variance
         self.ard = ard or self.get_parameter("raw_variance").dim() > 0
         if self.get_parameter("raw_variance").dim() > 1:
-            raise _errors.ShapeError("Linear: variance must be a scalar or of shape (d,).")
+            raise _exceptions.ShapeError("Linear: variance must be a scalar or of shape (d,).")
 
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
         """Start slopes so that k(x, x) has the variance on average."""
@@ -69,7 +69,7 @@ class Linear(Kernel):
         """x_i √variance_i."""
         variance = self.variance
         if variance.dim() == 1 and variance.shape[0] != X.shape[-1]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Linear: {variance.shape[0]} variances for points of {X.shape[-1]} dimensions."
             )
         return X * variance.sqrt().to(X)
@@ -122,7 +122,7 @@ class Polynomial(Kernel):
     ) -> None:
         super().__init__(active_dims=active_dims, name=name)
         if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-            raise _errors.OptionError(f"Polynomial: degree must be a positive integer, got {degree!r}.")
+            raise _exceptions.OptionError(f"Polynomial: degree must be a positive integer, got {degree!r}.")
         self.degree = degree
         self.offset = offset
         self.variance = variance

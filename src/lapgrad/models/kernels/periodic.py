@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels._start import find_period
 from lapgrad.models.kernels.base import Kernel
@@ -52,7 +52,7 @@ class Periodic(RBF):
         super().__init__(lengthscale, variance, ard=ard, active_dims=active_dims, name=name)
         self.period = period
         if self.get_parameter("raw_period").dim() > 1:
-            raise _errors.ShapeError("Periodic: period must be a scalar or of shape (d,).")
+            raise _exceptions.ShapeError("Periodic: period must be a scalar or of shape (d,).")
 
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
         """Start the period at the strongest one of the data, and lengthscales at √d."""
@@ -69,7 +69,7 @@ class Periodic(RBF):
         """
         period = self.period
         if period.dim() == 1 and period.shape[0] != X.shape[-1]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"Periodic: {period.shape[0]} periods for points of {X.shape[-1]} dimensions."
             )
         turns = X / period.to(X)

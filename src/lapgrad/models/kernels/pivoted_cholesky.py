@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors, potrf, trsm
+from lapgrad import _exceptions, potrf, trsm
 from lapgrad.fused import KernelFunction
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.models import _checks
@@ -85,9 +85,9 @@ def pivoted_cholesky(
     """
     X = _checks.check_inputs(_NAME, X)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise _errors.OptionError(f"{_NAME}: rank must be a number >= 0, got {rank!r}.")
+        raise _exceptions.OptionError(f"{_NAME}: rank must be a number >= 0, got {rank!r}.")
     if tol is not None and not tol >= 0.0:
-        raise _errors.OptionError(f"{_NAME}: tol must be None or a number >= 0, got {tol!r}.")
+        raise _exceptions.OptionError(f"{_NAME}: tol must be None or a number >= 0, got {tol!r}.")
     function = _kernel_function.as_kernel_function(_NAME, kernel)
     with torch.no_grad():
         factor = _kernel_function.call_with_parameters(
@@ -203,4 +203,6 @@ class _Selection:
     def _check_finite(self, variances: Tensor) -> None:
         if not variances.isfinite().all():
             point = int((~variances.isfinite()).int().argmax())
-            raise _errors.NonFiniteError(f"{_NAME}: the kernel gives NaN or infinity at point {point} of X.")
+            raise _exceptions.NonFiniteError(
+                f"{_NAME}: the kernel gives NaN or infinity at point {point} of X."
+            )

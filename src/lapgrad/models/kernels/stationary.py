@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree, expand_scalar
@@ -55,7 +55,7 @@ class Stationary(Kernel, abc.ABC):
         self.ard = ard or self.get_parameter("raw_lengthscale").dim() > 0
         shapes = [tuple(self.get_parameter(f"raw_{name}").shape) for name in ("lengthscale", "variance")]
         if len(shapes[0]) > 1 or shapes[1]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}: lengthscale must be a scalar or of shape (d,), variance a scalar, "
                 f"got shapes {shapes[0]} and {shapes[1]}."
             )
@@ -73,7 +73,7 @@ class Stationary(Kernel, abc.ABC):
         """The points in units of the lengthscales."""
         lengthscale = self.lengthscale
         if lengthscale.dim() == 1 and lengthscale.shape[0] != X.shape[-1]:
-            raise _errors.ShapeError(
+            raise _exceptions.ShapeError(
                 f"{type(self).__name__}: {lengthscale.shape[0]} lengthscales for points of {X.shape[-1]} "
                 f"dimensions."
             )

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._storage.entries import TEXT, check_entries
@@ -185,7 +185,7 @@ def likelihood_from_config(config: Mapping[str, Any]) -> Likelihood:
     check_entries(config, {"kind": TEXT}, "a likelihood")
     kind = _KINDS.get(config["kind"])
     if kind is None:
-        raise _errors.FileFormatError(
+        raise _exceptions.FileFormatError(
             f"load: the likelihood {config['kind']} is not known. Import the module that defines it first."
         )
     return kind.from_config(config)
@@ -195,4 +195,4 @@ def require(who: str, name: str, fits: Tensor, wanted: str) -> None:
     """Raise OptionError unless all of ``fits`` (n, m) is true, with the first rows where it is not."""
     if not bool(fits.all()):
         rows = (~fits).any(-1).nonzero().squeeze(-1)[:5].tolist()
-        raise _errors.OptionError(f"{who}: {name} must be {wanted}; not so in rows {rows}.")
+        raise _exceptions.OptionError(f"{who}: {name} must be {wanted}; not so in rows {rows}.")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._storage.entries import INTEGER, check_entries
 from lapgrad.models.likelihoods.base import Likelihood, Start, require
@@ -37,7 +37,7 @@ class Categorical(Likelihood):
     def __init__(self, classes: int) -> None:
         super().__init__()
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-            raise _errors.OptionError(f"Categorical: classes must be a number >= 2, got {classes!r}.")
+            raise _exceptions.OptionError(f"Categorical: classes must be a number >= 2, got {classes!r}.")
         self.classes = classes
 
     @property
@@ -52,7 +52,7 @@ class Categorical(Likelihood):
     def check_observations(self, who: str, y: Tensor, name: str = "y") -> None:
         """Raise unless y is one column of numbers of classes."""
         if y.shape[1] != 1:
-            raise _errors.OptionError(f"{who}: {name} must be one column for Categorical.")
+            raise _exceptions.OptionError(f"{who}: {name} must be one column for Categorical.")
         wanted = f"whole numbers from 0 to {self.classes - 1}"
         require(who, name, (y >= 0) & (y < self.classes) & (y == y.floor()), wanted)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import positive
 from lapgrad.models._prediction import Prediction, compute_expected_log_density, compute_log_density
 from lapgrad.models.likelihoods.base import (
@@ -92,7 +92,7 @@ class HeteroscedasticGaussian(Likelihood):
     def __init__(self, noise_var: float = 0.1) -> None:
         super().__init__()
         if not 0.0 < noise_var < math.inf:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"HeteroscedasticGaussian: noise_var must be positive, got {noise_var!r}."
             )
         self.initial_noise_var = float(noise_var)
@@ -104,7 +104,7 @@ class HeteroscedasticGaussian(Likelihood):
     def check_observations(self, who: str, y: Tensor, name: str = "y") -> None:
         """Raise unless y is one column of finite numbers."""
         if y.shape[1] != 1:
-            raise _errors.OptionError(f"{who}: {name} must be one column for {type(self).__name__}.")
+            raise _exceptions.OptionError(f"{who}: {name} must be one column for {type(self).__name__}.")
         require(who, name, y.isfinite(), "finite")
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models._parameters import above, positive
 from lapgrad.models.likelihoods.base import ElementwiseLikelihood, Start, require
 
@@ -35,7 +35,7 @@ class StudentT(ElementwiseLikelihood):
     def __init__(self, df: float = 4.0, scale: float = 0.3) -> None:
         super().__init__()
         if not df > 2.0:
-            raise _errors.OptionError(f"StudentT: df must be more than 2, got {df!r}.")
+            raise _exceptions.OptionError(f"StudentT: df must be more than 2, got {df!r}.")
         self.register_buffer("df_floor", torch.tensor(2.0))
         self.df = df
         self.scale = scale

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _checks
 from lapgrad.models._deep.start import Covariance
 from lapgrad.models._storage.entries import Entry, check_entries
@@ -101,12 +101,12 @@ class GPClassification(LayeredModel):
         array = _as_labels(who, labels)
         classes, numbers = np.unique(array, return_inverse=True)
         if len(classes) < 2:
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}: labels must have at least two classes, got {classes.tolist()}."
             )
         X = _checks.check_inputs(who, X)
         if len(array) != len(X):
-            raise _errors.ShapeError(f"{who}: there are {len(X)} rows of X, got {len(array)} labels.")
+            raise _exceptions.ShapeError(f"{who}: there are {len(X)} rows of X, got {len(array)} labels.")
         y = torch.as_tensor(numbers, device=X.device).to(X.dtype)
         likelihood = Bernoulli() if len(classes) == 2 else Categorical(len(classes))
         options = LayerOptions(
@@ -173,7 +173,9 @@ class GPClassification(LayeredModel):
         known = np.isin(array, self.classes)
         if not known.all():
             unknown = np.unique(array[~known]).tolist()[:5]
-            raise _errors.OptionError(f"{who}: {name} has labels that are no class of the model: {unknown}.")
+            raise _exceptions.OptionError(
+                f"{who}: {name} has labels that are no class of the model: {unknown}."
+            )
         return torch.as_tensor(np.searchsorted(self.classes, array), device=X.device)
 
     # Files.
@@ -191,7 +193,7 @@ class GPClassification(LayeredModel):
         y, _, kernels, options = cls._read_parts(config, tensors, modules)
         classes = np.asarray(options.pop("classes"))
         if not bool(((y >= 0) & (y < len(classes)) & (y == y.floor())).all()):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{cls.__name__}: y must be finite whole numbers below {len(classes)}, the number of classes."
             )
         return cls(tensors["X"], classes[y.long().cpu().numpy()], kernels, **options)
@@ -205,9 +207,9 @@ def _as_labels(who: str, labels: Any) -> NDArray[Any]:
     """Return labels as an array (n,)."""
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.ndim != 1:
-        raise _errors.ShapeError(f"{who}: labels must have shape (n,), got {array.shape}.")
+        raise _exceptions.ShapeError(f"{who}: labels must have shape (n,), got {array.shape}.")
     if array.dtype == object:
         array = array.astype(str)
     if array.dtype.kind not in "biufU":
-        raise _errors.DTypeError(f"{who}: labels must be numbers or text, got {array.dtype}.")
+        raise _exceptions.DTypeError(f"{who}: labels must be numbers or text, got {array.dtype}.")
     return array

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad.models import _checks, _sampling, _scaling
 from lapgrad.models._deep import propagation as _propagation
 from lapgrad.models._deep import start as _start
@@ -95,9 +95,9 @@ class LayeredModel(TrainedModel, StoredModel):
             who, init=options.init, mean=options.mean, covariance=covariance, start=options.start
         )
         if not 0 <= options.jitter < math.inf:
-            raise _errors.OptionError(f"{who}: jitter must not be negative, got {options.jitter}.")
+            raise _exceptions.OptionError(f"{who}: jitter must not be negative, got {options.jitter}.")
         if not isinstance(likelihood, Likelihood):
-            raise _errors.OptionError(
+            raise _exceptions.OptionError(
                 f"{who}: likelihood must be one of models.likelihoods, got {type(likelihood).__name__}."
             )
         X = _checks.check_inputs(who, X)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors
+from lapgrad import _exceptions
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.models import DeepGP
 from lapgrad.models._deep.latent_layer import DeepLayer
@@ -148,7 +148,7 @@ def make_training_steps(problem: Problem) -> tuple[dict[str, Thunk], str | None]
     try:
         for _ in range(REHEARSALS + 1):
             rehearsal()
-    except _errors.OptionError as error:
+    except _exceptions.OptionError as error:
         return steps, str(error)
     finally:
         rehearsal.close()

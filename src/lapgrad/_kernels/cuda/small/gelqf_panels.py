@@ -77,7 +77,7 @@ def plan_finish(
 
 
 def factorise(L: Tensor, Q: Tensor | None, rows: Tensor, cell: Tensor | None) -> None:
-    """L, Q := the factors of ``rows`` (items, m, n), contiguous, which is overwritten."""
+    """Write the factors of ``rows`` (items, m, n) to L and Q. ``rows`` is contiguous, and is overwritten."""
     n, rows_of_warp = rows.shape[-1], choose_rows_of_warp(rows.shape[-1], rows.dtype)
     kernels = [
         (_launch.load_kernel("gelqf_panel", name, rows), columns, bytes_of_block)

@@ -31,7 +31,7 @@ def factorise(work: Tensor, pivots: Tensor) -> None:
 
 
 def plan_panel(work: Tensor, pivots: Tensor, start: int, width: int) -> tuple[Launch, Launch]:
-    """The launches that factor a panel and exchange the rows of all other columns."""
+    """Return two launches: one factors a panel, the other swaps the same rows in the other columns."""
     items, n, _ = work.shape
     size = work.element_size()
     operands = (work.data_ptr(), pivots.data_ptr(), pivots.stride(0), n, start)
