@@ -8,8 +8,8 @@
 
 
 // Orders the candidates for a pivot: larger numbers first, then smaller indices. The low kBits bits are the complement of `index`; the
-// others are the leading bits of |value|, so that the pivot may be smaller than the largest candidate by 2^-13 of it.
-// That is as stable: multipliers are at most 1 + 2^-13. NaN counts as larger than all numbers.
+// others are the leading bits of |value|, so that the pivot may be smaller than the largest candidate by a part of
+// 2^(kBits - 20). That is as stable: multipliers are hardly larger than 1. NaN counts as larger than all numbers.
 template <int kBits>
 __device__ unsigned rank_pivot(double value, int index) {
   constexpr unsigned kMask = (1u << kBits) - 1;
@@ -20,6 +20,34 @@ template <int kBits>
 __device__ unsigned rank_pivot(float value, int index) {
   constexpr unsigned kMask = (1u << kBits) - 1;
   return (static_cast<unsigned>(__float_as_int(value)) & 0x7fffffffu & ~kMask) | (kMask - index);
+}
+
+// Eliminates column c of a panel whose rows are in registers, `r` in the thread of `row`: exchanges rows k and `chosen` through shared
+// memory, and subtracts the new row k from those below it. Returns the pivot. All threads of the block call it.
+template <typename T, int K>
+__device__ __forceinline__ T eliminate_column(T (&r)[K], int c, int k, int chosen, int row, int rows, T* chosen_row, T* other_row) {
+  if (row == chosen) {
+#pragma unroll
+    for (int j = 0; j < K; ++j) chosen_row[j] = r[j];
+  }
+  if (row == k) {
+#pragma unroll
+    for (int j = 0; j < K; ++j) other_row[j] = r[j];
+  }
+  __syncthreads();
+  if (row == k || row == chosen) {
+#pragma unroll
+    for (int j = 0; j < K; ++j) r[j] = row == k ? chosen_row[j] : other_row[j];
+  }
+  const T pivot = chosen_row[c];
+  if (row > k && row < rows) {
+    const T weight = pivot != T(0) ? r[c] / pivot : T(0);
+    r[c] = weight;
+#pragma unroll
+    for (int j = 0; j < K; ++j)
+      if (j > c) r[j] -= weight * chosen_row[j];
+  }
+  return pivot;
 }
 
 // Which statuses are failures, as a sum: rows that are not finite, zero pivots, results that are not finite.

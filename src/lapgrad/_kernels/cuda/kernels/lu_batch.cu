@@ -231,28 +231,9 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
         __syncthreads();
         if (thread == 0) notes[3] = size;
       }
-      if (row == chosen) {
-#pragma unroll
-        for (int j = 0; j < kPanel; ++j) chosen_row[j] = r[j];
-      }
-      if (row == k) {
-        exchanges[k] = chosen;
-#pragma unroll
-        for (int j = 0; j < kPanel; ++j) other_row[j] = r[j];
-      }
-      __syncthreads();
-      if (row == k || row == chosen) {
-#pragma unroll
-        for (int j = 0; j < kPanel; ++j) r[j] = row == k ? chosen_row[j] : other_row[j];
-      }
-      const T top = chosen_row[c];
-      if (top == T(0) && row == k) atomicMin(notes + 2, k + 1);
-      if (row > k && row < size) {
-        const T weight = top != T(0) ? r[c] / top : T(0);
-        r[c] = weight;
-#pragma unroll
-        for (int j = c + 1; j < kPanel; ++j) r[j] -= weight * chosen_row[j];
-      }
+      if (row == k) exchanges[k] = chosen;
+      const T pivot = eliminate_column(r, c, k, chosen, row, size, chosen_row, other_row);
+      if (pivot == T(0) && row == k) atomicMin(notes + 2, k + 1);
     }
     if (row < size) {
 #pragma unroll

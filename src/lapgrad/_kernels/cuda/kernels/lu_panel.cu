@@ -48,27 +48,8 @@ __global__ void __launch_bounds__(K == 32 ? 512 : 1024)
       __syncthreads();
       if (threadIdx.x == 0) *regular_row = rows;
     }
-    if (row == chosen) {
-#pragma unroll
-      for (int j = 0; j < K; ++j) chosen_row[j] = r[j];
-    }
-    if (row == k) {
-      pivots[item * step + first + k] = first + chosen + 1;
-#pragma unroll
-      for (int j = 0; j < K; ++j) other_row[j] = r[j];
-    }
-    __syncthreads();
-    if (row == k || row == chosen) {
-#pragma unroll
-      for (int j = 0; j < K; ++j) r[j] = row == k ? chosen_row[j] : other_row[j];
-    }
-    const T top = chosen_row[k];
-    if (row > k && row < rows) {
-      const T weight = top != T(0) ? r[k] / top : T(0);
-      r[k] = weight;
-#pragma unroll
-      for (int j = k + 1; j < K; ++j) r[j] -= weight * chosen_row[j];
-    }
+    if (row == k) pivots[item * step + first + k] = first + chosen + 1;
+    eliminate_column(r, k, k, chosen, row, rows, chosen_row, other_row);
   }
   if (row >= rows) return;
 #pragma unroll
