@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _exceptions
 from lapgrad.distributed.group import Group
-
-
-class ResumableModule(Protocol):
-    """A model whose fit can be resumed."""
-
-    def training_state(self) -> dict[str, Any]:
-        """Return the state of the fit besides the parameters."""
 
 
 class Checkpoint:
