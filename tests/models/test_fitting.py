@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,31 @@ def test_a_resumed_fit_ends_where_an_uninterrupted_one_does() -> None:
     assert other.loss().item() == expected.loss
 
 
+@pytest.mark.parametrize("interruption", range(1, 40, 3))
+def test_a_resumed_search_ends_where_an_uninterrupted_one_does(interruption: int, tmp_path: Path) -> None:
+    """L-BFGS is interrupted after a move, within a line search, in the second search, and at its end."""
+    straight, halves = Valley(), Valley()
+    expected = straight.fit("lbfgs")
+    first = halves.fit("lbfgs", steps=interruption)
+    torch.save(halves.training_state(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    rest = Valley((halves.a.item(), halves.b.item())).fit("lbfgs", resume=state)
+    assert first.history + rest.history == expected.history
+    assert (rest.loss, rest.steps, rest.converged) == (expected.loss, expected.steps, True)
+    assert str(state) == str(torch.load(tmp_path / "state.pt", weights_only=True)), "it is not changed"
+
+
+def test_a_callback_can_take_the_state_of_a_search() -> None:
+    expected, model, taken = Valley(), Valley(), []
+    result = expected.fit("lbfgs")
+    model.fit("lbfgs", callback=lambda step, loss: taken.append((step, model.training_state())))
+    for step, state in taken:
+        assert state["step"] == step
+        again = Valley()
+        assert again.fit("lbfgs", resume=state).steps == result.steps
+        assert torch.equal(again.a, expected.a)
+
+
 def test_patience_is_part_of_the_state() -> None:
     def flat(step: int) -> float:
         return 1e-12
@@ -160,9 +186,9 @@ def test_what_cannot_be_resumed_is_refused() -> None:
     model = Valley()
     model.fit("adam", steps=2)
     state = model.training_state()
-    with pytest.raises(lapgrad.OptionError, match="are for Adam"):
+    with pytest.raises(lapgrad.OptionError, match="missing entry 'pairs'"):
         model.fit("lbfgs", resume=state)
-    with pytest.raises(lapgrad.OptionError, match="are for Adam"):
+    with pytest.raises(lapgrad.OptionError, match="is for Adam"):
         model.fit("lbfgs", lr=falling_rate)
     for name in state:
         with pytest.raises(lapgrad.OptionError, match=f"missing entry '{name}'"):
@@ -171,11 +197,17 @@ def test_what_cannot_be_resumed_is_refused() -> None:
         model.fit("adam", resume={**state, "optimizer": {}})
     with pytest.raises(lapgrad.OptionError, match="other parameters"):
         Line().fit("adam", resume=state)
-    for fit in (lambda: model.fit("lbfgs", steps=2), lambda: model.fit("adam", lr=math.inf)):
-        with contextlib.suppress(lapgrad.FitError):
-            fit()
-        with pytest.raises(lapgrad.OptionError, match="cannot be resumed"):
-            model.training_state()
+    model.fit("lbfgs", steps=6)
+    state = model.training_state()
+    for name in state:
+        with pytest.raises(lapgrad.OptionError, match=f"missing entry '{name}'"):
+            model.fit("lbfgs", resume={key: value for key, value in state.items() if key != name})
+    with pytest.raises(lapgrad.OptionError, match="other parameters"):
+        Line().fit("lbfgs", resume=state)
+    with contextlib.suppress(lapgrad.FitError):
+        model.fit("adam", lr=math.inf)
+    with pytest.raises(lapgrad.OptionError, match="cannot be resumed"):
+        model.training_state()
 
 
 class Line(Valley):

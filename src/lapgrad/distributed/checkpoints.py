@@ -23,7 +23,8 @@ class Checkpoint:
     Args:
         path: The file. It is replaced when the new one is complete: a program that is killed while it writes
             leaves the last good one.
-        model: A model that is learned by Adam: ``fit("adam")``, or on minibatches.
+        model: A model whose fit keeps a ``training_state``: by Adam, on minibatches, or by L-BFGS from one
+            start.
         every: Write after so many calls of the callback.
 
     Example:

@@ -11,7 +11,7 @@ from lapgrad.models._gp.leave_one_out import LeaveOneOut
 from lapgrad.models._linear.weights import WeightPosterior
 from lapgrad.models._model import Model
 from lapgrad.models._prediction import Prediction
-from lapgrad.models._training.fitting import FitResult
+from lapgrad.models._training.result import FitResult
 from lapgrad.models.batch_gp_regression import BatchGPRegression
 from lapgrad.models.bayesian_linear_regression import BayesianLinearRegression
 from lapgrad.models.criteria import (

@@ -15,7 +15,8 @@ from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.adam import Rate
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
+from lapgrad.models._training.result import FitResult
 from lapgrad.models._training.resuming import ResumableModel
 from lapgrad.models._training.summary import summarise
 
@@ -214,8 +215,9 @@ class Model(ResumableModel, StoredModel):
                 magnitude of 10 at most (1e-5 by default). 0: never.
             progress: Show a progress bar with the loss (needs rich).
             callback: Called after each step with its number and the loss; True stops the fit.
-            resume: The result of ``training_state`` after (or in a callback of) a fit by Adam: that fit is
-                continued, up to ``steps``, and ends at the same parameters as one that was never interrupted.
+            resume: The result of ``training_state`` after (or in a callback of) a fit by the same optimiser:
+                that fit is continued, up to ``steps``, and ends at the same parameters as one that was never
+                interrupted.
 
         Returns:
             The loss reached, its history, and why the fit stopped.

@@ -23,8 +23,8 @@ from lapgrad.models._parameters import above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
-from lapgrad.models._training.fitting import FitResult
 from lapgrad.models._training.lockstep import minimise_together
+from lapgrad.models._training.result import FitResult
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.syrk import syrk

@@ -23,8 +23,9 @@ from lapgrad.models._gp.spread_rows import make_shared_generator
 from lapgrad.models._model import StoredModel
 from lapgrad.models._storage.entries import INTEGER, INTEGERS, PARTS, check_entries
 from lapgrad.models._training import minibatches as _minibatches
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
 from lapgrad.models._training.plan import make_plan
+from lapgrad.models._training.result import FitResult
 from lapgrad.models._training.shares import share_rows
 from lapgrad.models.kernels.base import Kernel, part_of_state
 

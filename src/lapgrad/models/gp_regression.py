@@ -37,7 +37,7 @@ from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
-from lapgrad.models._training.fitting import FitResult
+from lapgrad.models._training.result import FitResult
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.combinations import find_term

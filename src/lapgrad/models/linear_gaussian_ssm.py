@@ -40,7 +40,8 @@ from lapgrad.models._state_space.search import SearchLimits, fit_series
 from lapgrad.models._state_space.spread_series import SharedEvaluation, gather_series, read_shared, run_shared
 from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, check_entries
 from lapgrad.models._training.adam import Rate
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
+from lapgrad.models._training.result import FitResult
 from lapgrad.models.components.base import Component, Sum, describe_component, make_component
 from lapgrad.models.components.structural import use_later_inputs
 from lapgrad.models.criteria.kalman_filter import Filtered

@@ -31,8 +31,8 @@ from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
-from lapgrad.models._training.fitting import FitResult
 from lapgrad.models._training.progress import RowCounter
+from lapgrad.models._training.result import FitResult
 from lapgrad.models.features import fix_parameters
 from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF

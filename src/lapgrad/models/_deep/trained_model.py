@@ -14,8 +14,9 @@ from lapgrad.models._deep import start as _start
 from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._gp.spread_rows import make_shared_generator
 from lapgrad.models._training import minibatches as _minibatches
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
 from lapgrad.models._training.plan import make_plan
+from lapgrad.models._training.result import FitResult
 from lapgrad.models._training.shares import BatchPart, DataShare
 
 _STEPS = 5000

@@ -19,8 +19,9 @@ from lapgrad.models import _checks
 from lapgrad.models._gp.batched_loss import BatchedLoss, is_batchable
 from lapgrad.models._parameters import Hyperparameter, get_all_bounds, get_priors
 from lapgrad.models._storage.distributions import move_distribution
-from lapgrad.models._training.fitting import FitResult, get_scales
+from lapgrad.models._training.fitting import get_scales
 from lapgrad.models._training.lockstep import Stage, race_searches
+from lapgrad.models._training.result import FitResult
 
 _SPREAD = 1.0
 """Standard deviation of the logarithms of hyper-parameters around those of the model."""
@@ -46,7 +47,8 @@ def fit_from_several(
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
     source = _checks.make_generator(who, generator, torch.device("cpu"))
-    if count == 1 or optimizer != "lbfgs" or not is_batchable(model):
+    is_resumed = options.get("resume") is not None
+    if count == 1 or optimizer != "lbfgs" or is_resumed or not is_batchable(model):
         return fit(optimizer, **options)
     if count is not None:
         subject = _choose_subject(model, source) if _is_on_grid(model) else model

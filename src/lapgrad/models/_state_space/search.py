@@ -29,7 +29,8 @@ from lapgrad import _exceptions
 from lapgrad.models._state_space.likelihood import join_parameters, set_parameters
 from lapgrad.models._state_space.starts import Array
 from lapgrad.models._training import progress as _progress
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
+from lapgrad.models._training.result import FitResult
 
 _SUFFICIENT_DECREASE, _CURVATURE = 1e-4, 0.9
 _TRIALS = 30

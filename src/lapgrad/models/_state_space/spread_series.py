@@ -13,7 +13,8 @@ from lapgrad.distributed.group import Group
 from lapgrad.distributed.losses import share_callback
 from lapgrad.models._state_space.likelihood import LossEvaluation, join_parameters
 from lapgrad.models._state_space.starts import Array
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
+from lapgrad.models._training.result import FitResult
 
 _Input = TypeVar("_Input")
 

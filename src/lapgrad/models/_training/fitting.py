@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.losses import share_callback
-from lapgrad.models import _plots
 from lapgrad.models._training import lbfgs as _lbfgs
 from lapgrad.models._training import progress as _progress
 from lapgrad.models._training.adam import AdamOptimizer, Rate, minimise_with_adam
 from lapgrad.models._training.cuda_graph import CudaRecorder
 from lapgrad.models._training.evaluation import Evaluation, ReplayedEvaluation
+from lapgrad.models._training.lbfgs_search import Search, restore_search
+from lapgrad.models._training.result import FitResult
 from lapgrad.models._training.resuming import LiveState, ResumableModel, State, check_state
 
 OPTIMIZERS = ("lbfgs", "adam")
@@ -33,7 +33,7 @@ _ROUNDINGS = 4.0
 """A change of the loss by fewer eps of its magnitude than this counts as rounding error."""
 
 #: The entries of ``training_state`` of a fit by Adam, and their types.
-_STATE = {
+_ADAM_STATE = {
     "optimizer": dict,
     "step": int,
     "gradients": list,
@@ -50,47 +50,6 @@ _LARGEST_MAGNITUDE = 10.0
 
 #: Called after each step with its number and the loss; True stops the fit.
 Callback = Callable[[int, float], bool | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """The outcome of a fit.
-
-    Attributes:
-        loss: The loss at the parameters that the model has now.
-        history: The loss at the start and after each move of the parameters. (The line search of L-BFGS may
-            evaluate the loss several times for one move.)
-        steps: Evaluations of the loss and its gradient.
-        converged: Whether it stopped because the loss no longer changed.
-        reason: Why it stopped, in words.
-        seconds: How long it took.
-    """
-
-    loss: float
-    history: list[float]
-    steps: int
-    converged: bool
-    reason: str
-    seconds: float
-
-    def __repr__(self) -> str:
-        """One line: loss, whether it has converged, steps, time and reason."""
-        outcome = "converged" if self.converged else "not converged"
-        return (
-            f"FitResult(loss {self.loss:.6g}, {outcome} after {self.steps} steps in {self.seconds:.2g} s: "
-            f"{self.reason})"
-        )
-
-    def plot(self, axes: Any = None) -> Any:
-        """Plot the learning curve with matplotlib.
-
-        Args:
-            axes: Matplotlib axes to draw into; None: those of a new figure.
-
-        Returns:
-            The axes.
-        """
-        return _plots.plot_learning_curve(self.history, axes)
 
 
 @runtime_checkable
@@ -139,7 +98,7 @@ def fit(
     """Minimise ``loss()`` over the parameters of ``module`` that require gradients.
 
     Args:
-        module: Owns the parameters. If it is a ``ResumableModel``, it keeps the state of a fit by Adam.
+        module: Owns the parameters. If it is a ``ResumableModel``, it keeps the state of the fit.
         loss: A scalar.
         optimizer: "lbfgs", or "adam" (for losses with random numbers in them, and for networks).
         steps: Evaluations of the loss, at most, those of the fit that is resumed included; None: 200 of
@@ -151,7 +110,8 @@ def fit(
             magnitude of 10 at most (1e-5 by default). 0: never.
         progress: Show a progress bar with the loss (needs rich).
         callback: Called after each step with its number and the loss; True stops the fit.
-        resume: The ``training_state`` of an earlier fit by Adam, which is continued; None: start.
+        resume: The ``training_state`` of an earlier fit by the same optimiser, which is continued; None:
+            start.
         who: Name of the model, for messages.
 
     Raises:
@@ -168,8 +128,8 @@ def fit(
         raise _exceptions.OptionError(
             f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}."
         )
-    if optimizer == "lbfgs" and (callable(lr) or resume is not None):
-        raise _exceptions.OptionError(f"{who}: resume, and a rate that depends on the step, are for Adam.")
+    if optimizer == "lbfgs" and callable(lr):
+        raise _exceptions.OptionError(f"{who}: a rate that depends on the step is for Adam.")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
         raise _exceptions.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")
@@ -190,11 +150,10 @@ def fit(
             elif optimizer == "adam":
                 run.run_adam(lambda step: lr or _ADAM_LR, resume)
             else:
-                run.run_lbfgs(lr or 1.0)
+                run.run_lbfgs(lr or 1.0, resume)
         except _FitEnd as stop:
             reason, converged = stop.reason, stop.converged
-            if optimizer == "adam":
-                run.keep_state(run.get_state())
+            run.keep_state(run.get_state())
         except Exception as error:
             run.keep_state(None)
             raised = run.share_failure(error)
@@ -277,6 +236,7 @@ class _FitRun:
         self.good = [parameter.detach().clone() for parameter in parameters]
         self.best, self.jitter = math.nan, 0.0
         self.optimizer: AdamOptimizer | None = None
+        self.search: Search | None = None
         self.gradients: Sequence[Tensor] = []
         #: The least loss of Adam that was an improvement by more than the tolerance, and the steps since.
         self.least, self.since_least = math.inf, 0
@@ -296,11 +256,13 @@ class _FitRun:
             self.module.keep_training_state(state)
 
     def get_state(self) -> State:
-        """Return copies of all that the rest of a run of Adam depends on besides the parameters.
+        """Return copies of all that the rest of the run depends on besides the parameters.
 
         The last point that was accepted has been evaluated, but the step away from it has not been made: its
         gradients are part of the state.
         """
+        if self.search is not None:
+            return self.search.get_state()
         assert self.optimizer is not None
         return {
             "optimizer": self.optimizer.get_state(),
@@ -334,7 +296,7 @@ class _FitRun:
 
     def resume_adam(self, optimizer: AdamOptimizer, compute_rate: Rate, state: State) -> None:
         """Load the state of an earlier run, and take the step whose gradients that run computed last."""
-        check_state(self.who, state, _STATE)
+        check_state(self.who, state, _ADAM_STATE)
         if [len(state["gradients"]), *(getattr(given, "shape", None) for given in state["gradients"])] != [
             len(self.parameters),
             *(parameter.shape for parameter in self.parameters),
@@ -352,7 +314,7 @@ class _FitRun:
         optimizer.move(self.gradients)
         optimizer.clear_gradients()
 
-    def run_lbfgs(self, first_step: float) -> None:
+    def run_lbfgs(self, first_step: float, resume: State | None) -> None:
         """Run L-BFGS. Where the loss cannot be evaluated it is infinite, and the line search steps back."""
 
         def evaluate(x: Tensor) -> _lbfgs.Point:
@@ -366,43 +328,63 @@ class _FitRun:
             is_finite = math.isfinite(value) and bool(flat.isfinite().all())
             return _lbfgs.Point(x, value if is_finite else math.inf, flat, self.get_jitter())
 
-        value, gradients = self.evaluate()
-        x = _flatten([parameter.detach() for parameter in self.parameters]) / self.scales
-        gradient = self.scales * _flatten(gradients)
-        if not (math.isfinite(value) and bool(gradient.isfinite().all())):
-            raise self.make_error(value)
-        self.accept(value, self.get_jitter())
-        point = _lbfgs.Point(x, value, gradient)
+        search = self.start_lbfgs() if resume is None else self.resume_lbfgs(resume)
+        self.search = search
+        self.keep_state(LiveState(self.get_state))
+        if resume is None:
+            self.accept(search.point.value, search.point.note)
         # A flat valley looks like convergence if the approximate Hessian misses a direction, so the search is
         # started again, without what it has learned, until that gains nothing more.
-        has_restarted = False
         while True:
-            before = point.value
-            point = self.search_with_lbfgs(evaluate, point, first_step)
-            threshold = self.compute_threshold(point.value)
-            if has_restarted and before - point.value <= _QUIET_MOVES * threshold:
+            search = self.search_with_lbfgs(evaluate, search, first_step)
+            gained = search.loss_of_start - search.point.value
+            threshold = self.compute_threshold(search.point.value)
+            if search.has_restarted and gained <= _QUIET_MOVES * threshold:
                 reason = (
                     f"{_QUIET_MOVES} moves, and as many of a new search, gained less than {threshold:.2g}"
                 )
                 raise _FitEnd(
                     reason if self.tolerance else "no further improvement can be found", converged=True
                 )
-            has_restarted = True
+            search = self.search = Search(
+                _lbfgs.make_pairs(), search.point, self.steps, 0, search.point.value, has_restarted=True
+            )
+
+    def start_lbfgs(self) -> Search:
+        """Evaluate the loss where the parameters are, and return a search that begins there."""
+        value, gradients = self.evaluate()
+        x = _flatten([parameter.detach() for parameter in self.parameters]) / self.scales
+        gradient = self.scales * _flatten(gradients)
+        if not (math.isfinite(value) and bool(gradient.isfinite().all())):
+            raise self.make_error(value)
+        point = _lbfgs.Point(x, value, gradient, self.get_jitter())
+        return Search(_lbfgs.make_pairs(), point, self.steps, 0, value, has_restarted=False)
+
+    def resume_lbfgs(self, state: State) -> Search:
+        """Return the search of an earlier run, and set the parameters to the last point of that run."""
+        search = restore_search(self.who, state, self.scales.numel())
+        self.set_flat(search.point.x)
+        self.keep_good()
+        self.steps, self.best, self.jitter = search.steps, search.point.value, search.point.note
+        return search
 
     def search_with_lbfgs(
-        self, evaluate: Callable[[Tensor], _lbfgs.Point], start: _lbfgs.Point, first_step: float
-    ) -> _lbfgs.Point:
-        """Move until some moves in a row gain nearly nothing, or none can be found; return the last point."""
+        self, evaluate: Callable[[Tensor], _lbfgs.Point], search: Search, first_step: float
+    ) -> Search:
+        """Move until some moves in a row gain nearly nothing, or none can be found; return where it ended."""
+        if search.quiet >= _QUIET_MOVES:
+            return search
         rounding = _ROUNDINGS * max(torch.finfo(parameter.dtype).eps for parameter in self.parameters)
-        last, quiet = start, 0
-        for point in _lbfgs.iterate_lbfgs(evaluate, start, first_step, rounding=rounding):
+        for point in _lbfgs.iterate_lbfgs(
+            evaluate, search.point, first_step, pairs=search.pairs, rounding=rounding
+        ):
             self.set_flat(point.x)
+            is_quiet = search.point.value - point.value < self.compute_threshold(point.value)
+            search = self.search = search.move(point, self.steps, is_quiet=is_quiet)
             self.accept(point.value, point.note)
-            is_quiet = last.value - point.value < self.compute_threshold(point.value)
-            last, quiet = point, quiet + 1 if is_quiet else 0
-            if quiet >= _QUIET_MOVES:
+            if search.quiet >= _QUIET_MOVES:
                 break
-        return last
+        return search
 
     def compute_threshold(self, value: float) -> float:
         """Return what a move of L-BFGS has to gain, or it counts as quiet."""
@@ -438,12 +420,16 @@ class _FitRun:
         """Keep the present parameters as good ones, and report them to progress bar and callback."""
         self.best, self.jitter = value, jitter
         self.history.append(value)
-        with torch.no_grad():
-            for kept, parameter in zip(self.good, self.parameters, strict=True):
-                kept.copy_(parameter)
+        self.keep_good()
         self.show(self.steps, value)
         if self.callback is not None and self.callback(self.steps, value):
             raise _FitEnd("the callback asked to stop")
+
+    def keep_good(self) -> None:
+        """Keep a copy of the present parameters, to which ``restore`` returns."""
+        with torch.no_grad():
+            for kept, parameter in zip(self.good, self.parameters, strict=True):
+                kept.copy_(parameter)
 
     def share_failure(self, error: Exception) -> BaseException:
         """Tell the other processes of an error that ends the fit; return the error to raise."""

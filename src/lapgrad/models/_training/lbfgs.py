@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 
 _SUFFICIENT_DECREASE = 1e-4
 _CURVATURE = 0.9
+_MEMORY = 20
+"""How many moves stand for the Hessian."""
 _TRIALS = 25
 """Evaluations of one line search, at most."""
 
@@ -34,6 +36,15 @@ class Point(NamedTuple):
     note: float = 0.0
 
 
+#: Differences s of points and y of gradients, with 1 / <s, y>: the last moves, which stand for the Hessian.
+Pairs = deque[tuple[Tensor, Tensor, float]]
+
+
+def make_pairs(known: Iterable[tuple[Tensor, Tensor, float]] = ()) -> Pairs:
+    """Return the memory of a search, with what an earlier one has learned."""
+    return deque(known, maxlen=_MEMORY)
+
+
 class _Trial(NamedTuple):
     """A point on the search line at distance ``step``, with the slope of the function along the line."""
 
@@ -46,7 +57,8 @@ def iterate_lbfgs(
     evaluate: Callable[[Tensor], Point],
     start: Point,
     first_step: float = 1.0,
-    memory: int = 20,
+    *,
+    pairs: Pairs | None = None,
     rounding: float = 1e-15,
 ) -> Iterator[Point]:
     """Yield the points that L-BFGS moves to, each better than the one before, until none better is found.
@@ -55,10 +67,10 @@ def iterate_lbfgs(
         evaluate: The function; a value that is not finite marks a point it is not defined at.
         start: Where to begin; finite.
         first_step: Length of the first step, in units where every coordinate may change by about 1.
-        memory: How many pairs of differences stand for the Hessian.
+        pairs: What is known of the Hessian; each move adds to it. None: nothing.
         rounding: Differences of values smaller than this fraction of their magnitude are rounding errors.
     """
-    search = search_minimum(start, first_step, memory, rounding)
+    search = search_minimum(start, first_step, pairs=pairs, rounding=rounding)
     asked = next(search, None)
     while asked is not None:
         if isinstance(asked, Point):
@@ -69,7 +81,7 @@ def iterate_lbfgs(
 
 
 #: A search: it yields points x to be evaluated, and is sent their ``Point``. When it moves to a point, it
-#: that ``Point``, and is sent None.
+#: yields that ``Point``, and is sent None.
 Search = Generator[Tensor | Point, Point | None, None]
 
 
@@ -82,10 +94,10 @@ def advance(search: Search, answer: Point | None) -> Tensor | Point | None:
 
 
 def search_minimum(
-    start: Point, first_step: float = 1.0, memory: int = 20, rounding: float = 1e-15
+    start: Point, first_step: float = 1.0, *, pairs: Pairs | None = None, rounding: float = 1e-15
 ) -> Search:
     """Run L-BFGS as a coroutine, for several searches that are evaluated together. See ``iterate_lbfgs``."""
-    pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
+    pairs = make_pairs() if pairs is None else pairs
     point = start
     while True:
         direction = -_apply_inverse_hessian(point.gradient, pairs)
@@ -111,7 +123,7 @@ def search_minimum(
         yield point
 
 
-def _apply_inverse_hessian(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, float]]) -> Tensor:
+def _apply_inverse_hessian(gradient: Tensor, pairs: Pairs) -> Tensor:
     """Return H⁻¹ g, with H⁻¹ from the differences s of points and y of gradients (two loops)."""
     r, weights = gradient.clone(), []
     for s, y, rho in reversed(pairs):

@@ -32,8 +32,9 @@ from lapgrad.models._deep.sparse_layer import SparseLayer
 from lapgrad.models._training import cuda_graph as _cuda_graph
 from lapgrad.models._training import progress as _progress
 from lapgrad.models._training.adam import AdamOptimizer
-from lapgrad.models._training.fitting import Callback, FitResult
+from lapgrad.models._training.fitting import Callback
 from lapgrad.models._training.plan import TrainingPlan
+from lapgrad.models._training.result import FitResult
 from lapgrad.models._training.resuming import ResumableModel, check_state
 from lapgrad.models._training.shares import BatchPart, DataShare
 

@@ -43,13 +43,13 @@ class ResumableModel:
         that the callback is told of.
 
         Raises:
-            OptionError: The model has not been fitted, or the last fit cannot be resumed: it used L-BFGS, or
-                was ended by an error.
+            OptionError: The model has not been fitted, or the last fit cannot be resumed: it tried several
+                starts, or was ended by an error.
         """
         if self._training is None:
             raise _exceptions.OptionError(
                 f"{type(self).__name__}.training_state: fit has not been called, or cannot be resumed "
-                f"because it used L-BFGS or was ended by an error."
+                f"because it tried several starts or was ended by an error."
             )
         return self._training.compute() if isinstance(self._training, LiveState) else self._training
 
