@@ -11,7 +11,7 @@ import lapgrad
 
 #: The tests themselves, and the package that they test.
 _TESTS = Path(__file__).resolve().parent
-_PLACES = (_TESTS, _TESTS / "ops", Path(lapgrad.__file__).resolve().parents[1])
+_PLACES = (_TESTS, _TESTS / "ops", _TESTS / "core", Path(lapgrad.__file__).resolve().parents[1])
 
 
 def environment(**changes: str) -> dict[str, str]:

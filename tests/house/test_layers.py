@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -240,6 +241,20 @@ def test_one_stem_one_file() -> None:
         assert stems == set(own.values())
 
 
+def test_folders_are_small() -> None:
+    """At most 20 modules besides the files that are named after an operator, one for each."""
+    stems = {name.rpartition(".")[2].removesuffix("_ex") for name in {**OPERATORS, **FUNCTIONS_OF_A_KERNEL}}
+    modules = Counter(
+        file.parent
+        for top in ("src", "csrc", "tests")
+        for file in (ROOT / top).rglob("*.*")
+        if file.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")
+        and file.stem != "__init__"
+        and not any(file.stem == stem or file.stem.startswith(f"{stem}_") for stem in stems)
+    )
+    assert {folder for folder, number in modules.items() if number > 20} == set()
+
+
 #: A lookup of a routine in the table of kernels, and the files that may have one.
 LOOKUP = r'\blookup\(\s*"(\w+)"'
 OPERATOR_FILES = [file for folder in ("ops", "linalg", "fused") for file in (PACKAGE / folder).rglob("*.py")]
@@ -274,7 +289,7 @@ def test_everything_bound_is_called() -> None:
     files = (*(PACKAGE / "_kernels").rglob("*.py"), PACKAGE / "_blas.py", constants)
     callers = "".join(file.read_text() for file in files)
     for routine in bound:
-        if routine.endswith("_shortcut"):  # listed by that, and tested in tests/ops/test_shortcuts.py
+        if routine.endswith("_shortcut"):  # listed by that, and tested in tests/core/test_shortcuts.py
             continue
         assert re.search(rf"core\.{routine}\b", callers), routine
 

@@ -1,6 +1,6 @@
 """Steps that are recorded and replayed make the same fit as steps that are not.
 
-Recordings are tapes on the CPU here; ``tests/cuda/test_graphs_of_fits.py`` has those of a GPU.
+Recordings are tapes on the CPU here; ``tests/cuda/models/test_graphs_of_fits.py`` has those of a GPU.
 """
 
 from __future__ import annotations

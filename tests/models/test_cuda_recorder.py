@@ -1,6 +1,6 @@
 """The recorder of CUDA graphs with a torch.cuda that only takes notes: what is done, and what is undone.
 
-``tests/cuda/test_graphs_of_fits.py`` has the real one.
+``tests/cuda/models/test_graphs_of_fits.py`` has the real one.
 """
 
 from __future__ import annotations
