@@ -205,7 +205,8 @@ def _find_degree(value: Tensor, at_16: Tensor) -> float | None:
         return 0.0 if before == after else None
     if not math.isfinite(before) or not math.isfinite(after):
         return None
-    degree = round(math.log2(after / before) / 2) / 2
+    # The quotient may be out of range.
+    degree = round((math.log2(after) - math.log2(before)) / 2) / 2
     same = (at_16 - 16.0**degree * value).abs().max() <= 1e-6 * after
     return degree if bool(same) else None
 
