@@ -205,8 +205,10 @@ def _find_degree(value: Tensor, at_16: Tensor) -> float | None:
         return 0.0 if before == after else None
     if not math.isfinite(before) or not math.isfinite(after):
         return None
-    # The quotient may be out of range.
-    degree = round((math.log2(after) - math.log2(before)) / 2) / 2
+    power = math.log2(after) - math.log2(before)
+    if abs(power) > 1000:  # 16^p would be out of range
+        return None
+    degree = round(power / 2) / 2
     same = (at_16 - 16.0**degree * value).abs().max() <= 1e-6 * after
     return degree if bool(same) else None
 
