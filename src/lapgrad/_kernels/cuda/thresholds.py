@@ -71,6 +71,8 @@ GELQF_IN_GROUP = 16
 GELQF_PANEL_COLUMNS = 1024
 #: One matrix with more columns is factorised by Cholesky factorisations, which fill the device.
 GELQF_PANELS_ALONE = 256
+#: Up to this order a block factorises a matrix with pivoting: the launch of a step takes as long as the step.
+PSTRF_IN_BLOCK = 256
 LU_SMALL = 128
 LU_IN_WARP = 32
 #: A panel has a thread for each row.
