@@ -70,7 +70,8 @@ def _plan_steps(
     for k in range(most):
         yield (
             "pstrf_batch", "pstrf_step<{T}>", A, (slices, items), _THREADS, shared,
-            *fixed, turns[k % 2], turns[1 - k % 2], rank.data_ptr(), least, tol, get_address(cell), k, most, n,
+            *fixed, turns[k % 2], turns[1 - k % 2], rank.data_ptr(), least, tol, get_address(cell),
+            k, most, n,
         )  # fmt: skip
     yield (
         "pstrf_batch", "pstrf_end<{T}>", A, (slices, -(-most // _SLICE), items), _THREADS,
