@@ -1,4 +1,4 @@
-"""Observations less their means, in a unit of their size: the operator with which ``pca`` and ``cca`` begin."""
+"""Observations less their means, in a unit of their size: the operator that begins ``pca`` and ``cca``."""
 
 from __future__ import annotations
 

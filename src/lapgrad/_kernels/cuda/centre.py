@@ -19,7 +19,7 @@ def serves_centre(X: Tensor) -> bool:
 
 @on_its_device
 def centre(mean: Tensor, centred: Tensor, unit: Tensor, X: Tensor, least: float, degrees: int) -> None:
-    """mean, centred, unit := those of X, as ``linalg._centring`` says, for X that ``serves_centre`` accepts."""
+    """mean, centred, unit := those of X, as ``linalg._centring`` says, if ``serves_centre(X)``."""
     _launch.launch(*_centre.plan_centring(mean, centred, unit, flatten_batch(X), least, degrees))
 
 
