@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import stand_ins
 import torch
 from torch import Tensor
 
@@ -254,8 +255,6 @@ def use_small_blocks() -> Iterator[None]:
 @contextmanager
 def record_launches() -> Iterator[set[Kernel]]:
     """Yield the set of kernels that were launched while this context was active."""
-    from lapgrad._kernels.cpu import core
-
     launched: set[Kernel] = set()
     by_handle: dict[int, Kernel] = {}
     load = _compile.load_kernel
@@ -278,12 +277,11 @@ def record_launches() -> Iterator[set[Kernel]]:
 
     callback = signature(launch)
     _libraries.bind_driver()
-    core.device_bind("cuLaunchKernel", ctypes.cast(callback, pointer).value)
-    try:
-        with mock.patch.object(_compile, "load_kernel", remember):
-            yield launched
-    finally:
-        core.device_bind("cuLaunchKernel", ctypes.cast(launch_kernel, pointer).value)
+    with (
+        stand_ins.bind_to_core({"cuLaunchKernel": callback}),
+        mock.patch.object(_compile, "load_kernel", remember),
+    ):
+        yield launched
 
 
 def main() -> None:
