@@ -5,7 +5,8 @@
 #
 # The covariance of $n$ observations has $n^2$ entries. Here each process holds some blocks of it, and all of
 # them learn the model together. The program is the same for one process and for many; only the command
-# differs: #
+# differs:
+#
 #     python examples/distributed_exact_gp.py
 #     mpiexec -n 4 python examples/distributed_exact_gp.py --observations 20000
 #

@@ -33,6 +33,12 @@ struct KalmanSizes {
         const index_t n = states, p = observations, q = 1 + flat;
         return 13 * n * n + 10 * n * p + 7 * p * p + (5 * n + 5 * p + 3 * q) * q + 4 * n + 4 * p + 8;
     }
+    // The same for SingleSeries, with the results that are kept of so many steps, with or without filtered moments.
+    [[gnu::always_inline]] index_t single_work(index_t kept_steps, bool keeps_moments) const {
+        const index_t n = states, q = 1 + flat, row = (n + 7) / 8 * 8;
+        const index_t record = row + q + 16 + (keeps_moments ? (q + n) * row + 8 : 0);
+        return 8 * row * row + 6 * q * row + 4 * row + 4 * q * q + 4 * q + 4 * n * n + 4 * n + 8 * 32 + kept_steps * record;
+    }
 };
 
 // The first failure of a series. code 0: none; +k: the innovation covariance at `step` is not positive definite, its leading minor k is not
@@ -50,6 +56,7 @@ struct KalmanForward {
     KalmanOperands<const T> model;
     T* s;
     KalmanStatus* status;
+    bool single;  // by SingleSeries
 };
 
 // The operands of the adjoint. Predicted moments are stored for `segment` steps at a time, and once per segment, so the buffer
@@ -62,6 +69,7 @@ struct KalmanReverse {
     T* s;  // null: values are not wanted
     KalmanStatus* status;
     index_t segment;
+    bool single;  // by SingleSeries, without segments
 };
 
 }  // namespace lapgrad

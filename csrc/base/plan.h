@@ -87,6 +87,10 @@ constexpr index_t smallest_inverse_slice = 64, largest_slice = 256;
 // Series of a Kalman filter are split into at most this many parts, whatever the number of threads. Gradients that series share
 // are summed part by part, so that the result does not depend on the order in which threads finish.
 constexpr index_t most_kalman_parts = 16;
+// With at least this many states, series of single numbers are filtered one after the other, and not one per lane.
+constexpr index_t single_kalman_order = 6;
+// The adjoint of a single series keeps the results of all steps up to this many bytes. Longer series walk in segments.
+constexpr index_t kept_single_bytes = 32 << 20;
 // The adjoint of the Kalman filter keeps predicted moments for so many bytes, and for at least so many steps, at a time.
 constexpr index_t kept_moment_bytes = 1 << 19, fewest_kept_steps = 8;
 

@@ -238,7 +238,7 @@ int launch(std::uintptr_t kernel, nb::tuple grid, unsigned threads, unsigned sha
 }
 
 // Copies one integer from a device to the host without blocking the stream. `place` is an address in pinned memory that `owner`
-// keeps alive.
+// keeps alive. Its event is destroyed by the driver that made it, whichever is bound by then.
 class Mailbox {
   public:
     Mailbox(nb::object owner, std::uintptr_t place)
@@ -251,8 +251,8 @@ class Mailbox {
     // Waits until the number has arrived, because the memory must not be reused before. Errors of a driver that has shut down are
     // ignored.
     ~Mailbox() {
-        if (sent_) device::wait_for_event(event_);
-        device::destroy_event(event_);
+        if (sent_) wait_(event_);
+        destroy_(event_);
     }
 
     // Starts the copy from the device address `cell`, after what is queued on `stream`.
@@ -266,7 +266,7 @@ class Mailbox {
     // Waits for the number and returns it.
     long long receive() {
         nb::gil_scoped_release unlocked;
-        device::check_status(device::wait_for_event(event_));
+        device::check_status(wait_(event_));
         sent_ = false;
         return *place_;
     }
@@ -274,6 +274,7 @@ class Mailbox {
   private:
     nb::object owner_;
     volatile long long* place_;
+    device::of_event_fn wait_ = device::wait_for_event, destroy_ = device::destroy_event;
     void* event_ = nullptr;
     bool sent_ = false;
 };
@@ -315,7 +316,9 @@ void gesvd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t strea
 void bind_device(nb::module_& m) {
     nb::class_<Device>(m, "Device").def(nb::init<int, const std::vector<std::uintptr_t>&>());
     m.def("device_bind", [](const std::string& name, std::uintptr_t address) {
-        if (!device::bind(name, reinterpret_cast<void*>(address))) throw nb::key_error(name.c_str());
+        const std::optional<void*> previous = device::bind(name, reinterpret_cast<void*>(address));
+        if (!previous) throw nb::key_error(name.c_str());
+        return reinterpret_cast<std::uintptr_t>(*previous);
     });
     nb::class_<Mailbox>(m, "Mailbox")
         .def(nb::init<nb::object, std::uintptr_t>())

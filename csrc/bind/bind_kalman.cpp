@@ -41,7 +41,8 @@ nb::object kalman_nll(int item_size, const Addresses& model, std::uintptr_t s, i
             kalman::run_filter<T>({{series, times, states, observations, flat},
                                 make_operands<const T>(model),
                                 reinterpret_cast<T*>(s),
-                                status.data()});
+                                status.data(),
+                                false});
         });
     }
     return find_failure(status);
@@ -61,7 +62,8 @@ nb::object kalman_nll_vjp(int item_size, const Addresses& model, std::uintptr_t 
                                 reinterpret_cast<const T*>(gs),
                                 reinterpret_cast<T*>(s),
                                 s ? status.data() : nullptr,
-                                0},
+                                0,
+                                false},
                                make_operands<T>(gradient));
         });
     }

@@ -11,7 +11,7 @@ struct TorchNames {
     int (*describe)(void*, dlpack::Tensor*) = nullptr;
     PyObject *tensor_type = nullptr, *parameter_type = nullptr;
     PyObject *are_transforms_active = nullptr, *count_dispatch_modes = nullptr, *count_function_modes = nullptr;
-    PyObject* is_older_vmap_active = nullptr;
+    PyObject *is_older_vmap_active = nullptr, *is_wrapper_or_sparse = nullptr;
     PyObject* forward_ad_names = nullptr;  // the dictionary of torch.autograd.forward_ad
     PyObject *is_grad_enabled = nullptr, *empty_like = nullptr;
     PyObject* whole_number = nullptr;  // a tensor of int32 without dimensions
@@ -31,9 +31,9 @@ PyObject* call_method(PyObject* object, PyObject* name, PyObject* argument = nul
     return PyObject_VectorcallMethod(name, arguments + 1, (argument ? 2 : 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
 }
 
-// Returns whether a function without arguments returns something false.
-bool returns_false(PyObject* function) {
-    PyObject* const result = PyObject_CallNoArgs(function);
+// Returns whether a function without arguments, or of one, returns something false.
+bool returns_false(PyObject* function, PyObject* argument = nullptr) {
+    PyObject* const result = argument ? call_with(function, argument) : PyObject_CallNoArgs(function);
     if (!result) {
         PyErr_Clear();
         return false;
@@ -101,6 +101,7 @@ bool bind_torch(nb::handle names) {
     found.count_dispatch_modes = get("count_dispatch_modes");
     found.count_function_modes = get("count_function_modes");
     found.is_older_vmap_active = get("is_older_vmap_active");
+    found.is_wrapper_or_sparse = get("is_wrapper_or_sparse");
     found.forward_ad_names = get("forward_ad_names");
     found.is_grad_enabled = get("is_grad_enabled");
     found.empty_like = get("empty_like");
@@ -131,9 +132,14 @@ bool describe(nb::handle tensor, int inner, TensorOperand& out) {
     PyObject* const object = tensor.ptr();
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     if (type != torch_names.tensor_type && type != torch_names.parameter_type) return false;
-    if (has_true_attribute(object, torch_names.requires_grad_name) && !returns_false(torch_names.is_grad_enabled)) return false;
+    if (has_true_attribute(object, torch_names.requires_grad_name)) {
+        if (!returns_false(torch_names.is_grad_enabled)) return false;
+        // torch.func.vjp saves tensors that are still wrapped when a second derivative is computed, after the transform. They have
+        // no memory of their own, and to try and read one raises an exception in torch, which takes milliseconds.
+        if (!returns_false(torch_names.is_wrapper_or_sparse, object)) return false;
+    }
     dlpack::Tensor found{};
-    // Tensors without memory of their own, sparse ones say, raise here.
+    // Other tensors without memory of their own, sparse ones say, raise here.
     if (torch_names.describe(object, &found) != 0) return PyErr_Clear(), false;
     const bool is_number = found.dtype.code == dlpack::float_code && (found.dtype.bits == 32 || found.dtype.bits == 64);
     if (found.device_type != dlpack::cpu_device || !is_number || found.dtype.lanes != 1) return false;

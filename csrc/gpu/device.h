@@ -10,8 +10,10 @@
 
 #include <climits>
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/view.h"
@@ -52,20 +54,21 @@ inline create_event_fn create_event = nullptr;
 inline record_event_fn record_event = nullptr;
 inline of_event_fn wait_for_event = nullptr, destroy_event = nullptr;
 
-// Stores the address of a function of cuBLAS or of the driver. Returns false if the core does not use it.
-inline bool bind(const std::string& name, void* address) {
-    const auto into = [&](auto& place) {
-        place = reinterpret_cast<std::decay_t<decltype(place)>>(address);
-        return true;
+// Stores the address of a function of cuBLAS or of the driver. Returns the address that was stored before, which may be null;
+// nothing if the core does not use the function.
+inline std::optional<void*> bind(const std::string& name, void* address) {
+    const auto into = [&](auto& place) -> std::optional<void*> {
+        using Function = std::decay_t<decltype(place)>;
+        return reinterpret_cast<void*>(std::exchange(place, reinterpret_cast<Function>(address)));
     };
-    const auto of = [&](auto type, const std::string& stem) {
+    const auto of = [&](auto type, const std::string& stem) -> std::optional<void*> {
         using C = Cublas<decltype(type)>;
         if (stem == "gemm") return into(C::gemm);
         if (stem == "gemmStridedBatched") return into(C::gemm_batched);
         if (stem == "trmm") return into(C::trmm);
         if (stem == "trsm") return into(C::trsm);
         if (stem == "syrk") return into(C::syrk);
-        return false;
+        return std::nullopt;
     };
     if (name == "cuLaunchKernel") return into(launch_kernel);
     if (name == "cuMemsetD8Async") return into(fill_bytes);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "base/isa.h"
@@ -16,10 +17,25 @@
 
 namespace lapgrad::kalman {
 
-// Whether series are computed one per lane: if at least half of the lanes are filled and the matrices stay in the cache.
+// Whether series are computed one per lane: if at least half of the lanes are filled and the matrices stay in the cache. From some
+// order on SingleSeries, where it can be used, is faster by the entries of A that are zero.
 template <class T>
 bool uses_lanes(const KalmanSizes& sizes) {
+    if (std::is_same_v<T, double> && sizes.observations == 1 && sizes.states >= plan::single_kalman_order) return false;
     return 2 * sizes.series >= isa::kernels<T>().lanes && sizes.series > 1 && sizes.states <= plan::lane_order<T>();
+}
+
+// Whether series are computed by SingleSeries: one observation at a time in double precision, and not one series per lane.
+template <class T>
+bool uses_single(const KalmanSizes& sizes) {
+    return std::is_same_v<T, double> && sizes.observations == 1 && !uses_lanes<T>(sizes);
+}
+
+// The same for gradients: that of B is not wanted, and what is kept of all steps is not too much.
+template <class T>
+bool uses_single(const KalmanSizes& sizes, const KalmanOperands<T>& gradient) {
+    const index_t bytes = sizes.single_work(sizes.times, gradient.A.data != nullptr) * static_cast<index_t>(sizeof(T));
+    return uses_single<T>(sizes) && !gradient.B.data && bytes <= plan::kept_single_bytes;
 }
 
 // How the series are split among threads: `count` parts of `groups_each` groups of `group` series.
@@ -63,11 +79,13 @@ void for_parts(const KalmanSizes& sizes, Body body) {
 
 // Computes the value of every series.
 template <class T>
-void run_filter(const KalmanForward<T>& task) {
+void run_filter(KalmanForward<T> task) {
     const bool wide = uses_lanes<T>(task.sizes);
+    task.single = uses_single<T>(task.sizes);
     for_parts<T>(task.sizes, [&](index_t, index_t begin, index_t end) {
         const index_t lanes = wide ? isa::kernels<T>().lanes : 1;
-        const Memory memory = allocate_aligned(task.sizes.work() * lanes * static_cast<index_t>(sizeof(T)));
+        const index_t count = task.single ? task.sizes.single_work(1, false) : task.sizes.work() * lanes;
+        const Memory memory = allocate_aligned(count * static_cast<index_t>(sizeof(T)));
         isa::kernels<T>().kalman_forward(task, wide, begin, end, memory.get());
     });
 }
@@ -104,6 +122,9 @@ void run_adjoint(KalmanReverse<T> task, const KalmanOperands<T>& gradient) {
     const index_t moments = std::max<index_t>(1, sizes.moments());
     task.segment = std::max<index_t>(1, std::min(sizes.times, std::max(plan::fewest_kept_steps, plan::kept_moment_bytes / (moments * lanes * number))));
     const index_t kept = moments * (task.segment + (sizes.times + task.segment - 1) / task.segment);
+    task.single = uses_single<T>(sizes, gradient);
+    const index_t count =
+        task.single ? sizes.single_work(sizes.times, gradient.A.data != nullptr) : (sizes.work() + kept) * lanes;
 
     const std::vector<SharedGradient<T>> shared = find_shared_gradients(sizes, gradient);
     const index_t parts = Parts::choose<T>(sizes).count;
@@ -121,7 +142,7 @@ void run_adjoint(KalmanReverse<T> task, const KalmanOperands<T>& gradient) {
                 next += one.size;
             }
         }
-        const Memory memory = allocate_aligned((sizes.work() + kept) * lanes * number);
+        const Memory memory = allocate_aligned(count * number);
         isa::kernels<T>().kalman_reverse(task, own, wide, begin, end, memory.get());
     });
     if (parts == 1) return;

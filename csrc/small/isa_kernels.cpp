@@ -43,6 +43,8 @@ namespace {
 
 #include "small/lane_kalman.h"
 
+#include "small/single_kalman.h"
+
 #include "small/kalman_groups.h"
 
 // Fills a table of kernels member by member. The compiler rejects a member that is set twice or with another signature, and

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import stand_ins
 import torch
 from torch import Tensor
 
@@ -144,6 +145,20 @@ def run_elimination(draw: Draw) -> None:
             pull_back(lapgrad.gesv(A, B, transpose=transpose), A, B)
 
 
+def run_pivoting(draw: Draw) -> None:
+    for items, n, lower in ((3, 7, True), (2, 20, False), (2, 40, True)):
+        A = draw.positive_definite(items, n)
+        pull_back(lapgrad.pstrf(A, rank=n - 1, lower=lower).L, A)
+
+
+def run_functions(draw: Draw) -> None:
+    A = draw.positive_definite(2, 40)
+    for f in ("sqrt", "log", "exp"):
+        pull_back(lapgrad.linalg.eigh_fn(A, f), A)
+    X = draw.normal(3, 20, 5)
+    pull_back(lapgrad.linalg.pca(X, k=2)[:3], X)
+
+
 def run_eigenvalues(draw: Draw) -> None:
     for items, n, lower in ((9, 5, True), (5, 13, False), (3, 30, True), (3, 50, True)):
         A = draw.positive_definite(items, n)
@@ -223,6 +238,8 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "packing": (run_packing, ("packing",)),
     "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_panel", "gelqf_vjp_batch", "gelqf_wide")),
     "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),
+    "pivoting": (run_pivoting, ("pstrf_batch",)),
+    "functions": (run_functions, ("centre", "eigh_fn")),
     "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
     "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_tiles")),
@@ -246,7 +263,7 @@ def use_small_blocks() -> Iterator[None]:
     """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
-    small["SPECTRAL_VJP_SMALL"] = 32
+    small |= {"SPECTRAL_VJP_SMALL": 32, "PSTRF_IN_BLOCK": 32}
     with mock.patch.multiple(_thresholds, **small):
         yield
 
@@ -254,8 +271,6 @@ def use_small_blocks() -> Iterator[None]:
 @contextmanager
 def record_launches() -> Iterator[set[Kernel]]:
     """Yield the set of kernels that were launched while this context was active."""
-    from lapgrad._kernels.cpu import core
-
     launched: set[Kernel] = set()
     by_handle: dict[int, Kernel] = {}
     load = _compile.load_kernel
@@ -278,12 +293,11 @@ def record_launches() -> Iterator[set[Kernel]]:
 
     callback = signature(launch)
     _libraries.bind_driver()
-    core.device_bind("cuLaunchKernel", ctypes.cast(callback, pointer).value)
-    try:
-        with mock.patch.object(_compile, "load_kernel", remember):
-            yield launched
-    finally:
-        core.device_bind("cuLaunchKernel", ctypes.cast(launch_kernel, pointer).value)
+    with (
+        stand_ins.bind_to_core({"cuLaunchKernel": callback}),
+        mock.patch.object(_compile, "load_kernel", remember),
+    ):
+        yield launched
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lapgrad._kernels.cpu import core
+from lapgrad._kernels.cpu import available, core
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import device as _device
@@ -136,30 +136,45 @@ _SIGNATURES: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
 
 
 @functools.cache
-def bind() -> list[Any]:
-    """Gives the core the stand-ins; returns what must be kept alive."""
-    kept = []
+def make_callbacks() -> dict[str, Any]:
+    """Return the stand-ins as functions of C, by the name that the core has for each; kept alive for ever."""
+    callbacks: dict[str, Any] = {
+        "cuLaunchKernel": ctypes.CFUNCTYPE(_I, _P, *[ctypes.c_uint] * 7, _P, _P, _P)(launch_kernel),
+        "cuMemsetD8Async": ctypes.CFUNCTYPE(_I, _P, ctypes.c_ubyte, ctypes.c_size_t, _P)(fill_bytes),
+        "cuMemcpyDtoDAsync_v2": ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host),
+        "cuMemcpyDtoHAsync_v2": ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host),
+        "cuEventCreate": ctypes.CFUNCTYPE(_I, _P, ctypes.c_uint)(create_event),
+        "cuEventRecord": ctypes.CFUNCTYPE(_I, _P, _P)(lambda event, stream: _SUCCESS),
+        "cuEventSynchronize": ctypes.CFUNCTYPE(_I, _P)(lambda event: _SUCCESS),
+        "cuEventDestroy_v2": ctypes.CFUNCTYPE(_I, _P)(lambda event: _SUCCESS),
+    }
     for letter, kind in _TYPES.items():
         for name, (function, arguments) in _SIGNATURES.items():
             # NumPy warns about infinities, and a GPU does not.
             quiet = np.errstate(all="ignore")(functools.partial(function, kind))
-            callback = ctypes.CFUNCTYPE(_I, *arguments)(quiet)
-            core.device_bind(letter + name, ctypes.cast(callback, _P).value)
-            kept.append(callback)
-    driver = (
-        ("cuLaunchKernel", ctypes.CFUNCTYPE(_I, _P, *[ctypes.c_uint] * 7, _P, _P, _P)(launch_kernel)),
-        ("cuMemsetD8Async", ctypes.CFUNCTYPE(_I, _P, ctypes.c_ubyte, ctypes.c_size_t, _P)(fill_bytes)),
-        ("cuMemcpyDtoDAsync_v2", ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host)),
-        ("cuMemcpyDtoHAsync_v2", ctypes.CFUNCTYPE(_I, _P, _P, ctypes.c_size_t, _P)(copy_to_host)),
-        ("cuEventCreate", ctypes.CFUNCTYPE(_I, _P, ctypes.c_uint)(create_event)),
-        ("cuEventRecord", ctypes.CFUNCTYPE(_I, _P, _P)(lambda event, stream: _SUCCESS)),
-        ("cuEventSynchronize", ctypes.CFUNCTYPE(_I, _P)(lambda event: _SUCCESS)),
-        ("cuEventDestroy_v2", ctypes.CFUNCTYPE(_I, _P)(lambda event: _SUCCESS)),
-    )
-    for name, callback in driver:
-        core.device_bind(name, ctypes.cast(callback, _P).value)
-        kept.append(callback)
-    return kept
+            callbacks[letter + name] = ctypes.CFUNCTYPE(_I, *arguments)(quiet)
+    return callbacks
+
+
+@contextmanager
+def bind_to_core(callbacks: Mapping[str, Any]) -> Iterator[None]:
+    """While active, the core calls these functions in place of those of the same names, real ones or none."""
+    previous = {
+        name: core.device_bind(name, ctypes.cast(callback, _P).value) for name, callback in callbacks.items()
+    }
+    try:
+        yield
+    finally:
+        for name, address in previous.items():
+            core.device_bind(name, address)
+
+
+def read_bound_addresses() -> dict[str, int]:
+    """Return the addresses that the core calls, by the names of their functions; 0 where none is bound."""
+    addresses = {name: core.device_bind(name, 0) for name in make_callbacks()}
+    for name, address in addresses.items():
+        core.device_bind(name, address)
+    return addresses
 
 
 #: (file, instance) of the kernels that have a number in place of a driver's handle.
@@ -174,7 +189,6 @@ def _number_kernel(stem: str, name: str, dtype: torch.dtype) -> int:
 
 
 def make_queue(stem: str, names: Sequence[str], like: Tensor) -> tuple[Any, int, int]:
-    bind()
     kernels = [_number_kernel(stem, name, like.dtype) for name in names]
     return core.Device(like.element_size(), kernels), 0, 0
 
@@ -212,7 +226,6 @@ def create_event(place: int, flags: int) -> int:
 
 def make_pinned_elsewhere() -> Any:
     """Return what ``_items._create_mailbox`` does, in ordinary memory: without a GPU none can be pinned."""
-    bind()
     place = torch.empty((), dtype=torch.int64)
     return core.Mailbox(place, place.data_ptr())
 
@@ -234,11 +247,10 @@ def replace_gpu() -> Iterator[None]:
         mock.patch.object(_cholesky, "factorise_upper", factorise_upper),
         mock.patch.object(_symmetric, "decompose_batch", decompose_symmetric),
     )
-    for patch in patches:
-        patch.start()
-    try:
-        yield
-    finally:
+    with ExitStack() as scope:
+        if available():  # else nothing is launched through the core
+            scope.enter_context(bind_to_core(make_callbacks()))
+        scope.callback(_items._of_thread.unused.clear)  # their events are those of the stand-ins
         for patch in patches:
-            patch.stop()
-        _items._of_thread.unused.clear()  # destroying them would call the driver
+            scope.enter_context(patch)
+        yield

@@ -17,7 +17,7 @@ import stand_ins
 import torch
 from tolerances import assert_close, of_order
 
-from lapgrad._kernels.cpu import available, core
+from lapgrad._kernels.cpu import available
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import solver as _solver
@@ -67,10 +67,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     callback = _DRIVER(made.launch)
     monkeypatch.setattr(_launch, "_load_kernel", made.load)
     monkeypatch.setattr(_stream, "get_current_stream", lambda device: STREAM)
-    core.device_bind("cuLaunchKernel", ctypes.cast(callback, ctypes.c_void_p).value)
-    yield made
-    stand_ins.bind.cache_clear()
-    stand_ins.bind()
+    with stand_ins.bind_to_core({"cuLaunchKernel": callback}):
+        yield made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

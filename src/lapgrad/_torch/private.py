@@ -127,6 +127,7 @@ def find_names_for_shortcuts() -> dict[str, Any] | None:
         "count_dispatch_modes": _dispatch_modes,
         "count_function_modes": _function_modes,
         "is_older_vmap_active": _older_vmap_active,
+        "is_wrapper_or_sparse": _is_wrapper_or_sparse,
         "forward_ad_names": vars(forward_ad),
         "is_grad_enabled": torch.is_grad_enabled,
         "empty_like": torch.empty_like,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from lapgrad import _errors
 from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind
 from lapgrad.linalg import _whitening
+from lapgrad.linalg._centring import centre
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd
 from lapgrad.ops.trsm import trsm
@@ -81,8 +83,7 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
     _whitening.check_options("linalg.cca", k, min(p, q), "min(p, q)", regularisation)
     _whitening.check_rows("linalg.cca", "X", n - 1, p, regularisation)
     _whitening.check_rows("linalg.cca", "Y", n - 1, q, regularisation)
-    X, unit_x = _whitening.normalise(X - X.mean(-2, keepdim=True), regularisation)
-    Y, unit_y = _whitening.normalise(Y - Y.mean(-2, keepdim=True), regularisation)
+    (_, X, unit_x), (_, Y, unit_y) = (centre(Z, least=math.sqrt(regularisation)) for Z in (X, Y))
     Lx = _whitening.factorise_covariance(
         "linalg.cca", "the covariance of X", X, unit_x, n - 1, regularisation
     )

@@ -10,8 +10,9 @@ from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import check_square_matrix
+from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _divided_differences
 from lapgrad.ops import _spectral
@@ -139,8 +140,31 @@ def _apply(
     A: Tensor, lower: bool, f: str, exponent: float, tol: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     U, eigenvalues = _syevd.decompose(_NAME, A, lower)
+    if has_kernel("eigh_fn", A):
+        B = allocate_like(U)
+        relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
+        if lookup("eigh_fn", A)(B, U, eigenvalues, f, exponent, relative) is None:
+            return B, U, eigenvalues
     values = _find_rule(eigenvalues, f, exponent, tol).value(eigenvalues)
     return _compose(U, eigenvalues, values, f), U, eigenvalues
+
+
+def _compute_vjp(
+    U: Tensor, eigenvalues: Tensor, gB: Tensor, f: str, exponent: float, tol: float | None
+) -> Tensor:
+    if not has_kernel("eigh_fn_vjp", U):
+        return _compute_vjp_composite(U, eigenvalues, gB, f, exponent, tol)
+    gA = allocate_like(U)
+    relative = _gaps.choose_tolerance(eigenvalues.shape[-1], eigenvalues.dtype, tol)
+    lookup("eigh_fn_vjp", U)(gA, U.contiguous(), eigenvalues.contiguous(), gB, f, exponent, relative)
+    return gA
+
+
+def _compute_vjp_composite(
+    U: Tensor, eigenvalues: Tensor, gB: Tensor, f: str, exponent: float, tol: float | None
+) -> Tensor:
+    differences = _find_rule(eigenvalues, f, exponent, tol).differences(eigenvalues)
+    return _apply_derivative(U, differences, gB)
 
 
 def _vjp(
@@ -155,7 +179,7 @@ def _vjp(
     (U, eigenvalues), (_, *function) = saved, flags
     parts = []
     if gB is not None:
-        parts.append(_apply_derivative(U, _find_rule(eigenvalues, *function).differences(eigenvalues), gB))
+        parts.append(operator_vjp.call(U, eigenvalues, gB, *function))
     if gU is not None or slope is not None:
         parts.append(_syevd.operator_vjp.call(U, eigenvalues, gU, slope, _syevd.QUIET, None))
     return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
@@ -163,7 +187,7 @@ def _vjp(
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     (U, eigenvalues), (lower, *function) = saved, flags
-    dB = _apply_derivative(U, _find_rule(eigenvalues, *function).differences(eigenvalues), dA)
+    dB = _compute_vjp_composite(U, eigenvalues, dA, *function)
     return dB, *_syevd.compute_jvp(saved, (lower, _syevd.QUIET, None), dA)
 
 
@@ -193,6 +217,14 @@ def _jvp_given(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor, *_: Te
 
 
 _U, _EIGENVALUES = 2, 3
+
+operator_vjp = define_fused(
+    "eigh_fn_vjp",
+    "(Tensor U, Tensor eigenvalues, Tensor gB, str f, float exponent, float? tol) -> Tensor",
+    kernel=_compute_vjp,
+    fake=lambda U, eigenvalues, gB, f, exponent, tol: gB.new_empty(gB.shape),
+    composite=_compute_vjp_composite,
+)
 
 operator = define(
     "eigh_fn",

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapgrad import _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._torch.layout import check_matrix
-from lapgrad.linalg._scale import find_unit
+from lapgrad.linalg._centring import centre
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import syevd as _syevd
@@ -69,11 +69,10 @@ def pca(
             one row.
 
     Gradient:
-        That of the eigendecomposition (``syevd`` with ``k``) of the covariance X^T X / (n - 1) if d <= n,
-        else of the gram matrix X X^T / (n - 1), of centred X divided by a power of two, so that small and
-        large data lose no digits; finite always, and exact where the loss depends
-        on components of equal variance only through their span. Saves X centred, all eigenvectors of the
-        smaller side, and the components.
+        That of the eigendecomposition (``syevd`` with ``k``) of X^T X if d <= n, else of X X^T, of centred X
+        divided by a power of two, so that small and large data lose no digits; finite always, and exact
+        where the loss depends on components of equal variance only through their span. Saves X centred, all
+        eigenvectors of the smaller side, and the components.
 
     Memory:
         forward 2.5, backward 3
@@ -102,34 +101,30 @@ def pca(
         raise _exceptions.OptionError(
             f"{_NAME}: k must be between 0 and the smaller side of X, got {k} for shape {tuple(X.shape)}."
         )
-    mean = X.mean(-2)
-    centred = X - mean.unsqueeze(-2)
-    unit = find_unit(centred)
-    centred = centred * unit.reciprocal()
-    components, variance = _decompose_centred(centred, unit, k, degeneracy, tol)
+    degrees = max(n - 1, 1)
+    # Where a variance overflows, centred is NaN, which syevd refuses.
+    mean, centred, unit = centre(X, degrees=degrees)
+    components, moments = _decompose_centred(centred, k, degeneracy, tol)
+    variance = moments * (unit.squeeze(-1).square() / degrees)
     scores = _gemm2.multiply(centred, components, transpose_b=True) * unit
-    return PrincipalComponents(components, variance * unit.squeeze(-1).square(), mean, scores)
+    return PrincipalComponents(components, variance, mean, scores)
 
 
 def _decompose_centred(
-    centred: Tensor, unit: Tensor, k: int, degeneracy: _syevd.Degeneracy, tol: float | None
+    centred: Tensor, k: int, degeneracy: _syevd.Degeneracy, tol: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Components and variances of data in the given unit; the variances in the square of it."""
+    """Components of centred data, and the sums of their squared scores."""
     n, d = centred.shape[-2:]
     wide = d > n
-    degrees = max(n - 1, 1)
-    moments = _syrk.operator.call(centred, not wide)
-    # Variances that overflow in the unit of X make the moments NaN, which syevd refuses.
-    diagonal = moments.detach().diagonal(dim1=-2, dim2=-1) / degrees
-    fits = (diagonal * unit.squeeze(-1).square()).isfinite().all(-1)[..., None, None]
-    moments = moments / degrees + torch.where(fits, 0.0, torch.nan).to(moments.dtype)
-    U, ascending, _, _ = _syevd.operator_top.call(moments, True, k, degeneracy, tol)
-    U, variance = U.flip(-2), ascending.flip(-1).clamp_min(0.0)
+    U, ascending, _, _ = _syevd.operator_top.call(
+        _syrk.operator.call(centred, not wide), True, k, degeneracy, tol
+    )
+    U, moments = U.flip(-2), ascending.flip(-1).clamp_min(0.0)
     if not wide:
-        return U, variance
-    # X = sqrt(degrees) W^T diag(sqrt(variance)) V: an eigenvector w of X X^T leads to the component v.
+        return U, moments
+    # X = W^T diag(sqrt(moments)) V: an eigenvector w of X X^T leads to the component v.
     least = _gaps.choose_tolerance(n, centred.dtype, None) * _gaps.find_largest(ascending).squeeze(-1)
-    there = variance > least
-    scale = torch.where(there, (degrees * torch.where(there, variance, 1.0)).rsqrt(), 0.0)
+    there = moments > least
+    scale = torch.where(there, torch.where(there, moments, 1.0).rsqrt(), 0.0)
     components = _gemm2.multiply(U, centred) * scale.unsqueeze(-1)
-    return components * _gaps.find_row_signs(components).unsqueeze(-1), variance
+    return components * _gaps.find_row_signs(components).unsqueeze(-1), moments

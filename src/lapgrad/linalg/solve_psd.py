@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
-from lapgrad._torch.define import Formulas, define
+from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like
 from lapgrad.linalg.cho_solve import operator as _cho_solve
 from lapgrad.ops import _columns, _syr2k
@@ -69,22 +69,46 @@ def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure, "potrf_ex")
-    lookup("cho_solve", B)(X, L, B, lower)
+    _solve_regular(X, L, B, lower)
     return X, L
+
+
+def _solve_regular(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> None:
+    """X := (L L^T)^-1 B for a factor without a zero on its diagonal, which need not be searched for one."""
+    routine = "cho_solve_regular" if has_kernel("cho_solve_regular", B) else "cho_solve"
+    lookup(routine, B)(X, L, B, lower)
+
+
+def _compute_vjp(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    gA, gB = allocate_like(L), allocate_like(gX)
+    if has_kernel("solve_psd_vjp", L):
+        lookup("solve_psd_vjp", L)(gA, gB, L, X, gX, lower)
+        return gA, gB
+    _solve_regular(gB, L, gX, lower)
+    lookup("gemmt_sum", L)(gA, gB, X, X, gB, lower=True, symmetric=True, alpha=-0.5)
+    return gA, gB
+
+
+def _compute_vjp_composite(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    """gB = A^-1 gX, gA = -sym(gB X^T)."""
+    gB = _cho_solve.call(L, gX, lower)
+    return _syr2k.operator.call(gB, X, -0.5), gB
 
 
 def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor | None, gL: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """gB = A^-1 gX, gA = -sym(gB X^T).
+    """As ``_compute_vjp_composite``.
 
     The factor is no result that users see: its cotangent comes from derivatives of this function.
     """
     (X, L), (lower,) = saved, flags
     gA = gB = None
     if gX is not None:
-        gB = _cho_solve.call(L, gX, lower)
-        gA = _syr2k.operator.call(gB, X, -0.5) if needs[0] else None
+        if needs[0]:
+            gA, gB = operator_vjp.call(L, X, gX, lower)
+        else:
+            gB = _cho_solve.call(L, gX, lower)
     if gL is not None and needs[0]:
         through_factor = _potrf.operator_vjp.call(L, gL, None, lower)
         gA = through_factor if gA is None else gA + through_factor
@@ -104,6 +128,14 @@ def _jvp(
 
 
 _X, _L = 2, 3
+
+operator_vjp = define_fused(
+    "solve_psd_vjp",
+    "(Tensor L, Tensor X, Tensor gX, bool lower) -> (Tensor, Tensor)",
+    kernel=_compute_vjp,
+    fake=lambda L, X, gX, lower: (L.new_empty(L.shape), gX.new_empty(gX.shape)),
+    composite=_compute_vjp_composite,
+)
 
 operator = define(
     "solve_psd",

@@ -91,7 +91,10 @@ def dependent_row_later(
 
 @on_its_device
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
-    """gA := L^-T (gQ + Z Q), Z = copyltu(L^T gL - gQ Q^T), for wide and square matrices."""
+    """gA := L^-T (gQ + Z Q), Z = copyltu(L^T gL - gQ Q^T); a tall matrix has more rows below."""
+    if L.shape[-2] > L.shape[-1] and gA.numel():
+        _pull_back_tall(gA, Q, L, gQ, gL)
+        return
     if _gelqf_batch.serves_vjp(Q, L):
         _gelqf_batch.gelqf_vjp(gA, Q, L, gQ, gL)
         return
@@ -108,6 +111,23 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     )
 
 
+def _pull_back_tall(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
+    """``gelqf_vjp`` of a tall matrix: rows below the square part are A2 = L2 Q.
+
+    gA2 = gL2 Q, and L2 = A2 Q^T adds gL2^T A2 = (gL2^T L2) Q to the cotangent of Q.
+    """
+    rank = Q.shape[-2]
+    if gL is None:
+        gA[..., rank:, :].zero_()
+        top = None
+    else:
+        top, below = gL[..., :rank, :], gL[..., rank:, :]
+        gA[..., rank:, :] = below @ Q
+        moved = (below.mT @ L[..., rank:, :]) @ Q
+        gQ = moved if gQ is None else moved.add_(gQ)
+    gelqf_vjp(gA[..., :rank, :], Q, L[..., :rank, :], gQ, top)
+
+
 @on_its_device
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     """``gelqf_vjp`` with Q = L^-1 A and without gQ."""
@@ -115,8 +135,13 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     if wide and _gelqf_batch.serves_vjp(A, L):
         _gelqf_batch.gelqf_l_vjp(gA, A, L, gL)
         return
-    if not A.numel() or not wide or A.shape[:-2].numel() > _thresholds.MOST_ITEMS:
+    if not A.numel() or A.shape[:-2].numel() > _thresholds.MOST_ITEMS:
         _fallback.gelqf_l_vjp(gA, A, L, gL)
+        return
+    if not wide:
+        rank = L.shape[-1]
+        top = torch.linalg.solve_triangular(L[..., :rank, :], A[..., :rank, :], upper=False)
+        gelqf_vjp(gA, top.contiguous(), L, None, gL)
         return
     Q = A.clone(memory_format=torch.contiguous_format)
     _device.solve(Q, _device.make_readable(L), "l", _thresholds.SOLVE_BLOCK)

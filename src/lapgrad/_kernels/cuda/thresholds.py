@@ -71,6 +71,8 @@ GELQF_IN_GROUP = 16
 GELQF_PANEL_COLUMNS = 1024
 #: One matrix with more columns is factorised by Cholesky factorisations, which fill the device.
 GELQF_PANELS_ALONE = 256
+#: Up to this order a block factorises a matrix with pivoting: the launch of a step takes as long as the step.
+PSTRF_IN_BLOCK = 256
 LU_SMALL = 128
 LU_IN_WARP = 32
 #: A panel has a thread for each row.
@@ -80,11 +82,8 @@ TRIANGULAR_IN_REGISTERS = 16
 #: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: The gradients of both are products around kernels for pairs of tiles above the order SPECTRAL_VJP_SMALL,
-#: and from SPECTRAL_VJP_TILES on where the vectors of a side have more than SPECTRAL_VJP_FEW bytes.
+#: The gradients of both are products around kernels for pairs of tiles above this order.
 SPECTRAL_VJP_SMALL = 64
-SPECTRAL_VJP_TILES = 33
-SPECTRAL_VJP_FEW = 1 << 24
 #: From this many entries of the vectors on, the small kernel is not waited for unless there are ties.
 SPECTRAL_VJP_UNWAITED = 1 << 17
 #: From this many rows in a batch on, a warp measures several of them.
@@ -93,6 +92,9 @@ SPECTRAL_VJP_MANY_ROWS = 1 << 14
 SYEVD_VJP_EXTENDED = 1024
 #: From this order on only a triangle of a symmetric gradient is multiplied.
 SYEVD_VJP_TRIANGLE = 2048
+#: Observations are centred by a block per item up to this many entries, or from this many items on.
+CENTRE_SMALL = 1 << 15
+CENTRE_MANY = 128
 KALMAN_STATES = 32
 KALMAN_OBSERVATIONS = 16
 #: Columns of the features of a covariance function: a thread holds one point, and the gradient for it.
@@ -175,12 +177,6 @@ def choose_inverse_block(n: int) -> int:
 def choose_product_cut(terms: int) -> int:
     """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
-
-
-def has_small_spectral_gradient(items: int, n: int, itemsize: int) -> bool:
-    """Whether one kernel computes the gradient of syevd or gesvd of matrices with a long side n."""
-    few = items * n * n * itemsize <= SPECTRAL_VJP_FEW
-    return n < SPECTRAL_VJP_TILES or (n <= SPECTRAL_VJP_SMALL and few)
 
 
 def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:

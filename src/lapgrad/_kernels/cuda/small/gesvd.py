@@ -89,8 +89,8 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor, V: Tensor) -> bool:
     """Whether the kernel of the gradient takes factors of this shape; strides do not matter."""
-    items, longest = U.shape[:-2].numel(), max(U.shape[-1], V.shape[-1])
-    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(items, longest, U.element_size())
+    longest = max(U.shape[-1], V.shape[-1])
+    return U.numel() > 0 and longest <= _thresholds.SPECTRAL_VJP_SMALL
 
 
 def gesvd_vjp(

@@ -70,8 +70,7 @@ def plan_decomposition(
 
 def serves_vjp(U: Tensor) -> bool:
     """Return whether the kernel computes the gradient of matrices of this size."""
-    items, n = U.shape[:-2].numel(), U.shape[-1]
-    return U.numel() > 0 and _thresholds.has_small_spectral_gradient(items, n, U.element_size())
+    return U.numel() > 0 and U.shape[-1] <= _thresholds.SPECTRAL_VJP_SMALL
 
 
 def syevd_vjp(

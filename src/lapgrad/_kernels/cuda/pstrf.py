@@ -1,0 +1,31 @@
+"""pstrf: Cholesky factorisation with pivoting, on CUDA: own kernels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import pstrf as _pstrf_batch
+from lapgrad._kernels.torch import pstrf as _fallback
+
+
+@on_its_device
+def pstrf(
+    L: Tensor, pivots: Tensor, rank: Tensor, A: Tensor, tol: float | None, lower: bool
+) -> tuple[int, int] | None:
+    """``_fallback.pstrf``; the host waits once, at the end."""
+    n, items = A.shape[-1], A.shape[:-2].numel()
+    target = _items.view_batch(L if lower else L.mT)
+    too_many = n > _thresholds.PSTRF_IN_BLOCK and items > _thresholds.MOST_ITEMS
+    if target is None or not L.numel() or too_many:
+        return _fallback.pstrf(L, pivots, rank, A, tol, lower)
+    cell = _items.get_status_cell(A)
+    source = _items.flatten_batch(A if lower else A.mT)
+    for plan in _pstrf_batch.plan_factorisation(
+        target, pivots.view(items, n), rank.view(items), source, tol, cell
+    ):
+        _launch.launch(*plan)
+    return _items.read_first_failure(cell)
