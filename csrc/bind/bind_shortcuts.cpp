@@ -9,6 +9,7 @@
 
 #include "base/buffer.h"
 #include "bind/tensor.h"
+#include "bind/ways.h"
 #include "ops/cho_solve.h"
 #include "ops/gelqf.h"
 #include "ops/gesv.h"
@@ -33,8 +34,6 @@ auto compute(const TensorOperand& operand, double operations_per_item, F body) {
     nb::gil_scoped_release unlocked;
     return with_type(operand.item_size, body);
 }
-
-bool is_true(nb::handle flag) { return flag.ptr() == Py_True || (flag.ptr() != Py_False && PyObject_IsTrue(flag.ptr()) == 1); }
 
 bool have_one_kind(const TensorOperand& A, const TensorOperand& B) {
     return A.item_size == B.item_size && A.is_single == B.is_single && A.count == B.count;
@@ -444,27 +443,27 @@ nb::object maketrian(nb::handle v, nb::handle lower) {
 void bind_shortcuts(nb::module_& m) {
     m.def("bind_torch", &bind_torch);
     const auto any = nb::arg().none();  // every argument may be anything, also None
-    m.def("trsm_shortcut", &triangle<true>, any, any, any, any, any);
-    m.def("trmm_shortcut", &triangle<false>, any, any, any, any, any);
-    m.def("syrk_shortcut", &syrk, any, any);
-    m.def("gemmt_shortcut", &gemmt, any, any, any, any, any, any);
-    m.def("potrf_shortcut", &potrf, any, any);
-    m.def("potrf_vjp_shortcut", &potrf_vjp, any, any, any, any);
+    m.def("trsm_shortcut", &WithWay<&triangle<true>, ways::trsm>::call, any, any, any, any, any);
+    m.def("trmm_shortcut", &WithWay<&triangle<false>, ways::trmm>::call, any, any, any, any, any);
+    m.def("syrk_shortcut", &WithWay<&syrk, ways::syrk>::call, any, any);
+    m.def("gemmt_shortcut", &WithWay<&gemmt, ways::gemmt>::call, any, any, any, any, any, any);
+    m.def("potrf_shortcut", &WithWay<&potrf, ways::potrf>::call, any, any);
+    m.def("potrf_vjp_shortcut", &WithWay<&potrf_vjp, ways::potrf_vjp>::call, any, any, any, any);
     m.def("cho_solve_shortcut", &cho_solve, any, any, any);
-    m.def("potri_shortcut", &potri, any, any);
-    m.def("inverse_shortcut", &inverse, any);
-    m.def("gesv_shortcut", &gesv, any, any, any);
-    m.def("sumlogdiag_shortcut", &sumlogdiag, any);
-    m.def("makediag_shortcut", &makediag, any);
+    m.def("potri_shortcut", &WithWay<&potri, ways::potri>::call, any, any);
+    m.def("inverse_shortcut", &WithWay<&inverse, ways::inverse>::call, any);
+    m.def("gesv_shortcut", &WithWay<&gesv, ways::gesv>::call, any, any, any);
+    m.def("sumlogdiag_shortcut", &WithWay<&sumlogdiag, ways::sumlogdiag>::call, any);
+    m.def("makediag_shortcut", &WithWay<&makediag, ways::makediag>::call, any);
     m.def("syevd_shortcut", &syevd, any, any);
     m.def("gesvd_shortcut", &gesvd, any);
     m.def("gelqf_shortcut", &gelqf, any, any);
-    m.def("extractdiag_shortcut", &extractdiag, any);
-    m.def("potrf_ex_shortcut", &potrf_ex, any, any);
-    m.def("gemm_shortcut", &gemm, any, any, any, any, any, any, any);
-    m.def("extracttrian_shortcut", &extracttrian, any, any);
-    m.def("maketrian_shortcut", &maketrian, any, any);
-    m.def("gemm2_shortcut", &gemm2, any, any, any, any, any);
+    m.def("extractdiag_shortcut", &WithWay<&extractdiag, ways::extractdiag>::call, any);
+    m.def("potrf_ex_shortcut", &WithWay<&potrf_ex, ways::potrf_ex>::call, any, any);
+    m.def("gemm_shortcut", &WithWay<&gemm, ways::gemm>::call, any, any, any, any, any, any, any);
+    m.def("extracttrian_shortcut", &WithWay<&extracttrian, ways::extracttrian>::call, any, any);
+    m.def("maketrian_shortcut", &WithWay<&maketrian, ways::maketrian>::call, any, any);
+    m.def("gemm2_shortcut", &WithWay<&gemm2, ways::gemm2>::call, any, any, any, any, any);
 }
 
 }  // namespace lapgrad::binding

@@ -20,12 +20,7 @@ struct TorchNames {
 
 TorchNames torch_names;
 
-// Calls with one argument, or a method with at most one. Of all ways to call these two are the fastest in Python's stable ABI.
-PyObject* call_with(PyObject* function, PyObject* argument) {
-    PyObject* arguments[] = {nullptr, argument};
-    return PyObject_Vectorcall(function, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-}
-
+// Calls a method with at most one argument. This and `call_with` are the fastest calls in Python's stable ABI.
 PyObject* call_method(PyObject* object, PyObject* name, PyObject* argument = nullptr) {
     PyObject* arguments[] = {nullptr, object, argument};
     return PyObject_VectorcallMethod(name, arguments + 1, (argument ? 2 : 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
@@ -41,17 +36,6 @@ bool returns_false(PyObject* function, PyObject* argument = nullptr) {
     const bool is_false = PyObject_IsTrue(result) == 0;
     Py_DECREF(result);
     return is_false;
-}
-
-bool has_true_attribute(PyObject* object, PyObject* name) {
-    PyObject* const value = PyObject_GetAttr(object, name);
-    if (!value) {
-        PyErr_Clear();
-        return true;
-    }
-    const bool is_true = value == Py_True;
-    Py_DECREF(value);
-    return is_true;
 }
 
 bool method_returns_false(PyObject* object, PyObject* name) {
@@ -87,6 +71,41 @@ nb::object allocate(const TensorOperand& like, PyObject* shape) {
 }
 
 }  // namespace
+
+PyObject* call_with(PyObject* function, PyObject* argument) {
+    PyObject* arguments[] = {nullptr, argument};
+    return PyObject_Vectorcall(function, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+}
+
+bool has_true_attribute(PyObject* object, PyObject* name) {
+    PyObject* const value = PyObject_GetAttr(object, name);
+    if (!value) {
+        PyErr_Clear();
+        return true;
+    }
+    const bool is_true = value == Py_True;
+    Py_DECREF(value);
+    return is_true;
+}
+
+bool is_ordinary(nb::handle tensor) {
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+    return type == torch_names.tensor_type || type == torch_names.parameter_type;
+}
+
+bool is_wrapped(nb::handle tensor) { return !returns_false(torch_names.is_wrapper_or_sparse, tensor.ptr()); }
+
+bool read_header(nb::handle tensor, dlpack::Tensor& out) {
+    // Tensors without memory of their own, sparse ones say, raise here.
+    if (torch_names.describe(tensor.ptr(), &out) != 0) return PyErr_Clear(), false;
+    return true;
+}
+
+bool requires_gradient(nb::handle tensor) { return has_true_attribute(tensor.ptr(), torch_names.requires_grad_name); }
+
+bool is_negated(nb::handle tensor) { return !method_returns_false(tensor.ptr(), torch_names.is_neg_name); }
+
+bool is_recording() { return !returns_false(torch_names.is_grad_enabled); }
 
 bool bind_torch(nb::handle names) {
     const auto get = [&](const char* name) { return nb::object(names[name]).release().ptr(); };
@@ -129,18 +148,9 @@ namespace {
 
 // Describes a tensor with `inner` dimensions (1 for vectors, 2 for matrices) after at most one for the batch.
 bool describe(nb::handle tensor, int inner, TensorOperand& out) {
-    PyObject* const object = tensor.ptr();
-    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-    if (type != torch_names.tensor_type && type != torch_names.parameter_type) return false;
-    if (has_true_attribute(object, torch_names.requires_grad_name)) {
-        if (!returns_false(torch_names.is_grad_enabled)) return false;
-        // torch.func.vjp saves tensors that are still wrapped when a second derivative is computed, after the transform. They have
-        // no memory of their own, and to try and read one raises an exception in torch, which takes milliseconds.
-        if (!returns_false(torch_names.is_wrapper_or_sparse, object)) return false;
-    }
     dlpack::Tensor found{};
-    // Other tensors without memory of their own, sparse ones say, raise here.
-    if (torch_names.describe(object, &found) != 0) return PyErr_Clear(), false;
+    if (!is_ordinary(tensor) || (requires_gradient(tensor) && (is_recording() || is_wrapped(tensor)))) return false;
+    if (!read_header(tensor, found)) return false;
     const bool is_number = found.dtype.code == dlpack::float_code && (found.dtype.bits == 32 || found.dtype.bits == 64);
     if (found.device_type != dlpack::cpu_device || !is_number || found.dtype.lanes != 1) return false;
     if ((found.ndim != inner && found.ndim != inner + 1) || !found.data || !found.strides) return false;
@@ -160,7 +170,7 @@ bool describe(nb::handle tensor, int inner, TensorOperand& out) {
     out.is_contiguous = matches(out.cols, col_stride, 1) && matches(out.rows, row_stride, out.cols) &&
                         matches(out.count, out.memory.batch_stride, out.rows * out.cols);
     out.tensor = tensor;
-    return adapt_strides(out) && method_returns_false(object, torch_names.is_neg_name);
+    return adapt_strides(out) && !is_negated(tensor);
 }
 
 }  // namespace

@@ -68,6 +68,21 @@ bool bind_torch(nb::handle torch_names);
 // Whether shortcuts may be taken at all: no transform, mode or forward derivative is active.
 bool is_plain_eager();
 
+bool is_ordinary(nb::handle object);  // a tensor or a parameter, and no other subclass
+bool requires_gradient(nb::handle tensor);
+// torch.func.vjp saves tensors that are still wrapped when a second derivative is computed, after the transform. They have no memory
+// of their own, and to try and read one raises an exception in torch, which takes milliseconds.
+bool is_wrapped(nb::handle tensor);
+// Reads the header of an ordinary tensor on any device. Returns false if it has no memory of its own.
+bool read_header(nb::handle tensor, dlpack::Tensor& out);
+bool is_negated(nb::handle tensor);  // a view that negates what is stored
+bool is_recording();                 // whether gradients are recorded at all
+
+bool has_true_attribute(PyObject* object, PyObject* name);
+
+// Calls a Python function with one argument; null with a Python error set.
+PyObject* call_with(PyObject* function, PyObject* argument);
+
 // Describes a tensor. Returns false if it is not an ordinary tensor of one or several matrices of float32 or float64 on the CPU with
 // strides that BLAS can read, if it is empty, or if its gradient is being recorded.
 bool describe_tensor(nb::handle tensor, TensorOperand& out);

@@ -19,7 +19,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from lapgrad._torch.precision import keeps_products
 
 Kernel = Callable[..., Any]
 
@@ -38,10 +41,11 @@ def has_kernel(routine: str, tensor: Tensor) -> bool:
 
 
 def make_shortcut(routine: str) -> Kernel:
-    """Returns a function that computes an operator on ordinary CPU tensors, or returns None.
+    """Returns a function that computes an operator on ordinary tensors, or returns None.
 
     It takes the arguments of the registered operator, allocates the results and returns them. The result is
-    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp. Calls must not be traced.
+    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp, for CUDA tensors csrc/bind/ways.h.
+    Calls must not be traced.
     """
     name = f"{routine}_shortcut"
 
@@ -115,7 +119,10 @@ def _collect_compiled() -> dict[str, Kernel]:
     from lapgrad._kernels import cpu
 
     if cpu.available():
-        return collect_kernels(cpu.__name__) | cpu.list_shortcuts()
+        shortcuts = cpu.list_shortcuts()
+        if shortcuts and torch.version.cuda is not None:
+            cpu.core.set_ways(_find_way, keeps_products, _CUDA_DEVICE, "is_cuda")
+        return collect_kernels(cpu.__name__) | shortcuts
     if not cpu.switched_off():
         warnings.warn(
             f"lapgrad's compiled core is not available ({cpu.UNAVAILABLE}); CPU tensors use the slower "
@@ -131,6 +138,7 @@ def _collect_cuda() -> dict[str, Kernel]:
     from lapgrad._kernels import cuda
 
     if cuda.available():
+        _CPU.fill()  # with the core's shortcuts, which lead CUDA tensors to their ways
         return collect_kernels(cuda.__name__)
     if not cuda.switched_off():
         warnings.warn(
@@ -143,12 +151,26 @@ def _collect_cuda() -> dict[str, Kernel]:
     return {}
 
 
+def _find_way(operator: str) -> tuple[Kernel | None, Kernel | None, bool] | None:
+    """Returns what the core does with ordinary CUDA tensors (``cuda.ways``); None where it has no way."""
+    from lapgrad._kernels import cuda
+
+    if not cuda.available():
+        return None
+    from lapgrad._kernels.cuda.ways.table import WAYS
+
+    return WAYS.get(operator)
+
+
 def _run_on_its_device(kernel: Kernel) -> Kernel:
     """Returns a kernel in plain PyTorch that runs on the device of its operands, and in its CUDA context."""
     from lapgrad._kernels import cuda
 
     return cuda.on_its_device(kernel)
 
+
+#: DLPack's number of CUDA devices.
+_CUDA_DEVICE = 2
 
 _CPU = KernelTable(_collect_compiled)
 #: The shortcut ``NAME_shortcut`` of an operator, as ``make_shortcut`` describes; None if the core has none,

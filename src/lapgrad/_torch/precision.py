@@ -110,6 +110,11 @@ def rounds_products(like: Tensor) -> bool:
     return like.is_cpu and _CPU.rounds()
 
 
+def keeps_products(like: Tensor) -> bool:
+    """Whether products of tensors such as ``like``, on a CPU or a GPU, have the precision of their dtype."""
+    return not torch.is_autocast_enabled("cpu" if like.is_cpu else "cuda") and not rounds_products(like)
+
+
 def full_products(device: str) -> AbstractContextManager[None]:
     """A context in which torch does not round products on "cuda" or "cpu", in any thread."""
     return (_CUDA if device == "cuda" else _CPU).switch_off()

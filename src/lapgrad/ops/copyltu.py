@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
+
+_take_shortcut = make_shortcut("copyltu")
 
 
 def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
@@ -42,6 +45,10 @@ def copyltu(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor
         tensor([[1., 2.],
                 [2., 3.]])
     """
+    if not overwrite and not is_compiling():
+        B: Tensor | None = _take_shortcut(A, lower)
+        if B is not None:
+            return B
     A = check_square_matrix("copyltu", "A", A)
     return operator.overwrite(A, lower) if overwrite else operator.call(A, lower)
 
@@ -80,4 +87,5 @@ operator = define(
     fake=lambda A, lower: A.new_empty(A.shape),
     formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
     overwriting=Overwriting(_A, "A", _mirror_in_place),
+    shortcut=_take_shortcut,
 )

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
-from lapgrad._kernels.table import find_shortcut, lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_square_matrix
 from lapgrad.ops import maketrian as _maketrian
+
+_take_shortcut = make_shortcut("extracttrian")
 
 
 def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
@@ -87,4 +89,5 @@ operator = define(
     kernel=_extract,
     fake=_fake,
     formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    shortcut=lambda A, n, offset, lower: None if offset else _take_shortcut(A, lower),
 )

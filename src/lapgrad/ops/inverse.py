@@ -110,6 +110,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda B, gB: B.new_empty(B.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("inverse_vjp"),
 )
 
 _A, _B = 0, 1

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
-from lapgrad._kernels.table import find_shortcut, lookup
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import check_order, check_vector
 from lapgrad.ops import extracttrian as _extracttrian
+
+_take_shortcut = make_shortcut("maketrian")
 
 
 def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
@@ -96,4 +98,5 @@ operator = define(
     kernel=_make,
     fake=_fake,
     formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    shortcut=lambda v, n, offset, lower: None if offset else _take_shortcut(v, lower),
 )

@@ -113,6 +113,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda L, gB, lower: L.new_empty(L.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("potri_vjp"),
 )
 
 operator = define(

@@ -89,6 +89,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda A, gs: A.new_empty(A.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("sumlogdiag_vjp"),
 )
 
 operator = define(

@@ -97,6 +97,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda A, gB, transpose: A.new_empty(A.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("syrk_vjp"),
 )
 
 operator = define(

@@ -29,6 +29,12 @@ PRODUCT_CUT = 1024
 #: large enough.
 LONG_SUM = 4096
 
+#: Up to this order a triangular product is recorded as a whole one, by torch.
+TRMM_WHOLE_UP_TO = 512
+#: Up to this number of multiplications the second product of torch's gradient of A A^T is cheaper than a
+#: gradient that is recorded in Python.
+SYRK_VJP_TWICE = 3 * 10**8
+
 #: From this order on the algorithms for large matrices are used at all: two leaves of the inversion.
 LARGE = 128
 

@@ -1,0 +1,62 @@
+// Ways: what an operator does with ordinary tensors on a GPU, without the Python code of its front door.
+//
+// A launch takes the host a few microseconds, and the front door of an operator in Python several times as long. A way is a function
+// of lapgrad (lapgrad._kernels.cuda.ways) that allocates, launches and returns, or calls a function of torch. It is called from here,
+// after the checks of the front door: ordinary tensors on one device, of one dtype, with shapes that fit, outside of transforms and
+// modes. Whatever else comes is answered by None, and Python takes over.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "bind/binding.h"
+#include "bind/tensor.h"
+
+namespace lapgrad::binding {
+
+// A tensor on the device: the number of leading dimensions, and the sizes of the others.
+struct DeviceOperand {
+    dlpack::Tensor header;
+    int leading;
+    index_t rows, cols;  // the last two sizes; 1 where there are fewer
+};
+
+inline bool is_true(nb::handle flag) {
+    return flag.ptr() == Py_True || (flag.ptr() != Py_False && PyObject_IsTrue(flag.ptr()) == 1);
+}
+
+// Whether the shapes of operands fit each other; `flags` are the arguments after them.
+using Fits = bool (*)(const DeviceOperand* operands, PyObject* const* flags);
+
+struct Way {
+    const char* name;
+    const char* inner;  // per operand, as a digit: how many dimensions follow the leading ones
+    int flags;          // how many arguments follow the operands
+    Fits fits;
+    bool is_known = false;
+    PyObject *plain = nullptr, *recorded = nullptr;  // null: this kind of call is left to Python
+    bool multiplies = false;                         // has products that torch may be set to round
+
+    bool is_meant_for(nb::handle first) const;  // whether an operand is on the device
+    nb::object take(PyObject* const* arguments);
+};
+
+namespace ways {
+extern Way gemm, gemm2, gemmt, syrk, syrk_vjp, trmm, trsm, makediag, extractdiag, maketrian, extracttrian, sumlogdiag, sumlogdiag_vjp,
+    copyltu, potrf, potrf_ex, potrf_vjp, potri, potri_vjp, inverse, inverse_vjp, gesv;
+}
+
+// A shortcut of the CPU with a way beside it.
+template <auto Cpu, Way& way>
+struct WithWay;
+
+template <class... Handles, nb::object (*Cpu)(Handles...), Way& way>
+struct WithWay<Cpu, way> {
+    static nb::object call(Handles... arguments) {
+        PyObject* const all[] = {arguments.ptr()...};
+        return way.is_meant_for(all[0]) ? way.take(all) : Cpu(arguments...);
+    }
+};
+
+}  // namespace lapgrad::binding

@@ -1,0 +1,74 @@
+"""Factorisations, inverses and their gradients, by own kernels. Where a matrix fails, the operator explains."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cuda import inverse as _inverse
+from lapgrad._kernels.cuda import potrf as _potrf
+from lapgrad._kernels.cuda import potri as _potri
+from lapgrad._kernels.cuda import trmm as _trmm
+from lapgrad._kernels.cuda import trsm as _trsm
+from lapgrad._torch.layout import allocate_like
+
+
+def factorise(A: Tensor, lower: bool) -> Tensor | None:
+    """The Cholesky factor of A."""
+    L = allocate_like(A)
+    return L if _potrf.potrf(L, A, lower, None) is None else None
+
+
+def factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor of A, and a status per item."""
+    L, info = allocate_like(A), A.new_empty(A.shape[:-2], dtype=torch.int32)
+    _potrf.potrf(L, A, lower, info)
+    return L, info
+
+
+def pull_back_factor(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
+    """The gradient of the Cholesky factorisation."""
+    gA = allocate_like(L)
+    _potrf.potrf_vjp(gA, L, gL, lower, info)
+    return gA
+
+
+def invert_from_factor(L: Tensor, lower: bool) -> Tensor | None:
+    """The inverse of a matrix from its Cholesky factor."""
+    B = allocate_like(L)
+    return B if _potri.potri(B, L, lower) is None else None
+
+
+def pull_back_inverse_from_factor(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
+    """The gradient of ``invert_from_factor``."""
+    gL = allocate_like(L)
+    _potri.potri_vjp(gL, L, gB, lower)
+    return gL
+
+
+def invert(A: Tensor) -> Tensor | None:
+    """A⁻¹."""
+    B = allocate_like(A)
+    return B if _inverse.inverse(B, A) is None else None
+
+
+def pull_back_inverse(B: Tensor, gB: Tensor) -> Tensor | None:
+    """-Bᵀ gB Bᵀ."""
+    dimensions = B.dim()
+    turned = B.mT
+    if dimensions == 3:
+        return torch.baddbmm(gB, turned.bmm(gB), turned, beta=0, alpha=-1)
+    return torch.addmm(gB, turned.mm(gB), turned, beta=0, alpha=-1) if dimensions == 2 else None
+
+
+def multiply_by_triangle(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
+    """t(L) A, or A t(L)."""
+    B = allocate_like(A)
+    _trmm.trmm(B, L, A, lower, transpose, rightside)
+    return B
+
+
+def solve_with_triangle(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor | None:
+    """t(L)⁻¹ A, or A t(L)⁻¹."""
+    X = allocate_like(A)
+    return X if _trsm.trsm(X, L, A, lower, transpose, rightside) is None else None

@@ -1,0 +1,97 @@
+"""Matrix products by torch's own functions.
+
+cuBLAS does the work on every way. For a small product the host takes longer than the device, and a gradient
+that torch records in C++ costs a fraction of one that is recorded in Python.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+
+
+def multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor | None:
+    """ta(A) tb(B)."""
+    if alpha != 1.0:
+        return None
+    if transpose_a:
+        A = A.mT
+    if transpose_b:
+        B = B.mT
+    return _multiply(A, B)
+
+
+def _multiply(A: Tensor, B: Tensor) -> Tensor:
+    """A B; for matrices and batches of them without the steps by which ``matmul`` finds out what they are."""
+    dimensions = A.dim()
+    return A.bmm(B) if dimensions == 3 else A.mm(B) if dimensions == 2 else A.matmul(B)
+
+
+def multiply_and_add(
+    A: Tensor, B: Tensor, C: Tensor, transpose_a: bool, transpose_b: bool, alpha: float, beta: float
+) -> Tensor | None:
+    """alpha ta(A) tb(B) + beta C; with beta = 0, C is not read."""
+    dimensions = A.dim()
+    if dimensions > 3:
+        return None
+    if transpose_a:
+        A = A.mT
+    if transpose_b:
+        B = B.mT
+    add = torch.baddbmm if dimensions == 3 else torch.addmm
+    return add(C, A, B) if alpha == 1.0 == beta else add(C, A, B, beta=beta, alpha=alpha)
+
+
+def multiply_triangle(
+    A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
+) -> Tensor | None:
+    """One triangle of ta(A) tb(B), up to the order from which on only that triangle is computed."""
+    if alpha != 1.0 or A.shape[-1 if transpose_a else -2] > _thresholds.PRODUCT_CUT:
+        return None
+    if transpose_a:
+        A = A.mT
+    if transpose_b:
+        B = B.mT
+    C = _multiply(A, B)
+    return C.tril_() if lower else C.triu_()
+
+
+def multiply_by_transpose(A: Tensor, transpose: bool) -> Tensor | None:
+    """A Aᵀ, or Aᵀ A, symmetric to the last bit."""
+    n = A.shape[-1 if transpose else -2]
+    items = A.shape[:-2].numel()
+    if items > _thresholds.MOST_ITEMS or n > _thresholds.WHOLE_PRODUCT_UP_TO:
+        return None
+    turned = A.mT
+    B = _multiply(turned, A) if transpose else _multiply(A, turned)
+    # Not recorded: the derivative of A Aᵀ is that of the product, which differs from B by rounding only.
+    _mirror(B)
+    return B
+
+
+def multiply_by_transpose_recorded(A: Tensor, transpose: bool) -> Tensor | None:
+    """``multiply_by_transpose``; not where the second product of torch's gradient takes the device longer."""
+    if A.numel() * A.shape[-1 if transpose else -2] > _thresholds.SYRK_VJP_TWICE:
+        return None
+    return multiply_by_transpose(A, transpose)
+
+
+@on_its_device
+def _mirror(B: Tensor) -> None:
+    _device.reshape_triangle(B, _device.MIRROR_UP)
+
+
+def multiply_by_triangle_recorded(
+    L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+) -> Tensor | None:
+    """t(L) A, or A t(L), up to the order from which on half of the product is worth a gradient in Python."""
+    if L.shape[-1] > _thresholds.TRMM_WHOLE_UP_TO:
+        return None
+    triangle = L.tril() if lower else L.triu()
+    if transpose:
+        triangle = triangle.mT
+    return _multiply(A, triangle) if rightside else _multiply(triangle, A)

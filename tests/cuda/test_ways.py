@@ -1,0 +1,325 @@
+"""Ways of CUDA tensors, taken by CPU tensors: what the operators return, record and raise without them.
+
+The core is told that CPU tensors take ways; kernels are emulated, cuBLAS is stood in for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import emulated
+import pytest
+import stand_ins
+import torch
+from samples import joined
+from tolerances import assert_all_close
+from torch import Tensor, func
+from torch.autograd import forward_ad
+
+import lapgrad
+from lapgrad._kernels import cpu as _cpu
+from lapgrad._kernels import table as _kernels
+from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.ways.table import WAYS, Way
+from lapgrad._torch.precision import keeps_products
+from lapgrad.ops import inverse as _inverse
+from lapgrad.ops import potrf as _potrf
+from lapgrad.ops import potri as _potri
+from lapgrad.ops import sumlogdiag as _sumlogdiag
+
+#: DLPack's number of the CPU, and the attribute of its tensors; no device at all.
+_CPU, _NOTHING = (1, "is_cpu"), (-1, None)
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),
+    pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
+]
+
+if not _cpu.available() or "gemm2_shortcut" not in _kernels._CPU.fill():
+    pytest.skip("needs the compiled core, and a torch that can be read from C", allow_module_level=True)
+
+core: Any = _cpu.core
+
+
+def general(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def positive(*shape: int) -> Tensor:
+    A = general(*shape)
+    return A @ A.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)
+
+
+def lower(*shape: int) -> Tensor:
+    return torch.linalg.cholesky(positive(*shape))
+
+
+Operands = Callable[..., tuple[Tensor, ...]]
+
+#: name -> (the operator as it is called, makes operands from a batch and an order, flags).
+CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
+    "gemm": (
+        lapgrad.gemm,
+        lambda *s: (general(*s), general(*s), general(*s)),
+        [{}, {"transpose_a": True, "beta": 0.0}, {"transpose_b": True, "alpha": 2.0, "beta": -0.5}],
+    ),
+    "gemm2": (
+        lapgrad.gemm2,
+        lambda *s: (general(*s), general(*s)),
+        [{}, {"transpose_a": True}, {"transpose_b": True}, {"transpose_a": True, "transpose_b": True}],
+    ),
+    "gemmt": (
+        lapgrad.gemmt,
+        lambda *s: (general(*s), general(*s)),
+        [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True}],
+    ),
+    "syrk": (lapgrad.syrk, lambda *s: (general(*s[:-1], s[-1] + 1),), [{}, {"transpose": True}]),
+    "trmm": (
+        lapgrad.trmm,
+        lambda *s: (general(*s), general(*s)),
+        [{}, {"transpose": True}, {"rightside": True, "lower": False}],
+    ),
+    "trsm": (
+        lapgrad.trsm,
+        lambda *s: (lower(*s), general(*s)),
+        [{}, {"transpose": True}, {"rightside": True}],
+    ),
+    "makediag": (lapgrad.makediag, lambda *s: (general(*s[:-1]),), [{}]),
+    "extractdiag": (lapgrad.extractdiag, lambda *s: (general(*s),), [{}]),
+    "maketrian": (
+        lapgrad.maketrian,
+        lambda *s: (general(*s[:-2], s[-1] * (s[-1] + 1) // 2),),
+        [{}, {"lower": False}],
+    ),
+    "extracttrian": (lapgrad.extracttrian, lambda *s: (general(*s),), [{}, {"lower": False}]),
+    "sumlogdiag": (lapgrad.sumlogdiag, lambda *s: (lower(*s),), [{}]),
+    "sumlogdiag_vjp": (
+        _sumlogdiag.operator_vjp.call,
+        lambda *s: (lower(*s), general(*s[:-2])),
+        [{}],
+    ),
+    "copyltu": (lapgrad.copyltu, lambda *s: (general(*s),), [{}, {"lower": False}]),
+    "potrf": (lapgrad.potrf, lambda *s: (positive(*s),), [{}, {"lower": False}]),
+    "potrf_ex": (lambda A, **k: lapgrad.potrf_ex(A, **k)[0], lambda *s: (positive(*s),), [{}]),
+    "potrf_vjp": (
+        lambda L, gL: _potrf.operator_vjp.call(L, gL, None, True),
+        lambda *s: (lower(*s), general(*s)),
+        [{}],
+    ),
+    "potri": (lapgrad.potri, lambda *s: (lower(*s),), [{}]),
+    "potri_vjp": (
+        lambda L, gB: _potri.operator_vjp.call(L, gB, True),
+        lambda *s: (lower(*s), general(*s)),
+        [{}],
+    ),
+    "inverse": (lapgrad.inverse, lambda *s: (positive(*s),), [{}]),
+    "inverse_vjp": (_inverse.operator_vjp.call, lambda *s: (positive(*s), general(*s)), [{}]),
+}
+
+
+class Taken:
+    """The ways that returned something, by name and kind, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[str, str]] = []
+
+    def find(self, name: str) -> Way | None:
+        way = WAYS.get(name)
+        return way and way._replace(
+            plain=self._watch(name, "plain", way.plain), recorded=self._watch(name, "recorded", way.recorded)
+        )
+
+    def _watch(self, name: str, kind: str, way: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if way is None:
+            return None
+
+        def watched(*arguments: Any) -> Any:
+            result = way(*arguments)
+            if result is not None:
+                self.names.append((name, kind))
+            return result
+
+        return watched
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taken]:
+    """Has CPU tensors take ways, and counts them."""
+    counted = Taken()
+    monkeypatch.setattr(_stream, "bind_context", lambda device: None)
+    monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
+    with stand_ins.replace_gpu():
+        core.set_ways(counted.find, keeps_products, *_CPU)
+        yield counted
+    core.set_ways(counted.find, keeps_products, *_NOTHING)
+
+
+def without_ways(function: Callable[..., Any], *arguments: Any, **flags: Any) -> Any:
+    """Call a function of CPU tensors on the usual way."""
+    core.set_ways(lambda name: None, keeps_products, *_NOTHING)
+    return function(*arguments, **flags)
+
+
+def again(counted: Taken) -> None:
+    core.set_ways(counted.find, keeps_products, *_CPU)
+
+
+def test_every_way_is_tested() -> None:
+    assert set(CASES) == set(WAYS)
+
+
+SHAPES = ((1, 1), (4, 4), (3, 1, 1), (3, 5, 5), (2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str, taken: Taken) -> None:
+    function, make, all_flags = CASES[name]
+    for shape in SHAPES:
+        for flags in all_flags:
+            operands = make(*shape)
+            before = [operand.clone() for operand in operands]
+            result = function(*operands, **flags)
+            assert result.is_contiguous()
+            assert not result._is_view()
+            expected = without_ways(function, *operands, **flags)
+            again(taken)
+            assert_all_close(result, expected)
+            assert all(map(torch.equal, operands, before))
+    assert {kind for kind in taken.names} == {(name, "plain")}
+
+
+def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return the result, its gradients, and those of a function of the gradients."""
+    leaves = [operand.clone().requires_grad_() for operand in operands]
+    result = function(*leaves)
+    weight = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype).view(result.shape)
+    gradients = torch.autograd.grad(result, leaves, weight * result.detach(), create_graph=True)
+    total = sum(((gradient - 0.1).square().sum() for gradient in gradients), torch.zeros(()))
+    second = (
+        torch.autograd.grad(total, leaves, materialize_grads=True)
+        if total.requires_grad
+        else [torch.zeros_like(leaf) for leaf in leaves]
+    )
+    return [result.detach(), *[gradient.detach() for gradient in gradients], *second]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("_vjp")])
+def test_gradients(name: str, taken: Taken) -> None:
+    """First and second derivatives, whoever records them."""
+    function, make, all_flags = CASES[name]
+    for shape in ((4, 4), (3, 5, 5)):
+        for flags in all_flags:
+            operands = make(*shape)
+
+            def call(*operands: Tensor, flags: dict[str, Any] = flags) -> Any:
+                return function(*operands, **flags)
+
+            found = differentiate_twice(call, operands)
+            expected = without_ways(differentiate_twice, call, operands)
+            again(taken)
+            assert_all_close(found, expected, 50)
+    assert ((name, "recorded") in taken.names) == (WAYS[name].recorded is not None)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].recorded])
+def test_torch_records_what_it_may(name: str, taken: Taken) -> None:
+    """No node of lapgrad's own stands in the graph."""
+    function, make, _ = CASES[name]
+    result = function(*[operand.requires_grad_() for operand in make(3, 4, 4)])
+    nodes = [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        assert type(node).__module__ != "torch.autograd.function", node
+        nodes += [follower for follower, _ in node.next_functions if follower is not None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_else_goes_through_python(name: str, taken: Taken) -> None:
+    function, make, _ = CASES[name]
+    operands = make(3, 4, 4)
+    func.vmap(lambda *args: joined(function(*args)))(*operands)
+    with forward_ad.dual_level():
+        function(*operands)
+    if not name.endswith("_vjp"):
+        func.vjp(lambda *args: joined(function(*args)), *operands)
+        with pytest.raises(lapgrad.DTypeError):
+            function(*[operand.half() for operand in operands])
+    function(*[torch.nn.Buffer(operand.as_subclass(type("Own", (Tensor,), {}))) for operand in operands])
+    assert taken.names == []
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].multiplies])
+def test_autocast_takes_the_operator(name: str, taken: Taken) -> None:
+    """Products keep their precision, which torch's functions do not."""
+    function, make, _ = CASES[name]
+    operands = [operand.float() for operand in make(3, 4, 4)]
+    plain = function(*operands)
+    assert taken.names
+    taken.names.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = function(*operands)
+    assert taken.names == []
+    assert_all_close(cast, plain)
+
+
+def test_errors_are_those_of_the_operators(taken: Taken) -> None:
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.gemm2(general(3, 4), general(3, 4))
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.gemm(general(3, 4), general(4, 3), general(3, 4))
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.gemmt(general(3, 4), general(4, 5))
+    with pytest.raises(lapgrad.DTypeError):
+        lapgrad.gemm2(general(3, 4), general(4, 4).float())
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.extractdiag(general(3, 4))
+    with pytest.raises(lapgrad.ShapeError):
+        lapgrad.maketrian(general(4))
+    with pytest.raises(lapgrad.NotPositiveDefiniteError, match="leading minor"):
+        lapgrad.potrf(-torch.eye(4, dtype=torch.float64))
+    with pytest.raises(lapgrad.SingularMatrixError):
+        lapgrad.trsm(torch.zeros(4, 4), torch.eye(4))
+    with pytest.raises(lapgrad.SingularMatrixError):
+        lapgrad.inverse(torch.zeros(2, 4, 4))
+    assert taken.names == []
+
+
+def test_a_broadcast_is_left_to_the_operator(taken: Taken) -> None:
+    A, B = general(3, 4, 4), general(4, 4)
+    assert_all_close(lapgrad.gemm2(A, B), A @ B)
+    assert_all_close(lapgrad.gemm2(B, A), B @ A)
+
+
+def test_large_orders_are_left_to_the_operator(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some order on half of a product is worth more than a gradient that torch records."""
+    A, B = general(6, 6), general(6, 6)
+    for limit, function in (
+        ("PRODUCT_CUT", lapgrad.gemmt),
+        ("TRMM_WHOLE_UP_TO", lapgrad.trmm),
+    ):
+        monkeypatch.setattr(_thresholds, limit, 5)
+        function(A.requires_grad_(), B)
+        assert taken.names == []
+    for limit in ("SYRK_VJP_TWICE", "WHOLE_PRODUCT_UP_TO"):
+        monkeypatch.setattr(_thresholds, limit, 5)
+        lapgrad.syrk(A)
+        assert taken.names == []
+
+
+def test_only_the_named_triangle_is_read(taken: Taken) -> None:
+    """A NaN in the other triangle reaches neither result nor gradient."""
+    broken = general(4, 4).tril() + torch.full((4, 4), torch.nan, dtype=torch.float64).triu(1)
+    A = general(4, 4)
+    for result, operand in (
+        (lambda x: lapgrad.trmm(x, A), broken),
+        (lapgrad.copyltu, broken),
+    ):
+        leaf = operand.clone().requires_grad_()
+        value = result(leaf)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        assert value.isfinite().all()
+        assert torch.equal(gradient, gradient.tril())
+    assert {kind for _, kind in taken.names} == {"recorded"}
