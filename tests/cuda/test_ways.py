@@ -188,7 +188,7 @@ def test_values(name: str, taken: Taken) -> None:
             again(taken)
             assert_all_close(result, expected)
             assert all(map(torch.equal, operands, before))
-    assert {kind for kind in taken.names} == {(name, "plain")}
+    assert set(taken.names) == {(name, "plain")}
 
 
 def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ...]) -> list[Tensor]:

@@ -44,8 +44,8 @@ def make_shortcut(routine: str) -> Kernel:
     """Returns a function that computes an operator on ordinary tensors, or returns None.
 
     It takes the arguments of the registered operator, allocates the results and returns them. The result is
-    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp, for CUDA tensors csrc/bind/ways.h.
-    Calls must not be traced.
+    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp, and csrc/bind/ways.h for CUDA
+    tensors. Calls must not be traced.
     """
     name = f"{routine}_shortcut"
 

@@ -1,4 +1,4 @@
-"""Factorisations, inverses and their gradients, by own kernels. Where a matrix fails, the operator explains."""
+"""Factorisations, inverses and their gradients, by own kernels. Where one fails, the operator explains."""
 
 from __future__ import annotations
 
